@@ -60,7 +60,7 @@ DYNAMIC = {
     "table in the file",
 }
 # what measures other engines measures their pickles, too
-OTHERS = ROOT / "scripts" / "peers"
+OTHERS = ROOT / "benchmarks" / "slipstream_bench" / "peers"
 
 
 def findings(source: str, path: str) -> Iterator[tuple[int, str]]:

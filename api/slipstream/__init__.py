@@ -32,10 +32,18 @@ if TYPE_CHECKING:
         UnknownStreamError,
     )
     from slipstream.llm import LLM
-    from slipstream.outputs import Completion, CompletionOutput, Delta, Logprob, RequestOutput
+    from slipstream.outputs import (
+        Completion,
+        CompletionOutput,
+        Delta,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+    )
     from slipstream.requests import TextPrompt, TokensPrompt
+    from slipstream.sampling_params import SamplingParams
     from slipstream.stack.stack import Stack, StackError
-    from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, StructuredOutputs
+    from slipstream_ipc.messages import ChatMessage, ModelCard, StructuredOutputs
 
 __all__ = [
     "LLM",
@@ -56,6 +64,7 @@ __all__ = [
     "ModelCard",
     "OverloadedError",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SlipstreamError",
@@ -90,8 +99,9 @@ _MODULES = {
     "ModelCard": "slipstream_ipc.messages",
     "OverloadedError": "slipstream.errors",
     "RequestError": "slipstream.errors",
+    "RequestMetrics": "slipstream.outputs",
     "RequestOutput": "slipstream.outputs",
-    "SamplingParams": "slipstream_ipc.messages",
+    "SamplingParams": "slipstream.sampling_params",
     "SlipstreamError": "slipstream.errors",
     "Stack": "slipstream.stack.stack",
     "StackError": "slipstream.stack.stack",

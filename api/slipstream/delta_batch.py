@@ -70,10 +70,16 @@ class _Layout(NamedTuple):
 
 
 class DeltaBatch:
-    """The columns of one Deltas message. ends: the End of each entry that has one, by entry."""
+    """The columns of one Deltas message.
 
-    def __init__(self, message: Deltas, ends: Mapping[int, End]) -> None:
+    first_at, last_at: when the message arrived, in seconds of the monotonic clock; of a joined one,
+    when the first and the last of its tokens did.
+    """
+
+    def __init__(self, message: Deltas, ends: Mapping[int, End], at: float = 0.0) -> None:
+        """ends: the End of each entry that has one, by entry. at: when the message arrived."""
         self.message = message
+        self.first_at = self.last_at = at
         self.ends = ends
         self.has_one_each = not message.counts  # each entry has one token id
         logprobs = message.logprobs

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from types import TracebackType
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 import numpy as np
 from tqdm import tqdm
 
+from slipstream import sampling_params
+from slipstream.client.options import CallOptions, CheckedOptions, options_for_many
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import RequestOutput
 from slipstream.requests import Conversation, Prompt, is_prompt_mapping
@@ -26,6 +28,9 @@ from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments, StackError
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _CONVERSATIONS = "a list of messages with role and content, or a list of such lists"
 _STREAM_INTERVAL = 64  # tokens: partial output is not shown, so large deltas are cheaper
@@ -50,6 +55,7 @@ class LLM:
             self._stack.stop()
             raise
         self._stack.when_ended(self._client.close)  # so that no call waits for a dead stack
+        self._trust_remote_code = settings.get("trust_remote_code", False)
         self._ids = count()
         self._is_closed = False
 
@@ -57,34 +63,63 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        *,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        **options: Unpack[CallOptions],
     ) -> list[RequestOutput]:
         """Generate a completion for each prompt; outputs are in the order of the prompts.
 
         prompts: a text, a sequence of token ids, or a list of these; a prompt may also be
             `{"prompt": TEXT}` or `{"prompt_token_ids": IDS}`, as in vLLM.
-        sampling_params: one for all prompts, or one for each; None means `SamplingParams()`.
-        use_tqdm: show a progress bar on standard error.
-        params: the former name of sampling_params, deprecated.
+        sampling_params: one for all prompts, or one for each; or give fields as keyword options
+            (`max_tokens=100`), for all.
+        use_tqdm: show a progress bar on standard error; or what makes the bar in tqdm's place.
+
+        Further keyword options are those of `Client.generate_many`.
 
         Raises: the errors of `Client.generate_many`; StackError where the stack ends meanwhile.
         """
-        given = _renamed(sampling_params, params)
-        return self._answer([prompts] if _is_one_prompt(prompts) else prompts, given, use_tqdm)
+        several: Any = [prompts] if _is_one_prompt(prompts) else prompts
+        checked = options_for_many(several, sampling_params, options)
+        return self._answer(several, checked, use_tqdm)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        *,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., tqdm[Any]] = True,
+        **options: Unpack[CallOptions],
     ) -> list[RequestOutput]:
-        """Answer a conversation or each of a list of conversations. Otherwise as `generate`."""
-        given = _renamed(sampling_params, params)
-        return self._answer(_conversations(messages), given, use_tqdm)
+        """Answer a conversation or each of a list of conversations. Otherwise as `generate`.
+
+        `tools`, `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message` go to
+        the model's chat template.
+        """
+        conversations = _conversations(messages)
+        checked = options_for_many(conversations, sampling_params, options)
+        return self._answer(conversations, checked, use_tqdm)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, loaded by transformers in this process.
+
+        `Client.tokenize` asks the server instead, and loads nothing.
+
+        Raises: OSError, ValueError where transformers cannot load it.
+        """
+        from transformers import AutoTokenizer
+
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            self._client.model.path, trust_remote_code=self._trust_remote_code
+        )
+        return tokenizer
+
+    def get_default_sampling_params(self) -> sampling_params.SamplingParams:
+        """The sampling parameters that the model's makers recommend; they are not applied unless
+        they are given.
+        """
+        defaults = msgspec.structs.asdict(self._client.model.default_sampling)
+        return sampling_params.SamplingParams(
+            **{name: value for name, value in defaults.items() if value is not None}
+        )
 
     def close(self) -> None:
         """Stop the stack. Idempotent."""
@@ -105,14 +140,14 @@ class LLM:
 
     def _answer(
         self,
-        prompts: Any,  # checked by the client
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool,
+        prompts: Sequence[Prompt],
+        options: CheckedOptions,
+        use_tqdm: bool | Callable[..., tqdm[Any]],
     ) -> list[RequestOutput]:
-        coarse = _coarse(SamplingParams() if params is None else params)
+        coarse = [_coarse(each) for each in options.params]
         begin, num_tokens = time.monotonic(), 0
-        with tqdm(
-            total=_num_answers(len(prompts), coarse),
+        with (use_tqdm if callable(use_tqdm) else tqdm)(
+            total=sum(each.n for each in coarse),
             desc="answers",
             dynamic_ncols=True,
             disable=not use_tqdm,
@@ -126,7 +161,9 @@ class LLM:
                 bar.update()
 
             try:
-                completions = self._client.generate_many(prompts, coarse, on_done=on_done)
+                completions = self._client._run_all(
+                    prompts, replace(options, params=coarse), on_done
+                )
             except (ClosedError, ConnectionLostError) as error:
                 if self._is_closed or self._stack.is_running:
                     raise
@@ -135,27 +172,6 @@ class LLM:
             msgspec.structs.replace(completion, request_id=str(next(self._ids)))
             for completion in completions
         ]
-
-
-def _renamed(sampling_params: Any, params: Any) -> Any:
-    """The argument given under either name. Raises: BadRequestError for both."""
-    if params is None:
-        return sampling_params
-    if sampling_params is not None:
-        raise bad_request(BadRequest("params", params, "sampling_params alone: its new name"))
-    warnings.warn(
-        "params= is called sampling_params= now, and goes with the next release",
-        DeprecationWarning,
-        stacklevel=3,
-    )
-    return params
-
-
-def _num_answers(num_prompts: int, params: Any) -> int:
-    """The number of answers to expect. The client rejects invalid params later."""
-    if isinstance(params, Sequence):
-        return sum(getattr(each, "n", 1) for each in params)
-    return num_prompts * getattr(params, "n", 1)
 
 
 def _is_one_prompt(prompts: Any) -> bool:
@@ -187,11 +203,7 @@ def _is_turn(given: object) -> bool:
     return isinstance(given, ChatMessage | Mapping)
 
 
-def _coarse(params: Any) -> Any:
-    """Params with a larger stream interval. The client rejects invalid params later."""
-    if isinstance(params, Sequence):
-        return [_coarse(each) for each in params]
-    if not isinstance(params, SamplingParams) or not isinstance(params.stream_interval, int):
-        return params
-    interval = max(params.stream_interval, _STREAM_INTERVAL) if params.stream_interval > 0 else 0
+def _coarse(params: SamplingParams) -> SamplingParams:
+    """Params with a larger stream interval."""
+    interval = max(params.stream_interval, _STREAM_INTERVAL)
     return msgspec.structs.replace(params, stream_interval=interval)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from slipstream.delta_batch import (
     CandidateSpan,
@@ -19,7 +21,7 @@ from slipstream.delta_batch import (
     columns_in_parts,
 )
 from slipstream.prompt_logprobs import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
-from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.columns import f32, pack_u32, u32
 from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "Delta",
     "Logprob",
     "PromptTokenLogprobs",
+    "RequestMetrics",
     "RequestOutput",
     "StreamPosition",
     "TokenLogprobs",
@@ -37,7 +40,9 @@ __all__ = [
     "is_alone",
     "join",
     "logprobs_in_parts",
+    "metrics_of",
     "single_of",
+    "together",
 ]
 
 
@@ -120,6 +125,14 @@ class CompletionOutput(Struct, frozen=True, eq=False):
         return self._whole.logprobs
 
     @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum of the tokens' own log-probabilities; None if they were not requested."""
+        cut = self._whole._batch.cut(self._whole._entry, self._whole._skip)
+        if not cut.width:
+            return None
+        return float(f32(cut.values)[:: cut.width].sum(dtype=np.float64))
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended."""
         return self._whole.finish_reason
@@ -128,6 +141,10 @@ class CompletionOutput(Struct, frozen=True, eq=False):
     def stop_reason(self) -> int | str | None:
         """The stop token id or stop string that ended the answer; None for any other end."""
         return self._whole.stop_reason
+
+    def finished(self) -> bool:
+        """Whether the answer has ended: always, for compatibility with vLLM."""
+        return True
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CompletionOutput) and self._fields == other._fields
@@ -144,6 +161,21 @@ class CompletionOutput(Struct, frozen=True, eq=False):
         return (self.index, self.text, *of_tokens)
 
 
+class RequestMetrics(Struct, frozen=True):
+    """When a request was made and answered, as its client saw it; Unix times in seconds.
+
+    With several answers to a prompt: from the first answer's first token to the last one's end.
+
+    arrival_time: when the client submitted the request.
+    first_token_time: when the first token arrived; None without any token.
+    finished_time: when the answer's end arrived.
+    """
+
+    arrival_time: float
+    first_token_time: float | None
+    finished_time: float
+
+
 class RequestOutput(Struct, frozen=True, eq=False):
     """A prompt and its answers, with vLLM's names.
 
@@ -152,6 +184,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
     request_id: the stream's id, 32 hexadecimal digits; from an `LLM`, a running number.
     label: the label given with the request.
     prompt: the prompt's text; None where it was not given as text.
+    metrics: times of the request; None where the client ended it early.
     """
 
     request_id: str
@@ -162,6 +195,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
     _others: tuple[RequestOutput, ...] = ()
     _prompt: PromptPieces | None = None
     prompt: str | None = None
+    metrics: RequestMetrics | None = None
 
     @property
     def outputs(self) -> list[CompletionOutput]:
@@ -239,6 +273,34 @@ class RequestOutput(Struct, frozen=True, eq=False):
 Completion = RequestOutput  # the former name, kept for one release
 
 
+def together(answers: Sequence[RequestOutput]) -> RequestOutput:
+    """The output that holds all answers to one prompt, which share the prompt's logprobs."""
+    first, *others = answers
+    if not others:
+        return first
+    shared = [replace(other, _prompt=first._prompt) for other in others]
+    every = [each.metrics for each in answers if each.metrics is not None]
+    begins = [each.first_token_time for each in every if each.first_token_time is not None]
+    metrics = None
+    if len(every) == len(answers):
+        metrics = RequestMetrics(
+            min(each.arrival_time for each in every),
+            min(begins, default=None),
+            max(each.finished_time for each in every),
+        )
+    return replace(first, _others=tuple(shared), metrics=metrics)
+
+
+def metrics_of(whole: Delta, submitted_at: float, monotonic_zero: float) -> RequestMetrics:
+    """The metrics of an answer's only delta.
+
+    submitted_at: in seconds of the monotonic clock. monotonic_zero: the Unix time of its zero.
+    """
+    batch = whole._batch
+    first_at = batch.first_at + monotonic_zero if whole.num_tokens else None
+    return RequestMetrics(submitted_at + monotonic_zero, first_at, batch.last_at + monotonic_zero)
+
+
 def id_column_of(delta: Delta) -> bytes:
     """A delta's token ids as a u32 column."""
     return delta._batch.id_column(delta._entry, delta._skip)
@@ -304,7 +366,12 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
         pack_u32([len(token_ids) // 4]),
         logprobs=_joined([cut for cut in cuts if cut.width]),
     )
-    return Delta(text, DeltaBatch(message, {0: end} if end is not None else {}), 0)
+    joined = DeltaBatch(message, {0: end} if end is not None else {})
+    if deltas:
+        with_token = next((delta for delta in deltas if delta.num_tokens), deltas[0])
+        joined.first_at = with_token._batch.first_at
+        joined.last_at = deltas[-1]._batch.last_at
+    return Delta(text, joined, 0)
 
 
 def _joined(cuts: Sequence[EntryColumns]) -> LogprobColumns | None:

@@ -83,11 +83,12 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
             found = params_from(options)
         elif options:
             names = ", ".join(sorted(options))
-            raise BadRequest("params", names, "either params or single options, not both")
+            allowed = "either sampling_params or single options, not both"
+            raise BadRequest("sampling_params", names, allowed)
         elif isinstance(params, SamplingParams):
             found = _converted(params)
         else:
-            raise BadRequest("params", params, "SamplingParams, or single options")
+            raise BadRequest("sampling_params", params, "SamplingParams, or single options")
         check_params(found)
     except BadRequest as error:
         raise bad_request(error) from None
@@ -170,6 +171,9 @@ def new_submits(
             raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")
         check_cache_salt(cache_salt or "")
         text, token_ids, messages = checked_prompt(prompt)
+        if template is not None and not messages:
+            given = "text" if text is not None else "token ids"
+            raise BadRequest("prompt", given, "chat messages beside options of the chat template")
         plain = Submit(
             handle=0,
             stream_id=bytes(16),

@@ -11,7 +11,7 @@ _ANY = "*"
 _MAX_FORWARDED = 50  # addresses read from the end of the header
 
 
-class Trusted:
+class TrustedProxies:
     """The trusted proxies: addresses, networks, `unix`, or `*` for any."""
 
     def __init__(self, given: Sequence[str]) -> None:

@@ -5,23 +5,23 @@ from __future__ import annotations
 from slipstream.cli.parser import Command, Parser, add_commands
 
 BENCHMARKS = {
-    "serve": ("a server under load, ours or any other", "serve.serve"),
-    "chaos": ("kill its processes, and look for a difference", "chaos.chaos"),
-    "fuzz": ("messages that no honest peer sends, by the million", "fuzz.fuzz"),
-    "soak": ("whether anything grows over many short requests", "soak.soak"),
-    "throughput": ("many requests at once: tokens a second", "throughput.throughput"),
-    "latency": ("how long one batch of requests takes", "latency.latency"),
-    "output-path": ("CPU per token, from ids to deltas", "output_path.output_path"),
+    "serve": ("load test of an HTTP server, Slipstream or another", "serve"),
+    "chaos": ("kill processes under load and compare every answer", "chaos.chaos"),
+    "fuzz": ("send malformed messages and requests", "fuzz.fuzz"),
+    "soak": ("look for leaks over many short requests", "soak.soak"),
+    "throughput": ("throughput of many requests at the same time", "throughput"),
+    "latency": ("latency of one batch of requests", "latency"),
+    "output-path": ("CPU time per token, from ids to deltas", "output_path.output_path"),
     "overlap": (
-        "output processing in the engine's loop or beside it",
+        "output processing in the engine's loop, or beside it",
         "overlap.overlap",
     ),
-    "protocol": ("deltas against whole histories", "protocol.protocol"),
-    "interval": ("what a stream interval is worth", "interval.interval"),
-    "front": ("what a streamed event costs the HTTP front", "http_front.http_front"),
-    "beside": ("a CPU engine beside other processes", "beside.beside"),
-    "step": ("the core's parts of a decode step, and a model's", "step.step"),
-    "gc": ("what the shape of a step's ids costs the collector", "gc_pauses.gc_pauses"),
+    "protocol": ("cost of deltas against whole histories", "protocol.protocol"),
+    "interval": ("effect of the stream interval", "interval"),
+    "front": ("cost of a streamed event in the HTTP server", "http_front.http_front"),
+    "beside": ("CPU engine that shares its cores with other processes", "beside"),
+    "step": ("parts of a decode step, in the core and in the model", "step.step"),
+    "gc": ("cost of a step's ids to the garbage collector", "gc_pauses"),
 }
 
 
@@ -34,5 +34,5 @@ def add_benchmarks(parser: Parser) -> None:
     add_commands(parser, "benchmark", commands)
 
 
-BENCH = Command("measure a stack", "slipstream_bench.commands:add_benchmarks")
+BENCH = Command("measure a server and its parts", "slipstream_bench.commands:add_benchmarks")
 """`slipstream bench`, for the command line."""

@@ -10,7 +10,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import zmq
 
 from slipstream_core.config import CoreConfig
@@ -64,7 +63,7 @@ class Core:
     scheduler: Scheduler
     tokens: TokenLog
     logprobs: LogprobLog
-    room: LogprobBudget
+    logprob_budget: LogprobBudget
     runner: Runner
     socket: zmq.Socket[bytes]
     tracer: Tracer | None
@@ -112,9 +111,9 @@ def assemble_core(
             suspects = read_note(directory)
         note = begin_note(directory, config.max_num_seqs)
     info = runner.info
-    tokens = TokenLog(np.uint32)
+    tokens = TokenLog()
     logprobs = LogprobLog()
-    room = LogprobBudget(int(config.logprobs_gib * 2**30))
+    logprob_budget = LogprobBudget(int(config.logprobs_gib * 2**30))
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=runner.num_blocks,
@@ -124,7 +123,7 @@ def assemble_core(
         max_model_len=info.max_model_len,
         enable_prefix_caching=config.enable_prefix_caching,
         model_salt=config.served_model_name or info.name,
-        room=room,
+        logprob_budget=logprob_budget,
     )
     waiting_tokens = _max_waiting_tokens(config, info.max_model_len)
     codec = core_codec()
@@ -156,7 +155,7 @@ def assemble_core(
         tokens,
         logprobs,
         grammars=grammars,
-        room=room,
+        logprob_budget=logprob_budget,
         counters=counters,
     )
     handler = WorkerHandler(
@@ -177,7 +176,7 @@ def assemble_core(
             max_waiting_tokens=waiting_tokens,
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
         ),
-        pending=PendingAdmissions(compiler, room),
+        pending=PendingAdmissions(compiler, logprob_budget),
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,
@@ -201,7 +200,7 @@ def assemble_core(
         scheduler,
         tokens,
         logprobs,
-        room,
+        logprob_budget,
         runner,
         socket,
         tracer,

@@ -106,7 +106,7 @@ class Engine:
             return True
         if len(self._in_flight) > 1:
             return False
-        return not self._handler.awaits_check or now >= self._dry_at() - _PLAN_AHEAD_S
+        return not self._handler.awaits_check or now >= self._device_idle_at() - _PLAN_AHEAD_S
 
     def _launch(self) -> bool:
         begin_ns = time.monotonic_ns()
@@ -116,9 +116,9 @@ class Engine:
         launch_ns = time.monotonic_ns()
         if not self._in_flight:
             self._step_started_at = time.monotonic()
-            self._counters.wakes(self._step_started_at)
+            self._counters.device_busy(self._step_started_at)
         for row in self._scheduler.take_admitted():
-            self._counters.runs(row, begin_ns / 1e9)
+            self._counters.request_started(row, begin_ns / 1e9)
         self._handler.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)
@@ -149,24 +149,29 @@ class Engine:
             result = self._runner.collect()
         except StepFailed as error:
             self._counters.step(took, plan.num_tokens, 0, 0)
-            self._take_back(plan, error)
+            self._handle_failure(plan, error)
             self._give_next_masks()
             return
         begin_ns = time.monotonic_ns()  # the wait inside `collect` is the device's time
         if plan.prompt is not None:  # before `complete` can end these rows
             rows = self._scheduler.prompt_rows_of(plan).tolist()
-            self._manager.scored(rows, plan.prompt.starts.tolist(), result.prompt)
-        sampled = self._scheduler.complete(plan, result.token_ids)
-        if result.logprobs is not None:
+            self._manager.add_prompt_logprobs(rows, plan.prompt.starts.tolist(), result.prompt)
+        sampled = self._scheduler.complete(plan, result.token_ids, result.counts)
+        if result.logprobs is not None and sampled.counts is not None:
+            self._logprobs.append_several(
+                sampled.rows, sampled.counts, result.logprobs, sampled.index
+            )
+        elif result.logprobs is not None:
             self._logprobs.append(sampled.rows, result.logprobs, sampled.index)
         if result.wide:
+            assert result.counts is None, "rows with very many log-probabilities get one token each"
             row_at = dict(zip(sampled.index.tolist(), sampled.rows.tolist(), strict=True))
             for at, piece in result.wide:
                 if at in row_at:
                     self._logprobs.append_wide(row_at[at], piece)
-        self._counters.step(took, plan.num_tokens, len(result.token_ids), len(sampled.rows))
+        self._counters.step(took, plan.num_tokens, len(result.token_ids), len(sampled.token_ids))
         if not self._in_flight and self._scheduler.has_work:
-            self._counters.rests(time.monotonic())
+            self._counters.device_idle(time.monotonic())
         self._manager.mark_dirty(sampled.rows)
         self._handler.collected(plan.step)
         if self._tracer is not None:
@@ -187,19 +192,23 @@ class Engine:
         rows = self._scheduler.grammar_rows_of(plan)
         masks, broken = self._grammars.masks(rows)
         self._runner.sample(plan, masks)
+        if broken:
+            self._publish()  # an error comes behind the tokens before it
         for row, why in broken:
             self._manager.end_by_fault([row], why)
 
-    def _take_back(self, plan: StepPlan, error: StepFailed) -> None:
+    def _handle_failure(self, plan: StepPlan, error: StepFailed) -> None:
         """Handle a failed step: a request alone in it ends; several are retried, each alone."""
         at_fault = self._scheduler.fail(plan)
         logger.error(
-            "a step of %d requests failed; %s",
+            "a step of %d requests failed: %s",
             plan.num_requests,
-            "its request ends" if plan.num_requests == 1 else "each is tried again, alone",
+            "the request ends" if plan.num_requests == 1 else "each is retried alone",
             exc_info=error,
         )
-        self._manager.end_by_fault(at_fault.tolist(), f"computed alone, {error}")
+        self._manager.end_by_fault(
+            at_fault.tolist(), f"{error}; the request was alone in this step"
+        )
         self._handler.collected(plan.step)
 
     def _publish(self) -> bool:
@@ -210,7 +219,7 @@ class Engine:
             self._tracer.add(SpanKind.PUBLISH, begin_ns, time.monotonic_ns(), self._collected_step)
         return is_more
 
-    def _dry_at(self) -> float:
+    def _device_idle_at(self) -> float:
         """When the device will run out of launched work (monotonic), estimated where unknown."""
         known = self._runner.done_at()
         return self._step_started_at + self._step_s if known is None else known
@@ -224,7 +233,7 @@ class Engine:
         now = time.monotonic()
         wait_ms = max(0, math.ceil((self._beat_at - now) * 1e3))
         if len(self._in_flight) == 1 and self._scheduler.has_work:
-            ahead_ms = math.ceil((self._dry_at() - _PLAN_AHEAD_S - now) * 1e3)
+            ahead_ms = math.ceil((self._device_idle_at() - _PLAN_AHEAD_S - now) * 1e3)
             if ahead_ms > 0:
                 wait_ms = min(wait_ms, ahead_ms)
         done_at = self._runner.done_at()

@@ -30,19 +30,19 @@ class EngineCounters:
         self._idle_since: float | None = None
         self._step_s = HistogramBuilder()
         self._queue_s = HistogramBuilder()
-        self._waits_since: dict[int, float] = {}  # by row, of requests not yet in a step
+        self._queued_at: dict[int, float] = {}  # by row, of requests not yet in a step
 
-    def waits(self, row: int, now: float) -> None:
+    def request_queued(self, row: int, now: float) -> None:
         """A request was admitted and waits."""
-        self._waits_since[row] = now
+        self._queued_at[row] = now
 
-    def runs(self, row: int, now: float) -> None:
+    def request_started(self, row: int, now: float) -> None:
         """A request is in a step, for the first time or again."""
-        since = self._waits_since.pop(row, None)
+        since = self._queued_at.pop(row, None)
         if since is not None:
             self._queue_s.add(max(0.0, now - since))
 
-    def wakes(self, now: float) -> None:
+    def device_busy(self, now: float) -> None:
         """A step is launched while none is in flight."""
         if self._idle_since is not None:
             self._idle_s += now - self._idle_since
@@ -59,7 +59,7 @@ class EngineCounters:
         self._num_sampled_tokens += num_taken
         self._num_overrun_tokens += num_sampled - num_taken
 
-    def rests(self, now: float) -> None:
+    def device_idle(self, now: float) -> None:
         """No step is in flight, though there are requests."""
         self._idle_since = now
 

@@ -29,10 +29,10 @@ class LogprobBudget:
     """How much of the memory is reserved, and by which rows."""
 
     def __init__(self, num_bytes: int = sys.maxsize) -> None:
-        self._most = num_bytes
-        self._held: dict[int, int] = {}  # bytes by row, of streams that are not forgotten
+        self._max_bytes = num_bytes
+        self._reserved: dict[int, int] = {}  # bytes by row, of streams that are not forgotten
         self._ended: set[int] = set()  # those of them that no longer grow
-        self.num_promised = 0  # bytes reserved
+        self.num_reserved = 0  # bytes reserved
         self.waiting: set[int] = set()  # rows that have to grow and found no room
         self.was_freed = False  # since the scheduler last looked; also set where a row ended
 
@@ -41,11 +41,11 @@ class LogprobBudget:
         """Whether only exceeding the bound helps: every row that may grow waits, and no overdraft
         is about to be freed.
         """
-        if len(self.waiting) < len(self._held) - len(self._ended):
+        if len(self.waiting) < len(self._reserved) - len(self._ended):
             return False
-        return not self._ended or self.num_promised <= self._most
+        return not self._ended or self.num_reserved <= self._max_bytes
 
-    def promise(self, num_bytes: int, *, was_accepted: bool = False) -> bool:
+    def reserve(self, num_bytes: int, *, was_accepted: bool = False) -> bool:
         """Reserve room for a stream that is to be admitted; whether there was any.
 
         `open` assigns the reservation to its row.
@@ -53,37 +53,37 @@ class LogprobBudget:
         if num_bytes:
             if self.waiting and not was_accepted:
                 return False
-            most = 2 * self._most if was_accepted else self._most
-            if self.num_promised and self.num_promised + num_bytes > most:
+            most = 2 * self._max_bytes if was_accepted else self._max_bytes
+            if self.num_reserved and self.num_reserved + num_bytes > most:
                 return False
-        self.num_promised += num_bytes
+        self.num_reserved += num_bytes
         return True
 
     def open(self, row: int, num_bytes: int) -> None:
         """Assign what was promised to this row."""
         if num_bytes:
-            self._held[row] = num_bytes
+            self._reserved[row] = num_bytes
 
     def grow(self, row: int, num_bytes: int, *, force: bool = False) -> bool:
         """Reserve `num_bytes` more for a row; whether there was room. `force` ignores the bound."""
-        if not force and self.num_promised + num_bytes > self._most:
+        if not force and self.num_reserved + num_bytes > self._max_bytes:
             return False
-        self._held[row] = self._held.get(row, 0) + num_bytes
-        self.num_promised += num_bytes
+        self._reserved[row] = self._reserved.get(row, 0) + num_bytes
+        self.num_reserved += num_bytes
         return True
 
     def shrink(self, row: int, num_bytes: int) -> None:
         """A row has ended and holds at most `num_bytes`. Idempotent."""
-        held = self._held.get(row)
-        if held is not None:
+        reserved = self._reserved.get(row)
+        if reserved is not None:
             self._ended.add(row)
-            self._held[row] = min(held, num_bytes)
-            self.num_promised -= held - self._held[row]
+            self._reserved[row] = min(reserved, num_bytes)
+            self.num_reserved -= reserved - self._reserved[row]
             self.was_freed = True
 
     def close(self, row: int) -> None:
         """Release all that a forgotten row holds. Idempotent."""
-        self.num_promised -= self._held.pop(row, 0)
+        self.num_reserved -= self._reserved.pop(row, 0)
         self._ended.discard(row)
         self.was_freed = True
 

@@ -78,8 +78,8 @@ def _serve(core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float) ->
             beats.beat(now, core.numbers, news=core.load)
             and core.engine.running_s(now) > step_timeout_s
         ):
-            words = f"a step has not ended within {step_timeout_s:g} s (step_timeout_s)"
-            logger.error("%s; this core gives up", words)
+            words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"
+            logger.error("%s; the core exits", words)
             report(Status(last_words=words))
             os._exit(1)  # the device's thread would block a normal exit
 

@@ -125,22 +125,22 @@ def _check_logprobs(columns: LogprobColumns, counts: bytes, num_entries: int) ->
 
 def _view(column: bytes, dtype: np.dtype[Any], name: str, length: int | None) -> npt.NDArray[Any]:
     if len(column) % dtype.itemsize:
-        raise ProtocolError(f"{name}: {len(column)} bytes are no whole number of {dtype} values")
+        raise ProtocolError(f"{name}: {len(column)} bytes, expected a multiple of {dtype.itemsize}")
     if length is not None and len(column) != length * dtype.itemsize:
         raise ProtocolError(f"{name}: {len(column) // dtype.itemsize} entries, expected {length}")
     return np.frombuffer(column, dtype)
 
 
-MOST_SHORT = 64  # entries
-_COLUMNS = [Struct(f"<{num}I") for num in range(MOST_SHORT + 1)]
+MAX_SHORT = 64  # entries
+_COLUMNS = [Struct(f"<{num}I") for num in range(MAX_SHORT + 1)]
 
 
 def pack_short(values: Sequence[int]) -> bytes:
     """A u32 column of integers in [0, 2**32)."""
     num = len(values)
-    return _COLUMNS[num].pack(*values) if num <= MOST_SHORT else pack(f"<{num}I", *values)
+    return _COLUMNS[num].pack(*values) if num <= MAX_SHORT else pack(f"<{num}I", *values)
 
 
 def unpack_short(column: bytes) -> tuple[int, ...]:
-    """The entries of a u32 column of at most MOST_SHORT; its length has to be a multiple of 4."""
+    """The entries of a u32 column of at most MAX_SHORT; its length has to be a multiple of 4."""
     return _COLUMNS[len(column) >> 2].unpack(column)

@@ -113,7 +113,7 @@ class ParentCommands:
         self._decode = msgspec.json.Decoder[Command](Command).decode
         given = os.environ.pop(CONTROL_FD_VARIABLE, None)
         if given is None:
-            self._fd, self._held_open = os.pipe2(os.O_CLOEXEC)  # never readable
+            self._fd, self._write_end = os.pipe2(os.O_CLOEXEC)  # never readable
             self._waiting.append(Activate())
         else:
             self._fd = int(given)
@@ -158,7 +158,9 @@ class ParentCommands:
             try:
                 commands.append(self._decode(line))
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
-                _logger.error("the parent sent %d bytes that are no command: %s", len(line), error)
+                _logger.error(
+                    "ignoring an invalid command of %d bytes from the parent: %s", len(line), error
+                )
         return commands
 
 
@@ -167,7 +169,7 @@ class Beats:
 
     def __init__(self) -> None:
         self._due = self._news_due = 0.0
-        self._told: object = None
+        self._last_news: object = None
 
     def beat(
         self,
@@ -182,11 +184,11 @@ class Beats:
         from the previous beat's makes the next beat due after NEWS_S, so that a change is visible
         soon.
         """
-        if now < (self._due if news == self._told else self._news_due):
+        if now < (self._due if news == self._last_news else self._news_due):
             return False
         self._due = now + BEAT_S / 2  # so that a loop that sleeps for BEAT_S never skips one
         self._news_due = now + NEWS_S
-        self._told = news
+        self._last_news = news
         counted = None if numbers is None else numbers()
         report(Status(beat=True, numbers=counted, processes=processes or {}))
         return True
@@ -211,7 +213,7 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
     if status_fd is not None:
         os.set_inheritable(int(status_fd), False)
         os.set_blocking(int(status_fd), False)
-        sys.excepthook = _die_of
+        sys.excepthook = _report_and_exit
     raise_file_limit()
     stop = StopSignal()
     try:
@@ -263,7 +265,7 @@ def prepare(work: Callable[[], None], commands: ParentCommands) -> None:
         return
     raised: list[BaseException] = []
 
-    def gently() -> None:
+    def run_at_low_priority() -> None:
         try:
             with contextlib.suppress(OSError):  # some systems do not allow niceness per thread
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _niceness_of_spares())
@@ -271,7 +273,7 @@ def prepare(work: Callable[[], None], commands: ParentCommands) -> None:
         except BaseException as error:  # raised again on the main thread
             raised.append(error)
 
-    thread = threading.Thread(target=gently, name="prepare")
+    thread = threading.Thread(target=run_at_low_priority, name="prepare")
     thread.start()
     thread.join()
     if raised:
@@ -301,7 +303,7 @@ def report(status: Status) -> None:
                 select.select([], [fd], [])
 
 
-def _die_of(
+def _report_and_exit(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     """The excepthook: report the exception and exit at once, as tear-down might hang."""

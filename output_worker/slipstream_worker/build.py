@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from slipstream_ipc.messages import PromptReady
+from slipstream_ipc.messages import TokenizerReady
 from slipstream_ipc.telemetry.trace import open_tracer
 from slipstream_ipc.transport.codec import front_codec
 from slipstream_ipc.transport.connections import Connections
@@ -88,9 +88,9 @@ def _listener(config: WorkerConfig) -> Listener | None:
     return Listener(config.listen, keys, config.insecure)
 
 
-def detokenizers_from(ready: PromptReady) -> DetokenizerFactory:
+def detokenizers_from(ready: TokenizerReady) -> DetokenizerFactory:
     """The detokenisers of the compiled table, or of the tokenizer itself where it has no table."""
     if ready.table_path:
         return TableDetokenizerFactory(load_table(Path(ready.table_path)))
-    logger.warning("text is decoded the slow way: %s", ready.why_not)
+    logger.warning("text is detokenised without a token table, which is slower: %s", ready.why_not)
     return WindowDetokenizerFactory(Path(ready.tokenizer_path).read_bytes())

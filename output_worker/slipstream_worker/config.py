@@ -11,11 +11,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Settings of one output worker. Unknown names and values out of range raise ValidationError.
 
     stream_interval: minimum number of tokens between two deltas of a stream; "auto" sends a delta
-    when its reader has room.
+    when few of its reader's messages are unacknowledged.
     grace_s: how long an ended stream can still be read, and how long a stream continues after its
     client has vanished.
     client_timeout_s: silence after which a client is pinged; after as long again it counts as gone.
-    hang_timeout_s: silence after which the prompt process counts as hung.
+    hang_timeout_s: silence after which the tokenizer process counts as hung.
     trace: file that the timeline will be written to; this process leaves its part beside it.
     listen: a tcp:// address to accept clients on as well.
     keys: folder of the CURVE keys for `listen`.

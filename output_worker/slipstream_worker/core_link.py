@@ -36,7 +36,7 @@ class CoreLink:
         incarnation: int,
         now: float,
     ) -> None:
-        self._attacher: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
+        self._dealer: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             context,
             address,
             worker_codec(),
@@ -45,7 +45,7 @@ class CoreLink:
             incarnation=incarnation,
             now=now,
         )
-        self._states: deque[WorkerToCore] = deque()
+        self._messages: deque[WorkerToCore] = deque()
         self._ended_rows: list[int] = []
         self._ended_lens: list[int] = []
         self._checked_step = 0
@@ -54,34 +54,34 @@ class CoreLink:
     @property
     def epoch(self) -> int:
         """The epoch of the current attach."""
-        return self._attacher.epoch
+        return self._dealer.epoch
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether one of the sockets that a poller has reported is this link's."""
-        return self._attacher.is_among(arrived)
+        return self._dealer.is_among(arrived)
 
     def receive(self, now: float) -> Iterator[CoreToWorker]:
         """The messages that have arrived, each attach's Welcome included; `report` acknowledges
         them.
         """
-        return self._attacher.receive(now, acknowledges=False)
+        return self._dealer.receive(now, acknowledges=False)
 
     def attach(self, now: float) -> None:
         """Start a new attach."""
-        self._attacher.attach(now)
+        self._dealer.attach(now)
 
     @property
     def is_fresh(self) -> bool:
         """Whether the next attach asks the core to replay everything."""
-        return self._attacher.fresh
+        return self._dealer.fresh
 
     @is_fresh.setter
     def is_fresh(self, value: bool) -> None:
-        self._attacher.fresh = value
+        self._dealer.fresh = value
 
     def restart(self) -> None:
         """Drop what was queued for the previous attach."""
-        self._states.clear()
+        self._messages.clear()
         self._ended_rows.clear()
         self._ended_lens.clear()
         self._report_due = False
@@ -89,7 +89,7 @@ class CoreLink:
 
     def enqueue(self, body: WorkerToCore) -> None:
         """Queue a state message."""
-        self._states.append(body)
+        self._messages.append(body)
 
     def ended(self, core_row: int, num_tokens: int) -> None:
         """Add the end of this row, after `num_tokens`, to the next report."""
@@ -105,37 +105,37 @@ class CoreLink:
     def report(self) -> None:
         """Send the report that is due if credit allows it, else the acknowledgement alone."""
         if self._report_due:
-            self._attacher.take_receipts()
+            self._dealer.take_receipts()
             core_rows, lens = self._ended_rows, self._ended_lens
             report = Report(self._checked_step)
             if core_rows:
                 report = Report(self._checked_step, pack_u32(core_rows), pack_u32(lens))
-            if self._attacher.send(report, None):
+            if self._dealer.send(report, None):
                 core_rows.clear()
                 lens.clear()
                 self._report_due = False
-        self._attacher.acknowledge()
+        self._dealer.acknowledge()
 
     def flush(self) -> None:
         """Send what credit allows, the report first: the device may be waiting for it."""
         if self._report_due:
             self.report()
-        if not self._states:
+        if not self._messages:
             return
-        self._attacher.take_receipts()
-        while self._states and self._attacher.has_credit:
-            body, num = self._states[0], 1
+        self._dealer.take_receipts()
+        while self._messages and self._dealer.has_credit:
+            body, num = self._messages[0], 1
             if isinstance(body, Admit):
-                body, num = joined(body, islice(self._states, 1, None))
-            if not self._attacher.send(body, None):
+                body, num = joined(body, islice(self._messages, 1, None))
+            if not self._dealer.send(body, None):
                 return
             for _ in range(num):
-                self._states.popleft()
+                self._messages.popleft()
 
     def beat(self, now: float) -> None:
         """Send pings and check for timeouts. Call it regularly."""
-        self._attacher.beat(now)
+        self._dealer.beat(now)
 
     def close(self) -> None:
         """Close the connection."""
-        self._attacher.close()
+        self._dealer.close()

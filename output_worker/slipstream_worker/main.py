@@ -1,7 +1,7 @@
 """The output worker's process: start-up, waiting as a spare, the serving loop, drain and shutdown.
 
-- The tokenizer's table is loaded and the prompt process runs before `Activate`; the sockets, which
-  belong to the serving worker, are bound after it. A spare therefore takes over within
+- The tokenizer's table is loaded and the tokenizer process runs before `Activate`; the sockets,
+  which belong to the serving worker, are bound after it. A spare therefore takes over within
   milliseconds.
 - Clients are told that the server shuts down only if the parent sent `Drain`. A worker that ends
   for another reason has a successor, which continues its streams.
@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from slipstream_ipc.messages import PromptReady, Status
+from slipstream_ipc.messages import Status, TokenizerReady
 from slipstream_ipc.process import (
     Activate,
     Beats,
@@ -37,7 +37,7 @@ from slipstream_worker.worker import Worker
 
 _BEAT_S = 0.25
 _GOODBYE_MS = 200
-_MAX_STARTS = 3  # of a prompt process that has never been ready
+_MAX_STARTS = 3  # of a tokenizer process that has never been ready
 
 
 def main() -> int:
@@ -64,7 +64,7 @@ def main() -> int:
     poller.register(stop.fileno(), zmq.POLLIN)
     poller.register(prompts.socket, zmq.POLLIN)
     try:
-        ready = _await_prompts(prompts, poller, stop)
+        ready = _await_tokenizer(prompts, poller, stop)
         if ready is not None and ready.error:
             report(Status(error=ready.error))
             return 1
@@ -98,19 +98,19 @@ def main() -> int:
     return 0
 
 
-def _await_prompts(
+def _await_tokenizer(
     prompts: TokenizerClient, poller: zmq.Poller, stop: StopSignal
-) -> PromptReady | None:
-    """The prompt process's first `PromptReady`; None if the stop signal comes first."""
+) -> TokenizerReady | None:
+    """The tokenizer process's first `TokenizerReady`; None if the stop signal comes first."""
     while not stop.is_set:
         poller.poll(int(_BEAT_S * 1e3))
         for answer in prompts.receive():
-            if isinstance(answer, PromptReady):
+            if isinstance(answer, TokenizerReady):
                 return answer
         list(prompts.beat(time.monotonic()))
         if prompts.num_failed >= _MAX_STARTS:
-            why = f"the prompt process ended {_MAX_STARTS} times before it had loaded its tokenizer"
-            return PromptReady("", "", error=f"{why}; the log may say more")
+            why = f"the tokenizer process ended {_MAX_STARTS} times before it loaded its tokenizer"
+            return TokenizerReady("", "", error=f"{why}; see the log")
     return None
 
 
@@ -178,7 +178,7 @@ class _Draining:
         self._worker = worker
         self._end_at = end_at
         self._is_over = False
-        self._is_told = False
+        self._is_reported = False
 
     def turn(self, now: float) -> None:
         """End the streams that are due; report `drained` once nothing is left to run or send."""
@@ -186,8 +186,8 @@ class _Draining:
             self._is_over = True
             self._worker.end_drain()
         is_empty = self._worker.num_running == 0 and not self._worker.has_unsent
-        if is_empty and not self._is_told:
-            self._is_told = True
+        if is_empty and not self._is_reported:
+            self._is_reported = True
             report(Status(drained=True))
 
 

@@ -23,7 +23,7 @@ from slipstream_ipc.telemetry.statistics import WorkerNumbers
 from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_worker.clients.latency import RequestCounters
-from slipstream_worker.clients.ports import AUTO_ROOM, FrontAcceptor
+from slipstream_worker.clients.ports import AUTO_MAX_UNACKED, FrontAcceptor
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
@@ -85,7 +85,7 @@ class Worker:
             detokenizers,
             counters,
             self.retention,
-            room=AUTO_ROOM if stream_interval == "auto" else None,
+            max_unacked=AUTO_MAX_UNACKED if stream_interval == "auto" else None,
         )
         self.lifecycle = StreamLifecycle(
             core,
@@ -95,7 +95,7 @@ class Worker:
             self.retention,
             render_queue,
             counters,
-            least_interval=1 if stream_interval == "auto" else stream_interval,
+            min_interval=1 if stream_interval == "auto" else stream_interval,
         )
         self._from_core = CoreMessages(
             core,
@@ -139,13 +139,13 @@ class Worker:
             try:
                 self._receive(now)
             except ProtocolError:
-                logger.exception("the core broke the protocol; attaching anew")
+                logger.exception("the core broke the protocol; attaching again")
                 self._core.attach(now)
         # before the clients' messages: the device may be waiting for it
         self._core.report()
         card = self.card
         if card is None or not self._from_core.is_synced or self._has_left:
-            self._front.hold()
+            self._front.queue_hellos()
         else:
             if arrived is None or self._front.is_among(arrived):
                 for session, body in self._front.receive(now):

@@ -11,9 +11,11 @@ import time
 import numpy as np
 import pytest
 from tests.helpers.patience import PATIENCE_S
+from tqdm import tqdm
 
 from slipstream import LLM, BadRequestError, ChatMessage, ClosedError, SamplingParams
 from slipstream.stack.stack import StackError
+from slipstream_ipc import messages
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 
@@ -114,6 +116,72 @@ def test_the_former_name_of_sampling_params_works_and_warns(llm):
         llm.generate("a text", PARAMS, params=PARAMS, use_tqdm=False)
 
 
+def test_single_options_stand_for_sampling_params(llm):
+    texts = llm.generate(["a", "b"], temperature=0, max_tokens=3, n=2, use_tqdm=False)
+    assert [len(one.token_ids) for each in texts for one in each.outputs] == [3] * 4
+    turns = [{"role": "user", "content": "x"}]
+    (answer,) = llm.chat(turns, temperature=0, max_tokens=3, use_tqdm=False)
+    assert len(answer.outputs[0].token_ids) == 3
+    with pytest.raises(BadRequestError, match="not both") as caught:
+        llm.generate("a", PARAMS, max_tokens=3, use_tqdm=False)
+    assert caught.value.field == "sampling_params"
+    with pytest.raises(BadRequestError, match="max_token="):
+        llm.generate("a", max_token=3, use_tqdm=False)
+
+
+def test_chat_options_reach_the_template(llm):
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The answer"}]
+    (plain,) = llm.chat(turns, PARAMS, use_tqdm=False)
+    (going_on,) = llm.chat(
+        turns, PARAMS, False, add_generation_prompt=False, continue_final_message=True
+    )
+    client = llm._client
+    assert plain.prompt_token_ids == client.tokenize(turns)
+    assert going_on.prompt_token_ids == client.tokenize(
+        turns, add_generation_prompt=False, continue_final_message=True
+    )
+    assert going_on.prompt_token_ids != plain.prompt_token_ids
+    assert client.generate(turns, PARAMS, add_generation_prompt=False).prompt_token_ids == (
+        client.tokenize(turns, add_generation_prompt=False)
+    )
+
+
+def test_metrics_tell_when_what_happened(llm):
+    before = time.time()
+    (output,) = llm.generate("a text", PARAMS, use_tqdm=False)
+    metrics = output.metrics
+    assert before <= metrics.arrival_time <= metrics.first_token_time
+    assert metrics.first_token_time <= metrics.finished_time <= time.time()
+
+
+def test_cumulative_logprob_is_the_sum_of_the_tokens_own(llm):
+    params = SamplingParams(max_tokens=8, seed=1, logprobs=2)
+    (output,) = llm.generate("a text", params, use_tqdm=False)
+    (answer,) = output.outputs
+    own = [each[token] for each, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+    assert answer.cumulative_logprob == pytest.approx(sum(each.logprob for each in own))
+    (without,) = llm.generate("a text", PARAMS, use_tqdm=False)
+    assert without.outputs[0].cumulative_logprob is None
+
+
+def test_the_tokenizer_is_the_models(llm):
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer.encode("a text") == llm._client.tokenize("a text")
+    assert tokenizer.decode([5, 6, 7]) == llm._client.detokenize([5, 6, 7])
+
+
+def test_the_bar_may_be_anothers(llm):
+    made = []
+
+    class Bar(tqdm):
+        def __init__(self, *args, **options):
+            made.append(options)
+            super().__init__(*args, **options)
+
+    llm.generate(["a", "b"], PARAMS, use_tqdm=Bar)
+    assert [options["total"] for options in made] == [2]
+
+
 def test_logprobs_and_stops_come_through(llm):
     (plain,) = llm.generate("a text", PARAMS, use_tqdm=False)
     stop = plain.outputs[0].text[3:5]
@@ -150,12 +218,12 @@ def test_progress_goes_to_standard_error(llm, capsys):
     [
         (["good", [2**31]], PARAMS, "prompt_token_ids"),  # known before anything is sent
         (["good", "far " * 6000], PARAMS, "prompt"),  # known to the worker
-        (["good"], SamplingParams(top_p=7), "top_p"),
-        (["good", "good"], [PARAMS], "params"),
-        (["good"], SamplingParams(stream_interval=0), "stream_interval"),
-        (["good"], [{"max_tokens": 3}], "params"),
+        (["good"], messages.SamplingParams(top_p=7), "top_p"),
+        (["good", "good"], [PARAMS], "sampling_params"),
+        (["good"], messages.SamplingParams(stream_interval=0), "stream_interval"),
+        (["good"], [{"max_tokens": 3}], "sampling_params"),
         (["good", 3.5], PARAMS, "prompt"),
-        ("good", SamplingParams(temperature=math.nan), "temperature"),
+        ("good", messages.SamplingParams(temperature=math.nan), "temperature"),
         (5, PARAMS, "prompts"),
         (None, PARAMS, "prompts"),
         ((text for text in ["good"]), PARAMS, "prompts"),

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slipstream.delta_batch import DeltaBatch, TokenLogprobs
-from slipstream.outputs import CompletionOutput, Delta, Logprob, RequestOutput, join
+from slipstream.outputs import (
+    CompletionOutput,
+    Delta,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    join,
+    metrics_of,
+    together,
+)
 from slipstream_ipc.columns import check_deltas, pack_f32, pack_u32
 from slipstream_ipc.messages import Deltas, End, LogprobColumns
 
@@ -143,3 +154,40 @@ def test_an_output_has_vllms_shape_whoever_asked() -> None:
     assert first == CompletionOutput(0, "a", whole)
     assert first != second
     assert repr(first).startswith("CompletionOutput(index=0, text='a', token_ids=[5], logprobs=")
+
+
+@given(st.integers(1, 4), st.data())
+def test_the_cumulative_logprob_is_that_of_the_tokens_themselves(
+    width: int, data: st.DataObject
+) -> None:
+    _, tokens = data.draw(entries(width))
+    batch = DeltaBatch(message_of([(width, tokens)]), {})
+    answer = CompletionOutput(0, "text", Delta("text", batch, 0))
+    expected = sum(candidates[0][1] for _, candidates, _ in tokens)
+    found = answer.cumulative_logprob
+    assert (found is None) == (not tokens)
+    assert not tokens or found == pytest.approx(expected)
+
+
+def test_a_joined_delta_has_the_times_of_its_first_and_last_token() -> None:
+    parts = [[], [(5, [], 1)], [(6, [], 1)], []]  # tokens; none in the first and the last
+    deltas = [
+        Delta("", DeltaBatch(message_of([(0, tokens)]), {}, at=10.0 + index), 0)
+        for index, tokens in enumerate(parts)
+    ]
+    for whole in (join(deltas), join([join(deltas[:3]), deltas[3]])):
+        metrics = metrics_of(whole, submitted_at=9.0, monotonic_zero=1000.0)
+        assert metrics == RequestMetrics(1009.0, 1011.0, 1013.0)
+    nothing = metrics_of(deltas[0], submitted_at=9.0, monotonic_zero=1000.0)
+    assert nothing.first_token_time is None
+
+
+def test_metrics_of_several_answers_cover_all_of_them() -> None:
+    batch = DeltaBatch(message_of([(0, [(5, [], 1)])]), {0: End("stop", 1)})
+    first, second = (
+        RequestOutput("1", "", "a", Delta("a", batch, 0), b"", metrics=RequestMetrics(*times))
+        for times in ((1.0, 3.0, 4.0), (2.0, None, 5.0))
+    )
+    assert together([first, second]).metrics == RequestMetrics(1.0, 3.0, 5.0)
+    assert together([second]).metrics == second.metrics
+    assert together([first, replace(second, metrics=None)]).metrics is None

@@ -71,9 +71,9 @@ def test_numbers_are_those_of_the_code() -> None:
         (structured_output.MAX_GRAMMAR_BYTES // 1024, "`grammar` ({} KiB"),
         (structured_output.MAX_CHOICE_BYTES // 1024, "strings, {} KiB in all"),
         (sampling_params.MAX_LOGPROB_BYTES // 2**20, "may take {} MiB."),
-        (chat_template.MAX_QUESTION_TOKENS, "A question may be about {} tokens"),
+        (chat_template.MAX_QUERY_TOKENS, "A query may be about {} tokens"),
         (chat_template.MAX_SPELLED_TOKENS, "or {} with their spelling"),
-        (chat_template.MAX_QUESTION_CHARS, "a Tokenize have {} characters"),
+        (chat_template.MAX_QUERY_CHARS, "a Tokenize have {} characters"),
     ):
         assert of.format(f"{number:,}") in page, of
 

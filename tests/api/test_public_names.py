@@ -30,6 +30,7 @@ PUBLIC = {
     "ModelCard",
     "OverloadedError",
     "RequestError",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SlipstreamError",
@@ -101,7 +102,12 @@ def test_a_client_needs_no_server() -> None:
 def test_the_command_line_loads_no_command_to_speak_of_itself(option: str) -> None:
     modules = loaded(called(option))
     own = {name for name in modules if name.startswith("slipstream.")}
-    assert own == {"slipstream.cli", "slipstream.cli.main", "slipstream.cli.parser"}
+    assert own == {
+        "slipstream.cli",
+        "slipstream.cli.main",
+        "slipstream.cli.parser",
+        "slipstream.spelling",
+    }
     assert not modules & ALL_THAT_COSTS
 
 

@@ -42,8 +42,8 @@ def test_params_whole_or_as_options() -> None:
         (SamplingParams(temperature="hot"), {}, "temperature"),  # type: ignore[arg-type]
         (SamplingParams(stop=["a", 3]), {}, "stop"),  # type: ignore[arg-type]
         (SamplingParams(logprobs=-2), {}, "logprobs"),
-        (SamplingParams(), {"top_k": 3}, "params"),
-        ({"top_k": 3}, {}, "params"),
+        (SamplingParams(), {"top_k": 3}, "sampling_params"),
+        ({"top_k": 3}, {}, "sampling_params"),
     ],
 )
 def test_bad_params_are_named(params: Any, options: dict[str, Any], field: str) -> None:

@@ -46,11 +46,22 @@ with LLM("simulated:", max_num_seqs=4, api_key=["a"], verbose=True) as llm:
     llm.generate([[1, 2], [3]])
     llm.chat(messages, params)
     llm.chat([messages, messages])
+    llm.generate("a text", max_tokens=3, n=2, use_tqdm=False)
+    llm.chat(messages, max_tokens=3, tools=[{"type": "function"}], continue_final_message=True)
+    total: float | None = llm.generate(tokens, logprobs=0)[0].outputs[0].cumulative_logprob
+    metrics = llm.generate(tokens)[0].metrics
+    if metrics is not None and metrics.first_token_time is not None:
+        wait_s: float = metrics.first_token_time - metrics.arrival_time
+    ids_of_it: list[int] = llm.get_tokenizer().encode("a text")
+    llm.generate("a text", params=params)
 
 with Stack("simulated:", runtime_dir="/tmp/x", http_port=0) as stack, stack.client() as client:
     for delta in client.stream("Once", max_tokens=100, stop=["x"]):
         ids: Sequence[int] = delta.token_ids
     text: str = client.generate(messages, params).text
+    client.generate("Once", sampling_params=params, label="mine", priority=1, cache_salt=None)
+    client.generate(messages, add_generation_prompt=False, max_tokens=3)
+    client.stream("Once", max_tokens=3, stream_id="ab" * 16).accepted(timeout_s=1.0)
     client.generate_many(["a", [1, 2], messages], logprobs=2)
     client.generate_many(["a"], on_done=lambda each: len(each.text))
     for index, delta in client.stream_many(["a", "b"], seed=1):
@@ -62,12 +73,18 @@ async def main() -> None:
         async for delta in client.stream("Once", top_p=0.9, prompt_logprobs=1):
             print(delta.text)
         print((await client.generate("Once", n=2)).choices[0].text)
+        await client.stream("Once", max_tokens=3, output_kind="final").accepted()
+        compact = StructuredOutputs(json_object=True, disable_any_whitespace=True)
+        await client.generate_many(["a"], structured_outputs=compact, priority=2)
 """
 
 WRONG = (
     'client.stream("Once", max_token=100)',
     'client.generate("Once", temprature=0)',
     'client.generate("Once", stop=5)',
+    'client.generate("Once", lable="x")',
+    'client.stream_many(["Once"], label="x")',
+    'client.tokenize("Once", tolls=[])',
     'SamplingParams(max_tokens="many")',
     "SamplingParams(stops=[])",
     'LLM("simulated:", max_seqs=4)',

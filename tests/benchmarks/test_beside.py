@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.main import main
-from slipstream_bench.beside.beside import SITUATIONS, _with_shares
-from slipstream_bench.beside.situations import quota, spinners
+from slipstream_bench.beside import SITUATIONS, _with_shares, quota, spinners
 
 TINY = (
     "random:llama-3.1-8b,hidden_size=64,intermediate_size=96,num_hidden_layers=2,"

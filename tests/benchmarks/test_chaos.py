@@ -22,23 +22,22 @@ from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.errors import StreamLostError
 from slipstream.requests import new_submit
 from slipstream_bench.chaos import chaos_summary
-from slipstream_bench.chaos.chaos_report import ChaosResult, json_of
+from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind
 from slipstream_bench.chaos.chaos_workload import WorkloadShape, make_requests
-from slipstream_bench.chaos.compare import ChaosAnswer, Streamed, assemble, compare
-from slipstream_bench.chaos.fault_injector import FaultInjector
-from slipstream_bench.chaos.follow import Follower, Read, read_before
-from slipstream_bench.chaos.gaps import gaps_by_kind
+from slipstream_bench.chaos.client_process import Follower, ReadSoFar, read_before
+from slipstream_bench.chaos.compare import AssembledStream, ChaosAnswer, assemble, compare
+from slipstream_bench.chaos.fault_injector import FaultInjector, mounted
 from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece, read_journal
 from slipstream_bench.chaos.reference_model import TOLERANCE, margins_of
-from slipstream_bench.chaos.schedule import Blow, Blows, Round, make_schedule
-from slipstream_bench.chaos.volume import mounted
+from slipstream_bench.chaos.schedule import FaultKinds, PlannedFault, Round, make_schedule
 from slipstream_bench.common import process_census
+from slipstream_bench.common.report import write_result
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_worker.streams.registration import register
 
-SHAPE = WorkloadShape(300, 20, 200, 4, has_http=True, vocab_size=4096, has_grammars=True)
+SHAPE = WorkloadShape(300, 20, 200, 4, vocab_size=4096, has_grammars=True)
 
 ANSWER = ChaosAnswer(
     "one two",
@@ -58,35 +57,37 @@ PIECES = (
 # ---- schedule and workload -------------------------------------------------------------------
 
 
-PLACES = ("worker", "core", "front", "client")
-ALL = Blows((*PLACES, "prompts"), ("worker", "core", "prompts"), ("worker", "core", "front"), True)
+TARGETS = ("worker", "core", "front", "client")
+ALL = FaultKinds(
+    (*TARGETS, "prompts"), ("worker", "core", "prompts"), ("worker", "core", "front"), True
+)
 
 
-def test_the_same_seed_gives_the_same_requests_and_blows():
+def test_the_same_seed_gives_the_same_requests_and_faults():
     assert make_requests(3, SHAPE) == make_requests(3, SHAPE)
     assert make_requests(3, SHAPE) != make_requests(4, SHAPE)
-    args = (Blows(("worker", "core"), ("worker",)), 20)
+    args = (FaultKinds(("worker", "core"), ("worker",)), 20)
     assert make_schedule(3, *args) == make_schedule(3, *args)
     assert make_schedule(3, *args) != make_schedule(4, *args)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_kind_of_blow_comes_and_every_combination_of_deaths(seed):
+def test_every_kind_of_fault_occurs_and_every_combination_of_deaths(seed):
     rounds = make_schedule(seed, ALL, ALL.num_rounds)
-    names = {blow.name for one in rounds for blow in one.blows}
+    names = {fault.name for one in rounds for fault in one.faults}
     assert names == {
-        *(f"kill {place}" for place in (*PLACES, "prompts")),
+        *(f"kill {target}" for target in (*TARGETS, "prompts")),
         *("stop worker", "stop core", "stop prompts"),
         *("limit worker", "limit core", "limit front", "fill disk"),
     }
-    together = {frozenset(blow.place for blow in one.blows) for one in rounds if one.is_burst}
+    together = {frozenset(fault.target for fault in one.faults) for one in rounds if one.is_burst}
     assert together == {
-        frozenset(each) for size in (2, 3, 4) for each in combinations(PLACES, size)
+        frozenset(each) for size in (2, 3, 4) for each in combinations(TARGETS, size)
     }
-    firsts = {one.blows[0].place for one in rounds if one.is_burst}
+    firsts = {one.faults[0].target for one in rounds if one.is_burst}
     assert len(firsts) > 1
     for one in make_schedule(seed, ALL, 60):
-        times = [blow.after_s for blow in one.blows]
+        times = [fault.after_s for fault in one.faults]
         assert times == sorted(times)
         assert times[0] == 0
         assert times[-1] < 1
@@ -96,13 +97,13 @@ def test_every_kind_of_blow_comes_and_every_combination_of_deaths(seed):
 def test_a_real_models_streams_are_never_left_to_nobody(seed):
     """It may compute other tokens at near ties."""
     for one in make_schedule(seed, ALL, 60, is_exact=False):
-        assert not {"client", "worker", "core"} <= {blow.place for blow in one.blows}
+        assert not {"client", "worker", "core"} <= {fault.target for fault in one.faults}
 
 
-def test_nothing_is_struck_where_nobody_is_named():
-    assert make_schedule(0, Blows(), 10) == []
-    only = make_schedule(0, Blows(stop=("worker",)), 10)
-    assert {blow.name for one in only for blow in one.blows} == {"stop worker"}
+def test_no_fault_is_injected_where_no_target_is_named():
+    assert make_schedule(0, FaultKinds(), 10) == []
+    only = make_schedule(0, FaultKinds(stop=("worker",)), 10)
+    assert {fault.name for one in only for fault in one.faults} == {"stop worker"}
 
 
 def test_requests_are_of_every_kind():
@@ -195,7 +196,7 @@ def test_another_end_is_seen(changes, what):
 
 
 def test_nothing_at_all_and_an_error_are_seen():
-    assert compare(ANSWER, Streamed(0)).lost == len(ANSWER.text) + 3
+    assert compare(ANSWER, AssembledStream(0)).lost == len(ANSWER.text) + 3
     failed = compare(ANSWER, streamed_of(*PIECES[:2], Failed(0, 3.0, "EngineError: no")))
     assert failed.differences[0] == "failed: EngineError: no"
 
@@ -257,7 +258,7 @@ class FakeStream:
 def test_what_comes_again_is_checked_and_not_written_twice(tmp_path):
     request = make_requests(0, SHAPE)[0]
     path = tmp_path / "first"
-    first = Follower(request, Read(), JournalWriter(path))
+    first = Follower(request, ReadSoFar(), JournalWriter(path))
     first.take(FakeStream(3, 1), FakeDelta("one", [1]))
     first.take(FakeStream(6, 2), FakeDelta(" tw", [2]))
 
@@ -282,7 +283,7 @@ def test_what_comes_again_is_checked_and_not_written_twice(tmp_path):
 # ---- gaps ------------------------------------------------------------------------------------
 
 
-def test_the_gap_is_the_longest_one_around_and_after_the_blow():
+def test_the_gap_is_the_longest_one_around_and_after_the_fault():
     times = [0.0, 1.0, 2.0, 2.5, 6.0, 6.1, 20.0]
     assert longest_gap(times, GapSpan("x", 2.1, 7.0)) == 3.5
     assert longest_gap(times, GapSpan("x", 2.1, 6.05)) == 3.5
@@ -312,7 +313,7 @@ def admit_of(**params):
     chosen = SamplingParams(seed=5, max_tokens=20, **params)
     prompt = pack_u32([1, 2, 3])
     submit = new_submit([1, 2, 3], chosen)
-    return register(submit, prompt, b"", CARD, params=chosen, known_as=b"")
+    return register(submit, prompt, b"", CARD, params=chosen, fingerprint=b"")
 
 
 def test_a_greedy_token_has_no_margin_and_another_has_its_distance():
@@ -359,23 +360,23 @@ def test_what_a_grammar_forbids_is_wrong():
     assert margins_of(logits, [0, 0], admit, 3, 0, grammar)[1] == float("inf")
 
 
-# ---- blows ------------------------------------------------------------------------------------
+# ---- faults -----------------------------------------------------------------------------------
 
 
-def test_a_process_that_ended_before_its_blow_is_missed():
-    """Its end has not been told yet where it is struck twice in a moment."""
+def test_a_process_that_ended_before_its_fault_is_missed():
+    """Its end has not been reported yet when it is hit twice in a moment."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     stack: Any = SimpleNamespace(
         pids={"worker": process.pid}, next_event=lambda timeout_s: None, is_running=True
     )
-    rounds = [Round(pause_s=0.0, awaits_spares=False, blows=(Blow("worker", "kill"),))]
+    rounds = [Round(pause_s=0.0, awaits_spares=False, faults=(PlannedFault("worker", "kill"),))]
     injector = FaultInjector(stack, rounds, set())
     client: Any = SimpleNamespace(
-        has_begun=lambda: True, has_ended=lambda: bool(injector.num_missed or injector.struck)
+        has_begun=lambda: True, has_ended=lambda: bool(injector.num_missed or injector.injected)
     )
     injector.run([client], within_s=60.0)
-    assert (injector.num_missed, injector.struck) == (1, [])
+    assert (injector.num_missed, injector.injected) == (1, [])
 
 
 def test_a_file_limit_is_taken_back():
@@ -390,13 +391,15 @@ def test_a_file_limit_is_taken_back():
             limits.append(resource.prlimit(process.pid, resource.RLIMIT_NOFILE))
             return len(set(limits)) > 1 and limits[-1] == limits[0]
 
-        rounds = [Round(pause_s=0.0, awaits_spares=False, blows=(Blow("worker", "limit"),))]
+        rounds = [
+            Round(pause_s=0.0, awaits_spares=False, faults=(PlannedFault("worker", "limit"),))
+        ]
         injector = FaultInjector(stack, rounds, set())
         client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=has_ended)
         injector.run([client], within_s=60.0)
         process.send_signal(signal.SIGKILL)
     assert min(soft for soft, _ in limits) < 16
-    assert [one.blow.name for one in injector.struck] == ["limit worker"]
+    assert [one.fault.name for one in injector.injected] == ["limit worker"]
 
 
 def test_a_full_disk_has_no_room_until_it_is_emptied(tmp_path):
@@ -434,8 +437,8 @@ def result_of(**changes: Any) -> ChaosResult:
         "gap_p99_s": 0.5,
         "http_identical": 1,
         "http_total": 1,
-        "missed_blows": 0,
-        "blows": {"kill worker": 3},
+        "missed_faults": 0,
+        "faults": {"kill worker": 3},
         "combinations": {},
         "gaps": [],
         "recovery_s": {},
@@ -454,7 +457,7 @@ def test_many_runs_are_one_row_to_a_kind(tmp_path, capsys):
         "all-10": result_of(**bad),
         "worker-1": result_of(),
     }.items():
-        (tmp_path / f"{name}.json").write_bytes(json_of(result))
+        write_result(tmp_path / f"{name}.json", result)
     whole = (tmp_path / "all-2.json").read_bytes()
     (tmp_path / "all-3.json").write_bytes(whole[: len(whole) // 2])
     table = tmp_path / "table.json"
@@ -477,9 +480,9 @@ def test_a_series_of_runs_goes_on_where_it_was_ended(tmp_path):
     """Of two seeds the first is there already."""
     kinds = ("all", "worker", "core", "client", "front", "hangs", "prompts", "shortages")
     for kind in kinds:
-        (tmp_path / f"{kind}-1.json").write_bytes(json_of(result_of()))
+        write_result(tmp_path / f"{kind}-1.json", result_of())
         if kind != "worker":
-            (tmp_path / f"{kind}-2.json").write_bytes(json_of(result_of()))
+            write_result(tmp_path / f"{kind}-2.json", result_of())
     words = ["scripts/chaos-seeds", str(tmp_path), "2", "--quick", "--requests", "12"]
     done = subprocess.run([*words, "--rounds", "1"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -84,7 +84,7 @@ def test_a_wheel_has_the_five_packages_alone(wheel: Path) -> None:
 # Asks for the help of every command there is; prints each one's words. argv: where the wheel is
 # installed, the checkout, whose packages must not be found.
 _PROGRAM = """
-import contextlib, io, sys
+import contextlib, io, re, sys
 installed, checkout = sys.argv[1:]
 sys.path = [installed, *(p for p in sys.path if not p.startswith(checkout) or ".venv" in p)]
 import slipstream.cli.main
@@ -97,8 +97,8 @@ def ask(*words):
         slipstream.cli.main.main([*words, "--help"])
     assert told.getvalue().startswith("usage: "), words
     print("slipstream", *words)
-    _, _, rest = told.getvalue().partition("\\npositional arguments:\\n")
-    for line in rest.partition("\\noptions:")[0].splitlines():
+    listed = re.search(r"\\n(commands|demos|benchmarks):\\n(.*?)\\n\\n", told.getvalue(), re.DOTALL)
+    for line in listed[2].splitlines() if listed else ():
         if line[:4] == 4 * " " and line[4] != " ":
             ask(*words, line.split()[0])
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from slipstream import LLM, SamplingParams
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream_bench.demo_model import corpus
 from slipstream_bench.demo_model.train import CHAT_TEMPLATE
@@ -198,10 +199,64 @@ def test_corpus_is_a_function_of_its_seed_and_mixes_documents_with_chats() -> No
         assert all(message["content"].strip() for message in chat)
 
 
+def test_a_name_belongs_to_one_topic() -> None:
+    names = [name for entry in corpus.topic_entries() for name in entry.names]
+    assert len(names) == len(set(names))
+    assert not {"clas", "pas", "i", "a"} & set(names)  # no singulars of keywords
+
+
+def test_tests_ask_as_training_never_does() -> None:
+    topics, others = corpus.topic_entries(), corpus.docstrings()[:50]
+    _, chats = corpus.epoch(topics, others, Random(3))
+    asked = {message["content"] for chat in chats for message in chat if message["role"] == "user"}
+    names = {form for entry in topics for name in entry.names for form in corpus.wordings(name)}
+    tests = {question.format(name) for question in corpus.TEST_QUESTIONS for name in names}
+    assert len(asked) > 1000
+    assert not asked & tests
+    assert "an assert statement" in names
+
+
+@pytest.mark.slow
+def test_topics_are_answered_from_the_right_topic() -> None:
+    """Each topic, asked in every wording that training does not use, by a name in any form."""
+    random = Random(17)
+    topics = corpus.topic_entries()
+    asked = [
+        (question.format(random.choice(corpus.wordings(random.choice(entry.names)))), entry)
+        for entry in topics
+        for question in corpus.TEST_QUESTIONS
+    ]
+    params = SamplingParams(temperature=0, max_tokens=40)
+    with LLM(threads=1) as llm:
+        outputs = llm.chat(
+            [[{"role": "user", "content": question}] for question, _ in asked],
+            sampling_params=params,
+            use_tqdm=False,
+        )
+    wrong = [
+        f"{question} -> {output.outputs[0].text[:60]!r}"
+        for (question, entry), output in zip(asked, outputs, strict=True)
+        if not output.outputs[0].text.startswith(corpus.answer(entry.text)[:50])
+    ]
+    assert len(wrong) <= 0.05 * len(asked), "\n".join([f"{len(wrong)} of {len(asked)}", *wrong])
+
+
+def test_what_the_readme_asks_is_answered_from_its_topic(model: Any, tokenizer: Any) -> None:
+    beginnings = {
+        "What is an assert statement?": "Assert statements are a convenient way to insert",
+        "Explain lambda.": "Lambda expressions (sometimes called lambda forms)",
+    }
+    for question, beginning in beginnings.items():
+        chat = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = complete(model, tokenizer, prompt, 20)
+        assert tokenizer.decode(ids, skip_special_tokens=True).startswith(beginning)
+
+
 @pytest.mark.slow
 def test_corpus_knows_topics_by_keyword_and_docstrings_by_full_name() -> None:
     names = {name for entry in corpus.topic_entries() for name in entry.names}
-    assert {"assert", "lambda", "and", "a dictionary", "the assert statement"} <= names
+    assert {"assert", "lambda", "and", "dictionary", "assert statement", "for loop"} <= names
     texts = {name: entry.text for entry in corpus.docstrings() for name in entry.names}
     assert texts["os.path.join"].startswith("Join two or more pathname components")
     assert {"print", "str.join", "math.isclose", "textwrap.dedent"} <= set(texts)

@@ -12,11 +12,11 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream_bench.fuzz import fuzz as fuzz_command
-from slipstream_bench.fuzz import fuzz_run, fuzz_stack
+from slipstream_bench.fuzz import fuzz_stack
 from slipstream_bench.fuzz.attacker import KINDS
-from slipstream_bench.fuzz.client_attacker import ClientSpeech
 from slipstream_bench.fuzz.fuzz_run import FuzzFailed, fuzz
-from slipstream_bench.fuzz.worker_attacker import WorkerSpeech
+from slipstream_bench.fuzz.hostile_client import HostileClient
+from slipstream_bench.fuzz.hostile_worker import HostileWorker
 from slipstream_worker.streams.registration import Submission
 
 MESSAGES = 20_000
@@ -70,7 +70,7 @@ def test_a_long_run_goes_on_where_it_was_ended(
         seeds.append(seed)
         return fuzz(num, seed, on_progress)
 
-    monkeypatch.setattr(fuzz_run, "fuzz", ended_in_the_second_part)
+    monkeypatch.setattr(fuzz_command, "fuzz", ended_in_the_second_part)
     assert main(options) != 0
     begun = json.loads(file.read_text())
     assert (begun["messages"], begun["wanted"], begun["num_parts"]) == (1000, 2500, 1)
@@ -79,7 +79,7 @@ def test_a_long_run_goes_on_where_it_was_ended(
         seeds.append(seed)
         return fuzz(num, seed, on_progress)
 
-    monkeypatch.setattr(fuzz_run, "fuzz", going_on)
+    monkeypatch.setattr(fuzz_command, "fuzz", going_on)
     assert main(options) == 0
     done = json.loads(file.read_text())
     assert (done["messages"], done["num_parts"], len(set(seeds)), seeds[0]) == (2500, 3, 3, 3)
@@ -104,7 +104,7 @@ def test_an_error_that_the_worker_survives_is_told(
     ErrorOnce.num = 0
     assert main(["bench", "fuzz", "--messages", "3000", "--seed", "2"]) == 1
     shown = capsys.readouterr().out
-    assert "errors of their own: 1;" in shown
+    assert "internal errors: 1;" in shown
     assert "KeyError: 'made up'" in shown
 
 
@@ -145,8 +145,8 @@ def test_a_loop_that_dies_is_told_with_its_last_messages(
 def test_what_is_said_follows_from_the_seed() -> None:
     def said() -> list[object]:
         shared: list[bytes] = []
-        client = ClientSpeech(Random(5), shared, 4096)
-        worker = WorkerSpeech(Random(5), 4096)
+        client = HostileClient(Random(5), shared, 4096)
+        worker = HostileWorker(Random(5), 4096)
         return [*(client.body() for _ in range(500)), *(worker.body() for _ in range(500))]
 
     assert said() == said()

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream_bench.common.collection_watch import CollectionWatch
-from slipstream_bench.gc_pauses.shapes import Columns, Ints, ListsOfLists
+from slipstream_bench.gc_pauses import Columns, Ints, ListsOfLists
 from slipstream_bench.output_path import workload
 
 BATCH = 7

@@ -12,22 +12,22 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_bench.gpu_check import attention, decode, exactness, floor, sampling
+from slipstream_bench.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
+from slipstream_bench.gpu_check import attention, bounds, decode, exactness, sampling
 from slipstream_bench.gpu_check.__main__ import main
+from slipstream_bench.gpu_check.bounds import work_of
 from slipstream_bench.gpu_check.device_use import idle_share
-from slipstream_bench.gpu_check.drive import Ended, Output, decode_intervals_s
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, write_files
-from slipstream_bench.gpu_check.gpu_stack import core_config
+from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, GpuSetting
-from slipstream_bench.gpu_check.work import work_of
-from slipstream_core.runner.memory import DeviceMemoryUse, cache_bytes
+from slipstream_core.runner.kv_cache_size import DeviceMemoryUse, cache_bytes
 from slipstream_core.runner.sampling.penalties import most_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +163,10 @@ def test_the_largest_load_fits_the_reference_card() -> None:
     gib = 2**30
     shape = SHAPES[0]
     config = core_config(
-        GpuSetting("cuda", False, Path(), 0.0), shape, num_requests=1024, max_model_len=1344
+        GpuSetting("cuda", False, Path(), 0.0, GpuReport("x", Path(), 0.0)),
+        shape,
+        num_requests=1024,
+        max_model_len=1344,
     )
     vocab = 151936
     logits = 4 * vocab * 1024
@@ -186,9 +189,13 @@ def names_of(part: str) -> list[str]:
     return [section.name for section in PARTS[part]]
 
 
-@pytest.mark.parametrize("module", sorted({one.module for part in PARTS.values() for one in part}))
-def test_every_section_has_its_module(module: str) -> None:
-    assert callable(import_module(f"slipstream_bench.gpu_check.{module}").run)
+@pytest.mark.parametrize(
+    ("module", "function"),
+    sorted({(one.module, one.function) for part in PARTS.values() for one in part}),
+)
+def test_every_section_has_its_function(module: str, function: str) -> None:
+    found = import_module(f"slipstream_bench.gpu_check.{module}")
+    assert callable(getattr(found, function))
 
 
 def test_a_part_has_five_minutes() -> None:
@@ -214,7 +221,8 @@ def test_every_dependency_is_looked_for() -> None:
     needed = {re.split("[<>=]", each)[0] for each in project["dependencies"]}
     [listed] = re.findall(r"packages = \((.*?)\)\.split", SCRIPT.read_text(), re.DOTALL)
     found = set(" ".join(re.findall('"(.*?)"', listed)).split())
-    assert found == needed - {"huggingface-hub", "prometheus-client", "aiohttp", "multidict"}
+    elsewhere = {"huggingface-hub", "prometheus-client", "aiohttp", "multidict", "pyyaml"}
+    assert found == needed - elsewhere
 
 
 def test_a_folder_that_is_not_named_is_asked_for() -> None:
@@ -281,7 +289,7 @@ class TestDecode:
         ("floor_ms", "goal"), [(1.0, 0.9), (14.9, 0.9), (15.0, 0.97), (30.0, 0.97)]
     )
     def test_the_goal_hangs_on_what_a_replay_takes(self, floor_ms: float, goal: float) -> None:
-        assert floor.goal_share(floor_ms / 1e3) == goal
+        assert bounds.goal_share(floor_ms / 1e3) == goal
 
     def test_a_replay_is_timed_by_the_runner(self) -> None:
         asked: list[Any] = []
@@ -292,10 +300,10 @@ class TestDecode:
                 return 0.002 * steps
 
         runner: Any = WithGraphs()
-        assert floor.replay_s(runner, 32, 128) == pytest.approx(0.002)
+        assert bounds.replay_s(runner, 32, 128) == pytest.approx(0.002)
         assert asked == [(32, 128)]
         runner = object()
-        assert floor.replay_s(runner, 32, 128) is None
+        assert bounds.replay_s(runner, 32, 128) is None
 
 
 class TestWork:
@@ -339,8 +347,8 @@ def report(tmp_path: Path) -> GpuReport:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> GpuSetting:
-    return GpuSetting("cpu", True, tmp_path, float("inf"))
+def setting(tmp_path: Path, report: GpuReport) -> GpuSetting:
+    return GpuSetting("cpu", True, tmp_path, float("inf"), report)
 
 
 def test_one_wrong_token_fails_exactness(
@@ -348,14 +356,14 @@ def test_one_wrong_token_fails_exactness(
 ) -> None:
     real = exactness._outputs
 
-    def outputs(*arguments: Any) -> list[Output]:
+    def outputs(*arguments: Any) -> list[LoopOutput]:
         right = real(*arguments)
         right[1].token_ids[5] = (right[1].token_ids[5] + 1) % 331
         return right
 
     monkeypatch.setattr(exactness, "QUICK_ARCHITECTURES", ("llama",))
     monkeypatch.setattr(exactness, "_outputs", outputs)
-    exactness.run(setting, report)
+    exactness.run(setting)
     in_float32, in_bfloat16 = read_rows(report.path)
     assert in_float32["ok"] is False
     assert (in_float32["num_same_requests"], in_float32["num_wrong_requests"]) == (3, 1)
@@ -364,7 +372,7 @@ def test_one_wrong_token_fails_exactness(
 
 
 def test_out_of_time_is_a_row(setting: GpuSetting, report: GpuReport) -> None:
-    exactness.run(replace(setting, deadline_s=0.0), report)
+    exactness.run(replace(setting, deadline_s=0.0))
     rows = read_rows(report.path)
     assert len(rows) == 8
     assert {row["skipped"] for row in rows} == {"out of time"}
@@ -392,7 +400,7 @@ def test_attention_that_is_off_in_one_case_fails(
     monkeypatch.setattr(attention, "check_case", check_one)
     monkeypatch.setattr(attention, "LIMITS", dict.fromkeys((torch.bfloat16, torch.float16), 0.01))
     for dtype in (torch.bfloat16, torch.float16):
-        attention._check(setting, report, dtype)
+        attention._check(setting, dtype)
     off, right = read_rows(report.path)
     assert off["ok"] is False
     assert (off["num_over_limit"], off["num_raised"], off["num_checked"]) == (2, 1, 3)
@@ -405,11 +413,11 @@ def test_attention_is_judged_as_right_only_where_all_cases_were_looked_at(
     setting: GpuSetting, report: GpuReport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "check_case", lambda *_: 0.0)
-    attention._check(replace(setting, deadline_s=0.0), report, torch.bfloat16)
+    attention._check(replace(setting, deadline_s=0.0), torch.bfloat16)
     skipped, unjudged = read_rows(report.path)
     assert skipped["skipped"] == "out of time"
     assert (unjudged["ok"], unjudged["num_checked"]) == (None, 0)
-    attention._check(setting, report, torch.bfloat16)
+    attention._check(setting, torch.bfloat16)
     whole = read_rows(report.path)[-1]
     assert whole["ok"] is True
     assert whole["num_checked"] == whole["num_cases"] > 0
@@ -436,14 +444,16 @@ def test_a_load_that_was_begun_in_time_has_the_grace_to_end(
         def has_time(self, *_: object) -> bool:  # when it was asked
             return True
 
-    late = Late(setting.device, True, setting.folder, 0.0)
+    late = Late(setting.device, True, setting.folder, 0.0, report)
     point = decode._Point("late", 1, 1, 4, 1e-9, None)
     work = SimpleNamespace(linear_flops=lambda *_: 0, attention_flops=lambda *_: 0)
     rates = SimpleNamespace(bf16_flops_per_s=1.0)
     monkeypatch.setattr(decode, "ceilings", lambda _: rates)
-    parts: Any = (late, report, Client(), Runner())
-    assert decode._compute_prompts(*parts, work, [point])
-    decode._measure(*parts, point, SHAPES[0], {})
+    runner: Any = Runner()
+    client: Any = Client()
+    loads = decode._Decode(late, SHAPES[0], runner, cast(Any, work))
+    assert loads.compute_prompts(client, point)
+    loads.measure(client, point, {})
     assert [row["ok"] for row in read_rows(report.path)] == [None, True]
     assert limits == [late.most_s()] * 2
     assert GRACE_S / 2 < limits[0] < GRACE_S - 3  # when the process ends itself: `section`
@@ -468,7 +478,13 @@ def test_idle_share() -> None:
 
 
 def test_decode_intervals_are_those_of_full_steps() -> None:
-    steps = [Ended(0, 3, 4), Ended(1, 4, 4), Ended(3, 4, 4), Ended(7, 4, 5), Ended(9, 4, 4)]
+    steps = [
+        LoopStep(0, 3, 4),
+        LoopStep(1, 4, 4),
+        LoopStep(3, 4, 4),
+        LoopStep(7, 4, 5),
+        LoopStep(9, 4, 4),
+    ]
     assert decode_intervals_s(steps, 4) == [1, 2, 2]
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream.errors import BadRequestError
-from slipstream_bench.common.measures import RequestTimeline
-from slipstream_bench.common.process_cpu import process_cpu_s
-from slipstream_bench.common.steady import CpuSamples, steady
-from slipstream_bench.interval.interval import _compare
+from slipstream_bench.common.measures import RequestTimeline, steady
+from slipstream_bench.common.process_census import CpuSamples, process_cpu_s
+from slipstream_bench.interval import _compare
 
 
-def _timeline(asked_s, times_s, num_tokens=None):
-    timeline = RequestTimeline(asked_s)
+def _timeline(sent_s, times_s, num_tokens=None):
+    timeline = RequestTimeline(sent_s)
     timeline.times_s = list(times_s)
     timeline.num_tokens = len(times_s) if num_tokens is None else num_tokens
     timeline.ended_s = times_s[-1]

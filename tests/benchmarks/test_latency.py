@@ -8,7 +8,7 @@ import pytest
 from tests.helpers.stacks import spareless_stack
 
 from slipstream.cli.main import main
-from slipstream_bench.latency.latency import PERCENTILES, _spread
+from slipstream_bench.latency import PERCENTILES, _spread
 
 STEP_MS = 5.0
 
@@ -57,4 +57,4 @@ def test_batches_are_measured(address, tmp_path, capsys):
 )
 def test_what_cannot_be_measured_is_refused(address, words, said, capsys):
     assert main(["bench", "latency", "--address", address, *words.split()]) == 2
-    assert f"slipstream bench: {said}" in capsys.readouterr().err
+    assert f"slipstream bench latency: {said}" in capsys.readouterr().err

@@ -18,14 +18,15 @@ from slipstream.errors import SlipstreamError
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.common.memory_wire import MemoryContext
 from slipstream_bench.common.variants import NUM_LOGPROBS, VARIANTS, params_of
-from slipstream_bench.output_path import peers, workload
+from slipstream_bench.output_path import workload
 from slipstream_bench.output_path.delta_readers import READS
 from slipstream_bench.output_path.in_process_path import STAGES, OutputPath
 from slipstream_bench.output_path.output_path import with_ratios
-from slipstream_bench.output_path.peers import measure_peer
+from slipstream_bench.output_path.path_measure import wire_us
 from slipstream_bench.output_path.stopwatch import Stopwatch
-from slipstream_bench.output_path.wire import wire_us
 from slipstream_bench.output_path.workload import detokenizers_of, make_workload
+from slipstream_bench.peers import peer_process
+from slipstream_bench.peers.peer_process import measure_output_path
 
 BATCH, STEPS, PROMPT_LEN = 5, 24, 16
 
@@ -236,11 +237,11 @@ json.dump([{"engine": "vllm", "batch": int(options["--batches"])}], open(options
 
 @pytest.fixture
 def ask_peer(tmp_path, monkeypatch):
-    monkeypatch.setattr(peers, "scripts_folder", lambda: tmp_path)
+    monkeypatch.setattr(peer_process, "FOLDER", tmp_path)
 
     def ask(script: str) -> list[dict[str, object]]:
         (tmp_path / "vllm_output_path.py").write_text(script)
-        return measure_peer(
+        return measure_output_path(
             "vllm",
             sys.executable,
             model=tmp_path,
@@ -262,6 +263,6 @@ def test_a_peer_that_fails_says_why(ask_peer):
         ask_peer("raise SystemExit('no module of that name')")
 
 
-def test_the_peers_scripts_are_there():
-    for peer in peers.PEERS:
-        assert peers._script(peer).is_file()
+def test_the_peers_programs_are_there():
+    for peer in peer_process.PEERS:
+        assert (peer_process.FOLDER / f"{peer}_output_path.py").is_file()

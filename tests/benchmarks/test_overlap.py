@@ -14,7 +14,7 @@ from slipstream.cli.main import main
 from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Window, random_prompts
 from slipstream_bench.overlap import arrivals, delta_latency, stops
-from slipstream_bench.overlap.arrivals_client import Arrival
+from slipstream_bench.overlap.arrivals import Arrival
 from slipstream_bench.overlap.watched_core import Record, RecordedRunner
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
@@ -100,7 +100,7 @@ def test_the_record_says_how_many_outputs_were_computed_of_each_request():
         model="simulated:step_ms=0,vocab_size=50", address="ipc:///nowhere", max_num_seqs=4
     )
     runner = RecordedRunner(load_simulated(config))
-    tokens = TokenLog(np.uint32)
+    tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=runner.num_blocks,

@@ -25,7 +25,7 @@ class Core:
     """Histories of three streams, and the deltas that a core would send of them."""
 
     def __init__(self, num_logprobs):
-        self.tokens, self.logprobs = TokenLog(np.uint32), LogprobLog()
+        self.tokens, self.logprobs = TokenLog(), LogprobLog()
         self.num_logprobs = num_logprobs
         self.random = np.random.default_rng(5)
         self.lengths = np.zeros(3, np.int64)

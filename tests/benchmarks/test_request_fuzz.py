@@ -11,13 +11,13 @@ import pytest
 
 from slipstream.cli.main import main
 from slipstream_bench.fuzz import request_run
+from slipstream_bench.fuzz.hostile_requests import KINDS, MOST_ANSWERS, Bounds, hostile_request
 from slipstream_bench.fuzz.request_run import (
     MOST_STEPS,
     RequestFuzzResult,
     fuzz_requests,
     own_bytes,
 )
-from slipstream_bench.fuzz.request_speech import KINDS, MOST_ANSWERS, Bounds, hostile_request
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.validation.sampling_params import check_params
 
@@ -104,13 +104,13 @@ def test_a_run_that_was_stopped_goes_on(
     monkeypatch.setattr(request_run, "_SAVE_EVERY", 5)
     turns = iter(range(10**9))
 
-    def interrupted(_request: object, turn: object = request_run._Hostile.turn) -> None:
+    def interrupted(_request: object, turn: object = request_run._HostileReaders.turn) -> None:
         turn(_request)  # type: ignore[operator]
         if file.exists() and next(turns) == 20:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(request_run._Hostile, "turn", interrupted)
+        stopping.setattr(request_run._HostileReaders, "turn", interrupted)
         assert main([*options, "24"]) == 1
     assert "interrupted" in capsys.readouterr().err
     part = json.loads(file.read_bytes())

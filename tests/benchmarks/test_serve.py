@@ -204,7 +204,7 @@ def test_a_row_and_a_table(serve, rows, capsys):
 
 
 def test_a_client_that_is_the_bottleneck_says_so(serve, rows, capsys, monkeypatch):
-    monkeypatch.setattr("slipstream_bench.serve.serve._BUSY_PERCENT", -1.0)
+    monkeypatch.setattr("slipstream_bench.serve._BUSY_PERCENT", -1.0)
     rows("--url", serve(well).url, "--num-requests", "2")
     assert capsys.readouterr().err.count("the client was the bottleneck") == 1
 
@@ -278,7 +278,7 @@ class Clock:
 
 def test_latencies_are_those_of_chunks_with_content(serve, rows, monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("slipstream_bench.common.load.openai_answers.time", clock)
+    monkeypatch.setattr("slipstream_bench.common.load.openai_target.time", clock)
 
     async def script(call: Call) -> None:
         call.head()
@@ -456,7 +456,7 @@ def test_a_server_that_refuses_everything(serve, capsys):
 def test_nobody_there(capsys):
     assert main(["bench", "serve", "--url", "http://127.0.0.1:1"]) == 1
     shown = capsys.readouterr().err
-    assert "slipstream bench: no model's name from /v1/models (connect: " in shown
+    assert "slipstream bench serve: no model's name from /v1/models (connect: " in shown
     assert shown.count("\n") == 1
 
 
@@ -608,7 +608,7 @@ def test_the_same_report_of_our_own_address(address, rows, capsys, options):
 def test_our_own_address_refuses_what_cannot_be(address, capsys):
     options = ["--address", address, "--input-len", "1000000"]
     assert main(["bench", "serve", *options, "--num-requests", "1"]) == 2
-    assert "slipstream bench: prompt: got " in capsys.readouterr().err
+    assert "slipstream bench serve: prompt: got " in capsys.readouterr().err
 
 
 # ---- options that cannot be ----------------------------------------------------------------
@@ -622,7 +622,7 @@ def test_our_own_address_refuses_what_cannot_be(address, capsys):
         (["--request-rate", "nan"], "request_rate: got nan, allowed: "),
         (["--concurrency", "0"], "concurrency: got 0, allowed: "),
         (["--range-ratio", "1"], "range_ratio: got 1.0, allowed: a number >= 0 and < 1"),
-        (["--percentiles", "50,100"], "percentiles: got [50.0, 100.0], allowed: "),
+        (["--percentiles", "50,100"], "percentiles: got '50,100', allowed: "),
         (["--url", "localhost:8000"], "url: got 'localhost:8000', allowed: http://HOST:PORT"),
         (["--url", "http://x:port"], "url: got 'http://x:port', allowed: "),
         (["--address", "ipc:///x", "--model", "m"], "model: got 'm', allowed: nothing where --add"),
@@ -636,5 +636,5 @@ def test_options_that_cannot_be_are_one_line_and_code_2(serve, capsys, options, 
     assert main(["bench", "serve", *url, *options]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.startswith(f"slipstream bench: {said}")
+    assert shown.err.startswith(f"slipstream bench serve: {said}")
     assert shown.err.count("\n") == 1

@@ -118,7 +118,7 @@ def test_what_was_sampled_is_sent_before_more_is_planned(make_core, monkeypatch)
     worker = box.worker()
     box.until(lambda: worker.is_synced)
     engine = box.core.engine
-    monkeypatch.setattr(engine, "_dry_at", lambda: math.inf)
+    monkeypatch.setattr(engine, "_device_idle_at", lambda: math.inf)
     it = worker.admit(PROMPTS[0], 50, stop_token_ids=(996,))
     box.until(lambda: len(box.runner.launched) == 2)
     worker.is_reading = False

@@ -154,7 +154,7 @@ class StateWorker:
         self.is_reading = True
         self.is_reporting = True
         self.is_synced = False
-        self._struck_by = -1
+        self._last_incarnation = -1
         self.hop: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             context,
             address,
@@ -273,8 +273,8 @@ class StateWorker:
         )
 
     def _strike(self, suspects: Suspects) -> None:
-        assert suspects.incarnation > self._struck_by
-        self._struck_by = suspects.incarnation
+        assert suspects.incarnation > self._last_incarnation
+        self._last_incarnation = suspects.incarnation
         for stream_id in suspects.stream_ids:
             held = self.streams.get(stream_id)
             if held is not None:

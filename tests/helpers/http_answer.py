@@ -6,9 +6,9 @@ from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.exchange import Exchange
-from slipstream.http.openai.broadcast import FanOut
-from slipstream.http.wire import Response
+from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import LogprobColumns, ModelCard
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -58,14 +58,14 @@ class Wire:
         """The connection is dropped."""
         self.is_dropped = True
         assert self.exchange is not None
-        self.exchange.leave()
+        self.exchange.disconnect()
 
 
 class Table:
     """A `StreamEngine` that is only a client's table of streams."""
 
     def __init__(self) -> None:
-        self.streams, self.fan_out = ClientStreamTable(), FanOut()
+        self.streams, self.broadcast = ClientStreamTable(), Broadcast()
 
     def submit(self, state: StreamState) -> None:
         """Add the stream to the table."""

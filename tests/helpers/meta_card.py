@@ -27,8 +27,8 @@ from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.cuda.recorder import Work
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.model.rope import freeze_frequencies
-from slipstream_core.runner.sampling.truncation import TruncationLimits
-from slipstream_core.runner.staging import CopyMark, to_device
+from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
+from slipstream_core.runner.staging import CopyEvent, to_device
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import SamplingDefaults
@@ -131,18 +131,18 @@ class MetaCopies:
     def host(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.uint8)
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
         return _PAST
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
         assert source.is_meta
         assert source.shape == target.shape
         return _PAST
 
-    def before_reuse(self, mark: CopyMark) -> None:
+    def wait_for(self, event: CopyEvent) -> None:
         pass
 
-    def here(self) -> CopyMark:
+    def record(self) -> CopyEvent:
         return _PAST
 
 

@@ -30,7 +30,6 @@ from slipstream_ipc.messages import (
     Goodbye,
     OtherAnswer,
     PromptLogprobs,
-    PromptReady,
     Rejected,
     Render,
     Rendered,
@@ -38,11 +37,13 @@ from slipstream_ipc.messages import (
     SamplingParams,
     Submit,
     Superseded,
+    TokenizerReady,
     UnknownStreams,
     Welcome,
     WorkerToClient,
 )
 from slipstream_ipc.transport.codec import client_codec, encode_params
+from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.transport.dealer import Dealer
 from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
@@ -76,7 +77,7 @@ class InstantPrompts:
         self.asked = [r for r in self.asked if r.key != key]
         return True
 
-    def receive(self) -> list[Rendered | PromptReady]:
+    def receive(self) -> list[Rendered | TokenizerReady]:
         if self.is_held:
             return []
         asked, self.asked = self.asked, []
@@ -120,7 +121,9 @@ class RawClient:
     reordered.
     """
 
-    def __init__(self, stack: MiniStack) -> None:
+    def __init__(
+        self, stack: MiniStack, address: str | None = None, access: Access | None = None
+    ) -> None:
         self._stack = stack
         self._poller = zmq.Poller()
         self._waiting: list[ClientToWorker] = []
@@ -129,12 +132,13 @@ class RawClient:
         self.resubmits = True
         self.hop: Dealer[ClientToWorker, WorkerToClient, None] = Dealer(
             stack.context,
-            stack.client_address,
+            address or stack.client_address,
             client_codec(),
             self._poller,
             identity=secrets.token_bytes(16),
             now=stack.now(),
             welcome_within_s=0.2,
+            access=access,
         )
 
     def submit(
@@ -314,7 +318,7 @@ class MiniStack:
         self._tokenizer = tokenizer
         self._worker_settings = {
             name: settings.pop(name)
-            for name in ("grace_s", "client_timeout_s", "stream_interval")
+            for name in ("grace_s", "client_timeout_s", "stream_interval", "listen", "keys")
             if name in settings
         }
         self._core_settings: dict[str, object] = {
@@ -370,8 +374,9 @@ class MiniStack:
         self.prompts = InstantPrompts(self._tokenizer)
         self.worker = None
 
-    def client(self) -> RawClient:
-        client = RawClient(self)
+    def client(self, address: str | None = None, access: Access | None = None) -> RawClient:
+        """A client; by default one over ipc://."""
+        client = RawClient(self, address, access)
         self.clients.append(client)
         return client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from slipstream.http.openai.openapi import document
+from slipstream.http.endpoints.openapi import document
 
 DOCUMENT = json.loads(document())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from tests.helpers.simulated_tokens import expected_tokens
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
@@ -59,7 +60,7 @@ class Harness:
                 num_blocks=limits.num_blocks,
             )
         )
-        self.log = TokenLog(np.uint32, rows=2)
+        self.log = TokenLog(rows=2)
         self.scheduler = Scheduler(tokens=self.log, **vars(limits))
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}
@@ -80,7 +81,8 @@ class Harness:
         row = min(set(range(MAX_ROWS)) - self.streams.keys()) if row is None else row
         fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": row} | params
         request = NewRequest(row=row, prompt_len=len(prompt), max_tokens=max_tokens, **fields)
-        want = self.runner.text.expected_tokens(
+        want = expected_tokens(
+            self.runner.text,
             prompt,
             min(max_tokens, self.limits.max_model_len - len(prompt)),
             seed=request.seed if request.temperature else 0,
@@ -115,12 +117,12 @@ class Harness:
         """Launch a step. A failing step writes nothing, so later steps compute from garbage."""
         known = {row: self.log.length(row) for row in self.streams}
         in_flight = [self.scheduler.rows_of(plan).tolist() for plan in self.launched]
-        is_taken = self.scheduler._in_flight.has_probation
+        is_taken = self.scheduler._in_flight.has_suspect
         plan = self.scheduler.schedule(self.acked)
         if plan is not None:
-            assert not is_taken, "launched behind one on probation"
+            assert not is_taken, "launched behind a suspect"
             rows = self.scheduler.rows_of(plan).tolist()
-            if any(self.is_on_probation(row) for row in rows):
+            if any(self.is_suspect(row) for row in rows):
                 assert len(rows) == 1
                 assert not in_flight
             self.check(plan, known)
@@ -131,8 +133,8 @@ class Harness:
             self.launched.append(plan)
         return plan
 
-    def is_on_probation(self, row: int) -> bool:
-        return bool(self.scheduler._requests.on_probation[row])
+    def is_suspect(self, row: int) -> bool:
+        return bool(self.scheduler._requests.is_suspect[row])
 
     def collect(self) -> Sampled | None:
         """Complete the oldest step; asserts that ended requests have the expected output.

@@ -22,7 +22,7 @@ class Asked:
     words: tuple[Word, ...] = ()
 
     @property
-    def rules(self) -> TokenConstraints | None:
+    def constraints(self) -> TokenConstraints | None:
         return token_constraints(self.params, self.words)
 
 

@@ -191,7 +191,7 @@ def test_columns_are_views_that_cannot_be_written() -> None:
 
 @pytest.mark.parametrize(("read", "size"), [(u32, 4), (f32, 4), (u64, 8)])
 def test_the_error_names_the_column(read: Callable[..., Any], size: int) -> None:
-    with pytest.raises(ProtocolError, match="rows: 3 bytes are no whole number"):
+    with pytest.raises(ProtocolError, match=f"rows: 3 bytes, expected a multiple of {size}"):
         read(b"abc", "rows")
     with pytest.raises(ProtocolError, match="rows: 2 entries, expected 3"):
         read(bytes(2 * size), "rows", 3)

@@ -36,7 +36,7 @@ def test_an_array_is_taken_as_it_is() -> None:
 
 
 def test_what_is_put_aside_for_a_set_is_found_by_its_array_too() -> None:
-    log, rows = TokenLog(np.uint32), RowSet(np.array([0, 1]))
+    log, rows = TokenLog(), RowSet(np.array([0, 1]))
     for row in rows.tolist():
         log.open(row)
     for value in range(3):

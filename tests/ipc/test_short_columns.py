@@ -7,25 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.columns import MOST_SHORT, pack_short, pack_u32, u32, unpack_short
+from slipstream_ipc.columns import MAX_SHORT, pack_short, pack_u32, u32, unpack_short
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.row_set import RowSet
 
 U32S = st.integers(0, 2**32 - 1)
 
 
-@given(st.lists(U32S, max_size=MOST_SHORT + 5))
+@given(st.lists(U32S, max_size=MAX_SHORT + 5))
 def test_short_columns_are_columns(values: list[int]) -> None:
     column = pack_u32(values)
     assert pack_short(values) == column
-    if len(values) <= MOST_SHORT:
+    if len(values) <= MAX_SHORT:
         assert list(unpack_short(column)) == u32(column).tolist() == values
 
 
 @given(st.data())
 def test_a_few_rows_of_a_history(data: st.DataObject) -> None:
     """Some appends go one way, some the other; what was read of them stays true."""
-    log, copies = TokenLog(np.uint32), [list[int]() for _ in range(4)]
+    log, copies = TokenLog(), [list[int]() for _ in range(4)]
     for row in range(len(copies)):
         log.open(row)
     for _ in range(data.draw(st.integers(1, 30))):
@@ -49,7 +49,7 @@ def test_a_few_rows_of_a_history(data: st.DataObject) -> None:
 
 
 def test_a_history_over_many_pages() -> None:
-    log = TokenLog(np.uint32)
+    log = TokenLog()
     log.open(0)
     for number in range(300):
         log.append_few([0], [number])

@@ -6,7 +6,7 @@ from slipstream.cli.parser import Command, Parser, add_commands
 
 _DEMOS = {
     "kill": Command(
-        "streams that go on while the worker and the core are killed",
+        "kill the worker and the core while answers are streamed",
         "slipstream.demo.kill:add_kill",
     ),
 }

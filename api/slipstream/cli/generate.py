@@ -7,14 +7,9 @@ import sys
 
 import msgspec
 
-from slipstream.cli.options import (
-    add_connection,
-    add_sampling,
-    add_settings,
-    connected,
-    sampling_params_of,
-)
+from slipstream.cli.connection import add_client_options, connected
 from slipstream.cli.parser import Parser
+from slipstream.cli.sampling_options import add_sampling, sampling_params_of
 from slipstream.errors import wrong_option
 from slipstream.outputs import Delta, PromptTokenLogprobs
 
@@ -23,45 +18,55 @@ _MAX_TOKENS = 256
 
 def add_generate(parser: Parser) -> None:
     """Add the command's options."""
-    add_settings(parser)
+    parser.introduce(
+        "TEXT [options]",
+        (
+            'slipstream generate "Exceptions are a means of" --max-tokens 40',
+            "slipstream generate - --json < prompt.txt",
+        ),
+    )
     parser.add_argument(
-        "--prompt", required=True, metavar="TEXT", help="what to go on with; - reads standard input"
+        "text", nargs="?", metavar="TEXT", help="the prompt; - reads it from standard input"
+    )
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="the prompt as an option; the argument is then MODEL"
     )
     parser.add_argument(
         "--json",
         action="store_true",
-        help="a line of JSON for each delta: text, token_ids, logprobs, finish_reason, stop_reason",
+        help="write each delta as a line of JSON: text, token_ids, logprobs, finish_reason, "
+        "stop_reason",
     )
-    add_sampling(parser, max_tokens=_MAX_TOKENS)
     parser.add_argument(
         "--logprobs",
         metavar="K",
         default=argparse.SUPPRESS,
-        help="with --json: log-probabilities of the tokens and of the K likeliest",
+        help="with --json: log-probabilities of each token and of the K most likely ones",
     )
     parser.add_argument(
         "--prompt-logprobs",
         metavar="K",
         default=argparse.SUPPRESS,
-        help="with --json: a line before all others, with those of the prompt's tokens",
+        help="with --json: the same for the prompt's tokens, as a first line",
     )
     parser.add_argument(
         "--cache-salt",
         metavar="TEXT",
-        help="share what is computed of equal beginnings only with who gives the same",
+        help="share cached prompts only with requests that have the same salt",
     )
-    add_connection(parser)
+    add_sampling(parser, max_tokens=_MAX_TOKENS)
+    add_client_options(parser, has_model_argument=False)
     parser.set_defaults(run=generate)
 
 
 def generate(arguments: argparse.Namespace) -> int:
     """Stream one answer to standard output."""
+    prompt = _prompt_of(arguments)
     params = sampling_params_of(arguments)
     for name in ("logprobs", "prompt_logprobs"):
         wanted = getattr(params, name)
         if wanted is not None and not arguments.json:
             raise wrong_option(name, wanted, "nothing, unless with --json")
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     write = sys.stdout.write
     with connected(arguments) as client:
         last = "\n"
@@ -79,6 +84,23 @@ def generate(arguments: argparse.Namespace) -> int:
                 write("\n")
                 sys.stdout.flush()
     return 0
+
+
+def _prompt_of(arguments: argparse.Namespace) -> str:
+    """The prompt; moves MODEL to its place. Raises: BadRequestError."""
+    given: str | None = arguments.text
+    if arguments.prompt is not None:
+        if given is not None:
+            first = getattr(arguments, "model_given", given)
+            if first != given:
+                raise wrong_option("model", given, f"one model; --model has {first!r}")
+            arguments.model = arguments.model_given = given
+        given = arguments.prompt
+    if given is None:
+        raise wrong_option("TEXT", None, "a prompt, or - for standard input")
+    if given != "-":
+        return given
+    return sys.stdin.read()
 
 
 def _prompt_line(of_prompt: PromptTokenLogprobs) -> str:

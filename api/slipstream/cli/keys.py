@@ -26,7 +26,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 def add_keys(parser: Parser) -> None:
     """Add the command's options."""
-    parser.add_argument("folder", metavar="DIR", help="where the keys go; made where it is missing")
+    parser.introduce("DIR [options]", ("slipstream keys keys", "slipstream keys keys --client ana"))
+    parser.add_argument(
+        "folder", metavar="DIR", help="folder for the keys; created if it does not exist"
+    )
     parser.add_argument(
         "--client",
         metavar="NAME",
@@ -46,7 +49,7 @@ def keys(arguments: argparse.Namespace) -> int:
     lines += [
         f"client: Client('tcp://HOST:PORT', keys='DIR/{client}{SECRET_SUFFIX}'), where DIR has",
         f"  copies of that file (a secret: mode 0600) and of {SERVER}{PUBLIC_SUFFIX}",
-        f"let in is every client whose {PUBLIC_SUFFIX} file lies in {folder}, and nobody else:",
+        f"clients whose {PUBLIC_SUFFIX} file is in {folder} may connect, and no others:",
         "  remove the file to shut one out",
     ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -9,20 +9,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipstream.cli.parser import Command, Parser, add_commands, installed_commands, one_line
 
 _COMMANDS = {
-    "serve": Command("run a stack in the foreground", "slipstream.cli.serve:add_serve"),
+    "serve": Command("serve a model over HTTP and to Python", "slipstream.cli.serve:add_serve"),
     "generate": Command("stream the answer to one prompt", "slipstream.cli.generate:add_generate"),
-    "chat": Command("talk with a model", "slipstream.cli.chat:add_chat"),
+    "chat": Command("chat with a model in the terminal", "slipstream.cli.chat:add_chat"),
     "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),
-    "trace": Command("show what --trace recorded", "slipstream.cli.trace:add_trace"),
-    "keys": Command("make keys for tcp:// addresses", "slipstream.cli.keys:add_keys"),
-    "demo": Command("see what it can do", "slipstream.cli.demo:add_demo"),
+    "trace": Command("show what `serve --trace` has recorded", "slipstream.cli.trace:add_trace"),
+    "keys": Command("make keys for clients on other machines", "slipstream.cli.keys:add_keys"),
+    "demo": Command("watch what a server survives", "slipstream.cli.demo:add_demo"),
 }
+_EXAMPLES = (
+    "slipstream serve                      the bundled demo model, at http://127.0.0.1:8000",
+    'slipstream generate "In Python,"      one answer, from the server that runs or a new one',
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,25 +42,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
-        return _failed(arguments.command, "interrupted", 1)
+        return _failed(arguments.prog, "interrupted", 1)
     except Exception as error:
-        return _failed(arguments.command, *_told(error))
+        return _failed(arguments.prog, *_told(error, getattr(arguments, "sources", {})))
 
 
 def _parser() -> Parser:
     parser = Parser(prog="slipstream", description="Serve language models.")
+    parser.introduce("COMMAND [options]", _EXAMPLES)
+    parser.epilog = "`slipstream COMMAND --help` explains a command and its options."
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     add_commands(parser, "command", {**_COMMANDS, **installed_commands()})
     return parser
 
 
-def _told(error: Exception) -> tuple[str, int]:
-    """The message for an error, and the exit code. At log level DEBUG, raises unexpected errors."""
+def _told(error: Exception, sources: Mapping[str, str]) -> tuple[str, int]:
+    """The message for an error, and the exit code. At log level DEBUG, raises unexpected errors.
+
+    sources: files and variables that options are from, by the option's name.
+    """
     from slipstream.errors import BadRequestError, SlipstreamError
     from slipstream.stack.stack import LOG_LEVEL_VARIABLE
 
     if isinstance(error, BadRequestError):
-        return one_line(error), 2
+        source = sources.get(error.field or "")
+        return one_line(error) if source is None else f"{source}: {one_line(error)}", 2
     if isinstance(error, SlipstreamError | OSError):
         return one_line(error), 1
     if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
@@ -65,8 +75,8 @@ def _told(error: Exception) -> tuple[str, int]:
     return f"{type(error).__name__}: {one_line(error)} ({hint})", 1
 
 
-def _failed(command: str, message: str, code: int) -> int:
-    print(f"slipstream {command}: {message}", file=sys.stderr)
+def _failed(prog: str, message: str, code: int) -> int:
+    print(f"{prog}: {message}", file=sys.stderr)
     return code
 
 

@@ -7,11 +7,18 @@ name is the command's name, its object a `Command`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
+from slipstream.spelling import did_you_mean
+
 _GROUP = "slipstream.commands"
+_MAX_WIDTH = 100
+_HELP_COLUMN = 30
+_INDENT = 4  # of the names of commands
 
 
 class Command(NamedTuple):
@@ -25,15 +32,43 @@ class Command(NamedTuple):
     target: str
 
 
+class _Help(argparse.HelpFormatter):
+    """Keeps the lines of examples as they are, and leaves room for long option names."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(_MAX_WIDTH, shutil.get_terminal_size().columns) - 2
+        super().__init__(prog, max_help_position=_HELP_COLUMN, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(
+            line if line.startswith("  ") else super(_Help, self)._fill_text(line, width, indent)
+            for line in text.splitlines()
+        )
+
+    def add_argument(self, action: argparse.Action) -> None:
+        """As in argparse, which forgets that names of commands are indented further."""
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):
+            longest = max(map(len, action.choices), default=0)
+            self._action_max_length = max(self._action_max_length, longest + _INDENT)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that loads its target on use, and reports usage errors in one line with exit code 2.
+
+    - Errors name the command whose help page explains them, and suggest the nearest name.
+    - Options may be written with underscores, as in vLLM: `--max_num_seqs`.
+    - The namespace gets `prog`, the name of the innermost command.
 
     target: see `Command`.
     """
 
     def __init__(self, *, target: str = "", **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(formatter_class=_Help, allow_abbrev=False, **options)
+        self._positionals.title = "arguments"
         self._target = target
+        self.preset: Callable[[Sequence[str]], argparse.Namespace] | None = None
+        """Makes a namespace with values for options that are not on the command line, from it."""
 
     def load(self) -> None:
         """Import the target and let it add its options. Idempotent."""
@@ -42,19 +77,60 @@ class Parser(argparse.ArgumentParser):
         if function:
             getattr(import_module(module), function)(self)
 
+    def introduce(self, usage: str, examples: Iterable[str]) -> None:
+        """Set what follows the program's name in the usage line, and the examples below it."""
+        self.usage = f"%(prog)s {usage}"
+        lines = "\n".join(f"  {example}" for example in examples)
+        self.description = f"{self.description or ''}\n\nexamples:\n{lines}"
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As in argparse, which calls this for a command once its name is parsed."""
+        """As in argparse, which calls this for a command once its name is parsed; but arguments
+        that are not known are an error.
+        """
         self.load()
-        return super().parse_known_args(args, namespace)
+        words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
+        if self.preset is not None:
+            namespace = self.preset(words)
+        namespace, unknown = super().parse_known_args(words, namespace)
+        if unknown:
+            self.error(self._unknown(unknown[0]))
+        if not hasattr(namespace, "prog"):
+            namespace.prog = self.prog
+        return namespace, []
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2."""
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
+    def _with_dashes(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")
+        return f"{dashed}{equals}{value}" if dashed in self._option_string_actions else word
+
+    def _unknown(self, word: str) -> str:
+        if not word.startswith("-"):
+            return f"unexpected argument {word!r}"
+        name = word.partition("=")[0].replace("_", "-")
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        return f"unknown option {name}{did_you_mean(name, options)}"
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        is_command = isinstance(action, argparse._SubParsersAction)
+        if is_command and action.choices is not None and value not in action.choices:
+            known = list(action.choices)
+            hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
+            raise argparse.ArgumentError(None, f"unknown {action.dest} {value!r}{hint}")
+        super()._check_value(action, value)
+
 
 def add_commands(parser: Parser, dest: str, commands: Mapping[str, Command]) -> None:
     """Add commands to a parser; the name of the one given is stored in `dest`."""
-    parsers = parser.add_subparsers(dest=dest, required=True, metavar=dest.upper())
+    if parser.usage is None:
+        parser.usage = f"%(prog)s {dest.upper()} [options]"
+        parser.epilog = f"`{parser.prog} {dest.upper()} --help` explains a {dest} and its options."
+    parsers = parser.add_subparsers(
+        title=f"{dest}s", dest=dest, required=True, metavar=dest.upper(), prog=parser.prog
+    )
     for name, (purpose, target) in commands.items():
         about = f"{purpose[0].upper()}{purpose[1:]}."
         parsers.add_parser(name, help=purpose, description=about, target=target)

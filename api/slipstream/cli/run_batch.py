@@ -27,17 +27,17 @@ import uvloop
 from msgspec import Raw, Struct
 from tqdm import tqdm
 
-from slipstream.cli.options import add_connection, add_settings, address_of
+from slipstream.cli.connection import access_of, add_client_options, running_or_started
 from slipstream.cli.parser import Parser
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.endpoints import server_endpoint
 from slipstream.errors import EngineError, wrong_option
-from slipstream.http.auth import Keys
+from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
+from slipstream.http.endpoints.model_endpoints import ModelEndpoints
 from slipstream.http.errors import bad_field
-from slipstream.http.openai.endpoints import Endpoints
 from slipstream.http.openai.vocabulary import TokenTexts
-from slipstream.http.wire import Response
+from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Fault
 
 URLS = ("/v1/completions", "/v1/chat/completions")
@@ -85,19 +85,31 @@ class _Id(Struct, frozen=True):
 
 def add_run_batch(parser: Parser) -> None:
     """Add the command's options."""
-    parser.add_argument("input", metavar="IN", help="requests, a line of JSON each")
+    parser.introduce(
+        "IN OUT [MODEL] [options]",
+        (
+            "slipstream run-batch requests.jsonl answers.jsonl",
+            "slipstream run-batch requests.jsonl answers.jsonl Qwen/Qwen3-0.6B --max-num-seqs 64",
+        ),
+    )
     parser.add_argument(
-        "output", metavar="OUT", help="their answers; what it has already is not done again"
+        "input",
+        metavar="IN",
+        help="requests in OpenAI's batch format: a line of JSON with custom_id, method, url, body",
+    )
+    parser.add_argument(
+        "output",
+        metavar="OUT",
+        help="file for the answers; requests that have an answer there are skipped",
     )
     parser.add_argument(
         "--concurrency",
         type=int,
         metavar="N",
         default=_CONCURRENCY,
-        help="requests at a time; default: %(default)s",
+        help="number of requests that run at the same time (default: %(default)s)",
     )
-    add_settings(parser)
-    add_connection(parser)
+    add_client_options(parser)
     parser.set_defaults(run=run_batch)
 
 
@@ -105,18 +117,19 @@ def run_batch(arguments: argparse.Namespace) -> int:
     """Answer the requests without an answer. Raises: BadRequestError, SlipstreamError, OSError."""
     if arguments.concurrency < 1:
         raise wrong_option("concurrency", arguments.concurrency, "an integer >= 1")
+    address = server_endpoint(arguments.address, **access_of(arguments)).address
+    if not address.startswith("ipc://") and not arguments.new_stack:
+        raise wrong_option(
+            "address", address, "an ipc:// address: a batch is run where the stack is"
+        )
     ids = _checked_ids(Path(arguments.input))
     with open(arguments.output, "a+b", buffering=0) as output:
         _lock(output)
         done = _ids_done(output)
         if ids <= done:
             return 0
-        with address_of(arguments) as address:
-            path = server_endpoint(address).address
-            if not path.startswith("ipc://"):
-                allowed = "an ipc:// address: a batch is run where the stack is"
-                raise wrong_option("address", path, allowed)
-            uvloop.run(_answer_all(arguments, path, output, ids, done))
+        with running_or_started(arguments) as address:
+            uvloop.run(_answer_all(arguments, address, output, ids, done))
     return 0
 
 
@@ -196,7 +209,7 @@ async def _answer_all(
     failures: list[BaseException] = []
     try:
         model = await io.connect()
-        endpoints = Endpoints(io, Keys(()), TokenTexts(model.path), Limits())
+        endpoints = ModelEndpoints(io, ApiKeys(()), TokenTexts(model.path), Limits())
         with tqdm(total=len(ids), initial=len(done & ids), unit="request") as bar:
 
             async def one(line: BatchLine) -> None:
@@ -225,7 +238,7 @@ async def _answer_all(
         await io.close()
 
 
-async def _answer(endpoints: Endpoints, line: BatchLine) -> Response:
+async def _answer(endpoints: ModelEndpoints, line: BatchLine) -> Response:
     """Answer one request. Raises: EngineError where the engine is unavailable for too long."""
     if line.url not in URLS:
         message = f"url: got {line.url[:100]!r}, allowed: {', '.join(URLS)}"
@@ -241,7 +254,7 @@ async def _answer(endpoints: Endpoints, line: BatchLine) -> Response:
         if response.status != _UNAVAILABLE:
             return response
         await asyncio.sleep(_PAUSE_S)
-    why = "the engine takes no requests: run it again, and it goes on where it was"
+    why = "the engine takes no requests; run the command again to continue"
     raise EngineError(Fault("engine", why))
 
 

@@ -11,9 +11,16 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from slipstream.cli.options import add_settings, given_settings
+from slipstream.cli.configuration import SETTINGS, add_config
 from slipstream.cli.parser import Parser
-from slipstream.client.endpoints import UNIX, default_runtime_dir, http_address_in
+from slipstream.cli.stack_options import add_settings, given_settings
+from slipstream.client.endpoints import (
+    KEYS_VARIABLE,
+    UNIX,
+    default_address,
+    default_runtime_dir,
+    http_address_in,
+)
 from slipstream.errors import wrong_option
 from slipstream.stack.events import (
     Event,
@@ -34,14 +41,28 @@ DEFAULT_HTTP_PORT = 8000
 
 def add_serve(parser: Parser) -> None:
     """Add the command's options."""
-    add_settings(parser)
+    parser.introduce(
+        "[MODEL] [options]",
+        (
+            "slipstream serve",
+            "slipstream serve Qwen/Qwen3-0.6B --port 8000 --max-model-len 4096",
+            "slipstream serve --config server.yaml",
+        ),
+    )
+    add_config(parser, SETTINGS | {"config", "port", "runtime_dir", "no_http"})
     parser.add_argument(
         "--runtime-dir",
         metavar="DIR",
-        help=f"where its sockets lie; one stack to a folder; default: {default_runtime_dir()}",
+        help="folder of the server's sockets; each server on a machine needs its own "
+        f"(default: {default_runtime_dir()})",
     )
     parser.add_argument(
-        "--no-http", action="store_true", help="no HTTP front: clients use the socket alone"
+        "--no-http", action="store_true", help="start no HTTP server; Python clients need none"
+    )
+    add_settings(parser)
+    parser.epilog = (
+        "Every option can also stand in a file (--config) and in a variable SLIPSTREAM_OPTION, "
+        "such as SLIPSTREAM_MAX_NUM_SEQS."
     )
     parser.set_defaults(run=serve)
 
@@ -49,6 +70,8 @@ def add_serve(parser: Parser) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Run a stack and return the supervisor's exit code."""
     given = given_settings(arguments)
+    if given.get("listen") and not {"keys", "insecure"} & given.keys():
+        given |= {"keys": os.environ.get(KEYS_VARIABLE) or None}
     if arguments.no_http:
         for name in ("http_port", "uds"):
             if name in given:
@@ -91,20 +114,27 @@ class _Teller:
                 if is_front(name):
                     self._http_address = http_address_in(detail)
             case StackReady(address=address):
-                quoted = shlex.quote(address)
-                examples = f"\n  {_program()} generate --address {quoted} --prompt 'In Python,'"
+                is_default = address == default_address()  # where `generate` looks
+                where = "" if is_default else f" --address {shlex.quote(address)}"
+                examples = f"\n  {_program()} generate 'In Python,'{where}"
                 if self._http_address is not None:
                     examples += f"\n  {_curl(self._http_address, has_keys=self._has_keys)}"
                 where = address if self._listen is None else f"{address} and {self._listen}"
-                _write(sys.stdout, f"serving at {where}; Ctrl-C ends it. Try:{examples}")
+                _write(sys.stdout, f"serving at {where}; Ctrl-C ends it")
+                _write(sys.stdout, f"{_browse(self._http_address)}:{examples}")
             case ProcessRestarted(name=name, pid=pid, how=how, seconds=seconds):
                 about = f"process {pid}, {seconds:.2f} s after the end of the one before: {how}"
                 _write(sys.stdout, f"{name} restarted ({about})")
             case StackDraining(within_s=within_s):
-                what = f"what runs may take {within_s:g} s more; another Ctrl-C ends it now"
+                what = f"running requests may take {within_s:g} s more; Ctrl-C again ends them now"
                 _write(sys.stdout, f"stopping; {what}")
             case StackFailed(error=error):
                 _write(sys.stderr, f"slipstream serve: {error}")
+
+
+def _browse(address: str | None) -> str:
+    is_page = address is not None and not address.startswith(UNIX)
+    return f"open {address} in a browser, or try" if is_page else "try"
 
 
 def _curl(address: str, *, has_keys: bool) -> str:

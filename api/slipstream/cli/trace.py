@@ -19,20 +19,28 @@ from slipstream.tracing.trace_events import TraceTimeline, read_timeline
 
 def add_trace(parser: Parser) -> None:
     """Add the command's options."""
-    parser.add_argument("file", metavar="FILE", help="what --trace FILE has written")
+    parser.introduce(
+        "FILE [options]",
+        ("slipstream trace timeline.json", "slipstream trace timeline.json --png timeline.png"),
+    )
+    parser.add_argument("file", metavar="FILE", help="a timeline written by --trace FILE")
     parser.add_argument(
-        "--png", metavar="OUT", help="draw a window of it (needs matplotlib); default: a table"
+        "--png",
+        metavar="OUT",
+        help="draw a window of it into this file (needs matplotlib), in place of a table",
     )
     parser.add_argument(
         "--begin-ms",
         type=float,
-        metavar="X",
-        help="where the window begins; default: where half of the host's work is done",
+        metavar="MS",
+        help="begin of the window (default: where half of the host's work is done)",
     )
     parser.add_argument(
-        "--window-ms", type=float, metavar="X", help="how long it is; default: 8 steps"
+        "--window-ms", type=float, metavar="MS", help="length of the window (default: 8 steps)"
     )
-    parser.add_argument("--title", metavar="TEXT", help="of the picture; default: the file's name")
+    parser.add_argument(
+        "--title", metavar="TEXT", help="title of the picture (default: the file's name)"
+    )
     parser.set_defaults(run=trace)
 
 

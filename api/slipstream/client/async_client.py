@@ -18,14 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.client.base import (
-    DEFAULT_TIMEOUT_S,
-    ask,
-    ask_again,
-    check_timeout,
+    by_prompt,
     new_states,
-    params_for_each,
-    refuse_for_several,
-    with_others,
+    resume_stream,
+    submit_request,
+    timeout_or_default,
 )
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import (
@@ -35,14 +32,22 @@ from slipstream.client.connection.queries import (
     new_tokenize,
 )
 from slipstream.client.endpoints import server_endpoint
+from slipstream.client.options import (
+    CallOptions,
+    ChatTemplateOptions,
+    CheckedOptions,
+    RequestOptions,
+    options_for_many,
+    options_for_one,
+)
 from slipstream.client.stream import BaseStream, ClientConnection, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Delta, RequestOutput
-from slipstream.requests import Prompt, checked_params
-from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptions, SamplingParams
+from slipstream.requests import Prompt
+from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
 
 
@@ -86,11 +91,27 @@ class AsyncStream(BaseStream, AsyncIterator[Delta]):
     ) -> None:
         self.close()
 
+    async def accepted(self) -> None:
+        """Wait until the server has accepted the request. The stream's output stays unread.
+
+        A proxy awaits this before it sends a status.
+
+        Raises: ClosedError where the stream was aborted or closed before; the error of a request
+        that the server rejects, as reading the stream does.
+        """
+        self._state.awaits_acceptance = True
+        while not self._is_accepted():
+            await self._wait_until(self._is_decided)
+
     async def _wait(self) -> None:
+        await self._wait_until(self._has_news)
+
+    async def _wait_until(self, is_ready: Callable[[], bool]) -> None:
+        """Wait for a ring, unless the stream is ready."""
         state = self._state
         if state.wakeup is not None:
             raise RequestError(Fault("bad_request", "another task reads this stream already"))
-        if self._has_news():
+        if is_ready():
             return
         state.wakeup = self._wakeup
         try:
@@ -117,14 +138,14 @@ class AsyncClient:
         self,
         address: str | None = None,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         trace: str | None = None,
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
     ) -> None:
-        check_timeout(timeout_s)
+        self._timeout_s = timeout_or_default(timeout_s)
+        self._fails_early = timeout_s is None
         self._endpoint = server_endpoint(address, keys, insecure=insecure)
-        self._timeout_s = timeout_s
         self._trace = trace
         self._started: LoopIO | None = None
 
@@ -147,6 +168,7 @@ class AsyncClient:
                 self._timeout_s,
                 open_tracer(self._trace, "client"),
                 access=self._endpoint.access,
+                fails_early=self._fails_early,
             )
             weakref.finalize(self, self._started.close_from_anywhere)
         elif self._started.loop is not loop:
@@ -189,26 +211,14 @@ class AsyncClient:
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
-        label: str | None = None,
-        priority: int = 0,
-        stream_id: str | None = None,
-        cache_salt: str | None = None,
         output_kind: OutputKind = "delta",
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> AsyncStream:
         """Submit a request and return its stream at once. See `Client.stream`."""
-        state = ask(
-            self._io,
-            prompt,
-            checked_params(params, options),
-            output_kind,
-            label=label,
-            priority=priority,
-            stream_id=stream_id,
-            cache_salt=cache_salt,
-        )
+        checked = options_for_one(sampling_params, options)
+        state = submit_request(self._io, prompt, checked, output_kind)
         return AsyncStream(self, self._io, state, output_kind)
 
     def resume(
@@ -220,54 +230,43 @@ class AsyncClient:
         output_kind: OutputKind = "delta",
     ) -> AsyncStream:
         """Continue a partly read stream. See `Client.resume`."""
-        state = ask_again(self._io, stream_id, num_chars, num_tokens, output_kind)
+        state = resume_stream(self._io, stream_id, num_chars, num_tokens, output_kind)
         return AsyncStream(self, self._io, state, output_kind)
 
     async def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        label: str | None = None,
-        priority: int = 0,
-        stream_id: str | None = None,
-        cache_salt: str | None = None,
-        **options: Unpack[SamplingOptions],
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestOutput:
         """Run one request to its end. See `Client.generate`."""
-        checked = checked_params(params, options)
-        if checked.n > 1:
-            refuse_for_several(label, stream_id)
-            [found] = await self.generate_many(
-                [prompt], checked, priority=priority, cache_salt=cache_salt
-            )
-            return found
-        state = ask(
-            self._io,
-            prompt,
-            checked,
-            "final",
-            label=label,
-            priority=priority,
-            stream_id=stream_id,
-            cache_salt=cache_salt,
-        )
+        checked = options_for_one(sampling_params, options)
+        if checked.has_several_answers:
+            [output] = await self._run_all([prompt], checked)
+            return output
+        state = submit_request(self._io, prompt, checked, "final")
         async with AsyncStream(self, self._io, state, "final") as stream:
             return await _completion(stream)
 
     async def generate_many(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: int = 0,
-        cache_salt: str | None = None,
         on_done: Callable[[RequestOutput], object] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> list[RequestOutput]:
         """Run many requests to their ends. See `Client.generate_many`."""
-        every = params_for_each(prompts, params, options)
-        states = new_states(self._io, prompts, every, priority, cache_salt=cache_salt)
+        checked = options_for_many(prompts, sampling_params, options)
+        return await self._run_all(prompts, checked, on_done)
+
+    async def _run_all(
+        self,
+        prompts: Sequence[Prompt],
+        options: CheckedOptions,
+        on_done: Callable[[RequestOutput], object] | None = None,
+    ) -> list[RequestOutput]:
+        states = new_states(self._io, prompts, options)
         room = asyncio.Semaphore(MAX_IN_FLIGHT)
 
         async def run(state: StreamState) -> RequestOutput:
@@ -281,7 +280,7 @@ class AsyncClient:
 
         tasks = [asyncio.ensure_future(run(state)) for state in states]
         try:
-            return with_others(await asyncio.gather(*tasks), every)
+            return by_prompt(await asyncio.gather(*tasks), options.params)
         finally:
             for task in tasks:
                 task.cancel()
@@ -289,32 +288,24 @@ class AsyncClient:
     def stream_many(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        **options: Unpack[SamplingOptions],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[CallOptions],
     ) -> AsyncStreams:
         """Run many requests and read them together. See `Client.stream_many`."""
-        every = params_for_each(prompts, params, options)
-        states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
-        return AsyncStreams(self, self._io, states, [each.n for each in every])
+        checked = options_for_many(prompts, sampling_params, options)
+        states = new_states(self._io, prompts, checked, kind="delta")
+        return AsyncStreams(self, self._io, states, [each.n for each in checked.params])
 
     async def tokenize(
         self,
         prompt: str | Sequence[ChatMessage | Mapping[str, Any]],
         *,
         add_special_tokens: bool | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **template: Unpack[ChatTemplateOptions],
     ) -> list[int]:
         """Tokenize a prompt as the server would. See `Client.tokenize`."""
-        template = checked_template(
-            tools, chat_template_kwargs, add_generation_prompt, continue_final_message
-        )
-        asked = new_tokenize(prompt, template, add_special_tokens=add_special_tokens)
+        checked = checked_template(**template)
+        asked = new_tokenize(prompt, checked, add_special_tokens=add_special_tokens)
         return ids_of(await asyncio.wrap_future(self._io.ask(asked)))
 
     async def detokenize(

@@ -8,6 +8,7 @@ with Client() as client:
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -18,14 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.client.base import (
-    DEFAULT_TIMEOUT_S,
-    ask,
-    ask_again,
+    by_prompt,
     new_states,
     open_io,
-    params_for_each,
-    refuse_for_several,
-    with_others,
+    resume_stream,
+    submit_request,
 )
 from slipstream.client.connection.queries import (
     checked_template,
@@ -35,14 +33,22 @@ from slipstream.client.connection.queries import (
 )
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.endpoints import server_endpoint
+from slipstream.client.options import (
+    CallOptions,
+    ChatTemplateOptions,
+    CheckedOptions,
+    RequestOptions,
+    options_for_many,
+    options_for_one,
+)
 from slipstream.client.stream import BaseStream, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, Streams
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta, RequestOutput
-from slipstream.requests import Prompt, checked_params
-from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingOptions, SamplingParams
+from slipstream.requests import Prompt
+from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 
 class Stream(BaseStream, Iterator[Delta]):
@@ -83,14 +89,31 @@ class Stream(BaseStream, Iterator[Delta]):
     ) -> None:
         self.close()
 
+    def accepted(self, timeout_s: float | None = None) -> None:
+        """Wait until the server has accepted the request. The stream's output stays unread.
+
+        Raises: TimeoutError after `timeout_s`, with the stream going on; ClosedError where the
+        stream was aborted or closed before; the error of a request that the server rejects, as
+        reading the stream does.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._state.awaits_acceptance = True
+        while not self._is_accepted():
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._wait_until(self._is_decided, left_s):
+                raise TimeoutError(f"the server has not accepted the request in {timeout_s:g} s")
+
     def _wait(self) -> None:
+        self._wait_until(self._has_news)
+
+    def _wait_until(self, is_ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Wait for a ring, unless the stream is ready; False after `timeout_s`."""
         state = self._state
         if state.wakeup is not None:
             raise RequestError(Fault("bad_request", "another thread reads this stream already"))
         state.wakeup = self._wakeup
         try:
-            if not self._has_news():
-                self._wakeup.wait()
+            return is_ready() or self._wakeup.wait(timeout_s) is not None
         finally:
             state.wakeup = None
 
@@ -106,6 +129,8 @@ class Client:
     timeout_s: how long to wait for the server in seconds, at the start and whenever the connection
         is lost. Waiting calls and streams fail after that, streams that the server had accepted
         after six times as long. The time in which the server loads its model does not count.
+        Default: 10; at the start 1 where nothing listens on the socket and no stack is starting
+        there.
     trace: the stack's own `trace`, to add a track for this client to it; the client must be closed
         before the stack ends.
 
@@ -120,7 +145,7 @@ class Client:
         self,
         address: str | None = None,
         *,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
+        timeout_s: float | None = None,
         trace: str | None = None,
         keys: str | os.PathLike[str] | None = None,
         insecure: bool = False,
@@ -159,30 +184,31 @@ class Client:
     def stream(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
+        sampling_params: SamplingParams | None = None,
         *,
-        label: str | None = None,
-        priority: int = 0,
-        stream_id: str | None = None,
-        cache_salt: str | None = None,
         output_kind: OutputKind = "delta",
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[RequestOptions],
     ) -> Stream:
         """Submit a request and return its stream at once.
 
         prompt: text, token ids, or chat messages with `role` and `content`.
-        params: the sampling parameters; or give their fields as keyword options
+        sampling_params: the sampling parameters; or give their fields as keyword options
             (`max_tokens=100`).
-        label: a name of your own for the request.
-        priority: a 32-bit integer; lower values are scheduled first.
         output_kind: what iterating yields: "delta", each delta as it arrives; "cumulative", the
             whole output so far with each delta; "final", one delta at the end.
+
+        Further keyword options:
+
+        label: a name of your own for the request.
+        priority: a 32-bit integer; lower values are scheduled first.
         stream_id: 32 random hexadecimal digits (`secrets.token_hex(16)`), which make a retry
             idempotent: the same request under the same id runs once, and its latest reader
             receives it. Anyone with the id can read the stream and end it. None draws an id.
         cache_salt: restricts prefix caching to requests with the same salt, so that response times
             do not reveal other users' prompts. At most 1,024 characters. Requests without a salt
             share the cache with each other.
+        tools, chat_template_kwargs, add_generation_prompt, continue_final_message: for chat
+            messages, as in transformers' `apply_chat_template`.
 
         The stream survives the death of any process of the server.
 
@@ -192,16 +218,8 @@ class Client:
         request, EngineError where it fails, SupersededError where another reader has taken the
         stream over, ConnectionLostError, and ClosedError.
         """
-        state = ask(
-            self._io,
-            prompt,
-            checked_params(params, options),
-            output_kind,
-            label=label,
-            priority=priority,
-            stream_id=stream_id,
-            cache_salt=cache_salt,
-        )
+        checked = options_for_one(sampling_params, options)
+        state = submit_request(self._io, prompt, checked, output_kind)
         return Stream(self, self._io, state, output_kind)
 
     def resume(
@@ -226,42 +244,25 @@ class Client:
         the server knows no such stream, StreamLostError where the stream has no such position or
         is lost later, and the errors of `stream`.
         """
-        state = ask_again(self._io, stream_id, num_chars, num_tokens, output_kind)
+        state = resume_stream(self._io, stream_id, num_chars, num_tokens, output_kind)
         return Stream(self, self._io, state, output_kind)
 
     def generate(
         self,
         prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        label: str | None = None,
-        priority: int = 0,
-        stream_id: str | None = None,
-        cache_salt: str | None = None,
-        **options: Unpack[SamplingOptions],
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[RequestOptions],
     ) -> RequestOutput:
         """Run one request to its end. Arguments and errors are those of `stream`.
 
         With `n` > 1, the answers are the `outputs` of the result; `label` and `stream_id` then
         have to be None.
         """
-        checked = checked_params(params, options)
-        if checked.n > 1:
-            refuse_for_several(label, stream_id)
-            [found] = self.generate_many(
-                [prompt], checked, priority=priority, cache_salt=cache_salt
-            )
-            return found
-        state = ask(
-            self._io,
-            prompt,
-            checked,
-            "final",
-            label=label,
-            priority=priority,
-            stream_id=stream_id,
-            cache_salt=cache_salt,
-        )
+        checked = options_for_one(sampling_params, options)
+        if checked.has_several_answers:
+            [output] = self._run_all([prompt], checked)
+            return output
+        state = submit_request(self._io, prompt, checked, "final")
         with Stream(self, self._io, state, "final") as stream:
             while not stream._state.is_over:
                 stream._wait()
@@ -270,27 +271,34 @@ class Client:
     def generate_many(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        priority: int = 0,
-        cache_salt: str | None = None,
         on_done: Callable[[RequestOutput], object] | None = None,
-        **options: Unpack[SamplingOptions],
+        **options: Unpack[CallOptions],
     ) -> list[RequestOutput]:
         """Run many requests to their ends.
 
         Returns one result for each prompt, in the order of the prompts; with `n` > 1, its
         `outputs` are the answers.
 
-        params: one for all prompts or one for each; or give fields as keyword options, for all.
+        sampling_params: one for all prompts or one for each; or give fields as keyword options,
+            for all.
         on_done: called in the calling thread with each answer as it completes.
 
         Raises: the errors of `stream`; the first one aborts the other requests.
         """
-        every = params_for_each(prompts, params, options)
+        checked = options_for_many(prompts, sampling_params, options)
+        return self._run_all(prompts, checked, on_done)
+
+    def _run_all(
+        self,
+        prompts: Sequence[Prompt],
+        options: CheckedOptions,
+        on_done: Callable[[RequestOutput], object] | None = None,
+    ) -> list[RequestOutput]:
         wakeup: ThreadWakeup[StreamState] = ThreadWakeup()
         indices: dict[StreamState, int] = {}
-        for state in new_states(self._io, prompts, every, priority, cache_salt=cache_salt):
+        for state in new_states(self._io, prompts, options):
             state.wakeup = wakeup
             indices[state] = len(indices)
         waiting = iter(indices)
@@ -301,7 +309,9 @@ class Client:
                 for state in islice(waiting, MAX_IN_FLIGHT - len(running)):
                     self._io.submit(state)
                     running[state] = Stream(self, self._io, state, "final")
-                completion = running.pop(over := wakeup.wait())._completion()
+                over = wakeup.wait()
+                assert over is not None  # without a timeout
+                completion = running.pop(over)._completion()
                 completions[indices[over]] = completion
                 if on_done is not None:
                     on_done(completion)
@@ -309,16 +319,13 @@ class Client:
             for stream in running.values():
                 stream.close()
         answers = [completions[index] for index in range(len(completions))]
-        return with_others(answers, every)
+        return by_prompt(answers, options.params)
 
     def stream_many(
         self,
         prompts: Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        **options: Unpack[SamplingOptions],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[CallOptions],
     ) -> Streams:
         """Run many requests and read them together, as pairs of (answer index, delta).
 
@@ -327,24 +334,21 @@ class Client:
         Unread deltas are held in memory without being merged. This costs a third of what one
         `Stream` for each request costs.
 
-        params: as in `generate_many`.
+        sampling_params: as in `generate_many`.
 
         Raises: BadRequestError from this call. Reading raises the errors of `stream`; the first one
         aborts the other requests.
         """
-        every = params_for_each(prompts, params, options)
-        states = new_states(self._io, prompts, every, priority, kind="delta", cache_salt=cache_salt)
-        return Streams(self, self._io, states, [each.n for each in every])
+        checked = options_for_many(prompts, sampling_params, options)
+        states = new_states(self._io, prompts, checked, kind="delta")
+        return Streams(self, self._io, states, [each.n for each in checked.params])
 
     def tokenize(
         self,
         prompt: str | Sequence[ChatMessage | Mapping[str, Any]],
         *,
         add_special_tokens: bool | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
+        **template: Unpack[ChatTemplateOptions],
     ) -> list[int]:
         """Tokenize a prompt as the server would.
 
@@ -356,10 +360,8 @@ class Client:
 
         Raises: BadRequestError, OverloadedError, EngineError, ConnectionLostError, ClosedError.
         """
-        template = checked_template(
-            tools, chat_template_kwargs, add_generation_prompt, continue_final_message
-        )
-        asked = new_tokenize(prompt, template, add_special_tokens=add_special_tokens)
+        checked = checked_template(**template)
+        asked = new_tokenize(prompt, checked, add_special_tokens=add_special_tokens)
         return ids_of(self._io.ask(asked).result())
 
     def detokenize(

@@ -18,6 +18,7 @@ from slipstream_ipc.transport.curve import Access, load_client_keys, load_server
 
 ADDRESS_VARIABLE = "SLIPSTREAM_ADDRESS"
 KEYS_VARIABLE = "SLIPSTREAM_KEYS"
+LOCK_NAME = "supervisor.lock"  # in the runtime directory of a stack; holds the supervisor's pid
 UNIX = "unix:"
 _SERVING = "serving on "
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import Literal, Protocol
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.outputs import Delta, RequestOutput, StreamPosition, end_of, join
+from slipstream.errors import ClosedError
+from slipstream.outputs import Delta, RequestOutput, StreamPosition, end_of, join, metrics_of
 from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import FinishReason, ModelCard, Resume, Submit
+from slipstream_ipc.messages import Fault, FinishReason, ModelCard, Resume, Submit
 
 OutputKind = Literal["delta", "cumulative", "final"]
 
@@ -112,13 +114,32 @@ class BaseStream:
     def close(self) -> None:
         """End the stream at once and drop unread deltas. Idempotent."""
         self._is_finished = True
-        self._unread = deque()
+        self._state.drop_deltas()
+        self._unread = self._state.deltas
         if not self._state.is_over:
             self._io.abandon(self._state)
 
     def __del__(self) -> None:
         if not self._state.is_over:
             self._io.release(self._state)
+
+    def _is_accepted(self) -> bool:
+        """Whether the server has accepted the stream. Raises: the error that it ended with before,
+        or ClosedError.
+        """
+        state = self._state
+        is_over = state.is_over  # read before `prompt_ids`, which is set first
+        if state.prompt_ids is not None:
+            return True
+        if is_over:
+            if state.error is not None:
+                raise state.error
+            raise ClosedError(Fault("engine", "the stream was ended before it was accepted"))
+        return False
+
+    def _is_decided(self) -> bool:
+        """Whether the stream was accepted, or is over."""
+        return self._state.prompt_ids is not None or self._state.is_over
 
     def _has_news(self) -> bool:
         """Whether the reader need not wait. Called after the reader has set its wakeup."""
@@ -165,7 +186,9 @@ class BaseStream:
     def _completion(self) -> RequestOutput:
         """The output of a finished stream of kind "final". Raises: the stream's error."""
         state, request = self._state, self._state.request
-        whole = join((), state.end) if self._is_at_end() else self._unread.popleft()
+        is_whole = not self._is_at_end()
+        whole = self._unread.popleft() if is_whole else join((), state.end)
+        zero = time.time() - time.monotonic()
         return RequestOutput(
             self.id,
             self.label,
@@ -174,4 +197,5 @@ class BaseStream:
             state.prompt_ids or b"",
             _prompt=state.prompt_logprobs,
             prompt=request.text if isinstance(request, Submit) else None,
+            metrics=metrics_of(whole, state.submitted_at, zero) if is_whole else None,
         )

@@ -58,8 +58,9 @@ class _Many:
         ]
 
     def close(self) -> None:
-        """End all streams that still run. Idempotent."""
+        """End all streams that still run, and drop unread deltas. Idempotent."""
         self._waiting = iter(())
+        self._group.close()
         for state in self._group.states:
             if not state.is_over:
                 self._io.abandon(state)

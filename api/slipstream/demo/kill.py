@@ -30,7 +30,7 @@ from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.demo.screen import Pane, ScreenView
 from slipstream.errors import EngineError, SlipstreamError, wrong_option
 from slipstream.outputs import RequestOutput
-from slipstream.stack.events import ProcessEnded, ProcessRestarted, ProcessStarted, SpareReady
+from slipstream.stack.events import ProcessEnded, ProcessRestarted, SpareReady
 from slipstream.stack.log_level import log_level
 from slipstream.stack.stack import Stack
 from slipstream_ipc.messages import Fault, SamplingParams
@@ -64,14 +64,14 @@ _QUESTIONS = (  # which the demo model answers at some length
     "What are list displays?",
 )
 _MAX_STREAMS = 4
-_ACTS: tuple[tuple[Victim, float], ...] = (("worker", 0.25), ("core", 0.6))  # share of all tokens
+_STEPS: tuple[tuple[Victim, float], ...] = (("worker", 0.25), ("core", 0.6))  # share of all tokens
 _PARAMS = SamplingParams(temperature=0.0, max_tokens=200)
 _TICK_S = 0.05  # between two frames
 _SILENT_S = 0.3  # the shortest pause that is shown
-_PATIENCE_S = 120.0
+_SPARES_TIMEOUT_S = 120.0
 
 
-class Act(Struct):
+class KillStep(Struct):
     """One kill of a process."""
 
     victim: Victim
@@ -79,11 +79,10 @@ class Act(Struct):
     pid: int = 0
     killed_s: float | None = None
     back_s: float | None = None
-    successor: int = 0
 
 
-class Asker(Struct):
-    """One stream after the other with its question and answer, in one pane.
+class DemoStream(Struct):
+    """The requests of one pane, one after the other.
 
     expected: the answers of the undisturbed run.
     """
@@ -98,10 +97,10 @@ class Asker(Struct):
     is_over: bool = False
 
 
-class _News(Struct, frozen=True):
-    """A message from an asker's thread. question: one was asked. is_over: the last message."""
+class _StreamUpdate(Struct, frozen=True):
+    """A message from a stream's thread. question: a new one. is_over: the last message."""
 
-    asker: Asker
+    stream: DemoStream
     time_s: float
     question: str | None = None
     text: str = ""
@@ -112,17 +111,22 @@ class _News(Struct, frozen=True):
 
 def add_kill(parser: Parser) -> None:
     """Add the command's options."""
+    parser.introduce("[options]", ("slipstream demo kill", "slipstream demo kill --streams 4"))
     parser.add_argument(
-        "--model", metavar="MODEL", help="as `slipstream serve` takes it; default: the demo model"
+        "--model",
+        metavar="MODEL",
+        help="model to serve, as for `slipstream serve` (default: the bundled demo model)",
     )
     parser.add_argument(
         "--streams",
         type=int,
         metavar="N",
         default=2,
-        help=f"at a time, 1 to {_MAX_STREAMS}; default: %(default)s",
+        help=f"number of streams at the same time, 1 to {_MAX_STREAMS} (default: %(default)s)",
     )
-    parser.add_argument("--plain", action="store_true", help="lines, on a terminal too")
+    parser.add_argument(
+        "--plain", action="store_true", help="print lines in place of a screen, on a terminal too"
+    )
     parser.set_defaults(run=demo_kill)
 
 
@@ -130,31 +134,31 @@ def demo_kill(arguments: argparse.Namespace) -> int:
     """Run the demonstration. Raises: BadRequestError, SlipstreamError."""
     if not 1 <= arguments.streams <= _MAX_STREAMS:
         raise wrong_option("streams", arguments.streams, f"1 to {_MAX_STREAMS}")
-    is_drawn = sys.stdout.isatty() and not arguments.plain
+    has_screen = sys.stdout.isatty() and not arguments.plain
     print("starting a stack, and spares for its worker and its core ...", flush=True)
     with log_level("ERROR"), Stack(arguments.model) as stack:  # a warning would garble the screen
         _await_spares(stack)
         with stack.client() as client:
-            print("the answers as they are when nobody dies ...", flush=True)
+            print("running the requests without a fault first ...", flush=True)
             expected = client.generate_many([_chat(one) for one in _QUESTIONS], _PARAMS)
-            show = _Show(stack, client, expected, arguments.streams, is_drawn=is_drawn)
-            show.run()
-    print("\n".join(show.summary()), flush=True)
-    return 0 if show.is_identical else 1
+            demo = _KillDemo(stack, client, expected, arguments.streams, has_screen=has_screen)
+            demo.run()
+    print("\n".join(demo.summary()), flush=True)
+    return 0 if demo.is_identical else 1
 
 
 def _chat(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 
 
-def _how_many_same(asker: Asker) -> str:
-    num = sum(one == other for one, other in zip(asker.answers, asker.expected, strict=False))
-    return f"{num} of {len(asker.expected)} answers identical to the undisturbed ones"
+def _identical_answers(stream: DemoStream) -> str:
+    num = sum(one == other for one, other in zip(stream.answers, stream.expected, strict=False))
+    return f"{num} of {len(stream.expected)} answers identical to the undisturbed ones"
 
 
 def _await_spares(stack: Stack) -> None:
     waiting = {"worker", "core"}
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _SPARES_TIMEOUT_S
     while waiting:
         event = stack.next_event(max(0.0, deadline - time.monotonic()))
         if event is None:
@@ -163,7 +167,7 @@ def _await_spares(stack: Stack) -> None:
             waiting.discard(event.name)
 
 
-class _Show:
+class _KillDemo:
     """Runs the streams, kills the processes, and shows both."""
 
     def __init__(
@@ -173,14 +177,14 @@ class _Show:
         expected: Sequence[RequestOutput],
         num_streams: int,
         *,
-        is_drawn: bool,
+        has_screen: bool,
     ) -> None:
         self._stack = stack
         self._client = client
-        self._is_drawn = is_drawn
+        self._has_screen = has_screen
         texts = [done.text for done in expected]
-        self._askers = [
-            Asker(
+        self._streams = [
+            DemoStream(
                 list(_QUESTIONS[number::num_streams]),
                 texts[number::num_streams],
                 Pane(f"stream {number + 1}"),
@@ -188,8 +192,8 @@ class _Show:
             for number in range(num_streams)
         ]
         total = sum(done.num_tokens for done in expected)
-        self._acts = [Act(victim, int(share * total)) for victim, share in _ACTS]
-        self._news: queue.SimpleQueue[_News] = queue.SimpleQueue()
+        self._steps = [KillStep(victim, int(share * total)) for victim, share in _STEPS]
+        self._updates: queue.SimpleQueue[_StreamUpdate] = queue.SimpleQueue()
         self._begin_s = time.monotonic()
         self._end_s = self._begin_s
         self._log: list[tuple[str, str]] = []
@@ -197,22 +201,23 @@ class _Show:
     def run(self) -> None:
         """Run until all streams are over."""
         threads = [
-            threading.Thread(target=self._ask, args=(asker,), daemon=True) for asker in self._askers
+            threading.Thread(target=self._run_stream, args=(stream,), daemon=True)
+            for stream in self._streams
         ]
-        if self._is_drawn:
+        if self._has_screen:
             sys.stdout.write(screen.ENTER)
         try:
             for thread in threads:
                 thread.start()
-            while not all(asker.is_over for asker in self._askers):
-                self._turn()
+            while not all(stream.is_over for stream in self._streams):
+                self._run_one_frame()
         finally:
-            if self._is_drawn:
+            if self._has_screen:
                 sys.stdout.write(screen.LEAVE)
         self._end_s = time.monotonic()
         for thread in threads:
             thread.join()
-        if self._is_drawn:
+        if self._has_screen:
             print("\n".join(self._frame()))
         else:
             self._print_texts()
@@ -220,28 +225,34 @@ class _Show:
     @property
     def is_identical(self) -> bool:
         """Whether all texts equal the undisturbed ones, and both processes were killed."""
-        are_same = all(asker.answers == asker.expected for asker in self._askers)
-        return are_same and all(act.killed_s is not None for act in self._acts)
+        are_same = all(stream.answers == stream.expected for stream in self._streams)
+        return are_same and all(step.killed_s is not None for step in self._steps)
 
     def summary(self) -> list[str]:
         """The lines that sum up the run."""
         lines = [""]
-        for act, span in zip(self._acts, self._spans(), strict=True):
-            if act.killed_s is None or span is None:
-                lines.append(f"{act.victim}: was not killed, the answers were too short")
+        for step, span in zip(self._steps, self._spans(), strict=True):
+            if step.killed_s is None or span is None:
+                lines.append(f"{step.victim}: was not killed, the answers were too short")
                 continue
-            gaps = [gap for one in self._askers if (gap := longest_gap(one.times_s, span))]
-            back = "" if act.back_s is None else f", back after {act.back_s - act.killed_s:.2f} s"
-            longest = f"longest pause of a stream {max(gaps):.2f} s" if gaps else "nobody streamed"
-            lines.append(
-                f"{act.victim + ' killed':<15} after {act.num_tokens} tokens{back}; {longest}"
+            gaps = [gap for one in self._streams if (gap := longest_gap(one.times_s, span))]
+            back = (
+                "" if step.back_s is None else f", back after {step.back_s - step.killed_s:.2f} s"
             )
-        for number, asker in enumerate(self._askers, 1):
-            lines.append(f"stream {number}: {asker.num_tokens} tokens, {_how_many_same(asker)}")
-            if asker.error is not None:
-                lines.append(f"  failed: {asker.error}")
+            longest = (
+                f"longest pause of a stream {max(gaps):.2f} s" if gaps else "no stream was running"
+            )
+            lines.append(
+                f"{step.victim + ' killed':<15} after {step.num_tokens} tokens{back}; {longest}"
+            )
+        for number, stream in enumerate(self._streams, 1):
+            lines.append(
+                f"stream {number}: {stream.num_tokens} tokens, {_identical_answers(stream)}"
+            )
+            if stream.error is not None:
+                lines.append(f"  failed: {stream.error}")
             for question, expected, text in zip(
-                asker.questions, asker.expected, asker.answers, strict=False
+                stream.questions, stream.expected, stream.answers, strict=False
             ):
                 if text != expected:
                     lines += difflib.unified_diff(
@@ -255,118 +266,122 @@ class _Show:
 
     def _spans(self) -> list[GapSpan | None]:
         """The spans from each kill to the next one or to the end; None for one that is missing."""
-        ends = [act.killed_s for act in self._acts[1:]] + [None]
+        ends = [step.killed_s for step in self._steps[1:]] + [None]
         return [
             None
-            if act.killed_s is None
-            else GapSpan(act.victim, act.killed_s, self._end_s if end_s is None else end_s)
-            for act, end_s in zip(self._acts, ends, strict=True)
+            if step.killed_s is None
+            else GapSpan(step.victim, step.killed_s, self._end_s if end_s is None else end_s)
+            for step, end_s in zip(self._steps, ends, strict=True)
         ]
 
     # ---- a stream's thread -----------------------------------------------------------------
 
-    def _ask(self, asker: Asker) -> None:
+    def _run_stream(self, stream: DemoStream) -> None:
         error = None
         try:
-            for question in asker.questions:
-                self._news.put(_News(asker, time.monotonic(), question))
+            for question in stream.questions:
+                self._updates.put(_StreamUpdate(stream, time.monotonic(), question))
                 for delta in self._client.stream(_chat(question), _PARAMS):
                     now = time.monotonic()
-                    self._news.put(_News(asker, now, None, delta.text, delta.num_tokens))
+                    self._updates.put(
+                        _StreamUpdate(stream, now, None, delta.text, delta.num_tokens)
+                    )
         except SlipstreamError as caught:
             error = str(caught)
-        self._news.put(_News(asker, time.monotonic(), error=error, is_over=True))
+        self._updates.put(_StreamUpdate(stream, time.monotonic(), error=error, is_over=True))
 
     # ---- the main thread -------------------------------------------------------------------
 
-    def _turn(self) -> None:
+    def _run_one_frame(self) -> None:
         """Process messages until the next frame is due, kill the process that is due, draw."""
         due_s = time.monotonic() + _TICK_S
         while (left_s := due_s - time.monotonic()) > 0:
             try:
-                self._take(self._news.get(timeout=left_s))
+                self._apply(self._updates.get(timeout=left_s))
             except queue.Empty:
                 break
-        self._hear()
-        self._kill()
-        if self._is_drawn:
+        self._read_events()
+        self._kill_if_due()
+        if self._has_screen:
             lines = screen.HOME + "\r\n".join(line + screen.CLEAR_LINE for line in self._frame())
             sys.stdout.write(lines + screen.CLEAR_BELOW)
             sys.stdout.flush()
 
-    def _take(self, news: _News) -> None:
-        asker = news.asker
-        if news.is_over:
-            asker.is_over, asker.error = True, news.error
-        elif news.question is not None:
-            asker.pane.add(("\n\n" if asker.answers else "") + news.question + "\n", screen.BOLD)
-            asker.answers.append("")
+    def _apply(self, update: _StreamUpdate) -> None:
+        stream = update.stream
+        if update.is_over:
+            stream.is_over, stream.error = True, update.error
+        elif update.question is not None:
+            stream.pane.add(
+                ("\n\n" if stream.answers else "") + update.question + "\n", screen.BOLD
+            )
+            stream.answers.append("")
         else:
-            asker.answers[-1] += news.text
-            asker.num_tokens += news.num_tokens
-            asker.times_s.append(news.time_s)
-            asker.pane.add(news.text)
+            stream.answers[-1] += update.text
+            stream.num_tokens += update.num_tokens
+            stream.times_s.append(update.time_s)
+            stream.pane.add(update.text)
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         for event in self._stack.events():
-            for act in self._acts:
-                if act.killed_s is None or act.back_s is not None:
+            for step in self._steps:
+                if step.killed_s is None or step.back_s is not None:
                     continue
                 match event:
-                    case ProcessEnded() if event.pid == act.pid:
-                        self._say(f"{act.victim} (process {act.pid}) is gone: {event.how}")
-                    case ProcessStarted() if event.name == act.victim:
-                        act.successor = event.pid
-                    case ProcessRestarted() if event.name == act.victim:
-                        act.back_s = time.monotonic()
-                        back_s = act.back_s - act.killed_s
-                        took = f"{act.victim} is process {event.pid} now, after {back_s:.2f} s"
-                        self._say(took, screen.GREEN)
+                    case ProcessEnded() if event.pid == step.pid:
+                        self._add_log_line(
+                            f"{step.victim} (process {step.pid}) has ended: {event.how}"
+                        )
+                    case ProcessRestarted() if event.name == step.victim:
+                        step.back_s = time.monotonic()
+                        back_s = step.back_s - step.killed_s
+                        took = f"{step.victim} is process {event.pid} now, after {back_s:.2f} s"
+                        self._add_log_line(took, screen.GREEN)
 
-    def _kill(self) -> None:
-        num_tokens = sum(asker.num_tokens for asker in self._askers)
-        for act in self._acts:
-            if act.killed_s is None:
-                if num_tokens >= act.num_tokens and act.victim in self._stack.pids:
-                    self._strike(act)
+    def _kill_if_due(self) -> None:
+        num_tokens = sum(stream.num_tokens for stream in self._streams)
+        for step in self._steps:
+            if step.killed_s is None:
+                if num_tokens >= step.num_tokens and step.victim in self._stack.pids:
+                    self._kill_process(step)
                 return
-            if act.back_s is None:
+            if step.back_s is None:
                 return
 
-    def _strike(self, act: Act) -> None:
-        act.pid = self._stack.pids[act.victim]
-        self._say(f"kill -9 {act.pid}   the {act.victim}", screen.RED)
-        for asker in self._askers:
-            asker.pane.add(f"[{act.victim} killed]", screen.MARK)
-        os.kill(act.pid, signal.SIGKILL)
-        act.killed_s = time.monotonic()
+    def _kill_process(self, step: KillStep) -> None:
+        step.pid = self._stack.pids[step.victim]
+        self._add_log_line(f"kill -9 {step.pid}   the {step.victim}", screen.RED)
+        for stream in self._streams:
+            stream.pane.add(f"[{step.victim} killed]", screen.MARK)
+        os.kill(step.pid, signal.SIGKILL)
+        step.killed_s = time.monotonic()
 
     # ---- what is shown -----------------------------------------------------------------------
 
-    def _say(self, what: str, style: str = screen.PLAIN) -> None:
+    def _add_log_line(self, what: str, style: str = screen.PLAIN) -> None:
         line = f"{time.monotonic() - self._begin_s:6.2f} s  {what}"
         self._log.append((line, style))
-        if not self._is_drawn:
-            tokens = " + ".join(str(asker.num_tokens) for asker in self._askers)
+        if not self._has_screen:
+            tokens = " + ".join(str(stream.num_tokens) for stream in self._streams)
             print(f"{line}   ({tokens} tokens so far)", flush=True)
 
     def _frame(self) -> list[str]:
         now = time.monotonic()
-        for asker in self._askers:
-            silent_s = now - asker.times_s[-1] if asker.times_s and not asker.is_over else 0.0
+        for stream in self._streams:
+            silent_s = now - stream.times_s[-1] if stream.times_s and not stream.is_over else 0.0
             pause = f", silent for {silent_s:.1f} s" if silent_s > _SILENT_S else ""
-            asker.pane.footer = f"{asker.num_tokens} tokens{pause}"
+            stream.pane.footer = f"{stream.num_tokens} tokens{pause}"
         pids = self._stack.pids
         status = [
             (f"{name} {pids[name]}", screen.GREEN) if name in pids else (f"{name} -", screen.RED)
             for name in ("worker", "core")
         ]
-        panes = [asker.pane for asker in self._askers]
+        panes = [stream.pane for stream in self._streams]
         view = ScreenView("slipstream demo kill", panes, status, self._log)
         width, height = shutil.get_terminal_size()
         return screen.frame(view, width, height - 1)
 
     def _print_texts(self) -> None:
-        for asker in self._askers:
-            whole = "".join(text for text, _ in asker.pane.pieces)
-            print(f"\n--- {asker.pane.title}\n{whole}")
+        for stream in self._streams:
+            whole = "".join(text for text, _ in stream.pane.pieces)
+            print(f"\n--- {stream.pane.title}\n{whole}")

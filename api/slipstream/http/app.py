@@ -21,33 +21,33 @@ from urllib.parse import unquote
 from msgspec import UNSET
 
 from slipstream.client.connection.loop_io import LoopIO
-from slipstream.http.admin.live import Live
+from slipstream.http.admin.live import LiveStatistics
 from slipstream.http.admin.metrics import Metrics
 from slipstream.http.admin.static import PAGE, page_handlers
-from slipstream.http.auth import Keys
+from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
+from slipstream.http.endpoints import openapi
+from slipstream.http.endpoints.model_endpoints import ModelEndpoints
+from slipstream.http.endpoints.resume import PREFIX as STREAMS
+from slipstream.http.endpoints.resume import last_event_id
+from slipstream.http.endpoints.served_model import served_model
 from slipstream.http.errors import ApiError, is_draining, not_ready
-from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai import openapi
-from slipstream.http.openai.endpoints import Endpoints, Handler
-from slipstream.http.openai.responses import Health, Model, Models, Version
-from slipstream.http.openai.resuming import PREFIX as STREAMS
-from slipstream.http.openai.resuming import last_event
-from slipstream.http.openai.served import served_model
+from slipstream.http.exchange import Exchange, Handler, HttpRequest
+from slipstream.http.openai.response_bodies import Health, Model, Models, Version
 from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.response_encoding import Response, json_response
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import Hosts
-from slipstream.http.wire import Response, json_response
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.telemetry.statistics import Statistics
 
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
-_WELL = frozenset(("starting", "ready"))
-_ENGINE = ("core", "worker", "prompts")
-_BEGINNING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
+_ALIVE = frozenset(("starting", "ready"))
+_ENGINE_PROCESSES = ("core", "worker", "prompts")
+_STREAMING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 
 
 class App:
@@ -56,7 +56,7 @@ class App:
     def __init__(
         self,
         io: LoopIO,
-        keys: Keys,
+        keys: ApiKeys,
         texts: TokenTexts,
         limits: Limits,
         cors: Cors | None = None,
@@ -64,108 +64,101 @@ class App:
     ) -> None:
         self._io = io
         self._keys = keys
-        self._model = Endpoints(io, keys, texts, limits)
+        self._endpoints = ModelEndpoints(io, keys, texts, limits)
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
+        self._version = json_response(200, Version(version("slipstream")))  # read from disk once
         self.is_draining = False
         self.processes: dict[str, str] = {}  # state by process name, as the supervisor reports it
-        self.live = Live()
+        self.live = LiveStatistics()
         self._metrics = Metrics()
         self.statistics = Statistics()  # latest of the whole stack; empty before the first report
         self._handlers: dict[str, dict[str, Handler]] = {
-            "/health": {"GET": self._health},
-            "/metrics": {"GET": self._tell_metrics},
-            "/ready": {"GET": self._ready},
-            "/version": {"GET": self._version},
-            "/v1/models": {"GET": self._models},
-            _LIVE: {"GET": self._show_live},
-            "/openapi.json": {"GET": self._openapi},
+            "/health": {"GET": self._get_health},
+            "/metrics": {"GET": self._get_metrics},
+            "/ready": {"GET": self._get_ready},
+            "/version": {"GET": self._get_version},
+            "/v1/models": {"GET": self._get_models},
+            _LIVE: {"GET": self._get_live},
+            "/openapi.json": {"GET": self._get_openapi},
         }
-        self._handlers |= {path: {"POST": each} for path, each in self._model.posts.items()}
-        self._handlers |= {path: {"GET": each} for path, each in self._model.gets.items()}
-        self._pages = page_handlers()
-        self._handlers |= self._pages
-        self._below: dict[str, dict[str, Handler]] = {  # by path prefix
-            _MODEL: {"GET": self._tell_model},
-            STREAMS: {"GET": self._model.streams},
+        self._handlers |= {path: {"POST": each} for path, each in self._endpoints.posts.items()}
+        self._handlers |= {path: {"GET": each} for path, each in self._endpoints.gets.items()}
+        self._page_handlers = page_handlers()
+        self._handlers |= self._page_handlers
+        self._handlers_by_prefix: dict[str, dict[str, Handler]] = {
+            _MODEL: {"GET": self._get_model},
+            STREAMS: {"GET": self._endpoints.streams},
         }
 
     def pattern_of(self, path: str) -> str:
         """The route that a path matches, one for all files of the page; "other" if none does."""
-        for beginning in self._below:
-            if path.startswith(beginning):
-                return beginning + "{id}"
-        if path in self._pages:
-            return PAGE
-        return path if path in self._handlers else OTHER
+        if path in self._handlers:
+            return PAGE if path in self._page_handlers else path
+        for prefix in self._handlers_by_prefix:
+            if path.startswith(prefix):
+                return prefix + "{id}"
+        return OTHER
 
     @property
     def endpoints(self) -> dict[str, tuple[str, ...]]:
         """Every path of the API with its methods; a prefix of paths ends with a slash."""
-        handlers = {**self._handlers, **self._below}
-        return {path: tuple(each) for path, each in handlers.items() if path not in self._pages}
+        handlers = {**self._handlers, **self._handlers_by_prefix}
+        return {
+            path: tuple(each) for path, each in handlers.items() if path not in self._page_handlers
+        }
 
     def check_head(self, request: HttpRequest) -> ApiError | None:
         """The refusal of a request, as far as its head decides; None if its body may be read."""
-        path = request.path
         request.answer_headers = self._cors.headers(request)
-        refusal = self._hosts.check(request)
-        if refusal is None and (path in self._pages or path == _LIVE):
-            refusal = self._hosts.check_origin(request)
-        if refusal is not None:
+        methods = self._methods(request.path)
+        refusal = self._check_host(request)
+        if refusal is not None or (methods is not None and self._cors.is_preflight(request)):
             return refusal
-        if self._cors.is_preflight(request) and self._methods(path) is not None:
-            return None
-        if path.startswith(_NEEDS_KEY):
-            refusal = self._keys.check(request.headers.get(b"authorization"))
-            if refusal is not None:
-                return refusal
-        methods = self._methods(path)
-        if methods is None:
-            message = f"no such path: {path[:200]} (/openapi.json describes those there are)"
-            return ApiError(404, message, code="not_found")
-        method = "GET" if request.method == "HEAD" else request.method
-        if method not in methods and method != "OPTIONS":
-            allowed = ", ".join(methods)
-            message = f"method: got {request.method}, allowed: {allowed}"
-            headers = ((b"allow", allowed.encode()),)
-            return ApiError(405, message, code="method_not_allowed", headers=headers)
-        if (refusal := self._begins_too_late(request)) is not None:
-            return refusal
-        if method == "POST":
-            # programs may leave it out; a request from a page, which has an Origin, may not
-            unsaid = b"" if b"origin" in request.headers else b"application/json"
-            kind = request.headers.get(b"content-type", unsaid)
-            if kind.partition(b";")[0].strip().lower() != b"application/json":
-                what = "the body is JSON: send the header `Content-Type: application/json`"
-                return ApiError(415, what)
-        return None
+        return (
+            self._check_key(request)
+            or _check_method(request, methods)
+            or self._check_draining(request)
+            or _check_content_type(request)
+        )
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """Answer the exchange, now or later."""
-        method = "GET" if request.method == "HEAD" else request.method
-        methods = self._methods(request.path)
+        method, methods = _method_of(request), self._methods(request.path)
         assert methods is not None  # `check_head` refuses unknown paths
         if method == "OPTIONS":
             exchange.respond(self._options(request, methods))
             return
-        if (refusal := self._begins_too_late(request)) is not None:
+        if (refusal := self._check_draining(request)) is not None:
             exchange.respond(refusal.response())
             return
-        self._model.handle(methods[method], request, exchange)
+        self._endpoints.handle(methods[method], request, exchange)
 
     def _methods(self, path: str) -> dict[str, Handler] | None:
-        for beginning, methods in self._below.items():
-            if path.startswith(beginning):
-                return methods
-        return self._handlers.get(path)
+        found = self._handlers.get(path)
+        if found is None:
+            for prefix, methods in self._handlers_by_prefix.items():
+                if path.startswith(prefix):
+                    return methods
+        return found
 
-    def _begins_too_late(self, request: HttpRequest) -> ApiError | None:
-        """The refusal of a request that would begin a stream while the server drains."""
-        if not self.is_draining or request.path not in _BEGINNING or request.method != "POST":
+    def _check_host(self, request: HttpRequest) -> ApiError | None:
+        refusal = self._hosts.check(request)
+        if refusal is None and (request.path in self._page_handlers or request.path == _LIVE):
+            refusal = self._hosts.check_origin(request)
+        return refusal
+
+    def _check_key(self, request: HttpRequest) -> ApiError | None:
+        if not request.path.startswith(_NEEDS_KEY):
             return None
-        return is_draining() if last_event(request) is None else None  # else it resumes a stream
+        return self._keys.check(request.headers.get(b"authorization"))
+
+    def _check_draining(self, request: HttpRequest) -> ApiError | None:
+        """The refusal of a request that would begin a stream while the server drains."""
+        if not self.is_draining or request.path not in _STREAMING or request.method != "POST":
+            return None
+        return is_draining() if last_event_id(request) is None else None  # else it resumes a stream
 
     def _options(self, request: HttpRequest, methods: dict[str, Handler]) -> Response:
         head = ("HEAD",) if "GET" in methods else ()
@@ -176,45 +169,74 @@ class App:
 
     # ---- handlers ----------------------------------------------------------------------------
 
-    def _health(self, _request: HttpRequest, exchange: Exchange) -> None:
+    def _get_health(self, _request: HttpRequest, exchange: Exchange) -> None:
         processes = self.processes
-        is_well = _WELL.issuperset(processes.values())
+        is_well = _ALIVE.issuperset(processes.values())
         status = "draining" if self.is_draining else "ok"
         health = Health(status if is_well else "unhealthy", processes=processes or UNSET)
         exchange.respond(json_response(200 if is_well else 503, health))
 
-    def _version(self, _request: HttpRequest, exchange: Exchange) -> None:
-        exchange.respond(json_response(200, Version(version("slipstream"))))
+    def _get_version(self, _request: HttpRequest, exchange: Exchange) -> None:
+        exchange.respond(self._version)
 
-    def _tell_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
+    def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
         model_name = "" if self._io.model is None else self._io.model.name
         accept = request.headers.get(b"accept", b"").decode("latin-1")
         exchange.respond(
             self._metrics.response(self.statistics, model_name, accept, self.processes)
         )
 
-    def _ready(self, _request: HttpRequest, exchange: Exchange) -> None:
+    def _get_ready(self, _request: HttpRequest, exchange: Exchange) -> None:
         if self.is_draining:
             raise is_draining()
         model = served_model(self._io)
-        engine = [self.processes.get(name, "ready") for name in _ENGINE]
-        if not self._io.is_attached or not _WELL.issuperset(engine):
-            raise not_ready("the engine behind this server does not answer")
+        engine = [self.processes.get(name, "ready") for name in _ENGINE_PROCESSES]
+        if not self._io.is_attached or not _ALIVE.issuperset(engine):
+            raise not_ready("the engine does not respond")
         exchange.respond(json_response(200, Health("ready", model.name)))
 
-    def _show_live(self, _request: HttpRequest, exchange: Exchange) -> None:
+    def _get_live(self, _request: HttpRequest, exchange: Exchange) -> None:
         model = self._io.model
         exchange.respond(self.live.response(None if model is None else model.name, self.processes))
 
-    def _models(self, _request: HttpRequest, exchange: Exchange) -> None:
-        exchange.respond(json_response(200, Models([self._shown(served_model(self._io))])))
+    def _get_models(self, _request: HttpRequest, exchange: Exchange) -> None:
+        exchange.respond(json_response(200, Models([self._model_body(served_model(self._io))])))
 
-    def _tell_model(self, request: HttpRequest, exchange: Exchange) -> None:
+    def _get_model(self, request: HttpRequest, exchange: Exchange) -> None:
         model = served_model(self._io, unquote(request.path.removeprefix(_MODEL)))
-        exchange.respond(json_response(200, self._shown(model)))
+        exchange.respond(json_response(200, self._model_body(model)))
 
-    def _openapi(self, _request: HttpRequest, exchange: Exchange) -> None:
+    def _get_openapi(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(Response(200, openapi.document()))
 
-    def _shown(self, model: ModelCard) -> Model:
+    def _model_body(self, model: ModelCard) -> Model:
         return Model(model.name, self._started, model.max_model_len)
+
+
+def _check_method(request: HttpRequest, methods: dict[str, Handler] | None) -> ApiError | None:
+    """404 or 405 for a request without a handler. methods: the handlers of its path."""
+    if methods is None:
+        message = f"no such path: {request.path[:200]}; /openapi.json lists the paths"
+        return ApiError(404, message, code="not_found")
+    if _method_of(request) in (*methods, "OPTIONS"):
+        return None
+    allowed = ", ".join(methods)
+    message = f"method: got {request.method}, allowed: {allowed}"
+    headers = ((b"allow", allowed.encode()),)
+    return ApiError(405, message, code="method_not_allowed", headers=headers)
+
+
+def _check_content_type(request: HttpRequest) -> ApiError | None:
+    if request.method != "POST":
+        return None
+    # programs may leave it out; a request from a page, which has an Origin, may not
+    default = b"" if b"origin" in request.headers else b"application/json"
+    given = request.headers.get(b"content-type", default)
+    if given.partition(b";")[0].strip().lower() == b"application/json":
+        return None
+    return ApiError(415, "the body must be JSON: send the header `Content-Type: application/json`")
+
+
+def _method_of(request: HttpRequest) -> str:
+    """The method that handles a request: GET for HEAD."""
+    return "GET" if request.method == "HEAD" else request.method

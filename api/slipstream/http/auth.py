@@ -11,7 +11,7 @@ from slipstream.http.errors import ApiError, unauthorized
 _SCHEME = b"bearer "
 
 
-class Keys:
+class ApiKeys:
     """The accepted keys. With none, no request needs a key."""
 
     def __init__(self, keys: Sequence[str]) -> None:

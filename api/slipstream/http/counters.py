@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
-GONE = 499
+CLIENT_CLOSED = 499
 MOST_KINDS = 40  # pairs of path and status
 OTHER = "other"  # all unknown paths
 _OK = 200

@@ -26,11 +26,11 @@ from slipstream.errors import (
     SupersededError,
     UnknownStreamError,
 )
-from slipstream.http.wire import Response, json_response
+from slipstream.http.response_encoding import Headers, Response, json_response
 from slipstream_ipc.messages import Fault
 
 _INVALID = "invalid_request_error"
-_OURS = "server_error"
+_SERVER_ERROR = "server_error"
 _RETRY_SOON = ((b"retry-after", b"1"),)
 
 
@@ -59,11 +59,11 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        headers: tuple[tuple[bytes, bytes], ...] = (),
+        headers: Headers = (),
     ) -> None:
         super().__init__(message)
         self.status = status
-        kind = _OURS if status >= 500 else _INVALID
+        kind = _SERVER_ERROR if status >= 500 else _INVALID
         self.body = ErrorBody(ErrorFields(message, kind, param, code))
         self._headers = headers
 
@@ -85,7 +85,7 @@ def unknown_model(name: str, served: str) -> ApiError:
 
 def unauthorized(was_given: bool) -> ApiError:
     """401: no API key, or a wrong one."""
-    what = "the API key is not one of this server's" if was_given else "no API key"
+    what = "invalid API key" if was_given else "no API key"
     message = f"{what}: send one in the header `Authorization: Bearer KEY`"
     return ApiError(
         401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),)
@@ -99,7 +99,7 @@ def not_ready(why: str) -> ApiError:
 
 def is_draining() -> ApiError:
     """503: the server is draining and begins nothing new."""
-    what = "the server is shutting down, and begins nothing new"
+    what = "the server is shutting down and accepts no new requests"
     return ApiError(503, what, code="draining", headers=_RETRY_SOON)
 
 
@@ -128,7 +128,7 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
         case OverloadedError():
             return ApiError(503, str(error), code="overloaded", headers=_RETRY_SOON)
         case ConnectionLostError():
-            return not_ready("the engine behind this server does not answer")
+            return not_ready("the engine does not respond")
         case ClosedError():
             return not_ready("the server is shutting down")
         case StreamLostError(fault=Fault(code="diverged")):
@@ -138,4 +138,4 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
         case SlipstreamError():
             return ApiError(500, str(error), code="engine_error")
         case _:
-            return ApiError(500, "a fault of the server's own; its log has more")
+            return ApiError(500, "internal server error; the server's log has more")

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from slipstream.http.counters import GONE, HttpCounters
-from slipstream.http.wire import Headers, Response
+from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
+from slipstream.http.response_encoding import Headers, Response
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +51,8 @@ class Exchange:
     """A request and its pending answer: `respond`, or `begin_stream`, `write` and `finish`.
 
     send: writes a chunk that the caller has framed and counted; allowed while `is_ready`.
-    on_gone: called when the client disconnects before the answer is complete. on_writable: called
-    when backpressure ends. After a disconnect, the methods do nothing.
+    on_disconnect: called when the client disconnects before the answer is complete. on_writable:
+    called when backpressure ends. After a disconnect, the methods do nothing.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Exchange:
         self.send: Callable[[bytes], None]
         self.is_paused = False  # backpressure: the client reads too slowly
         self.has_begun = False
-        self.on_gone: Callable[[], None] | None = None
+        self.on_disconnect: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
         self._sink: Sink | None = sink
         self._is_chunked = request.version != "1.0"
@@ -115,7 +115,7 @@ class Exchange:
         if self._sink is not None:
             self._sink.abort()
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """The client has disconnected."""
         if self._sink is None:
             return
@@ -123,9 +123,9 @@ class Exchange:
         if self.has_begun:
             self.counters.ended()
         else:
-            self.counters.answered(self.request.path, GONE)
-        if self.on_gone is not None:
-            self.on_gone()
+            self.counters.answered(self.request.path, CLIENT_CLOSED)
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
     def pause(self, is_paused: bool) -> None:
         """Backpressure of the sink begins or ends."""
@@ -133,3 +133,6 @@ class Exchange:
         self.is_ready = self.has_begun and self._is_chunked and not is_paused and self.is_open
         if not is_paused and self.on_writable is not None:
             self.on_writable()
+
+
+Handler = Callable[[HttpRequest, Exchange], None]  # answers the exchange, now or later

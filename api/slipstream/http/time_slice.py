@@ -1,6 +1,6 @@
 """Cooperative time slices: long work done in parts between the event loop's other callbacks.
 
-- A turn of the loop runs parts until `SHARE_S` is used up, so other callbacks are delayed by at
+- A turn of the loop runs parts until `SLICE_S` is used up, so other callbacks are delayed by at
   most that and one part.
 - Scheduling is round-robin, one part at a time: short work does not wait for long work to finish.
 - Work handles its own exceptions and raises none.
@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-SHARE_S = 0.002  # of a turn
+SLICE_S = 0.002  # of a turn
 
 Result = TypeVar("Result")
 Parts = Generator[None, None, Result]  # yields between parts
 
 
-def at_once(parts: Parts[Result]) -> Result:
+def run_all(parts: Parts[Result]) -> Result:
     """Run all parts without a break; returns the generator's result."""
     while True:
         try:
@@ -30,8 +30,8 @@ def at_once(parts: Parts[Result]) -> Result:
             return result
 
 
-class Share:
-    """A queue of work that takes up to `SHARE_S` seconds of each turn of the running event loop."""
+class TimeSlicedQueue:
+    """A queue of work that takes up to `SLICE_S` seconds of each turn of the running event loop."""
 
     def __init__(self) -> None:
         self._work: deque[Callable[[], bool]] = deque()
@@ -45,7 +45,7 @@ class Share:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        deadline = time.perf_counter() + SHARE_S
+        deadline = time.perf_counter() + SLICE_S
         while self._work:
             work = self._work.popleft()
             if work():

@@ -28,7 +28,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
-    """A process has taken the place of this name and is getting ready."""
+    """A process of this name serves from now on, or will once it is ready."""
 
     name: str
     pid: int
@@ -50,7 +50,7 @@ class StackReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpareReady(msgspec.Struct, frozen=True, tag=True):
-    """A spare for the place of this name is waiting."""
+    """A spare of this name is waiting."""
 
     name: str
     pid: int
@@ -58,7 +58,7 @@ class SpareReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, tag=True):
-    """A process has died; another will take its place."""
+    """A process has died; another one replaces it."""
 
     name: str
     pid: int

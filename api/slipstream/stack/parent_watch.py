@@ -35,7 +35,7 @@ def watch_parent(
         on_death = partial(_on_death, selector, on_gone, pidfd)
         selector.register(pidfd, selectors.EVENT_READ, on_death)
     if os.getppid() != pid:
-        on_gone("parent is gone")
+        on_gone("the parent has ended")
 
 
 def _on_input(selector: selectors.BaseSelector, on_gone: Callable[[str], None]) -> None:
@@ -43,9 +43,9 @@ def _on_input(selector: selectors.BaseSelector, on_gone: Callable[[str], None]) 
     with contextlib.suppress(BlockingIOError):
         if os.read(STANDARD_INPUT, 4096) == b"":
             selector.unregister(STANDARD_INPUT)
-            on_gone("parent asked")
+            on_gone("the parent requested it")
 
 
 def _on_death(selector: selectors.BaseSelector, on_gone: Callable[[str], None], pidfd: int) -> None:
     selector.unregister(pidfd)
-    on_gone("parent died")
+    on_gone("the parent has ended")

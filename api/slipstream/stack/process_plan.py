@@ -20,10 +20,11 @@ from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
+from slipstream.stack.model_source import check_hub, folder_or_hub_id
 from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
 from slipstream.tracing.parts import checked_trace
-from slipstream.trusted_proxies import Trusted
+from slipstream.trusted_proxies import TrustedProxies
 from slipstream_ipc.transport.sockets import check_address
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
@@ -33,7 +34,6 @@ SIMULATED = "simulated:"
 RANDOM = "random:"
 
 _TOKENIZER = "tokenizer="
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
 _CORE_OPTIONS = (
@@ -76,10 +76,13 @@ def plan_stack(
 ) -> SupervisorConfig:
     """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
 
-    Raises: BadRequestError for an invalid model, tokenizer, trace or listener, or a `runtime_dir`
-    whose path is too long for a socket.
+    Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
+    trace or listener, or a `runtime_dir` whose path is too long for a socket.
     """
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    for option, value in (("model", model), ("tokenizer", tokenizer)):
+        if not value.startswith((SIMULATED, RANDOM, "/")):
+            check_hub(option, value)
     address = client_address(runtime_dir)
     core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
     trace = checked_trace(settings.trace)
@@ -90,7 +93,7 @@ def plan_stack(
     except ValueError as error:
         raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
     children = [
-        _module(
+        _child_spec(
             "core",
             "slipstream_core.main",
             {
@@ -104,7 +107,7 @@ def plan_stack(
             },
             has_spare=settings.spare_core,
         ),
-        _module(
+        _child_spec(
             "worker",
             "slipstream_worker.main",
             {
@@ -123,7 +126,7 @@ def plan_stack(
             has_spare=settings.spare_worker,
             drains=True,
         ),
-        *_fronts(settings, address, tokenizer, trace),
+        *_front_specs(settings, address, tokenizer, trace),
     ]
     return SupervisorConfig(
         tuple(children),
@@ -150,20 +153,22 @@ def _demo_options(settings: StackSettings) -> dict[str, Any]:
     return options
 
 
-def _fronts(
+def _front_specs(
     settings: StackSettings, address: str, tokenizer: str, trace: str | None
 ) -> list[ChildSpec]:
     """The processes of the HTTP fronts. Raises: BadRequestError."""
     if settings.http_port is None and settings.uds is None:
         if settings.http_workers > 1:
-            allowed = "1 where there is neither http_port nor uds"
+            allowed = "1 without http_port and uds"
             raise wrong_option("http_workers", settings.http_workers, allowed)
         for name in ("ssl_certfile", "ssl_keyfile"):
             if (value := getattr(settings, name)) is not None:
-                raise wrong_option(name, value, "nothing where there is neither http_port nor uds")
+                raise wrong_option(name, value, "None without http_port and uds")
         return []
     if settings.http_port is not None and settings.uds is not None:
-        raise wrong_option("uds", settings.uds, "nothing beside http_port: it takes its place")
+        raise wrong_option(
+            "uds", settings.uds, "None with http_port: a front listens at one of them"
+        )
     certfile, keyfile = _certificates(settings)
     config = {
         "client_address": address,
@@ -181,15 +186,15 @@ def _fronts(
         "forwarded_allow_ips": forwarded_allow_ips(settings),
     }
     return [
-        _module(
+        _child_spec(
             name,
             "slipstream.http.main",
             config,
             drains=True,
-            hears_condition=True,
-            place=place,
+            receives_condition=True,
+            front_index=front_index,
         )
-        for place, name in enumerate(front_names(settings.http_workers))
+        for front_index, name in enumerate(front_names(settings.http_workers))
     ]
 
 
@@ -198,7 +203,7 @@ def _certificates(settings: StackSettings) -> tuple[str | None, str | None]:
     certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
     if certfile is None:
         if keyfile is not None:
-            raise wrong_option("ssl_keyfile", keyfile, "nothing without ssl_certfile")
+            raise wrong_option("ssl_keyfile", keyfile, "None without ssl_certfile")
         return None, None
     files = [None if each is None else os.path.abspath(each) for each in (certfile, keyfile)]
     assert files[0] is not None
@@ -216,7 +221,7 @@ def forwarded_allow_ips(settings: StackSettings) -> tuple[str, ...]:
     found = (given,) if isinstance(given, str) else given
     names = tuple(each.strip() for one in found for each in one.split(","))
     try:
-        Trusted(names)
+        TrustedProxies(names)
     except ValueError:
         allowed = "addresses, networks (10.0.0.0/8), unix, or *"
         raise wrong_option("forwarded_allow_ips", given, allowed) from None
@@ -285,21 +290,21 @@ def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, 
     elif model.startswith(RANDOM):
         if tokenizer is None:
             raise wrong_option(
-                "tokenizer", None, "one for a model of random weights, which has none"
+                "tokenizer", None, "a tokenizer, as a model of random weights has none"
             )
         found = model
     else:
-        found = _folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,... or {RANDOM}NAME")
+        found = folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,... or {RANDOM}NAME")
     if tokenizer is None:
         return found, found
-    return found, _folder_or_hub_id("tokenizer", tokenizer)
+    return found, folder_or_hub_id("tokenizer", tokenizer)
 
 
 def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
     options = [option for option in model.removeprefix(SIMULATED).split(",") if option]
     own = [option for option in options if option.startswith(_TOKENIZER)]
     if own and tokenizer is not None:
-        allowed = f"a tokenizer in one place, not in {model!r} too"
+        allowed = f"None, as {model!r} names a tokenizer"
         raise wrong_option("tokenizer", tokenizer, allowed)
     given = own[0].removeprefix(_TOKENIZER) if own else tokenizer
     path = Path(MODEL_PATH if given is None else given).expanduser().absolute()
@@ -309,18 +314,6 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
     others = [option for option in options if not option.startswith(_TOKENIZER)]
     played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
     return played, str(path.parent if path.is_file() else path)
-
-
-def _folder_or_hub_id(option: str, value: str, more: str = "") -> str:
-    path = Path(value).expanduser()
-    is_tokenizer = option == "tokenizer"
-    if path.is_dir() and (is_tokenizer or (path / "config.json").is_file()):
-        return str(path.absolute())
-    if path.exists() or not _HUB_ID.fullmatch(value):
-        folder = "a folder with a tokenizer" if is_tokenizer else "a folder with a config.json"
-        allowed = [folder, "a hub id (NAME or ORGANISATION/NAME)", more]
-        raise wrong_option(option, value, ", ".join(filter(None, allowed)))
-    return value
 
 
 def cache_dir(runtime_dir: Path) -> Path:
@@ -340,6 +333,6 @@ def cache_dir(runtime_dir: Path) -> Path:
     return runtime_dir / "cache"
 
 
-def _module(name: str, module: str, config: dict[str, Any], **traits: Any) -> ChildSpec:
+def _child_spec(name: str, module: str, config: dict[str, Any], **traits: Any) -> ChildSpec:
     argv = (sys.executable, "-P", "-m", module)
     return ChildSpec(name, argv, msgspec.Raw(msgspec.json.encode(config)), **traits)

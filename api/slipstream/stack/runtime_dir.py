@@ -7,15 +7,14 @@ import fcntl
 import os
 import stat
 from pathlib import Path
-from types import TracebackType
 
+from slipstream.client.endpoints import LOCK_NAME
 from slipstream_ipc.transport.sockets import private_directory
 
-LOCK_NAME = "supervisor.lock"
 _NOTE_NAME = "core-in-flight"  # a core's note to its successor in the same stack
 
 
-class RuntimeDirectoryInUse(Exception):  # noqa: N818  (says what is the case, as its text does)
+class RuntimeDirectoryInUseError(Exception):
     """Another stack runs in the folder."""
 
 
@@ -25,8 +24,8 @@ class RuntimeDirectory:
     Sockets and notes of an earlier stack are removed at the start. At the end those of this stack
     are removed, and the folder itself where it was made here.
 
-    Raises: RuntimeDirectoryInUse; PermissionError where other users may access the folder; OSError
-    where it cannot be written.
+    Raises: RuntimeDirectoryInUseError; PermissionError where other users may access the folder;
+    OSError where it cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,30 +39,25 @@ class RuntimeDirectory:
             private_directory(self.path)
             while self._lock_fd < 0:
                 self._lock_fd = _lock(self.path / LOCK_NAME)
-            self._remove_traces()
+            self._remove_leftovers()
         except PermissionError:
             raise  # its message says what is allowed
         except OSError as error:
             raise OSError(
-                f"runtime directory {self.path} cannot be written ({error.strerror}): make room "
-                "there, or give another one (runtime_dir)"
+                f"runtime directory {self.path} cannot be written ({error.strerror}): free "
+                "space there, or choose another runtime_dir"
             ) from error
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
-        self._remove_traces()
+    def __exit__(self, *_: object) -> None:
+        self._remove_leftovers()
         (self.path / LOCK_NAME).unlink(missing_ok=True)  # before the lock is released: see _lock
         os.close(self._lock_fd)
         if self._is_ours:
             with contextlib.suppress(OSError):  # not empty: foreign files are left alone
                 self.path.rmdir()
 
-    def _remove_traces(self) -> None:
+    def _remove_leftovers(self) -> None:
         (self.path / _NOTE_NAME).unlink(missing_ok=True)
         for path in self.path.iterdir():
             with contextlib.suppress(FileNotFoundError):  # removed by its process meanwhile
@@ -71,17 +65,17 @@ class RuntimeDirectory:
                     path.unlink()
 
 
-def remove_traces(path: Path) -> None:
+def remove_leftovers(path: Path) -> None:
     """Clean up after a stack that was killed; does nothing where another stack runs."""
     if path.is_dir():
-        with contextlib.suppress(RuntimeDirectoryInUse, OSError), RuntimeDirectory(path):
+        with contextlib.suppress(RuntimeDirectoryInUseError, OSError), RuntimeDirectory(path):
             pass
 
 
 def _lock(path: Path) -> int:
     """A descriptor that holds the lock; -1 where the file was removed meanwhile: try again.
 
-    Raises: RuntimeDirectoryInUse.
+    Raises: RuntimeDirectoryInUseError.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -91,9 +85,9 @@ def _lock(path: Path) -> int:
         os.close(fd)
         message = (
             f"runtime directory {path.parent} is in use by another stack (its supervisor is "
-            f"process {owner}): stop that one, or give this one a folder of its own"
+            f"process {owner}): stop that stack, or choose another runtime_dir"
         )
-        raise RuntimeDirectoryInUse(message) from None
+        raise RuntimeDirectoryInUseError(message) from None
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_ino == os.fstat(fd).st_ino:
             os.ftruncate(fd, 0)

@@ -13,11 +13,24 @@ import msgspec
 from msgspec import Meta, Struct, inspect
 
 from slipstream.errors import wrong_option
+from slipstream.spelling import did_you_mean
 from slipstream.stack.children.listeners import MAX_FRONTS
 
+MODEL = "model"
+HTTP = "HTTP server"
+SCHEDULING = "scheduling"
+MEMORY = "memory"
+COMPUTATION = "computation"
+STREAMS = "streams and restarts"
+NETWORK = "Python clients on other machines"
+DIAGNOSIS = "diagnosis"
+GROUPS = (MODEL, HTTP, SCHEDULING, MEMORY, COMPUTATION, STREAMS, NETWORK, DIAGNOSIS)
+"""The groups of settings, in the order of help texts."""
 
-def _about(text: str) -> Meta:
-    return Meta(description=text)
+
+def _about(group: str, text: str, metavar: str | None = None) -> Meta:
+    """A setting's group, its description, and the placeholder of its value in help texts."""
+    return Meta(description=text, extra={"group": group, "metavar": metavar})
 
 
 class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,178 +39,289 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     model: Annotated[
         str | None,
         _about(
-            "a folder, a hub id, simulated:OPTION=VALUE,... or random:NAME; "
-            "default: the bundled demo model"
+            MODEL,
+            "folder, hub id, simulated:OPTION=VALUE,... or random:NAME "
+            "(default: the bundled demo model)",
+            "MODEL",
         ),
     ] = None
     served_model_name: Annotated[
-        str | None, _about("what clients are told that they talk to; default: MODEL as given")
+        str | None,
+        _about(MODEL, "name of the model in the API (default: MODEL as given)", "NAME"),
     ] = None
     tokenizer: Annotated[
-        str | None, _about("a folder or hub id, where it is not the model's own")
+        str | None,
+        _about(MODEL, "folder or hub id of the tokenizer (default: the model's own)", "MODEL"),
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        _about("what the model computes in; auto is float32 on a CPU, else the checkpoint's own"),
+        _about(
+            MODEL,
+            "data type of weights and activations; auto is float32 on a CPU (bfloat16 for bfloat16 "
+            "checkpoints on one with AMX), elsewhere the checkpoint's own",
+        ),
     ] = "auto"
     device: Annotated[
-        Literal["auto", "cpu", "cuda"], _about("auto takes a GPU where there is one")
+        Literal["auto", "cpu", "cuda"],
+        _about(MODEL, "where the model runs; auto is a GPU if there is one"),
     ] = "auto"
-    max_num_seqs: Annotated[int, Meta(ge=1), _about("requests that run at the same time")] = 256
-    max_num_batched_tokens: Annotated[
-        int, Meta(ge=1), _about("tokens of one step, over all requests")
-    ] = 2048
     max_model_len: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        _about("tokens of prompt and output together; default: what the model allows"),
+        _about(
+            MODEL,
+            "longest request in tokens, prompt and output together (default: the model's limit)",
+        ),
     ] = None
+    trust_remote_code: Annotated[
+        bool,
+        _about(MODEL, "run Python code from the model's folder, with all of your permissions"),
+    ] = False
+    http_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _about(
+            HTTP,
+            "port of the OpenAI-compatible HTTP server; 0 takes a free one (default: 8000 for "
+            "`slipstream serve`, no HTTP server elsewhere)",
+            "PORT",
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        _about(
+            HTTP,
+            "address that the HTTP server listens on; all but loopback addresses can be reached "
+            "from the network",
+            "HOST",
+        ),
+    ] = "127.0.0.1"
+    uds: Annotated[
+        str | None,
+        _about(HTTP, "Unix socket that the HTTP server listens on, in place of a port", "PATH"),
+    ] = None
+    http_workers: Annotated[
+        int,
+        Meta(ge=1, le=MAX_FRONTS),
+        _about(HTTP, "number of HTTP server processes, which share one port"),
+    ] = 1
+    api_key: Annotated[
+        str | tuple[str, ...],
+        _about(
+            HTTP,
+            "key that HTTP requests must carry; $SLIPSTREAM_API_KEY is another (default: none, "
+            "all requests are served)",
+            "KEY",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        str | tuple[str, ...],
+        _about(
+            HTTP, "origin (http://HOST:PORT) of web pages that may read answers; * is any", "ORIGIN"
+        ),
+    ] = ()
+    allowed_hosts: Annotated[
+        str | tuple[str, ...],
+        _about(
+            HTTP,
+            "host name (HOST, *.DOMAIN or *) that requests may use, besides loopback's (default: "
+            "any with an API key or a network address, else loopback's alone)",
+            "HOST",
+        ),
+    ] = ()
+    forwarded_allow_ips: Annotated[
+        str | tuple[str, ...],
+        _about(
+            HTTP,
+            "proxy (address, network, unix or *) whose X-Forwarded-For and X-Forwarded-Proto the "
+            "access log uses",
+            "IP",
+        ),
+    ] = ("127.0.0.1", "::1")
+    ssl_certfile: Annotated[
+        str | None,
+        _about(
+            HTTP, "certificate with its chain (PEM); the HTTP server then speaks TLS alone", "FILE"
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None,
+        _about(HTTP, "private key (PEM), if it is not in --ssl-certfile", "FILE"),
+    ] = None
+    access_log: Annotated[
+        Literal["off", "text", "json"],
+        _about(HTTP, "log each HTTP request to standard error, in this form"),
+    ] = "off"
+    max_num_seqs: Annotated[
+        int, Meta(ge=1), _about(SCHEDULING, "maximum number of requests that run at the same time")
+    ] = 256
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(ge=1),
+        _about(SCHEDULING, "maximum number of tokens in one step, over all requests"),
+    ] = 2048
     max_waiting: Annotated[
-        int, Meta(ge=1), _about("requests that may wait; more are turned away")
+        int,
+        Meta(ge=1),
+        _about(
+            SCHEDULING,
+            "maximum number of waiting requests of a tenant (all together: twice that); more are "
+            "refused (HTTP 503)",
+        ),
     ] = 16384
     max_waiting_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        _about("tokens of requests that may wait; default: what fits into 1/16 of memory"),
+        _about(
+            SCHEDULING,
+            "maximum number of tokens in waiting requests of a tenant (default: as many as 1/16 of "
+            "memory holds)",
+        ),
     ] = None
-    max_logprobs: Annotated[
-        int,
-        Meta(ge=-1, le=2**31 - 1),
-        _about("log-probabilities to a token that a request may have; -1: the whole vocabulary's"),
-    ] = 20
-    logprobs_gib: Annotated[
-        float,
-        Meta(gt=0),
-        _about("GiB that all requests' log-probabilities may take in a process; others wait"),
-    ] = 2.0
+    stream_interval: Annotated[
+        Annotated[int, Meta(ge=1)] | Literal["auto"],
+        _about(
+            SCHEDULING,
+            "minimum number of tokens between two deltas of a stream; auto sends a delta when the "
+            "reader has room",
+            "N",
+        ),
+    ] = "auto"
     kv_cache_gib: Annotated[
-        float, Meta(gt=0), _about("memory of the key-value cache on the CPU, in GiB")
+        float, Meta(gt=0), _about(MEMORY, "size of the key-value cache on a CPU, in GiB", "GIB")
     ] = 1.0
     gpu_memory_utilization: Annotated[
         float,
         Meta(gt=0, lt=1),
         _about(
-            "share of a GPU's memory that may be used in all, as in vLLM: what the model and its "
-            "largest step leave of it is the cache's"
+            MEMORY,
+            "fraction of the GPU's memory to use, 0 to 1; the key-value cache gets what the model "
+            "and its largest step leave",
+            "FRACTION",
         ),
     ] = 0.9
-    enforce_eager: Annotated[
-        bool, _about("on a GPU: record no CUDA graphs, which makes small steps slower")
-    ] = False
-    cuda_graph_sizes: Annotated[
-        tuple[Annotated[int, Meta(ge=1)], ...],
-        Meta(max_length=1024),
-        _about("numbers of requests to record decode steps for, in place of 1, 2, 4, 8, 16, 24, …"),
-    ] = ()
-    enable_prefix_caching: Annotated[
-        bool, _about("compute equal beginnings of requests once, and keep them while there is room")
-    ] = True
+    block_size: Annotated[
+        int, Meta(ge=1, le=256), _about(MEMORY, "tokens in a block of the key-value cache")
+    ] = 16
     num_blocks: Annotated[
-        Annotated[int, Meta(ge=1)] | None, _about("blocks of the cache, in place of its memory")
+        Annotated[int, Meta(ge=1)] | None,
+        _about(MEMORY, "number of cache blocks, in place of a size (default: what fits)"),
     ] = None
-    block_size: Annotated[int, Meta(ge=1, le=256), _about("tokens of one block of the cache")] = 16
+    enable_prefix_caching: Annotated[
+        bool, _about(MEMORY, "reuse the cache of equal beginnings of prompts")
+    ] = True
+    max_logprobs: Annotated[
+        int,
+        Meta(ge=-1, le=2**31 - 1),
+        _about(
+            MEMORY,
+            "maximum number of log-probabilities per token that a request may ask for; -1 allows "
+            "the whole vocabulary",
+        ),
+    ] = 20
+    logprobs_gib: Annotated[
+        float,
+        Meta(gt=0),
+        _about(
+            MEMORY,
+            "memory for the log-probabilities of all requests, in each process, in GiB; requests "
+            "beyond it wait",
+            "GIB",
+        ),
+    ] = 2.0
     threads: Annotated[
-        Annotated[int, Meta(ge=1)] | None, _about("threads that compute on the CPU")
+        Annotated[int, Meta(ge=1)] | None,
+        _about(
+            COMPUTATION,
+            "threads that compute on a CPU (default: one for each core that may be used)",
+        ),
     ] = None
     native: Annotated[
         bool,
         _about(
-            "kernels of our own: on a GPU by Triton, on a CPU in float32 with a recorded forward"
+            COMPUTATION,
+            "use Slipstream's own kernels: Triton on a GPU, C for float32 on a CPU; else torch's",
         ),
     ] = True
-    trust_remote_code: Annotated[
-        bool, _about("let code from the model's folder run, with all that a program may do")
+    enforce_eager: Annotated[
+        bool, _about(COMPUTATION, "use no CUDA graphs; small steps are slower without them")
     ] = False
-    stream_interval: Annotated[
-        Annotated[int, Meta(ge=1)] | Literal["auto"],
-        _about("tokens between two deltas of a stream, at least; auto: when its reader has room"),
-    ] = "auto"
-    client_timeout_s: Annotated[
-        float, Meta(gt=0), _about("silence after which a client is asked whether it lives")
-    ] = 5.0
+    cuda_graph_sizes: Annotated[
+        tuple[Annotated[int, Meta(ge=1)], ...],
+        Meta(max_length=1024),
+        _about(
+            COMPUTATION,
+            "batch size to record a CUDA graph for (default: 1, 2, 4, 8, 16, 24, ...)",
+            "N",
+        ),
+    ] = ()
     grace_s: Annotated[
-        float, Meta(ge=0), _about("how long a stream goes on whose client has vanished")
+        float,
+        Meta(ge=0),
+        _about(STREAMS, "how long a stream is kept for a client that has disconnected", "SECONDS"),
     ] = 60.0
+    client_timeout_s: Annotated[
+        float,
+        Meta(gt=0),
+        _about(STREAMS, "silence after which a client is probed", "SECONDS"),
+    ] = 5.0
     hang_timeout_s: Annotated[
-        float, Meta(ge=1), _about("silence after which a process counts as hung, and is replaced")
+        float,
+        Meta(ge=1),
+        _about(STREAMS, "silence after which a process counts as hung and is replaced", "SECONDS"),
     ] = 10.0
     step_timeout_s: Annotated[
-        float, Meta(gt=0), _about("how long a step may take before its device counts as stuck")
+        float,
+        Meta(gt=0),
+        _about(STREAMS, "duration after which a step's device counts as stuck", "SECONDS"),
     ] = 600.0
     max_restarts: Annotated[
-        int, Meta(ge=0), _about("of each process within restart_window_s; one more ends the stack")
+        int,
+        Meta(ge=0),
+        _about(
+            STREAMS,
+            "maximum number of restarts of a process within --restart-window-s; one more ends the "
+            "server",
+        ),
     ] = 10
     restart_window_s: Annotated[
-        float, Meta(gt=0), _about("the time that max_restarts is counted over")
+        float, Meta(gt=0), _about(STREAMS, "period in which --max-restarts counts", "SECONDS")
     ] = 300.0
     spare_worker: Annotated[
-        bool, _about("keep a second worker waiting, which takes over when the first one dies")
+        bool, _about(STREAMS, "keep a second output worker ready, which takes over at once")
     ] = True
     spare_core: Annotated[
-        bool, _about("keep a second core waiting, with its imports done and no model loaded")
+        bool,
+        _about(STREAMS, "keep a second engine core ready, which then only has to load the model"),
     ] = True
     drain_s: Annotated[
-        float, Meta(ge=0), _about("what runs may go on for so long after a signal to stop")
+        float,
+        Meta(ge=0),
+        _about(STREAMS, "how long running requests may go on after SIGINT or SIGTERM", "SECONDS"),
     ] = 10.0
     listen: Annotated[
         str | None,
-        _about("tcp://HOST:PORT for clients on other machines, too; needs keys, or insecure"),
+        _about(
+            NETWORK,
+            "listen for Python clients over TCP too; needs --keys, or --insecure",
+            "tcp://ADDRESS:PORT",
+        ),
     ] = None
     keys: Annotated[
-        str | None, _about("the folder of keys for listen; `slipstream keys` makes one")
+        str | None,
+        _about(NETWORK, "folder with the keys for tcp://, made by `slipstream keys`", "DIR"),
     ] = None
     insecure: Annotated[
-        bool, _about("let listen do without keys: open to every user of this machine, no others")
+        bool,
+        _about(
+            NETWORK, "use tcp:// without keys: loopback only, open to all users of this machine"
+        ),
     ] = False
-    http_port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        _about(
-            "of the OpenAI-compatible HTTP front; 0: any free one; `serve` takes 8000, others none"
-        ),
-    ] = None
-    http_workers: Annotated[
-        int, Meta(ge=1, le=MAX_FRONTS), _about("HTTP fronts: processes that share one port")
-    ] = 1
-    host: Annotated[
-        str, _about("where the HTTP front listens; anything but loopback opens it to the network")
-    ] = "127.0.0.1"
-    api_key: Annotated[
-        str | tuple[str, ...],
-        _about("a key that HTTP clients may send; $SLIPSTREAM_API_KEY too; none: all are served"),
-    ] = ()
-    allowed_origins: Annotated[
-        str | tuple[str, ...],
-        _about("an origin (http://HOST:PORT) whose pages browsers may let read answers; *: any"),
-    ] = ()
-    allowed_hosts: Annotated[
-        str | tuple[str, ...],
-        _about(
-            "a name (HOST, *.DOMAIN or *) that HTTP clients may call the server by, besides "
-            "loopback's; none: any where it has a key or listens on the network, else loopback's"
-        ),
-    ] = ()
-    uds: Annotated[
-        str | None,
-        _about("a path for a unix socket that the HTTP front listens at, in place of a port"),
-    ] = None
-    ssl_certfile: Annotated[
-        str | None, _about("a certificate (PEM, with its chain): the HTTP front speaks TLS alone")
-    ] = None
-    ssl_keyfile: Annotated[
-        str | None, _about("its private key (PEM), where ssl_certfile does not have it")
-    ] = None
-    access_log: Annotated[
-        Literal["off", "text", "json"],
-        _about("a line on standard error for each HTTP answer"),
-    ] = "off"
-    forwarded_allow_ips: Annotated[
-        str | tuple[str, ...],
-        _about(
-            "a proxy (address, network, unix or *) whose X-Forwarded-For and X-Forwarded-Proto the "
-            "access log believes"
-        ),
-    ] = ("127.0.0.1", "::1")
     trace: Annotated[
         str | None,
-        _about("a file for a timeline of all processes (JSON for Perfetto), written at the end"),
+        _about(
+            DIAGNOSIS,
+            "write a timeline of all processes here at the end (JSON for ui.perfetto.dev and "
+            "`slipstream trace`)",
+            "FILE",
+        ),
     ] = None
 
 
@@ -266,7 +390,8 @@ def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> Sta
     """
     for name, value in options.items():
         if name not in _FIELDS:
-            raise wrong_option("option", name, "one of " + ", ".join(sorted(_FIELDS)))
+            hint = did_you_mean(name, _FIELDS) or f": {', '.join(sorted(_FIELDS))}"
+            raise wrong_option("option", name, f"a setting of StackSettings{hint}")
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
         except msgspec.ValidationError:
@@ -281,10 +406,33 @@ def _type_info(name: str) -> inspect.Type:
 
 def description(name: str) -> str:
     """An option's description, for help texts."""
-    info = _type_info(name)
-    assert isinstance(info, inspect.Metadata), f"{name} lacks a description"
+    info = _metadata(name)
     assert info.extra_json_schema is not None
     return str(info.extra_json_schema["description"])
+
+
+def group_of(name: str) -> str:
+    """An option's group in help texts, one of GROUPS."""
+    return str((_metadata(name).extra or {})["group"])
+
+
+def metavar_of(name: str) -> str:
+    """The placeholder of an option's value in help texts."""
+    metavar = (_metadata(name).extra or {})["metavar"]
+    if metavar is not None:
+        return str(metavar)
+    info = _metadata(name).type
+    while isinstance(info, inspect.Metadata):
+        info = info.type
+    if isinstance(info, inspect.LiteralType):
+        return "{" + ",".join(map(str, info.values)) + "}"
+    return "{true,false}" if isinstance(info, inspect.BoolType) else "N"
+
+
+def _metadata(name: str) -> inspect.Metadata:
+    info = _type_info(name)
+    assert isinstance(info, inspect.Metadata), f"{name} lacks a description"
+    return info
 
 
 def allowed_values(name: str) -> str:

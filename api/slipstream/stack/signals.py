@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 
@@ -26,15 +26,10 @@ class SignalQueue:
         for number in self._numbers:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started by nohup: the stack is meant to outlive the terminal
-            self._before[number] = signal.signal(number, _noted_by_the_wakeup_fd)
+            self._before[number] = signal.signal(number, _queued_by_wakeup_fd)
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup_before)
@@ -53,5 +48,5 @@ class SignalQueue:
             return []
 
 
-def _noted_by_the_wakeup_fd(_number: int, _frame: FrameType | None) -> None:
+def _queued_by_wakeup_fd(_number: int, _frame: FrameType | None) -> None:
     """Python writes to the wakeup descriptor only for signals that have a handler."""

@@ -21,7 +21,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Unpack
 
 import msgspec
@@ -41,7 +40,7 @@ from slipstream.stack.events import (
     SupervisorConfig,
 )
 from slipstream.stack.process_plan import is_front, plan_stack
-from slipstream.stack.runtime_dir import remove_traces
+from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.settings import StackOptions, settings_from
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.messages import Fault
@@ -92,7 +91,7 @@ class Stack:
     ) -> None:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
         is_given = runtime_dir is not None
-        folder = _fresh_folder() if runtime_dir is None else Path(runtime_dir).absolute()
+        folder = _new_runtime_dir() if runtime_dir is None else Path(runtime_dir).absolute()
         config = plan_stack(
             checked, folder, parent_pid=os.getpid(), may_return=runtime_dir is not None
         )
@@ -116,7 +115,14 @@ class Stack:
         self._events = LineReader(os.dup(self._process.stdout.fileno()))
         self._process.stdout.close()
         self._finalizer = weakref.finalize(
-            self, _end, self._process, self._events, folder, is_given, os.getpid(), self._trace
+            self,
+            _stop_supervisor,
+            self._process,
+            self._events,
+            folder,
+            is_given,
+            os.getpid(),
+            self._trace,
         )
         try:
             self._send(config)
@@ -193,12 +199,7 @@ class Stack:
     def __enter__(self) -> Stack:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _send(self, config: SupervisorConfig) -> None:
@@ -207,7 +208,7 @@ class Stack:
             self._process.stdin.write(msgspec.json.encode(config) + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise StackError(self._how_it_ended()) from error
+            raise StackError(self._exit_message()) from error
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -221,7 +222,7 @@ class Stack:
                 case StackFailed():
                     raise StackError(event.error)
         if self._events.has_ended():
-            raise StackError(self._how_it_ended())
+            raise StackError(self._exit_message())
         raise StackError(
             f"the stack was not ready after start_timeout_s={timeout_s:g} "
             f"(ready processes: {', '.join(ready) or 'none'})"
@@ -239,15 +240,15 @@ class Stack:
                 case ProcessEnded():
                     self._pids.pop(event.name, None)
 
-    def _how_it_ended(self) -> str:
+    def _exit_message(self) -> str:
         return f"the supervisor ended with code {self._process.wait()}; standard error has more"
 
 
-def _fresh_folder() -> Path:
+def _new_runtime_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"slipstream-{secrets.token_hex(6)}"
 
 
-def _end(
+def _stop_supervisor(
     process: subprocess.Popen[bytes],
     events: LineReader,
     folder: Path,
@@ -270,6 +271,6 @@ def _end(
         if not is_given:
             shutil.rmtree(folder, ignore_errors=True)
         elif process.returncode < 0:  # killed before it could clean up
-            remove_traces(folder)
+            remove_leftovers(folder)
         if trace is not None:
             merge_parts(trace)

@@ -55,8 +55,8 @@ from slipstream.stack.events import (
     SupervisorConfig,
 )
 from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
-from slipstream.stack.place_statistics import PlaceStatistics
-from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
+from slipstream.stack.role_statistics import RoleStatistics
+from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUseError
 from slipstream.stack.signals import SignalQueue
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream_ipc.process import SILENT_S
@@ -79,8 +79,8 @@ class Supervisor:
             spec.name: Role(spec, config.max_restarts, config.restart_window_s)
             for spec in config.children
         }
-        self._accounts = PlaceStatistics(self._roles)
-        self._bulletin = StatusBroadcast(self._roles, self._accounts)
+        self._statistics = RoleStatistics(self._roles)
+        self._status_broadcast = StatusBroadcast(self._roles, self._statistics)
         self._children: list[Child] = []  # all children not reaped yet
         self._listeners: Listeners | None = None
         self._selector = selectors.DefaultSelector()
@@ -99,16 +99,16 @@ class Supervisor:
                 contextlib.ExitStack() as cleanup,
             ):
                 cleanup.callback(self._selector.close)
-                cleanup.callback(self._leave_nobody)
-                cleanup.callback(self._let_go_of_listeners)
+                cleanup.callback(self._kill_leftovers)
+                cleanup.callback(self._close_listeners)
                 self._watch(signals, partial(self._on_signals, signals))
                 if self._config.parent_pid is not None:
                     watch_parent(self._config.parent_pid, self._selector, self._stop, cleanup)
                 if self._listen():
                     for role in self._roles.values():
-                        self._fill(role)
+                        self._activate(role)
                     self._loop()
-        except (RuntimeDirectoryInUse, OSError) as error:
+        except (RuntimeDirectoryInUseError, OSError) as error:
             self._fail(str(error))
         return self._exit_code
 
@@ -126,9 +126,9 @@ class Supervisor:
         except OSError as error:
             where = http_address(*(listen or ("", 0)), uds=uds)
             why = error.strerror or error
-            other = "--http-port, in Python http_port, chooses another port"
+            other = "--http-port, in Python http_port, sets another port"
             if uds is not None:
-                other = "--uds, in Python uds, chooses another path"
+                other = "--uds, in Python uds, sets another path"
             self._fail(f"cannot listen at {where}: {why} ({other})")
             return False
         return True
@@ -137,7 +137,7 @@ class Supervisor:
         if self._listeners is not None:
             self._listeners.stop()
 
-    def _let_go_of_listeners(self) -> None:
+    def _close_listeners(self) -> None:
         if self._listeners is not None:
             self._listeners.close()
 
@@ -151,10 +151,10 @@ class Supervisor:
                 key.data()
             now = time.monotonic()
             if not self._is_ending:
-                self._keep(now)
+                self._on_tick(now)
             if self._deadline is not None and now >= self._deadline:
                 if self._phase == "draining":
-                    self._stop(f"{self._config.drain_s:g} s are over")
+                    self._stop(f"drain_s={self._config.drain_s:g} is over")
                 elif self._phase == "stopping":
                     self._kill(f"not stopped {STOP_S:g} s after SIGTERM")
                 else:
@@ -167,17 +167,19 @@ class Supervisor:
         if not self._is_ending:
             moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
             moments += [
-                child.heard_at + self._config.hang_timeout_s / (1 if child.is_watched else 2)
+                child.last_beat_at
+                + self._config.hang_timeout_s / (1 if child.is_cpu_measured else 2)
                 for child in self._children
-                if child.heard_at is not None
+                if child.last_beat_at is not None
             ]
             now = time.monotonic()
             moments += [
                 silent_at
                 for child in self._children
-                if child.heard_at is not None and (silent_at := child.heard_at + SILENT_S) > now
+                if child.last_beat_at is not None
+                and (silent_at := child.last_beat_at + SILENT_S) > now
             ]
-            if self._is_calm:
+            if self._may_start_spare:
                 moments += [
                     role.spare_due_at
                     for role in self._roles.values()
@@ -185,54 +187,54 @@ class Supervisor:
                 ]
         return max(0.0, min(moments) - time.monotonic()) if moments else None
 
-    # ---- what the clock brings -----------------------------------------------------------
+    # ---- timers --------------------------------------------------------------------------
 
-    def _keep(self, now: float) -> None:
+    def _on_tick(self, now: float) -> None:
         """Check heartbeats, start processes and spares that are due, and end a finished drain."""
         for child in self._children:
-            self._check_beats(child, now)
+            self._check_heartbeat(child, now)
         for role in self._roles.values():
             if role.due_at is not None and now >= role.due_at:
-                self._fill(role)
+                self._activate(role)
         for role in self._roles.values():
             is_due = role.spare_due_at is not None and now >= role.spare_due_at
-            if role.spare is None and is_due and self._is_calm:
-                role.spare = self._start(role.spec)
-        self._bulletin.tell(now)
+            if role.spare is None and is_due and self._may_start_spare:
+                role.spare = self._start(role.spec, logging.DEBUG)
+        self._status_broadcast.send(now)
         if self._phase == "draining" and all(
             role.active is not None and role.active.is_drained for role in self._roles.values()
         ):
-            self._stop("nothing runs any more")
+            self._stop("all requests have ended")
 
-    def _check_beats(self, child: Child, now: float) -> None:
+    def _check_heartbeat(self, child: Child, now: float) -> None:
         timeout_s = self._config.hang_timeout_s
-        if child.heard_at is None or now < child.heard_at + timeout_s / 2:
+        if child.last_beat_at is None or now < child.last_beat_at + timeout_s / 2:
             return
-        if not child.is_watched:
-            child.watch(now)
-        if now < child.heard_at + timeout_s:
+        if not child.is_cpu_measured:
+            child.measure_cpu(now)
+        if now < child.last_beat_at + timeout_s:
             return
         self._on_status(child)  # if the supervisor itself was stopped, beats may be unread
-        if child.heard_at is not None and now >= child.heard_at + timeout_s:
-            child.heard_at = None
+        if child.last_beat_at is not None and now >= child.last_beat_at + timeout_s:
+            child.last_beat_at = None
             is_busy = child.is_busy(now)
-            what = "it is busy" if is_busy else "it is stopped, or waits"
+            what = "it uses CPU time" if is_busy else "it is stopped or waits"
             _logger.warning("%s (process %d) hangs: %s", child.name, child.pid, what)
-            child.kill(f"hung: no sign of life for {timeout_s:g} s", within=is_busy)
+            child.kill(f"hung: no heartbeat for {timeout_s:g} s", is_own_fault=is_busy)
 
     @property
-    def _is_calm(self) -> bool:
+    def _may_start_spare(self) -> bool:
         """Whether a spare may be started: all processes serve, and no other spare is starting."""
         return self._phase == "serving" and all(
             role.is_ready and not role.is_preparing_spare for role in self._roles.values()
         )
 
-    # ---- what may happen -----------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------
 
     def _on_status(self, child: Child) -> None:
         if child.status.has_ended():
             return  # handled already, by another event of the same round
-        was_ready, was_settled = child.state == "ready", child.settled_at is not None
+        was_ready, was_available = child.state == "ready", child.available_at is not None
         child.read_status()
         if child.status.has_ended():
             self._selector.unregister(child.status)
@@ -245,9 +247,9 @@ class Supervisor:
             child.kill(child.error)
         elif child.state == "ready" and not was_ready:
             self._on_ready(role, child)
-        elif child is role.spare and child.settled_at is not None and not was_settled:
-            seconds = child.settled_at - child.started_at
-            _logger.info("spare %s waits as process %d", child.name, child.pid)
+        elif child is role.spare and child.available_at is not None and not was_available:
+            seconds = child.available_at - child.started_at
+            _logger.debug("spare %s is ready as process %d", child.name, child.pid)
             self._report(SpareReady(child.name, child.pid, seconds))
 
     def _on_ready(self, role: Role, child: Child) -> None:
@@ -258,9 +260,9 @@ class Supervisor:
         else:
             assert role.last_exit is not None
             seconds, how = now - role.ended_at, role.last_exit.how
-            _logger.info("%s is process %d now, %.2f s later", child.name, child.pid, seconds)
+            _logger.info("%s is process %d now, after %.2f s", child.name, child.pid, seconds)
             self._report(ProcessRestarted(child.name, child.pid, how, seconds, child.detail))
-        role.became_ready()
+        role.note_ready()
         if self._phase == "starting" and all(one.is_ready for one in self._roles.values()):
             self._phase = "serving"
             self._report(StackReady(self._config.address))
@@ -281,7 +283,7 @@ class Supervisor:
             self._on_status(child)  # read its last messages before its exit is handled
             if not child.status.has_ended():
                 self._selector.unregister(child.status)
-            self._accounts.ends(child)
+            self._statistics.note_exit(child)
             exit_ = child.reap()
             self._children.remove(child)
             for path in Path(self._config.runtime_dir).glob(f"*-{child.pid}.sock"):
@@ -289,14 +291,14 @@ class Supervisor:
             if self._is_ending:
                 _logger.debug("%s (process %d) ended: %s", child.name, child.pid, exit_.how)
             else:
-                self._on_loss(self._roles[child.name], child, exit_)
+                self._on_child_exit(self._roles[child.name], child, exit_)
 
-    def _on_loss(self, role: Role, child: Child, exit_: ChildExit) -> None:
+    def _on_child_exit(self, role: Role, child: Child, exit_: ChildExit) -> None:
         is_spare, now = child is role.spare, time.monotonic()
-        may_go_on = role.lost(child, exit_, now)
+        may_go_on = role.note_exit(child, exit_, now)
         what = f"{child.name} (process {child.pid}) ended"
         if is_spare:
-            more = "another follows" if may_go_on else f"none follows after {role.limit}"
+            more = "another is started" if may_go_on else f"no other after {role.limit}"
             _logger.warning("spare %s: %s; %s", what, exit_.how, more)
         elif not role.has_served:
             self._fail(f"{what} before it was ready: {exit_.how}")
@@ -304,24 +306,24 @@ class Supervisor:
             allowed = f"{role.limit} are allowed (max_restarts, restart_window_s)"
             self._fail(f"{what}: {exit_.how}; {allowed}")
         else:
-            _logger.warning("%s: %s; another takes its place", what, exit_.how)
+            _logger.warning("%s: %s; another one replaces it", what, exit_.how)
             self._report(ProcessEnded(child.name, child.pid, exit_.how))
             if role.due_at is not None and now >= role.due_at:
-                self._fill(role)
+                self._activate(role)
 
-    # ---- what follows --------------------------------------------------------------------
+    # ---- actions -------------------------------------------------------------------------
 
-    def _fill(self, role: Role) -> None:
-        """Activate the spare, or a new process, in this place."""
+    def _activate(self, role: Role) -> None:
+        """Activate the spare, or a new process, in this role."""
         child = role.spare or self._start(role.spec)
         if child is None:
             return
-        role.fill(child)
+        role.activate(child)
         if self._phase == "draining" and self._deadline is not None:
             child.drain(max(0.0, self._deadline - _FLUSH_S - time.monotonic()))
         self._report(ProcessStarted(child.name, child.pid))
 
-    def _start(self, spec: ChildSpec) -> Child | None:
+    def _start(self, spec: ChildSpec, log_level: int = logging.INFO) -> Child | None:
         if self._is_ending:
             return None
         try:
@@ -331,7 +333,7 @@ class Supervisor:
             return None
         self._children.append(child)
         self._watch(child.status, partial(self._on_status, child))
-        _logger.info("started %s as process %d", child.name, child.pid)
+        _logger.log(log_level, "started %s as process %d", child.name, child.pid)
         return child
 
     def _fail(self, error: str) -> None:
@@ -343,7 +345,7 @@ class Supervisor:
 
     def _drain(self, reason: str) -> None:
         within_s = self._config.drain_s
-        _logger.info("draining (%s): what runs may take %g s", reason, within_s)
+        _logger.info("draining (%s): running requests have %g s", reason, within_s)
         self._phase = "draining"
         self._deadline = time.monotonic() + within_s + _FLUSH_S
         self._report(StackDraining(within_s))
@@ -359,7 +361,7 @@ class Supervisor:
         self._stop_listening()
         self._deadline = time.monotonic() + STOP_S
         for child in self._children:
-            if child.listens:
+            if child.handles_sigterm:
                 child.drain(0.0)  # so that it can tell a stop by the stack from a stray SIGTERM
                 child.terminate()
             else:
@@ -373,7 +375,7 @@ class Supervisor:
             _logger.warning("killing %s (process %d): %s", child.name, child.pid, reason)
             child.kill()
 
-    def _leave_nobody(self) -> None:
+    def _kill_leftovers(self) -> None:
         for child in self._children:
             child.kill()  # children remain here only after an error in this file
 
@@ -381,9 +383,9 @@ class Supervisor:
         self._exit_code = 1
         for child in self._children:
             what = f"{child.name} (process {child.pid}, state {state_of(child.pid)})"
-            _logger.error("%s has not ended %g s after SIGKILL; it is left", what, GIVE_UP_S)
+            _logger.error("%s has not ended %g s after SIGKILL; it is abandoned", what, GIVE_UP_S)
 
-    # ---- what to look at -----------------------------------------------------------------
+    # ---- selector ------------------------------------------------------------------------
 
     def _watch(self, source: object, on_ready: Callable[[], None]) -> None:
         self._selector.register(source, selectors.EVENT_READ, on_ready)  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ def merge_parts(trace: str) -> bool:
         for path in paths:
             path.unlink(missing_ok=True)
     except OSError as error:
-        _logger.warning("no timeline in %s: %s", file, error)
+        _logger.warning("cannot write the timeline %s: %s", file, error)
         return False
     return True
 
@@ -76,11 +76,11 @@ def timeline_of(parts: Sequence[TracePart]) -> TraceTimeline:
     for track in tracks:
         track.begins_ns[:] -= min(starts, default=0)
         track.ends_ns[:] -= min(starts, default=0)
-    tracks.sort(key=_place)
+    tracks.sort(key=_track_order)
     return TraceTimeline(tuple(tracks), sum(part.num_dropped for part in parts))
 
 
-def _place(track: Track) -> tuple[int, int]:
+def _track_order(track: Track) -> tuple[int, int]:
     kind = _ORDER.index(track.name) if track.name in _ORDER else len(_ORDER)
     return kind, int(track.begins_ns.min(initial=2**62))
 

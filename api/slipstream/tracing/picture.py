@@ -79,7 +79,9 @@ def window_of(
     if begin_ms is not None and not 0 <= begin_ms * 1e6 < duration_ns:
         raise wrong_option("begin_ms", begin_ms, f"a number in [0, {duration_ns / 1e6:g})")
     if duration_ns == 0:
-        raise wrong_option("file", "a trace without spans", "one of a stack that served something")
+        raise wrong_option(
+            "file", "a trace without spans", "a trace of a stack that served requests"
+        )
     begin_ns, end_ns = _middle(timeline)
     length_ns = end_ns - begin_ns if window_ms is None else round(window_ms * 1e6)
     if begin_ms is not None:

@@ -59,7 +59,7 @@ class TraceTimeline:
 # ---- the format ----------------------------------------------------------------------------
 
 
-class _Step(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+class _SliceArgs(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     step: int = NO_STEP
 
 
@@ -70,10 +70,10 @@ class _Slice(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
     tid: int
     ts: float  # µs
     dur: float  # µs
-    args: _Step
+    args: _SliceArgs
 
 
-class _About(msgspec.Struct, frozen=True, omit_defaults=True):
+class _MetadataArgs(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     labels: str = ""
     sort_index: int | None = None
@@ -83,16 +83,16 @@ class _Metadata(msgspec.Struct, frozen=True, tag_field="ph", tag="M"):
     name: str
     pid: int
     tid: int
-    args: _About
+    args: _MetadataArgs
 
 
-class _Other(msgspec.Struct, frozen=True, rename="camel"):
+class _OtherData(msgspec.Struct, frozen=True, rename="camel"):
     clock: str = "CLOCK_MONOTONIC"
     num_dropped_spans: int = 0
 
 
 class _TraceFile(msgspec.Struct, frozen=True, rename="camel"):
-    other_data: _Other
+    other_data: _OtherData
     trace_events: list[_Slice | _Metadata]
 
 
@@ -104,19 +104,20 @@ def write_timeline(file: Path, timeline: TraceTimeline) -> None:
     unfinished = file.with_name(f".{file.name}.unfinished")
     try:
         with gzip.open(unfinished, "wb") if file.suffix == ".gz" else unfinished.open("wb") as out:
-            for piece in _pieces(timeline):
+            for piece in _encoded(timeline):
                 out.write(piece)
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _pieces(timeline: TraceTimeline) -> Iterator[bytes]:
+def _encoded(timeline: TraceTimeline) -> Iterator[bytes]:
     encode = msgspec.json.Encoder().encode
-    other = encode(_Other(num_dropped_spans=timeline.num_dropped))
+    other = encode(_OtherData(num_dropped_spans=timeline.num_dropped))
     yield b'{"displayTimeUnit":"ms","otherData":' + other + b',"traceEvents":[\n'
     events = chain.from_iterable(
-        chain(_head(at, track), _slices(at, track)) for at, track in enumerate(timeline.tracks, 1)
+        chain(_track_metadata(at, track), _slices(at, track))
+        for at, track in enumerate(timeline.tracks, 1)
     )
     separator = b""
     while chunk := list(islice(events, _CHUNK)):
@@ -125,11 +126,11 @@ def _pieces(timeline: TraceTimeline) -> Iterator[bytes]:
     yield b"\n]}\n"
 
 
-def _head(at: int, track: Track) -> Iterable[_Metadata]:
-    yield _Metadata("process_name", at, at, _About(name=track.name))
-    yield _Metadata("thread_name", at, at, _About(name=track.name))
-    yield _Metadata("process_labels", at, at, _About(labels=f"process {track.process_id}"))
-    yield _Metadata("process_sort_index", at, at, _About(sort_index=at))
+def _track_metadata(at: int, track: Track) -> Iterable[_Metadata]:
+    yield _Metadata("process_name", at, at, _MetadataArgs(name=track.name))
+    yield _Metadata("thread_name", at, at, _MetadataArgs(name=track.name))
+    yield _Metadata("process_labels", at, at, _MetadataArgs(labels=f"process {track.process_id}"))
+    yield _Metadata("process_sort_index", at, at, _MetadataArgs(sort_index=at))
 
 
 def _slices(at: int, track: Track) -> Iterable[_Slice]:
@@ -145,7 +146,7 @@ def _slices(at: int, track: Track) -> Iterable[_Slice]:
         ):
             name = kind if step == NO_STEP else f"{kind} {step}"
             duration_us = (end_ns - begin_ns) / 1e3
-            yield _Slice(name, kind, at, at, begin_ns / 1e3, duration_us, _Step(step))
+            yield _Slice(name, kind, at, at, begin_ns / 1e3, duration_us, _SliceArgs(step))
 
 
 # ---- read ----------------------------------------------------------------------------------

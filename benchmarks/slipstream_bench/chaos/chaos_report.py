@@ -1,20 +1,56 @@
-"""The result of a chaos run, as a table and as JSON, and which of its fields make a run good."""
+"""The result of a chaos run, as a table and as JSON, and which of its fields make a run good.
+
+The gaps are the longest of each stream, by the kind of fault. Excluded are slow readers, which
+pause by themselves, and streams that were computed again from their beginning, which takes time in
+proportion to their length.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
-from msgspec import Struct
+import numpy as np
+from msgspec import Struct, field
 
-from slipstream_bench.chaos.gaps import GapSummary
+from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream_bench.chaos.reference_model import ReferenceSummary
 from slipstream_bench.common.process_census import Holding
-from slipstream_bench.common.tables import Row, table
+from slipstream_bench.common.report import Row, table
 
 _MIB = 2**20
 _SHOWN = 10  # differing requests listed
+_GAP_COLUMNS = ("after", "streams", "gap_p50_s", "gap_p99_s", "gap_max_s", "back_after_s")
+
+
+class GapSummary(Struct, frozen=True):
+    """The longest gaps of all streams at all rounds of a kind, in seconds."""
+
+    kind: str
+    num_streams: int
+    p50_s: float | None
+    p99_s: float | None
+    max_s: float | None
+
+
+def summarise_gaps(kind: str, gaps: Iterable[float]) -> GapSummary:
+    """Percentiles; None without gaps."""
+    every = list(gaps)
+    if not every:
+        return GapSummary(kind, 0, None, None, None)
+    p50, p99 = (round(float(value), 4) for value in np.percentile(every, (50, 99)))
+    return GapSummary(kind, len(every), p50, p99, round(max(every), 4))
+
+
+def gaps_by_kind(
+    streams: Iterable[Sequence[float]], spans: Sequence[GapSpan]
+) -> dict[str, list[float]]:
+    """All longest gaps, by the kind of round."""
+    found: dict[str, list[float]] = {}
+    every = list(streams)
+    for span in spans:
+        gaps = found.setdefault(span.kind, [])
+        gaps += [gap for times in every if (gap := longest_gap(times, span)) is not None]
+    return found
 
 
 class ChaosResult(Struct, frozen=True, kw_only=True):
@@ -23,8 +59,8 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     lost, doubled: positions, of tokens and of characters. gap_*: the longest gap of a stream at the
     exit of a worker, a core, or both. asked_again: streams that worker and core had both lost while
     no client was left to submit them; unexplained_again: the same although the two had not died
-    together. orphans: processes left behind, or that nothing would have ended. combinations: places
-    whose processes were killed within a second of each other.
+    together. orphans: processes left behind, or that nothing would have ended. combinations:
+    targets that were killed within a second of each other.
     """
 
     seed: int
@@ -47,8 +83,8 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     double_deaths: int
     rounds: int
     planned_rounds: int
-    missed_blows: int
-    blows: dict[str, int]
+    missed_faults: int = field(name="missed_blows")
+    faults: dict[str, int] = field(name="blows")
     combinations: dict[str, int]
     gaps: list[GapSummary]
     recovery_s: dict[str, list[float]]
@@ -57,7 +93,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     duration_s: float
     num_tokens: int
     near_tie: int | None = None  # for a real model only
-    teacher: ReferenceSummary | None = None
+    reference: ReferenceSummary | None = field(default=None, name="teacher")
     different: dict[int, list[str]] = {}
     stopped: str | None = None  # why the run was aborted
     left: list[str] = []  # the orphans' command lines
@@ -76,10 +112,10 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
 def lines_of(result: ChaosResult) -> list[str]:
     """The result as lines of text."""
     load = f"{result.total} requests, {result.num_tokens} tokens"
-    blows = ", ".join(f"{name} {number}" for name, number in sorted(result.blows.items()))
+    faults = ", ".join(f"{name} {number}" for name, number in sorted(result.faults.items()))
     lines = [
         f"{load} in {result.duration_s:.1f} s, seed {result.seed}, {result.model}",
-        f"{sum(result.blows.values())} blows in {result.rounds} rounds: {blows or '-'}",
+        f"{sum(result.faults.values())} faults in {result.rounds} rounds: {faults or '-'}",
         f"{len(result.combinations)} combinations of deaths within a second",
         "",
         f"identical        {result.identical} of {result.total}",
@@ -87,13 +123,13 @@ def lines_of(result: ChaosResult) -> list[str]:
     if result.http_total:
         lines.append(
             f"  over HTTP      {result.http_identical} of {result.http_total}, "
-            f"asked again {result.http_asked_again} times, "
+            f"requested again {result.http_asked_again} times, "
             f"{result.http_asked_afresh} from the beginning"
         )
-    if result.teacher is not None:
+    if result.reference is not None:
         lines.append(
-            f"  near ties      {result.near_tie}, of {result.teacher.num_tokens} tokens; "
-            f"largest margin {result.teacher.largest_margin:.2g}"
+            f"  near ties      {result.near_tie}, of {result.reference.num_tokens} tokens; "
+            f"largest margin {result.reference.largest_margin:.2g}"
         )
     lines += [
         f"lost, doubled    {result.lost}, {result.doubled} positions",
@@ -102,35 +138,22 @@ def lines_of(result: ChaosResult) -> list[str]:
     ]
     if result.asked_again:
         lines.append(
-            f"asked again      {result.asked_again}, after {result.double_deaths} deaths of worker "
+            f"requested again  {result.asked_again}, after {result.double_deaths} deaths of worker "
             f"and core together; without one: {result.unexplained_again}"
         )
-    lines += [f"left out         {what}" for what in result.left_out]
+    lines += [f"not injected     {what}" for what in result.left_out]
     if result.rounds < result.planned_rounds:
-        lines.append(f"the requests were over before {result.planned_rounds} rounds were")
+        lines.append(f"all requests had ended before {result.planned_rounds} rounds were done")
     lines += ["", *table(_gap_rows(result), _GAP_COLUMNS)] if result.gaps else []
     lines += ["", *table(_memory_rows(result))]
     for index in list(result.different)[:_SHOWN]:
         lines += ["", f"request {index}:", *(f"  {what}" for what in result.different[index])]
     if len(result.different) > _SHOWN:
         lines.append(f"and {len(result.different) - _SHOWN} more")
-    lines += [f"left: {command}" for command in result.left]
+    lines += [f"left behind: {command}" for command in result.left]
     if result.stopped is not None:
-        lines += ["", f"the run broke off: {result.stopped}"]
+        lines += ["", f"the run was aborted: {result.stopped}"]
     return lines
-
-
-def json_of(result: ChaosResult) -> bytes:
-    """The result as a JSON object."""
-    return msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
-
-
-def count(names: Sequence[str]) -> dict[str, int]:
-    """Occurrences of each name."""
-    return dict(Counter(names))
-
-
-_GAP_COLUMNS = ("after", "streams", "gap_p50_s", "gap_p99_s", "gap_max_s", "back_after_s")
 
 
 def _gap_rows(result: ChaosResult) -> list[Row]:

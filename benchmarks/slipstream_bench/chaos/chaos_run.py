@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from slipstream.client.async_client import AsyncClient
 from slipstream.demo.gaps import GapSpan
 from slipstream.demo_model import MODEL_PATH
+from slipstream.outputs import RequestOutput
 from slipstream.stack.process_plan import SIMULATED
 from slipstream.stack.stack import Stack
-from slipstream_bench.chaos.chaos_report import ChaosResult, count
+from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind, summarise_gaps
 from slipstream_bench.chaos.chaos_workload import ChaosRequest, WorkloadShape, make_requests
-from slipstream_bench.chaos.checks import exact_verdicts, real_verdicts
-from slipstream_bench.chaos.clients import ClientLives
-from slipstream_bench.chaos.compare import Streamed, assemble
-from slipstream_bench.chaos.fault_injector import ChaosFailed, FaultInjector, Struck
-from slipstream_bench.chaos.gaps import gaps_by_kind
-from slipstream_bench.chaos.gaps import summarise as summarise_gaps
-from slipstream_bench.chaos.reference import undisturbed
-from slipstream_bench.chaos.schedule import Blows, Round, make_schedule
-from slipstream_bench.chaos.volume import mounted
+from slipstream_bench.chaos.clients import ChaosClient
+from slipstream_bench.chaos.compare import (
+    AssembledStream,
+    ChaosAnswer,
+    assemble,
+    exact_verdicts,
+    real_verdicts,
+)
+from slipstream_bench.chaos.fault_injector import ChaosFailed, FaultInjector, InjectedFault, mounted
+from slipstream_bench.chaos.schedule import FaultKinds, Round, make_schedule
 from slipstream_bench.common import process_census
-from slipstream_bench.common.commit import commit
+from slipstream_bench.common.provenance import commit
 from slipstream_ipc.messages import ModelCard
 
+_UNDISTURBED_AT_ONCE = 128
+_UNDISTURBED_TIMEOUT_S = 120.0
 NO_SPARE = ", no spare"
 SERVER_EXITS = (  # kinds of rounds whose gaps are reported for the run
     *("exit of worker", f"exit of worker{NO_SPARE}", "exit of core", f"exit of core{NO_SPARE}"),
@@ -41,6 +48,42 @@ _MARGIN = 1.4  # over the rounds that it takes for every kind of fault to occur 
 _CLIENT_TIMEOUT_S = 120.0
 
 
+def undisturbed(stack: Stack, requests: Sequence[ChaosRequest]) -> list[ChaosAnswer]:
+    """The answers, in the order of the requests. Raises: SlipstreamError."""
+    return asyncio.run(_answers(stack.address, requests))
+
+
+async def _answers(address: str, requests: Sequence[ChaosRequest]) -> list[ChaosAnswer]:
+    places = asyncio.Semaphore(_UNDISTURBED_AT_ONCE)
+
+    async def one(client: AsyncClient, request: ChaosRequest) -> ChaosAnswer:
+        async with places:
+            done = await client.generate(
+                request.prompt, request.params, stream_id=request.stream_id
+            )
+        return _answer(done)
+
+    async with AsyncClient(address, timeout_s=_UNDISTURBED_TIMEOUT_S) as client:
+        return await asyncio.gather(*(one(client, request) for request in requests))
+
+
+def _answer(done: RequestOutput) -> ChaosAnswer:
+    logprobs = done.logprobs
+    return ChaosAnswer(
+        done.text,
+        tuple(done.token_ids),
+        None
+        if logprobs is None
+        else tuple(
+            tuple((each.token_id, each.logprob, each.rank) for each in token.values())
+            for token in logprobs
+        ),
+        done.finish_reason,
+        done.stop_reason,
+        tuple(done.prompt_token_ids),
+    )
+
+
 class Options(Struct, frozen=True, kw_only=True):
     """The command line's options. model: None is the simulated model whose tokens depend on all
     before.
@@ -48,7 +91,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     model: str | None
     num_requests: int
-    blows: Blows
+    faults: FaultKinds
     seed: int
     num_rounds: int
     concurrency: int
@@ -62,11 +105,11 @@ class Options(Struct, frozen=True, kw_only=True):
     num_fronts: int = 1
 
 
-class _Played(Struct):
+class _FaultRun(Struct):
     """The outcome of the run under faults."""
 
     injector: FaultInjector
-    streams: list[Streamed]
+    streams: list[AssembledStream]
     begin_s: float
     end_s: float
     memory_start: dict[str, process_census.Holding]
@@ -76,37 +119,37 @@ class _Played(Struct):
     left_out: list[str]
 
 
-def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> ChaosResult:
+def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> ChaosResult:
     """Run all of it. folder: for the journals. Raises: SlipstreamError if no stack starts."""
     is_simulated = options.model is None or options.model.startswith(SIMULATED)
     with process_census.marked() as mark:
-        tell("the undisturbed run")
+        on_phase("running the requests undisturbed")
         with Stack(options.model or _SIMULATED.format(1), **_settings(options, {})) as stack:
             with stack.client() as client:
                 card = client.model
             requests = make_requests(options.seed, _shape(options, card))
-            expected = undisturbed(stack, requests, lambda: None)
+            expected = undisturbed(stack, requests)
         schedule = make_schedule(
             options.seed,
-            options.blows,
+            options.faults,
             options.num_rounds,
             is_quick=options.is_quick,
             is_exact=is_simulated,
         )
-        tell(f"{len(requests)} requests under fire")
-        played = _play(options, requests, schedule, folder, mark)
-        left = played.strays + list(process_census.marked_pids(mark).values())
-    tell("the comparison")
-    teacher = None
+        on_phase(f"{len(requests)} requests under faults")
+        fault_run = _run_under_faults(options, requests, schedule, folder, mark)
+        left = fault_run.strays + list(process_census.marked_pids(mark).values())
+    on_phase("comparing")
+    reference = None
     if is_simulated:
-        verdicts = exact_verdicts(requests, expected, played.streams)
+        verdicts = exact_verdicts(requests, expected, fault_run.streams)
     else:
-        verdicts, teacher = real_verdicts(requests, expected, played.streams, card)
+        verdicts, reference = real_verdicts(requests, expected, fault_run.streams, card)
     http = [request.index for request in requests if request.via == "http"]
     is_http = set(http)
-    again = sum(one.num_again for one in played.streams if one.index not in is_http)
-    injector = played.injector
-    by_kind, recovery_s = _gaps(played, requests)
+    again = sum(one.num_again for one in fault_run.streams if one.index not in is_http)
+    injector = fault_run.injector
+    by_kind, recovery_s = _gaps(fault_run, requests)
     of_exits = [gap for kind in SERVER_EXITS for gap in by_kind.get(kind, [])]
     whole = summarise_gaps("all", of_exits)
     return ChaosResult(
@@ -117,44 +160,44 @@ def chaos(options: Options, folder: Path, tell: Callable[[str], object]) -> Chao
         total=len(requests),
         lost=sum(one.lost for one in verdicts),
         doubled=sum(one.doubled for one in verdicts),
-        failed=sum(one.error is not None for one in played.streams),
+        failed=sum(one.error is not None for one in fault_run.streams),
         gap_p50_s=whole.p50_s,
         gap_p99_s=whole.p99_s,
         orphans=len(left),
         http_identical=sum(verdicts[index].is_identical for index in http),
         http_total=len(http),
-        http_asked_again=sum(played.streams[index].num_again for index in http),
-        http_asked_afresh=sum(played.streams[index].num_afresh for index in http),
+        http_asked_again=sum(fault_run.streams[index].num_again for index in http),
+        http_asked_afresh=sum(fault_run.streams[index].num_afresh for index in http),
         asked_again=again,
         unexplained_again=0 if injector.num_double_deaths else again,
         double_deaths=injector.num_double_deaths,
         rounds=injector.num_rounds,
         planned_rounds=len(schedule),
-        missed_blows=injector.num_missed,
-        blows=count([one.blow.name for one in injector.struck]),
-        combinations=count(_combinations(injector.struck)),
+        missed_faults=injector.num_missed,
+        faults=dict(Counter(one.fault.name for one in injector.injected)),
+        combinations=dict(Counter(_combinations(injector.injected))),
         gaps=[summarise_gaps(kind, gaps) for kind, gaps in sorted(by_kind.items())],
         recovery_s=recovery_s,
-        memory_start=played.memory_start,
-        memory_end=played.memory_end,
-        duration_s=round(played.end_s - played.begin_s, 3),
-        num_tokens=sum(len(one.token_ids) for one in played.streams),
-        near_tie=None if teacher is None else teacher.num_near_ties,
-        teacher=teacher,
+        memory_start=fault_run.memory_start,
+        memory_end=fault_run.memory_end,
+        duration_s=round(fault_run.end_s - fault_run.begin_s, 3),
+        num_tokens=sum(len(one.token_ids) for one in fault_run.streams),
+        near_tie=None if reference is None else reference.num_near_ties,
+        reference=reference,
         different={one.index: list(one.differences) for one in verdicts if not one.is_identical},
-        stopped=played.stopped,
+        stopped=fault_run.stopped,
         left=left,
-        left_out=played.left_out,
+        left_out=fault_run.left_out,
     )
 
 
-def _play(
+def _run_under_faults(
     options: Options,
     requests: Sequence[ChaosRequest],
     schedule: Sequence[Round],
     folder: Path,
     mark: str,
-) -> _Played:
+) -> _FaultRun:
     has_http = any(request.via == "http" for request in requests)
     settings: dict[str, Any] = {}
     if has_http:
@@ -170,7 +213,7 @@ def _play(
     with contextlib.ExitStack() as stack_of:
         volume = None
         left_out = []
-        if options.blows.fill:
+        if options.faults.fill:
             found = stack_of.enter_context(mounted(folder / "disk"))
             if isinstance(found, str):
                 left_out.append(f"fill disk: {found}")
@@ -179,7 +222,7 @@ def _play(
                 settings["runtime_dir"] = volume.runtime_dir
         stack = stack_of.enter_context(Stack(model, **_settings(options, settings)))
         injector = FaultInjector(stack, schedule, spares, volume)
-        injector.settle()
+        injector.wait_until_recovered()
         memory_start = _memory(stack, injector)
         clients = _clients(stack, requests, options, folder)
         begin_s = time.monotonic()
@@ -187,8 +230,8 @@ def _play(
         try:
             injector.run(clients, options.timeout_s)
             with stack.client() as client:
-                client.generate("Is anybody there?", max_tokens=4)
-            injector.settle()
+                client.generate("One more request.", max_tokens=4)
+            injector.wait_until_recovered()
         except ChaosFailed as error:
             stopped = str(error)
         finally:
@@ -199,7 +242,7 @@ def _play(
         strays = list(process_census.strays(mark).values())
     records = [record for one in clients for record in one.records()]
     streams = assemble(records, len(requests))
-    return _Played(
+    return _FaultRun(
         injector, streams, begin_s, end_s, memory_start, memory_end, stopped, strays, left_out
     )
 
@@ -209,7 +252,7 @@ def _step_ms(options: Options) -> float:
     if options.is_quick:
         return _STEP_MS
     load = options.num_requests / options.concurrency / (500 / 64)
-    rounds = max(options.num_rounds, _MARGIN * min(options.blows.num_rounds, options.num_rounds))
+    rounds = max(options.num_rounds, _MARGIN * min(options.faults.num_rounds, options.num_rounds))
     longer = max(1.0, rounds / 20 / load)
     return min(round(_STEP_MS * longer, 1), _MOST_STEP_MS)
 
@@ -227,7 +270,6 @@ def _shape(options: Options, card: ModelCard) -> WorkloadShape:
         min(options.min_len, most),
         min(options.max_len, most),
         options.num_clients,
-        True,  # requests over HTTP
         card.vocab_size,
         has_grammars=_has_grammars(options),
     )
@@ -240,22 +282,22 @@ def _has_grammars(options: Options) -> bool:
 
 def _clients(
     stack: Stack, requests: Sequence[ChaosRequest], options: Options, folder: Path
-) -> list[ClientLives]:
+) -> list[ChaosClient]:
     """One client per share of the requests; the one over HTTP is the last."""
     shared: dict[str, Any] = {
         "folder": folder,
         "concurrency": max(1, options.concurrency // options.num_clients),
         "timeout_s": _CLIENT_TIMEOUT_S,
     }
-    clients: list[ClientLives] = []
+    clients: list[ChaosClient] = []
     for number in range(options.num_clients):
         own = [one for one in requests if one.via == "client" and one.client == number]
         if own:
-            clients.append(ClientLives("client", number, own, address=stack.address, **shared))
+            clients.append(ChaosClient("client", number, own, address=stack.address, **shared))
     over_http = [one for one in requests if one.via == "http"]
     if over_http:
         assert stack.http_address is not None
-        clients.append(ClientLives("http", 0, over_http, address=stack.http_address, **shared))
+        clients.append(ChaosClient("http", 0, over_http, address=stack.http_address, **shared))
     return clients
 
 
@@ -266,52 +308,52 @@ def _memory(stack: Stack, injector: FaultInjector) -> dict[str, process_census.H
 
 
 def _gaps(
-    played: _Played, requests: Sequence[ChaosRequest]
+    fault_run: _FaultRun, requests: Sequence[ChaosRequest]
 ) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Longest gaps, and recovery times, by the kind of round."""
-    struck = played.injector.struck
-    rounds = sorted({one.round for one in struck})
-    begins = {number: min(one.at_s for one in struck if one.round == number) for number in rounds}
+    injected = fault_run.injector.injected
+    rounds = sorted({one.round for one in injected})
+    begins = {number: min(one.at_s for one in injected if one.round == number) for number in rounds}
     spans: list[GapSpan] = []
     recovery_s: dict[str, list[float]] = {}
     for at, number in enumerate(rounds):
-        blows = [one for one in struck if one.round == number]
-        kind = _kind(blows)
-        end_s = begins[rounds[at + 1]] if at + 1 < len(rounds) else played.end_s
+        faults = [one for one in injected if one.round == number]
+        kind = _kind(faults)
+        end_s = begins[rounds[at + 1]] if at + 1 < len(rounds) else fault_run.end_s
         spans.append(GapSpan(kind, begins[number], end_s))
-        for one in blows:
-            is_exit = one.blow.means in ("kill", "stop") and one.blow.place != "client"
+        for one in faults:
+            is_exit = one.fault.action in ("kill", "stop") and one.fault.target != "client"
             if one.recovered_s is not None and is_exit:
                 recovery_s.setdefault(kind, []).append(round(one.recovered_s - one.at_s, 4))
     times = [
         streamed.times_s
-        for request, streamed in zip(requests, played.streams, strict=True)
+        for request, streamed in zip(requests, fault_run.streams, strict=True)
         if request.via == "client" and not (request.pauses or streamed.num_again)
     ]
     return gaps_by_kind(times, spans), recovery_s
 
 
-def _combinations(struck: Sequence[Struck]) -> list[str]:
-    """The places killed together, for each round with several kills."""
-    places: dict[int, set[str]] = {}
-    for one in struck:
-        if one.blow.means == "kill":
-            places.setdefault(one.round, set()).add(one.blow.place)
-    return [", ".join(sorted(each)) for each in places.values() if len(each) > 1]
+def _combinations(injected: Sequence[InjectedFault]) -> list[str]:
+    """The targets killed together, for each round with several kills."""
+    targets: dict[int, set[str]] = {}
+    for one in injected:
+        if one.fault.action == "kill":
+            targets.setdefault(one.round, set()).add(one.fault.target)
+    return [", ".join(sorted(each)) for each in targets.values() if len(each) > 1]
 
 
-def _kind(struck: Sequence[Struck]) -> str:
-    """The kind of a round: hangs, exits, bursts and shortages, by place."""
-    places = {one.blow.place for one in struck}
-    means = {one.blow.means for one in struck}
-    if "stop" in means:
-        return "hang of " + ", ".join(sorted(places))
-    if "fill" in means:
+def _kind(injected: Sequence[InjectedFault]) -> str:
+    """The kind of a round: hangs, exits, bursts and shortages, by target."""
+    targets = {one.fault.target for one in injected}
+    action = {one.fault.action for one in injected}
+    if "stop" in action:
+        return "hang of " + ", ".join(sorted(targets))
+    if "fill" in action:
         return "full disk"
-    if "limit" in means:
-        return "no more files for " + ", ".join(sorted(places))
-    if len(struck) > 1:
-        return "burst with client" if "client" in places else "burst"
-    (one,) = struck
-    has_none = one.blow.place in ("worker", "core") and not one.had_spare
-    return f"exit of {one.blow.place}" + (NO_SPARE if has_none else "")
+    if "limit" in action:
+        return "no more files for " + ", ".join(sorted(targets))
+    if len(injected) > 1:
+        return "burst with client" if "client" in targets else "burst"
+    (one,) = injected
+    has_none = one.fault.target in ("worker", "core") and not one.had_spare
+    return f"exit of {one.fault.target}" + (NO_SPARE if has_none else "")

@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from slipstream_bench.chaos.chaos_report import ChaosResult
-from slipstream_bench.common.tables import Row, table
-from slipstream_ipc.atomic_file import write_atomically
+from slipstream_bench.common.report import Row, table, write_result
 
 _decode = msgspec.json.Decoder(ChaosResult).decode
 
@@ -70,7 +69,7 @@ def _row(kind: str, results: Sequence[ChaosResult]) -> Row:
         "http": sum(each.http_total for each in results),
         "http_identical": sum(each.http_identical for each in results),
         "tokens": sum(each.num_tokens for each in results),
-        "blows": sum(sum(each.blows.values()) for each in results),
+        "blows": sum(sum(each.faults.values()) for each in results),
         "combinations": len({name for each in results for name in each.combinations}),
         "lost": sum(each.lost for each in results),
         "doubled": sum(each.doubled for each in results),
@@ -82,11 +81,11 @@ def _row(kind: str, results: Sequence[ChaosResult]) -> Row:
 
 def _why(result: ChaosResult) -> list[str]:
     found = [f"request {at}: {what}" for at, all_ in result.different.items() for what in all_]
-    found += [f"left: {command}" for command in result.left]
+    found += [f"left behind: {command}" for command in result.left]
     if result.unexplained_again:
-        found.append(f"asked again without a double death: {result.unexplained_again}")
+        found.append(f"requested again without a double death: {result.unexplained_again}")
     if result.stopped is not None:
-        found.append(f"the run broke off: {result.stopped}")
+        found.append(f"the run was aborted: {result.stopped}")
     return found
 
 
@@ -117,10 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     summary = summarise(results)
     print("\n".join(lines_of(summary)))
-    if given.json is not None:
-        write_atomically(
-            given.json, msgspec.json.format(msgspec.json.encode(summary)) + b"\n", mode=0o644
-        )
+    write_result(given.json, summary)
     return 0 if results and not summary.bad else 1
 
 

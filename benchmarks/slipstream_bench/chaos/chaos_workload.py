@@ -94,9 +94,7 @@ class WorkloadShape(Struct, frozen=True):
     min_len: int
     max_len: int
     num_clients: int
-    has_http: bool
     vocab_size: int
-    has_chat: bool = True
     has_grammars: bool = False
 
 
@@ -108,9 +106,9 @@ def make_requests(seed: int, shape: WorkloadShape) -> list[ChaosRequest]:
 
 
 def _request(random: np.random.Generator, index: int, shape: WorkloadShape) -> ChaosRequest:
-    is_http = shape.has_http and random.random() < _HTTP_SHARE
+    is_http = random.random() < _HTTP_SHARE
     params = _params(random, shape, is_http=is_http)
-    kind = _pick(random, ("text", "ids", "chat") if shape.has_chat else ("text", "ids"))
+    kind = _pick(random, ("text", "ids", "chat"))
     is_long = random.random() < 0.1
     num = int(random.integers(100, _LONG_PROMPT) if is_long else random.integers(1, 40))
     messages: tuple[ChatMessage, ...] = ()

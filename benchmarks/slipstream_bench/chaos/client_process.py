@@ -6,6 +6,11 @@ writes what it reads into a journal; where earlier lives left journals, it conti
 
 - Sync and asyncio clients alternate, over clients and over the lives of each.
 - A slow reader pauses only its own reading; the process's other streams continue.
+- A stream of which nothing was read is submitted under its own id, which is harmless if it was
+  submitted before. Any other stream is resumed after the last position read.
+- A stream that the server no longer has (worker and core died, and so did the client that could
+  have submitted it again) is submitted again and read from its beginning; what was read before must
+  repeat, and is not recorded twice.
 """
 
 from __future__ import annotations
@@ -14,19 +19,168 @@ import asyncio
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from slipstream.client.async_client import AsyncClient
-from slipstream.client.client import Client
-from slipstream.errors import SlipstreamError
+from slipstream.client.async_client import AsyncClient, AsyncStream
+from slipstream.client.client import Client, Stream
+from slipstream.errors import SlipstreamError, StreamLostError, UnknownStreamError
+from slipstream.outputs import Delta
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
-from slipstream_bench.chaos.follow import Follower, Read, read_before
-from slipstream_bench.chaos.journal import JournalWriter
+from slipstream_bench.chaos.journal import (
+    AskedAgain,
+    Failed,
+    JournalWriter,
+    Piece,
+    TokenCandidates,
+    read_journal,
+)
 
+_MOST_AGAIN = 20  # more than this is an endless loop
 _STANDARD_INPUT = 0
+
+
+class ReadSoFar(Struct):
+    """What was read of a stream, in this life of its client and earlier ones."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    is_over: bool = False
+    event_id: str = ""
+
+
+class Follower:
+    """Reads one request's stream to its end."""
+
+    def __init__(self, request: ChaosRequest, read: ReadSoFar, journal: JournalWriter) -> None:
+        self.request = request
+        self._read = read
+        self._journal = journal
+        self._pauses = [p for p in request.pauses if p.num_tokens >= len(read.token_ids)]
+        self._skip_chars = self._skip_tokens = 0  # positions still to come that were read before
+        self._has_prompt = False
+        self._num_again = 0
+
+    def open(self, client: Client) -> Stream:
+        """The stream, opened at the right position."""
+        if self._is_whole:
+            return client.stream(
+                self.request.prompt, self.request.params, stream_id=self.request.stream_id
+            )
+        chars, tokens = self._position
+        return client.resume(self.request.stream_id, num_chars=chars, num_tokens=tokens)
+
+    def open_async(self, client: AsyncClient) -> AsyncStream:
+        """The stream, opened at the right position."""
+        if self._is_whole:
+            return client.stream(
+                self.request.prompt, self.request.params, stream_id=self.request.stream_id
+            )
+        chars, tokens = self._position
+        return client.resume(self.request.stream_id, num_chars=chars, num_tokens=tokens)
+
+    def take(self, stream: Stream | AsyncStream, delta: Delta) -> float:
+        """Record a delta; returns the pause before the next one, in seconds."""
+        end = stream.position
+        token_ids = tuple(delta.token_ids)
+        logprobs = _candidates(delta)
+        chars, tokens = end.num_chars - len(delta.text), end.num_tokens - len(token_ids)
+        skip_chars = max(0, min(self._skip_chars - chars, len(delta.text)))
+        skip_tokens = max(0, min(self._skip_tokens - tokens, len(token_ids)))
+        if skip_chars or skip_tokens:
+            self._check_again(chars, tokens, delta.text[:skip_chars], token_ids[:skip_tokens])
+        text, token_ids = delta.text[skip_chars:], token_ids[skip_tokens:]
+        prompt_ids = None if self._has_prompt else stream.prompt_token_ids
+        self._has_prompt = True
+        if text or token_ids or delta.finish_reason is not None or prompt_ids is not None:
+            piece = Piece(
+                self.request.index,
+                time.monotonic(),
+                max(chars + skip_chars, self._skip_chars),
+                max(tokens + skip_tokens, self._skip_tokens),
+                text,
+                token_ids,
+                None if logprobs is None else logprobs[skip_tokens:],
+                delta.finish_reason,
+                delta.stop_reason,
+                None if prompt_ids is None else tuple(prompt_ids),
+            )
+            self._journal.write(piece)
+        self._read.text += text
+        self._read.token_ids += token_ids
+        return self._pause(end.num_tokens)
+
+    def is_asked_again(self, error: SlipstreamError) -> bool:
+        """Whether to open the stream again after an error; otherwise the error is recorded."""
+        now = time.monotonic()
+        is_lost = isinstance(error, StreamLostError | UnknownStreamError)
+        if is_lost and self._num_again < _MOST_AGAIN:
+            self._num_again += 1
+            self._skip_chars, self._skip_tokens = len(self._read.text), len(self._read.token_ids)
+            why = f"{type(error).__name__}: {error}"
+            self._journal.write(AskedAgain(self.request.index, now, why, is_afresh=False))
+            return True
+        self._fail(f"{type(error).__name__}: {error}")
+        return False
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the stream is read from its beginning."""
+        return bool(self._num_again) or not (self._read.text or self._read.token_ids)
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        return len(self._read.text), len(self._read.token_ids)
+
+    def _check_again(self, chars: int, tokens: int, text: str, token_ids: tuple[int, ...]) -> None:
+        read = self._read
+        if read.text[chars : chars + len(text)] != text:
+            self._fail(f"the text from {chars} on is another one the second time")
+        if read.token_ids[tokens : tokens + len(token_ids)] != token_ids:
+            self._fail(f"the tokens from {tokens} on are others the second time")
+
+    def _fail(self, why: str) -> None:
+        self._journal.write(Failed(self.request.index, time.monotonic(), why))
+
+    def _pause(self, num_tokens: int) -> float:
+        seconds = 0.0
+        while self._pauses and self._pauses[0].num_tokens <= num_tokens:
+            seconds += self._pauses.pop(0).seconds
+        return seconds
+
+
+def read_before(journals: Iterable[str | Path]) -> dict[int, ReadSoFar]:
+    """What earlier lives have read, by request. journals: oldest first."""
+    found: dict[int, ReadSoFar] = {}
+    for path in journals:
+        for record in read_journal(path):
+            read = found.setdefault(record.index, ReadSoFar())
+            match record:
+                case Piece():
+                    read.text += record.text
+                    read.token_ids += record.token_ids
+                    read.is_over = record.finish_reason is not None
+                    read.event_id = record.event_id
+                case AskedAgain():
+                    if record.is_afresh:
+                        read.text, read.token_ids, read.event_id = "", (), ""
+                case Failed():
+                    read.is_over = True
+    return found
+
+
+def _candidates(delta: Delta) -> tuple[TokenCandidates, ...] | None:
+    if delta.logprobs is None:
+        return None
+    return tuple(
+        tuple((each.token_id, each.logprob, each.rank) for each in token.values())
+        for token in delta.logprobs
+    )
 
 
 class ClientConfig(Struct, frozen=True):
@@ -53,7 +207,7 @@ def main() -> int:
     followers = [
         Follower(request, read, journal)
         for request in config.requests
-        if not (read := before.get(request.index, Read())).is_over
+        if not (read := before.get(request.index, ReadSoFar())).is_over
     ]
     # running streams first: they have no other reader, and their time is limited
     followers.sort(key=lambda follower: follower.request.index not in before)

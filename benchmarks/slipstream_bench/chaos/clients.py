@@ -28,7 +28,7 @@ _MODULES = {
 }
 
 
-class ClientLives:
+class ChaosClient:
     """One client: its current process, and the journals of all its lives."""
 
     def __init__(

@@ -1,21 +1,36 @@
-"""Finds what is lost, doubled or different in the records of a run. Pure.
+"""Finds what is lost, doubled or different in the records of a run.
 
 - Pieces carry their positions. Positions between two pieces are lost, positions in two of them are
   doubled, for tokens and characters alike; neither is repaired here.
 - An answer is identical if text, token ids, all logprobs, prompt ids and the reason of its end are
   equal. Over HTTP only text and reason can be compared.
 - Positions missing at an answer's end are lost, too, even if its reader got an error.
+- A simulated model computes integers, so everything must be identical. Every token of a real model
+  must be the reference model's, or within its tolerance: a stream that diverges from the
+  undisturbed one at such a near tie is right if its text matches its tokens and its finish reason
+  follows from them. Over HTTP there are no token ids, so the text must be the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
+from tokenizers import Tokenizer
 
+from slipstream_bench.chaos.chaos_workload import ChaosRequest
 from slipstream_bench.chaos.journal import AskedAgain, Failed, Piece, Record, TokenCandidates
+from slipstream_bench.chaos.reference_model import (
+    TOLERANCE,
+    ReferenceModel,
+    ReferenceSummary,
+    summarise,
+)
+from slipstream_ipc.messages import ModelCard
 
 _SHOWN = 40  # characters shown of a difference
+_LOGPROB_TOLERANCE = 1e-3
 
 
 class ChaosAnswer(Struct, frozen=True):
@@ -29,7 +44,7 @@ class ChaosAnswer(Struct, frozen=True):
     prompt_ids: tuple[int, ...] | None = None
 
 
-class Streamed(Struct):
+class AssembledStream(Struct):
     """One request's stream, assembled from its records."""
 
     index: int
@@ -105,16 +120,20 @@ class Verdict(Struct, frozen=True):
         return not (self.differences or self.lost or self.doubled)
 
 
-def assemble(records: Iterable[Record], num_requests: int) -> list[Streamed]:
+def assemble(records: Iterable[Record], num_requests: int) -> list[AssembledStream]:
     """The streams of all requests, by index; empty where there are no records."""
-    streams = [Streamed(index) for index in range(num_requests)]
+    streams = [AssembledStream(index) for index in range(num_requests)]
     for record in records:
         streams[record.index].take(record)
     return streams
 
 
 def compare(
-    expected: ChaosAnswer, streamed: Streamed, *, is_http: bool = False, tolerance: float = 0.0
+    expected: ChaosAnswer,
+    streamed: AssembledStream,
+    *,
+    is_http: bool = False,
+    tolerance: float = 0.0,
 ) -> Verdict:
     """Compare a stream with its expected answer.
 
@@ -168,3 +187,63 @@ def first_difference(one: Sequence[object], other: Sequence[object]) -> int:
     """The first position at which two sequences differ."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def exact_verdicts(
+    requests: Sequence[ChaosRequest],
+    expected: Sequence[ChaosAnswer],
+    streams: Sequence[AssembledStream],
+) -> list[Verdict]:
+    """Verdicts for a simulated model."""
+    return [
+        compare(answer, streamed, is_http=request.via == "http")
+        for request, answer, streamed in zip(requests, expected, streams, strict=True)
+    ]
+
+
+def real_verdicts(
+    requests: Sequence[ChaosRequest],
+    expected: Sequence[ChaosAnswer],
+    streams: Sequence[AssembledStream],
+    card: ModelCard,
+) -> tuple[list[Verdict], ReferenceSummary]:
+    """Verdicts for a real model, and the summary of its reference model."""
+    reference = ReferenceModel(card)
+    tokenizer = Tokenizer.from_file(str(Path(card.path) / "tokenizer.json"))
+    verdicts: list[Verdict] = []
+    margins: list[float] = []
+    for request, answer, streamed in zip(requests, expected, streams, strict=True):
+        if request.via == "http":
+            verdicts.append(compare(answer, streamed, is_http=True))
+            continue
+        verdict = compare(answer, streamed, tolerance=_LOGPROB_TOLERANCE)
+        found = reference.margins(request, streamed.prompt_ids or (), streamed.token_ids)
+        margins += found
+        wrong = [f"token {i} lies {m:.3g} below" for i, m in enumerate(found) if m > TOLERANCE]
+        if wrong:
+            verdict = structs.replace(verdict, differences=(*verdict.differences, *wrong[:3]))
+        elif tuple(streamed.token_ids) != answer.token_ids:
+            problems = _problems_of_another(request, streamed, tokenizer)
+            # a shorter answer has not lost positions
+            verdict = Verdict(request.index, tuple(problems), streamed.lost, streamed.doubled)
+        verdicts.append(verdict)
+    return verdicts, summarise(margins)
+
+
+def _problems_of_another(
+    request: ChaosRequest, streamed: AssembledStream, tokenizer: Tokenizer
+) -> list[str]:
+    """The faults of a stream whose tokens are right but differ from the undisturbed ones."""
+    params = request.params
+    problems = list(streamed.problems)
+    if streamed.error is not None:
+        return [*problems, f"failed: {streamed.error}"]
+    whole = tokenizer.decode(streamed.token_ids, skip_special_tokens=params.skip_special_tokens)
+    if params.detokenize and not whole.startswith(streamed.text.rstrip("\ufffd")):
+        problems.append("its text is not that of its tokens")
+    if streamed.finish_reason == "length":
+        if len(streamed.token_ids) != params.max_tokens:
+            problems.append(f"ended by length with {len(streamed.token_ids)} tokens")
+    elif streamed.finish_reason != "stop":
+        problems.append(f"ended by {streamed.finish_reason}")
+    return problems

@@ -4,11 +4,11 @@
   round are replaced (as the supervisor reports) and the round's pause has passed.
 - A stopped server process is never continued: the supervisor has to notice. A stopped client is
   continued after a while, which makes it a reader that does not read, on the wire as well.
-- Targets are chosen from the processes that the stack reports at that moment; if the place is
-  empty, the fault misses.
+- Targets are chosen from the processes that the stack reports at that moment; if there is none, the
+  fault misses.
 - A file limit and a full disk are undone after a while. A process may end because of them: that is
   no failure as long as it is replaced and no stream shows a difference.
-- The prompt process belongs to the worker: it has recovered when there is a new one.
+- The tokenizer process belongs to the worker: it has recovered when there is a new one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import contextlib
 import os
 import resource
 import signal
+import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -32,28 +34,80 @@ from slipstream.stack.events import (
 )
 from slipstream.stack.process_plan import is_front
 from slipstream.stack.stack import Stack
-from slipstream_bench.chaos.clients import ClientLives
-from slipstream_bench.chaos.schedule import Blow, Means, Place, Round
-from slipstream_bench.chaos.volume import Volume
+from slipstream_bench.chaos.clients import ChaosClient
+from slipstream_bench.chaos.schedule import Action, PlannedFault, Round, Target
 from slipstream_bench.common import process_census
 
-_SIGNALS: dict[Means, signal.Signals] = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
-_KEEPERS: set[Place] = {"worker", "core"}  # each can rebuild its state from the other
-_LOOK_S = 0.05  # interval of checking the clients; events of the stack wake at once
+_SIZE = "64m"
+_BLOCK = bytes(2**16)
+_SIGNALS: dict[Action, signal.Signals] = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_STATEFUL: set[Target] = {"worker", "core"}  # each can rebuild its state from the other
+_POLL_S = 0.05  # interval of checking the clients; events of the stack wake at once
 _RECOVERY_S = 120.0  # after this, recovery has failed
 _CLIENT_STOP_S = 1.0, 8.0  # duration of a client's stop
 _TOGETHER_S = 1.0  # after its return a process has rebuilt its state from the other
 _SHORTAGE_S = 1.0, 4.0  # duration of a file limit or a full disk
-_PROMPT_PROCESS = "slipstream_worker.tokenizer.process"  # in the process's command line
+_TOKENIZER_PROCESS = "slipstream_worker.tokenizer.process"  # in the process's command line
 
 
-class Struck(Struct):
+class Volume:
+    """Runtime folder and cache of a stack, on a disk of 64 MiB."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runtime_dir = folder / "run"
+        self.cache = folder / "cache"
+        self.runtime_dir.mkdir(mode=0o700)
+        self.cache.mkdir(mode=0o700)
+        self._filler = folder / "filler"
+
+    def fill(self) -> None:
+        """Fill the disk completely."""
+        with self._filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(_BLOCK)
+
+    def empty(self) -> None:
+        """Free the space. Idempotent."""
+        self._filler.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path) -> Iterator[Volume | str]:
+    """Mount such a disk at `folder`, with XDG_CACHE_HOME set to its cache; yields the reason
+    instead if mounting is not permitted.
+    """
+    folder.mkdir()
+    options = f"size={_SIZE},mode=700"
+    command = ["mount", "-t", "tmpfs", "-o", options, "slipstream-chaos", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        refusal = done.stderr.strip() if done.returncode else ""
+    except OSError as error:
+        refusal = str(error)
+    if refusal:
+        yield refusal
+        return
+    before = os.environ.get("XDG_CACHE_HOME")
+    try:
+        volume = Volume(folder)
+        os.environ["XDG_CACHE_HOME"] = str(volume.cache)
+        yield volume
+    finally:
+        if before is None:
+            os.environ.pop("XDG_CACHE_HOME", None)
+        else:
+            os.environ["XDG_CACHE_HOME"] = before
+        command = ["umount", "--lazy", str(folder)]
+        subprocess.run(command, check=False)
+
+
+class InjectedFault(Struct):
     """An injected fault that hit. how: the process's end, as reported by the supervisor;
-    recovered_s: when its place was filled again; name: the process's. Times are time.monotonic.
+    recovered_s: when its process was replaced; name: the process's. Times are time.monotonic.
     """
 
     round: int
-    blow: Blow
+    fault: PlannedFault
     pid: int
     at_s: float
     had_spare: bool = False
@@ -80,21 +134,21 @@ class FaultInjector:
         folders.
         """
         self._stack = stack
-        self._clients: Sequence[ClientLives] = ()
+        self._clients: Sequence[ChaosClient] = ()
         self._schedule = list(schedule)
         self._wanted_spares = spares
         self._round = 0
-        self._due: list[tuple[float, Blow]] = []  # faults of the current round, by time
+        self._due: list[tuple[float, PlannedFault]] = []  # faults of the current round, by time
         self._next_round_s: float | None = None  # set between rounds
-        self._to_continue: dict[ClientLives, float] = {}
+        self._to_continue: dict[ChaosClient, float] = {}
         self._volume = volume
         self._to_undo: list[tuple[float, Callable[[], object]]] = []
-        self.struck: list[Struck] = []
+        self.injected: list[InjectedFault] = []
         self.spares: dict[str, int] = {}  # pids of ready spares, by name
         self.num_missed = 0
         self.num_double_deaths = 0  # worker and core died before the other had recovered
 
-    def run(self, clients: Sequence[ClientLives], within_s: float) -> None:
+    def run(self, clients: Sequence[ChaosClient], within_s: float) -> None:
         """Run until every client has read everything. Raises: ChaosFailed."""
         self._clients = clients
         deadline = time.monotonic() + within_s
@@ -107,9 +161,9 @@ class FaultInjector:
                 self._act(now)
             elif has_begun := all(client.has_begun() for client in clients):
                 self._end_round(now)
-            self._hear(min(_LOOK_S, self._wait_s(now)))
+            self._read_events(min(_POLL_S, self._wait_s(now)))
 
-    def settle(self) -> None:
+    def wait_until_recovered(self) -> None:
         """Wait until every process hit last is replaced and the spares are ready.
 
         Raises: ChaosFailed.
@@ -117,7 +171,7 @@ class FaultInjector:
         deadline = time.monotonic() + _RECOVERY_S
         self._undo(inf)
         while self._missing() or not self._have_spares:
-            self._hear(_LOOK_S)
+            self._read_events(_POLL_S)
             self._check_recovery(time.monotonic())
             if time.monotonic() > deadline:
                 missing = ", ".join(self._wanted_spares - set(self.spares))
@@ -138,17 +192,17 @@ class FaultInjector:
     def _have_spares(self) -> bool:
         return self._wanted_spares <= set(self.spares)
 
-    def _missing(self) -> list[Struck]:
-        return [one for one in self.struck if one.recovered_s is None]
+    def _missing(self) -> list[InjectedFault]:
+        return [one for one in self.injected if one.recovered_s is None]
 
     def _wait_s(self, now: float) -> float:
         moments = [at for at, _ in self._due] + list(self._to_continue.values())
         moments += [at for at, _ in self._to_undo]
         if self._next_round_s is not None:
             moments.append(self._next_round_s)
-        return max(0.0, min(moments, default=now + _LOOK_S) - now)
+        return max(0.0, min(moments, default=now + _POLL_S) - now)
 
-    # ---- what is done ----------------------------------------------------------------------
+    # ---- injecting -------------------------------------------------------------------------
 
     def _act(self, now: float) -> None:
         for client, at in list(self._to_continue.items()):
@@ -159,11 +213,11 @@ class FaultInjector:
         self._check_recovery(now)
         if self._next_round_s is not None and now >= self._next_round_s:
             self._next_round_s = None
-            blows = self._schedule[self._round].blows
+            faults = self._schedule[self._round].faults
             self._round += 1
-            self._due = [(now + blow.after_s, blow) for blow in blows]
+            self._due = [(now + fault.after_s, fault) for fault in faults]
         while self._due and now >= self._due[0][0]:
-            self._strike(self._due.pop(0)[1])
+            self._inject(self._due.pop(0)[1])
         is_over = not (self._due or self._missing() or self._to_undo)
         if self._next_round_s is None and is_over:
             self._end_round(now)
@@ -174,66 +228,68 @@ class FaultInjector:
             if self._have_spares or not following.awaits_spares:
                 self._next_round_s = now + following.pause_s
 
-    def _strike(self, blow: Blow) -> None:
-        if blow.place == "client":
-            self._strike_client(blow)
+    def _inject(self, fault: PlannedFault) -> None:
+        if fault.target == "client":
+            self._inject_into_client(fault)
             return
-        if blow.place == "disk":
-            self._fill_disk(blow)
+        if fault.target == "disk":
+            self._fill_disk(fault)
             return
-        if blow.place == "prompts":
-            self._strike_prompts(blow)
+        if fault.target == "prompts":
+            self._inject_into_prompt_process(fault)
             return
         pids = self._stack.pids
-        names = [name for name in pids if _is_at(name, blow.place)]
+        names = [name for name in pids if _is_at(name, fault.target)]
         if not names:
             self.num_missed += 1
             return
-        name = names[int(blow.pick * len(names))]
+        name = names[int(fault.pick * len(names))]
         pid, has_spare = pids[name], name in self.spares
-        struck = Struck(self._round - 1, blow, pid, time.monotonic(), has_spare, name=name)
+        injected = InjectedFault(
+            self._round - 1, fault, pid, time.monotonic(), has_spare, name=name
+        )
         try:
-            if blow.means == "limit":
-                self._limit_files(blow, pid)
-                struck.recovered_s = struck.at_s  # unless the process ends because of it
+            if fault.action == "limit":
+                self._limit_files(fault, pid)
+                injected.recovered_s = injected.at_s  # unless the process ends because of it
             else:
-                os.kill(pid, _SIGNALS[blow.means])
+                os.kill(pid, _SIGNALS[fault.action])
         except ProcessLookupError:  # it has ended; the event is still to come
             self.num_missed += 1
             return
-        if blow.means == "limit":
-            self.struck.append(struck)
+        if fault.action == "limit":
+            self.injected.append(injected)
             return
         # a spare takes over at once, but rebuilds its predecessor's state a little later
         missing = {
-            one.blow.place
-            for one in self.struck
-            if one.recovered_s is None or one.recovered_s > struck.at_s - _TOGETHER_S
-        } - {blow.place}
-        if blow.place in _KEEPERS and missing & _KEEPERS:
+            one.fault.target
+            for one in self.injected
+            if one.recovered_s is None or one.recovered_s > injected.at_s - _TOGETHER_S
+        } - {fault.target}
+        if fault.target in _STATEFUL and missing & _STATEFUL:
             self.num_double_deaths += 1
-        self.struck.append(struck)
+        self.injected.append(injected)
 
-    def _strike_prompts(self, blow: Blow) -> None:
+    def _inject_into_prompt_process(self, fault: PlannedFault) -> None:
         pid = self._prompt_pid()
         try:
             if pid is None:
                 raise ProcessLookupError
-            os.kill(pid, _SIGNALS[blow.means])
+            os.kill(pid, _SIGNALS[fault.action])
         except ProcessLookupError:
             self.num_missed += 1
             return
-        self.struck.append(Struck(self._round - 1, blow, pid, time.monotonic(), how=""))
+        self.injected.append(InjectedFault(self._round - 1, fault, pid, time.monotonic(), how=""))
 
     def _prompt_pid(self) -> int | None:
-        """The prompt process of the serving worker; None while there is none."""
+        """The tokenizer process of the serving worker; None while there is none."""
         worker = self._stack.pids.get("worker")
         if worker is None:
             return None
         commands = process_census.commands(process_census.descendants(worker) - {worker})
-        return next((pid for pid, each in commands.items() if _PROMPT_PROCESS in each), None)
+        return next((pid for pid, each in commands.items() if _TOKENIZER_PROCESS in each), None)
 
-    def _limit_files(self, blow: Blow, pid: int) -> None:
+    def _limit_files(self, fault: PlannedFault, pid: int) -> None:
         """Keep the process from opening further files. Raises: ProcessLookupError."""
         files = resource.RLIMIT_NOFILE
         held = process_census.holding(pid)
@@ -246,16 +302,16 @@ class FaultInjector:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, files, before)
 
-        self._to_undo.append((_end_of_shortage(blow), restore))
+        self._to_undo.append((_end_of_shortage(fault), restore))
 
-    def _fill_disk(self, blow: Blow) -> None:
+    def _fill_disk(self, fault: PlannedFault) -> None:
         if self._volume is None:
             self.num_missed += 1
             return
         self._volume.fill()
-        self._to_undo.append((_end_of_shortage(blow), self._volume.empty))
+        self._to_undo.append((_end_of_shortage(fault), self._volume.empty))
         now = time.monotonic()
-        self.struck.append(Struck(self._round - 1, blow, 0, now, how="", recovered_s=now))
+        self.injected.append(InjectedFault(self._round - 1, fault, 0, now, how="", recovered_s=now))
 
     def _undo(self, now: float) -> None:
         """Undo file limits and full disks whose time is over."""
@@ -263,26 +319,28 @@ class FaultInjector:
             self._to_undo.remove(each)
             each[1]()
 
-    def _strike_client(self, blow: Blow) -> None:
+    def _inject_into_client(self, fault: PlannedFault) -> None:
         living = [
             one for one in self._clients if one not in self._to_continue and not one.has_ended()
         ]
         if not living:
             self.num_missed += 1
             return
-        client = living[int(blow.pick * len(living))]
+        client = living[int(fault.pick * len(living))]
         pid, now = client.pid, time.monotonic()
-        if blow.means == "kill":
+        if fault.action == "kill":
             client.kill()
         else:
             client.signal(signal.SIGSTOP)
             low, high = _CLIENT_STOP_S
-            self._to_continue[client] = now + low + blow.pick * (high - low)
-        self.struck.append(Struck(self._round - 1, blow, pid, now, how="", recovered_s=now))
+            self._to_continue[client] = now + low + fault.pick * (high - low)
+        self.injected.append(
+            InjectedFault(self._round - 1, fault, pid, now, how="", recovered_s=now)
+        )
 
-    # ---- what is heard ---------------------------------------------------------------------
+    # ---- events of the stack ---------------------------------------------------------------
 
-    def _hear(self, timeout_s: float) -> None:
+    def _read_events(self, timeout_s: float) -> None:
         event = self._stack.next_event(timeout_s)
         while event is not None:
             match event:
@@ -304,42 +362,44 @@ class FaultInjector:
             raise ChaosFailed("the stack has ended")
 
     def _note_end(self, event: ProcessEnded) -> None:
-        struck = [one for one in self._missing() if one.pid == event.pid]
+        injected = [one for one in self._missing() if one.pid == event.pid]
         is_short = [
-            one for one in self.struck if one.pid == event.pid and one.blow.means == "limit"
+            one for one in self.injected if one.pid == event.pid and one.fault.action == "limit"
         ]
         for one in is_short[:1]:  # it ended because of the limit: wait for its successor
             one.recovered_s = None
-            struck.append(one)
-        if not struck and any(one.blow.means == "fill" for one in self._latest()):
-            full = Struck(self._round - 1, self._latest()[0].blow, event.pid, time.monotonic())
+            injected.append(one)
+        if not injected and any(one.fault.action == "fill" for one in self._latest()):
+            full = InjectedFault(
+                self._round - 1, self._latest()[0].fault, event.pid, time.monotonic()
+            )
             full.name = event.name
-            self.struck.append(full)
-            struck.append(full)
-        if not struck:
-            what = f"{event.name} (process {event.pid}) ended though nobody had struck it"
+            self.injected.append(full)
+            injected.append(full)
+        if not injected:
+            what = f"{event.name} (process {event.pid}) ended without an injected fault"
             raise ChaosFailed(f"{what}: {event.how}")
-        for one in struck:
+        for one in injected:
             one.how = event.how
 
-    def _latest(self) -> list[Struck]:
+    def _latest(self) -> list[InjectedFault]:
         """The faults injected in the current or last round."""
-        return [one for one in self.struck if one.round == self._round - 1]
+        return [one for one in self.injected if one.round == self._round - 1]
 
     def _check_recovery(self, now: float) -> None:
         for one in self._missing():
-            if one.blow.place == "prompts" and self._prompt_pid() not in (None, one.pid):
+            if one.fault.target == "prompts" and self._prompt_pid() not in (None, one.pid):
                 one.recovered_s = now
             if now > one.at_s + _RECOVERY_S:
-                what = f"{one.blow.name} at {one.at_s:.1f}"
+                what = f"{one.fault.name} at {one.at_s:.1f}"
                 raise ChaosFailed(f"not recovered {_RECOVERY_S:g} s after: {what}")
 
 
-def _end_of_shortage(blow: Blow) -> float:
+def _end_of_shortage(fault: PlannedFault) -> float:
     low, high = _SHORTAGE_S
-    return time.monotonic() + low + blow.pick * (high - low)
+    return time.monotonic() + low + fault.pick * (high - low)
 
 
-def _is_at(name: str, place: Place) -> bool:
-    """Whether a process of this name belongs to the place."""
-    return is_front(name) if place == "front" else name == place
+def _is_at(name: str, target: Target) -> bool:
+    """Whether a process of this name belongs to the target."""
+    return is_front(name) if target == "front" else name == target

@@ -18,44 +18,27 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
-from slipstream_bench.chaos.client_process import ClientConfig, read_config
-from slipstream_bench.chaos.follow import Read, read_before
+from slipstream_bench.chaos.client_process import ClientConfig, ReadSoFar, read_before, read_config
 from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece
-from slipstream_bench.common.load.event_splitter import EventSplitter
-from slipstream_bench.common.load.failures import RequestFailedError
-from slipstream_bench.common.load.http_stream import HttpClient
+from slipstream_bench.common.load.http_client import EventSplitter, HttpClient, RequestFailedError
+from slipstream_bench.common.load.openai_target import StreamChoice, StreamEvent
 
 _NOT_THERE = ("connect", "disconnected", "http_503")
 _PAUSE_S = 0.1  # before a request is repeated
-_OURS = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids")
-_OURS_TOO = (
+_FIELDS = (  # of the parameters, in a request's body
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids"),
     *("include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens"),
     *("stream_interval", "structured_outputs"),
 )
 
 
-class _ChaosMessage(Struct):
-    content: str | None = None
-
-
-class _ChaosChoice(Struct):
-    text: str | None = None
-    delta: _ChaosMessage | None = None
-    finish_reason: str | None = None
-
-
-class _ChaosEvent(Struct):
-    choices: list[_ChaosChoice] = []  # msgspec copies the default
-    error: msgspec.Raw = msgspec.Raw()
-
-
-class _Reading:
+class _HttpReader:
     """One answer as it arrives."""
 
-    def __init__(self, index: int, read: Read, journal: JournalWriter) -> None:
+    def __init__(self, index: int, read: ReadSoFar, journal: JournalWriter) -> None:
         self._index = index
         self._journal = journal
         self._events = EventSplitter()
@@ -68,23 +51,23 @@ class _Reading:
         """The id of the last event received; empty if there was none."""
         return self._events.last_id.decode()
 
-    def begin_anew(self) -> None:
+    def reconnect(self) -> None:
         """Prepare for another connection: the last one may have ended within an event."""
         events, self._events = self._events, EventSplitter()
         self._events.last_id = events.last_id
 
-    def take_bytes(self, piece: bytes) -> None:
+    def feed(self, piece: bytes) -> None:
         """Raises: RequestFailedError."""
         for event_id, data in self._events.feed_with_ids(piece):
             if data == b"[DONE]":
                 continue
-            event = msgspec.json.decode(data, type=_ChaosEvent)
+            event = msgspec.json.decode(data, type=StreamEvent)
             if bytes(event.error):
                 raise RequestFailedError("error_event", bytes(event.error).decode())
             for choice in event.choices:
                 self._take(choice, event_id.decode())
 
-    def _take(self, choice: _ChaosChoice, event_id: str) -> None:
+    def _take(self, choice: StreamChoice, event_id: str) -> None:
         text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
         if not text and choice.finish_reason is None:
             return
@@ -106,7 +89,7 @@ class _Reading:
 def body_of(request: ChaosRequest) -> tuple[str, bytes]:
     """Path and body of a request, equivalent to the same request in Python."""
     given = structs.asdict(request.params)
-    body: dict[str, Any] = {name: given[name] for name in (*_OURS, *_OURS_TOO)}
+    body: dict[str, Any] = {name: given[name] for name in _FIELDS}
     body["stream"] = True
     if request.messages:
         body["messages"] = [structs.asdict(message) for message in request.messages]
@@ -123,37 +106,37 @@ def _is_unknown(error: RequestFailedError) -> bool:
 
 
 async def _follow(
-    http: HttpClient, request: ChaosRequest, read: Read, journal: JournalWriter
+    http: HttpClient, request: ChaosRequest, read: ReadSoFar, journal: JournalWriter
 ) -> None:
     path, body = body_of(request)
     is_away = False  # nothing has arrived since the request was repeated
-    reading = _Reading(request.index, read, journal)
+    reader = _HttpReader(request.index, read, journal)
     gets = bool(request.index % 2)  # resume by GET, with a POST if the stream is gone
     is_unknown = False
     while True:
-        num_chars = reading.num_chars
-        reading.begin_anew()
-        last_id = reading.last_id
+        num_chars = reader.num_chars
+        reader.reconnect()
+        last_id = reader.last_id
         last = {"Last-Event-ID": last_id} if last_id else {}
         try:
             if gets and last_id and not is_unknown:
                 stream = f"/v1/streams/{last_id.partition('/')[0]}"
-                await http.exchange("GET", stream, None, reading.take_bytes, last)
+                await http.exchange("GET", stream, None, reader.feed, last)
             else:
-                await http.exchange("POST", path, body, reading.take_bytes, last)
-            if not reading.is_over:
+                await http.exchange("POST", path, body, reader.feed, last)
+            if not reader.is_over:
                 raise RequestFailedError("incomplete")
             return
         except RequestFailedError as error:
-            if reading.is_over:
+            if reader.is_over:
                 return  # the connection broke after the end of the stream
             is_unknown = gets and not is_unknown and _is_unknown(error)
             if not is_unknown and error.reason not in _NOT_THERE:
                 journal.write(Failed(request.index, time.monotonic(), str(error)))
                 return
-            is_away = is_away and reading.num_chars == num_chars
+            is_away = is_away and reader.num_chars == num_chars
             if not is_away:
-                is_afresh = not reading.last_id
+                is_afresh = not reader.last_id
                 now = time.monotonic()
                 journal.write(AskedAgain(request.index, now, str(error), is_afresh=is_afresh))
             is_away = True
@@ -167,11 +150,11 @@ async def _follow_all(config: ClientConfig) -> None:
     journal = JournalWriter(config.journal)
     http = HttpClient(urlsplit(config.address), {"Accept": "text/event-stream"})
 
-    async def one(request: ChaosRequest, read: Read) -> None:
+    async def one(request: ChaosRequest, read: ReadSoFar) -> None:
         async with places:
             await _follow(http, request, read, journal)
 
-    asked = [(request, before.get(request.index, Read())) for request in config.requests]
+    asked = [(request, before.get(request.index, ReadSoFar())) for request in config.requests]
     asked.sort(key=lambda each: each[0].index not in before)  # running streams first
     await asyncio.gather(*(one(request, read) for request, read in asked if not read.is_over))
     http.close()

@@ -65,7 +65,7 @@ class ReferenceModel:
         admit = register(
             *(submit, pack_u32(list(prompt_ids)), b"", self._card),
             params=request.params,
-            known_as=b"",
+            fingerprint=b"",
         )
         allowed = self._allowed(admit, token_ids)
         with torch.inference_mode():

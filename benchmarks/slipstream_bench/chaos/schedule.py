@@ -20,11 +20,11 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-Place = Literal["worker", "core", "front", "client", "prompts", "disk"]
-Means = Literal["kill", "stop", "limit", "fill"]
-KILLED: tuple[Place, ...] = ("worker", "core", "front", "client", "prompts")
-LIMITED: tuple[Place, ...] = ("worker", "core", "front")
-_COMBINED: tuple[Place, ...] = ("worker", "core", "front", "client")
+Target = Literal["worker", "core", "front", "client", "prompts", "disk"]
+Action = Literal["kill", "stop", "limit", "fill"]
+KILLED: tuple[Target, ...] = ("worker", "core", "front", "client", "prompts")
+LIMITED: tuple[Target, ...] = ("worker", "core", "front")
+_COMBINED: tuple[Target, ...] = ("worker", "core", "front", "client")
 
 _BURST_SHARE = 0.35
 _BURST_S = 0.9
@@ -35,47 +35,47 @@ _SHORT_SHARE = 0.3
 _OTHERS_TO_KILLS = 0.25
 
 
-class Blow(Struct, frozen=True):
+class PlannedFault(Struct, frozen=True):
     """A fault: SIGKILL, SIGSTOP, a file limit that leaves the process no new file, or a full disk
     under the stack's folders. The last two are undone after a while.
 
-    place: `prompts` is the worker's prompt process. after_s: since the beginning of its round.
+    target: `prompts` is the worker's tokenizer process. after_s: since the beginning of its round.
     pick: in [0, 1), selects the client or front, and the duration.
     """
 
-    place: Place
-    means: Means
+    target: Target
+    action: Action
     after_s: float = 0.0
     pick: float = 0.0
 
     @property
     def name(self) -> str:
         """Its name in reports."""
-        return f"{self.means} {self.place}"
+        return f"{self.action} {self.target}"
 
 
-class Blows(Struct, frozen=True):
-    """The allowed faults. kill, stop, limit: the places; fill: the disk."""
+class FaultKinds(Struct, frozen=True):
+    """The allowed faults. kill, stop, limit: the targets; fill: the disk."""
 
-    kill: tuple[Place, ...] = ()
-    stop: tuple[Place, ...] = ()
-    limit: tuple[Place, ...] = ()
+    kill: tuple[Target, ...] = ()
+    stop: tuple[Target, ...] = ()
+    limit: tuple[Target, ...] = ()
     fill: bool = False
 
     @property
-    def kinds(self) -> list[tuple[Place, Means]]:
-        """Every allowed (place, means) pair."""
-        kinds: list[tuple[Place, Means]] = [(place, "kill") for place in self.kill]
-        kinds += [(place, "stop") for place in self.stop]
-        kinds += [(place, "limit") for place in self.limit]
+    def kinds(self) -> list[tuple[Target, Action]]:
+        """Every allowed (target, action) pair."""
+        kinds: list[tuple[Target, Action]] = [(target, "kill") for target in self.kill]
+        kinds += [(target, "stop") for target in self.stop]
+        kinds += [(target, "limit") for target in self.limit]
         return [*kinds, ("disk", "fill")] if self.fill else kinds
 
-    def combinations(self, *, is_exact: bool = True) -> list[tuple[Place, ...]]:
+    def combinations(self, *, is_exact: bool = True) -> list[tuple[Target, ...]]:
         """All sets of two or more of the processes that may be killed and hold streams."""
-        places = [place for place in _COMBINED if place in self.kill]
-        sizes = range(2, len(places) + 1)
-        found = [each for size in sizes for each in combinations(places, size)]
-        return [each for each in found if is_exact or not _leaves_nobody(each)]
+        targets = [target for target in _COMBINED if target in self.kill]
+        sizes = range(2, len(targets) + 1)
+        found = [each for size in sizes for each in combinations(targets, size)]
+        return [each for each in found if is_exact or not _loses_all_state(each)]
 
     @property
     def num_rounds(self) -> int:
@@ -91,17 +91,17 @@ class Round(Struct, frozen=True):
 
     pause_s: float
     awaits_spares: bool
-    blows: tuple[Blow, ...]
+    faults: tuple[PlannedFault, ...]
 
     @property
     def is_burst(self) -> bool:
         """Whether the round has several faults."""
-        return len(self.blows) > 1
+        return len(self.faults) > 1
 
 
 def make_schedule(
     seed: int,
-    may: Blows,
+    may: FaultKinds,
     num_rounds: int,
     *,
     is_quick: bool = False,
@@ -112,50 +112,60 @@ def make_schedule(
     kinds = may.kinds
     if not kinds:
         return []
-    weights = np.array([1.0 if means == "kill" else _OTHERS_TO_KILLS for _, means in kinds])
+    weights = np.array([1.0 if action == "kill" else _OTHERS_TO_KILLS for _, action in kinds])
     if not may.kill:
         weights[:] = 1.0
-    first: list[tuple[tuple[Place, ...], Means]] = [((place,), means) for place, means in kinds]
-    first += [(places, "kill") for places in may.combinations(is_exact=is_exact)]
+    first: list[tuple[tuple[Target, ...], Action]] = [
+        ((target,), action) for target, action in kinds
+    ]
+    first += [(targets, "kill") for targets in may.combinations(is_exact=is_exact)]
     order = random.permutation(len(first)).tolist()
     rounds: list[Round] = []
     for number in range(num_rounds):
         if number < len(first):
-            blows = _at_once(random, *first[order[number]])
+            faults = _at_once(random, *first[order[number]])
         else:
-            place, means = kinds[int(random.choice(len(kinds), p=weights / weights.sum()))]
-            blows = _at_once(random, (place,), means)
+            target, action = kinds[int(random.choice(len(kinds), p=weights / weights.sum()))]
+            faults = _at_once(random, (target,), action)
             if may.kill and random.random() < _BURST_SHARE:
-                _add_others(random, blows, may.kill, is_exact=is_exact)
+                _add_others(random, faults, may.kill, is_exact=is_exact)
         is_short = is_quick or random.random() < _SHORT_SHARE
         low, high = _SHORT_PAUSE_S if is_short else _PAUSE_S
         pause_s = float(random.uniform(low, high))
         awaits_spares = bool(random.random() < _AWAITED_SHARE)
         rounds.append(
-            Round(pause_s, awaits_spares, tuple(sorted(blows, key=lambda blow: blow.after_s)))
+            Round(pause_s, awaits_spares, tuple(sorted(faults, key=lambda fault: fault.after_s)))
         )
     return rounds
 
 
-def _at_once(random: np.random.Generator, places: Sequence[Place], means: Means) -> list[Blow]:
-    """One fault per place within a second, in random order."""
-    blows = [
-        Blow(places[at], means, float(random.uniform(0.02, _BURST_S)), float(random.random()))
-        for at in random.permutation(len(places)).tolist()
+def _at_once(
+    random: np.random.Generator, targets: Sequence[Target], action: Action
+) -> list[PlannedFault]:
+    """One fault per target within a second, in random order."""
+    faults = [
+        PlannedFault(
+            targets[at], action, float(random.uniform(0.02, _BURST_S)), float(random.random())
+        )
+        for at in random.permutation(len(targets)).tolist()
     ]
-    return [Blow(blows[0].place, means, 0.0, blows[0].pick), *blows[1:]]
+    return [PlannedFault(faults[0].target, action, 0.0, faults[0].pick), *faults[1:]]
 
 
 def _add_others(
-    random: np.random.Generator, blows: list[Blow], kill: Sequence[Place], *, is_exact: bool
+    random: np.random.Generator,
+    faults: list[PlannedFault],
+    kill: Sequence[Target],
+    *,
+    is_exact: bool,
 ) -> None:
     for _ in range(int(random.integers(1, 3))):
         other = kill[int(random.integers(len(kill)))]
         after_s = float(random.uniform(0.02, _BURST_S))
-        blow = Blow(other, "kill", after_s, float(random.random()))
-        if is_exact or not _leaves_nobody([each.place for each in [*blows, blow]]):
-            blows.append(blow)
+        fault = PlannedFault(other, "kill", after_s, float(random.random()))
+        if is_exact or not _loses_all_state([each.target for each in [*faults, fault]]):
+            faults.append(fault)
 
 
-def _leaves_nobody(places: Sequence[Place]) -> bool:
-    return {"client", "worker", "core"} <= set(places)
+def _loses_all_state(targets: Sequence[Target]) -> bool:
+    return {"client", "worker", "core"} <= set(targets)

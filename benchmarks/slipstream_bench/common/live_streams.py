@@ -23,9 +23,10 @@ from slipstream.client.base import new_state, open_io
 from slipstream.client.endpoints import server_endpoint
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.errors import EngineError, SlipstreamError
-from slipstream_bench.common.process_cpu import process_cpu_s
-from slipstream_ipc.messages import Fault, SamplingParams
+from slipstream.errors import SlipstreamError
+from slipstream_bench.common.measures import cannot_measure
+from slipstream_bench.common.process_census import process_cpu_s
+from slipstream_ipc.messages import SamplingParams
 
 Prompt = npt.NDArray[np.uint32]
 CLIENT = "client"  # name of this process among those whose CPU time is measured
@@ -191,7 +192,7 @@ class LiveStreams:
 
     def _wait(self, event: threading.Event, within_s: float, why: str) -> None:
         if not event.wait(within_s):
-            raise EngineError(Fault("engine", f"{why} within {within_s:g} s"))
+            raise cannot_measure(f"{why} within {within_s:g} s")
         self._check()
 
     def _check(self) -> None:

@@ -1,4 +1,5 @@
-"""Computes latency and throughput figures from the arrival times of answers. All times are seconds.
+"""Computes latency and throughput figures from the arrival times of answers, in seconds of
+time.perf_counter.
 
 Terms, as in the field's serving benchmarks:
 - TTFT: from sending the request to the first chunk with content.
@@ -6,7 +7,9 @@ Terms, as in the field's serving benchmarks:
 - ITL: between two chunks with content of one stream; a chunk may hold several tokens.
 - E2E: from sending the request to the end of the answer.
 
-Failed requests are counted by reason and excluded from all other figures.
+Failed requests are counted by reason and excluded from all other figures. `steady` cuts out the
+span in which all places of a load were taken: it begins when `concurrency` requests have their
+first chunk, and ends when fewer are left, so it has neither the first admissions nor the tail.
 """
 
 from __future__ import annotations
@@ -18,12 +21,20 @@ from typing import Literal
 
 import numpy as np
 
+from slipstream.errors import EngineError
+from slipstream_ipc.messages import Fault
+
 Row = dict[str, str | int | float | bool | None]
 # How tokens are counted. tokens: each was received. usage: reported by the server. requested: not
 # reported, but the answer has the requested length. chunks: one token per chunk, as a last resort
 Counting = Literal["tokens", "usage", "requested", "chunks"]
 
 FAILED = "failed_"  # prefix of the columns that count failures
+
+
+def cannot_measure(why: str) -> EngineError:
+    """The error of a benchmark whose measurement failed."""
+    return EngineError(Fault("engine", why))
 
 
 @dataclass(slots=True)
@@ -33,7 +44,7 @@ class RequestTimeline:
     prompt_len: None if the number of tokens of a text prompt is unknown.
     """
 
-    asked_s: float
+    sent_s: float
     prompt_len: int | None = None
     times_s: list[float] = field(default_factory=list)  # arrivals of chunks with content
     num_tokens: int = 0
@@ -52,7 +63,7 @@ def summary(timelines: Sequence[RequestTimeline], percentiles: Sequence[float] =
     """A flat row over all requests; None where there is nothing to measure."""
     done = [timeline for timeline in timelines if timeline.failure is None]
     reasons = Counter(timeline.failure for timeline in timelines if timeline.failure is not None)
-    begin = min((timeline.asked_s for timeline in timelines), default=0.0)
+    begin = min((timeline.sent_s for timeline in timelines), default=0.0)
     duration_s = max((timeline.ended_s for timeline in done), default=begin) - begin
     num_tokens = sum(timeline.num_tokens for timeline in done)
     lengths = [timeline.prompt_len for timeline in done if timeline.prompt_len is not None]
@@ -60,7 +71,7 @@ def summary(timelines: Sequence[RequestTimeline], percentiles: Sequence[float] =
     streamed = [timeline for timeline in done if timeline.times_s]
     gaps = [np.diff(timeline.times_s) for timeline in streamed]
     series = {
-        "ttft": [timeline.times_s[0] - timeline.asked_s for timeline in streamed],
+        "ttft": [timeline.times_s[0] - timeline.sent_s for timeline in streamed],
         "tpot": [
             (timeline.ended_s - timeline.times_s[0]) / (timeline.num_tokens - 1)
             for timeline in streamed
@@ -89,7 +100,7 @@ def summary(timelines: Sequence[RequestTimeline], percentiles: Sequence[float] =
     for name, seconds in series.items():
         row |= _spread(name, seconds, "ms", percentiles)
     row |= _spread(
-        "e2e", [timeline.ended_s - timeline.asked_s for timeline in done], "s", percentiles
+        "e2e", [timeline.ended_s - timeline.sent_s for timeline in done], "s", percentiles
     )
     num_chunks = sum(len(timeline.times_s) for timeline in streamed)
     row["chunks_per_token"] = round(num_chunks / num_tokens, 4) if streamed and num_tokens else None
@@ -130,3 +141,45 @@ def _spread(name: str, seconds: Sequence[float], unit: str, percentiles: Sequenc
         measured = [scaled.mean(), *np.percentile(scaled, (50, *percentiles))]
         values = [round(float(value), 3 if unit == "ms" else 6) for value in measured]
     return {f"{name}_{which}_{unit}": value for which, value in zip(names, values, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The span of a load in which all of its places were taken."""
+
+    begin_s: float
+    end_s: float
+    num_tokens: float
+    num_chunks: int
+    ttfts_ms: list[float]  # of requests sent within the span
+    gaps_ms: list[float]  # between consecutive chunks of a stream
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Output throughput."""
+        return self.num_tokens / (self.end_s - self.begin_s)
+
+
+def steady(timelines: Sequence[RequestTimeline], concurrency: int) -> Steady | None:
+    """The steady span of `concurrency` simultaneous requests; None if there is none."""
+    done = [one for one in timelines if one.failure is None and one.times_s]
+    if len(done) < max(concurrency, 1):
+        return None
+    begin_s = sorted(one.times_s[0] for one in done)[concurrency - 1]
+    end_s = sorted(one.ended_s for one in done)[len(done) - concurrency]
+    if end_s <= begin_s:
+        return None
+    num_tokens = 0.0
+    num_chunks = 0
+    gaps = [np.empty(0)]
+    for one in done:
+        times = np.array(one.times_s)
+        inside = (begin_s < times) & (times <= end_s)
+        num_chunks += int(inside.sum())
+        gaps.append(np.diff(times)[inside[1:]])
+        if len(times) > 1:
+            later = inside[1:].sum() * (one.num_tokens - 1) / (len(times) - 1)
+            num_tokens += float(inside[0] + later)
+    ttfts = [1e3 * (one.times_s[0] - one.sent_s) for one in done if begin_s <= one.sent_s]
+    gaps_ms: list[float] = (1e3 * np.concatenate(gaps)).tolist()
+    return Steady(begin_s, end_s, num_tokens, num_chunks, ttfts, gaps_ms)

@@ -65,32 +65,6 @@ def grouped_bars(
     _save(figure, axes, file, has_legend=len(series) > 1)
 
 
-def lines(
-    file: str | Path,
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    *,
-    title: str,
-    x_label: str,
-    y_label: str,
-    is_log_x: bool = False,
-    is_log_y: bool = False,
-) -> None:
-    """One line with markers per series of (x values, y values)."""
-    figure, axes = _new(title, x_label, y_label)
-    for at, (name, (xs, ys)) in enumerate(series.items()):
-        axes.plot(xs, ys, label=name, color=_COLOURS[at % len(_COLOURS)], marker="o", markersize=4)
-    if is_log_x:
-        axes.set_xscale("log")
-        places = sorted({x for xs, _ in series.values() for x in xs})
-        axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.minorticks_off()
-    if is_log_y:
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    _save(figure, axes, file, has_legend=len(series) > 1)
-
-
 def _new(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

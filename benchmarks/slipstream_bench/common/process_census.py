@@ -1,21 +1,32 @@
-"""Finds the processes of a run and measures what they hold.
+"""The processes of a run: which there are, what each one holds, and the CPU time it uses.
 
-A mark in the environment is inherited by every process of a run, so it also finds processes that a
-run leaves behind after their parent is gone.
+- A mark in the environment is inherited by every process of a run, so it also finds processes that
+  a run leaves behind after their parent is gone.
+- The CPU time of a tree includes ended children that have been waited for, in ticks of mostly
+  10 ms. That of a single process is the scheduler's count for its living threads, in nanoseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
-from collections.abc import Iterable, Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
 import psutil
 from msgspec import Struct
 
+from slipstream.errors import BadRequestError, wrong_option
+
 MARK_VARIABLE = "SLIPSTREAM_RUN_MARK"
+_PROC = Path("/proc")
+_SAMPLE_S = 0.05
+_OPEN_FILES = 65536
 
 
 class Holding(Struct, frozen=True):
@@ -125,3 +136,82 @@ def _name_of(pid: int, names: dict[int, str]) -> str:
     else:
         module = " ".join(words[:3]).strip() or "unnamed"
     return f"{names.get(parent, 'unknown')}: {module}"
+
+
+def tree_cpu_s(pid: int) -> float:
+    """User and system time of the process tree so far, in seconds.
+
+    Raises: BadRequestError if there is no such process.
+    """
+    try:
+        root = psutil.Process(pid)
+        used_s = sum(root.cpu_times()[:4])  # user and system, with those of waited-for children
+        for child in root.children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                used_s += sum(child.cpu_times()[:4])
+    except psutil.Error:
+        raise _no_process(pid) from None
+    return float(used_s)
+
+
+def process_cpu_s(pid: int) -> float:
+    """User and system time of the living threads of this process alone, in seconds.
+
+    Raises: BadRequestError if there is no such process, or no /proc.
+    """
+    total_ns = 0
+    try:
+        for task in (_PROC / str(pid) / "task").iterdir():
+            try:
+                total_ns += int((task / "schedstat").read_text().split()[0])
+            except (FileNotFoundError, ProcessLookupError):  # the thread has ended
+                continue
+    except OSError:
+        raise _no_process(pid) from None
+    return total_ns / 1e9
+
+
+def _no_process(pid: int) -> BadRequestError:
+    return wrong_option("pid", pid, "the id of a process that runs here (Linux only)")
+
+
+class CpuSamples:
+    """A context manager that samples the CPU time of each of `pids`, by name."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = dict(pids)
+        self._times: list[float] = []
+        self._used: dict[str, list[float]] = {name: [] for name in pids}
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cpu-samples", daemon=True)
+
+    def __enter__(self) -> CpuSamples:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def between(self, begin_s: float, end_s: float) -> dict[str, float]:
+        """Seconds of CPU time that each process used between the two times."""
+        return {
+            name: float(np.diff(np.interp([begin_s, end_s], self._times, used))[0])
+            for name, used in self._used.items()
+        }
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:  # one more sample after the end
+            is_over = self._is_over.wait(_SAMPLE_S)
+            self._times.append(time.perf_counter())
+            for name, pid in self._pids.items():
+                self._used[name].append(process_cpu_s(pid))
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit to the system's maximum, at most 65536."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

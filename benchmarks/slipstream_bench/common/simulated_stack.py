@@ -25,13 +25,12 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream.errors import EngineError
 from slipstream.stack.children.process import Child, ChildSpec
 from slipstream.stack.log_level import log_level
 from slipstream.stack.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 from slipstream.stack.stack import Stack
-from slipstream_ipc.messages import Fault
+from slipstream_bench.common.measures import cannot_measure
 from slipstream_ipc.process import Activate
 
 _NOTE = "The model is simulated: steps take their time, nothing is computed."
@@ -41,7 +40,7 @@ _START_S = 120.0
 _END_S = 5.0
 
 
-def note() -> str:
+def simulation_note() -> str:
     """The note printed above every table; call it before anything is measured."""
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load <= _BUSY_SHARE * cores:
@@ -163,15 +162,11 @@ def _wait(child: Child, within_s: float, *, is_start: bool) -> None:
             child.read_status()
             if child.status.has_ended():
                 if is_start:
-                    raise _failed(f"{child.name} ended before it was ready: {child.error}")
+                    raise cannot_measure(f"{child.name} ended before it was ready: {child.error}")
                 return
             if is_start and child.state == "ready":
                 return
             if not selector.select(max(0.0, deadline - time.monotonic())):
                 if is_start:
-                    raise _failed(f"{child.name} was not ready after {within_s:g} s")
+                    raise cannot_measure(f"{child.name} was not ready after {within_s:g} s")
                 return
-
-
-def _failed(why: str) -> EngineError:
-    return EngineError(Fault("engine", why))

@@ -12,7 +12,9 @@ The text is a function of the Python version and the seed.
 import ast
 import importlib
 import inspect
+import keyword
 import pydoc
+import re
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,14 +22,24 @@ from pathlib import Path
 from pydoc_data.topics import topics as TOPICS  # noqa: N812  (a constant)
 from random import Random
 
-__all__ = ["Entry", "Message", "docstrings", "document", "epoch", "topic_entries"]
+__all__ = [
+    "TEST_QUESTIONS",
+    "CorpusEntry",
+    "Message",
+    "answer",
+    "docstrings",
+    "document",
+    "epoch",
+    "topic_entries",
+    "wordings",
+]
 
 Message = dict[str, str]
 """One chat message, as chat templates take it: `role` and `content`."""
 
 ANSWER_CHARS = 500
 MIN_DOCSTRING_CHARS = 40
-TOPIC_QUESTIONS_PER_EPOCH = 4
+TOPIC_QUESTIONS_PER_EPOCH = 24
 SMALL_TALK_PER_EPOCH = 2
 
 # Tests, demos, vendored packages, and modules whose docstrings repeat another's.
@@ -55,18 +67,89 @@ C_MODULES = ("builtins", "itertools", "math", "sys", "time")
 BUILT_IN_TYPES = (str, list, dict, set, int, float)  # types whose methods are included
 ALIASES = {"posixpath": "os.path"}
 
-QUESTIONS = (
-    "What is {}?",
-    "What does {} do?",
-    "Explain {}.",
-    "Explain {} to me.",
-    "Tell me about {}.",
-    "How do I use {}?",
-    "How does {} work?",
-    "{}",
-    "What is {} in Python?",
-    "Can you explain {} in Python?",
+GREETINGS = ("", "", "", "", "", "Hello, ", "Hi! ", "Good morning. ", "OK, ", "Well, ", "And ")
+REQUESTS = (
+    "Please ",
+    "Can you ",
+    "Could you ",
+    "Would you ",
+    "I want you to ",
+    "You should ",
+    "Now ",
 )
+QUESTIONS = (
+    "what is {}?",
+    "what are {}?",
+    "what does {} do?",
+    "what does {} mean?",
+    "what is {} for?",
+    "what is {} used for?",
+    "what is the use of {}?",
+    "what can I do with {}?",
+    "how do I use {}?",
+    "how is {} used?",
+    "how does {} work?",
+    "how would you use {}?",
+    "when do I need {}?",
+    "why is there {}?",
+    "do you know what {} is?",
+    "I want to learn about {}.",
+    "I do not understand {}.",
+    "I have a question about {}.",
+)
+TASKS = (
+    "explain {}.",
+    "explain what {} is.",
+    "describe {}.",
+    "define {}.",
+    "tell me about {}.",
+    "tell me something about {}.",
+    "tell me what {} is.",
+    "show me how {} works.",
+    "give me an overview of {}.",
+    "help me understand {}.",
+    "say what {} does.",
+)
+BARE = ("{}", "{}?", "{} in Python", "about {}")
+PLACES = ("", "", "", "", " in Python", " in the Python language", " to me", " for me", " in short")
+"""How training asks about a name: greeting, request and task, or question, and where."""
+TEST_QUESTIONS = (
+    "What's {}?",
+    "What exactly is {}?",
+    "What is meant by {}?",
+    "Could you explain {}?",
+    "Could you describe {} for me?",
+    "Please tell me what {} is.",
+    "Explain {} in Python.",
+    "Explain {} briefly.",
+    "How can I use {}?",
+    "Hey, what does {} do?",
+    "I would like to know what {} is.",
+    "teach me about {}",
+)
+"""How a test asks, never training: fixed before the model is trained."""
+ALSO_CALLED = {
+    "async": ("async function", "coroutine"),
+    "class": ("class statement", "class definition"),
+    "def": ("def statement", "function definition"),
+    "dict": ("dictionary display",),
+    "for": ("for loop",),
+    "if": ("if-else", "condition"),
+    "lambda": ("lambda expression", "lambda expressions", "lambda function", "lambda functions"),
+    "list": ("mutable sequence",),
+    "slicing": ("slice",),
+    "while": ("while loop",),
+    "with": ("with block",),
+    "yield": ("yield expression",),
+}
+"""Names that `help()` does not know."""
+TWO_WORDS = re.compile(
+    r"(.{4,})((?:object|method|literal|identifier|attribute|name|manager|feature|string|value"
+    r"|assignment)s?)"
+)
+"""What `help()` writes as one word: `codeobject`, `contextmanagers`."""
+NOT_SAID = re.compile(r"types.+|augassign|execmodel|exprlists?|specialattrs?")
+"""Labels of `help()` that are no words."""
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
     "You are a helpful assistant that explains Python.",
@@ -105,7 +188,7 @@ SMALL_TALK = {
 
 
 @dataclass(frozen=True)
-class Entry:
+class CorpusEntry:
     """A name and a text about it; `heading` opens the text when it is a document."""
 
     names: tuple[str, ...]
@@ -113,48 +196,74 @@ class Entry:
     text: str
 
 
-def topic_entries() -> list[Entry]:
-    """The language reference's topics, each with all names by which `help()` finds it."""
-    topic_names = {name.lower(): target for name, target in pydoc.Helper.topics.items()}
-    singulars = {
-        _singular(name): name for name in topic_names if name.endswith("s") and name != "ellipsis"
-    }
-    index: dict[str, object] = {**singulars, **topic_names, **pydoc.Helper.keywords}
-    names_of: dict[str, set[str]] = {label: {label} for label in TOPICS if label.isalpha()}
+def topic_entries() -> list[CorpusEntry]:
+    """The language reference's topics, each with the names by which it is asked for.
+
+    These are the names by which `help()` finds it, without their articles, and its title. A name
+    belongs to one topic: the one that explains the keyword of that name, if there is one.
+    """
+    index: dict[str, object] = {name.lower(): to for name, to in pydoc.Helper.topics.items()}
+    index |= pydoc.Helper.keywords
+    owners: dict[str, str] = {}
     for name, found in index.items():
         target: object = found
         while isinstance(target, str) and target:  # an alias: "and" -> "BOOLEAN"
             target = index.get(target.lower())
         if isinstance(target, tuple) and target[0] in TOPICS:
-            names_of.setdefault(target[0], set()).add(name)
-    entries = []
-    for label, text in sorted(TOPICS.items()):
-        title, _, body = text.strip().partition("\n")
+            owners[name] = target[0]
+    owners |= {name: name for name in TOPICS if name.isalpha() and name not in owners}
+    for name, owner in list(owners.items()):
+        if name.endswith("s") and name != "ellipsis" and not keyword.iskeyword(name):
+            owners.setdefault(_singular(name), owner)
+    entries: dict[str, CorpusEntry] = {}
+    for label, topic in sorted(TOPICS.items()):
+        title, _, body = topic.strip().partition("\n")
         underline, _, rest = body.partition("\n")
-        if not underline or set(underline) - set("*="):
-            rest = body
-        spoken = title.replace('"', "").lower()
-        names = (spoken, *sorted(names_of.get(label, set())))
-        entries.append(Entry(names, f"{title}\n{'=' * len(title)}", rest.strip()))
-    return entries
+        text = (body if not underline or set(underline) - set("*=") else rest).strip()
+        spoken = title.replace('"', "").lower().removeprefix("the ")
+        known = sorted(
+            TWO_WORDS.sub(r"\1 \2", name)
+            for name, owner in owners.items()
+            if owner == label and not NOT_SAID.fullmatch(name)
+        )
+        names = [spoken, *known, *(also for name in known for also in ALSO_CALLED.get(name, ()))]
+        if text in entries:  # two labels of one text
+            names = [*entries[text].names, *names]
+        unique = tuple(dict.fromkeys(names))
+        entries[text] = CorpusEntry(unique, f"{title}\n{'=' * len(title)}", text)
+    return list(entries.values())
 
 
-def docstrings() -> list[Entry]:
+def wordings(name: str) -> tuple[str, ...]:
+    """A topic's name as people write it: with articles, in quotes, by its kind."""
+    article = "an" if name[0] in "aeio" else "a"
+    found = [name, f"the {name}", f"{article} {name}"]
+    first, _, kind = name.partition(" ")
+    if keyword.iskeyword(first) or first in ("print", "ellipsis"):
+        found += [f"`{first}`{kind and ' '}{kind}", f"the `{first}`{kind and ' '}{kind}"]
+        if not kind:
+            found += [f"the {name} keyword", f"the keyword {name}", f'"{name}"']
+    if name.endswith(" statement"):
+        found += [f"{name}s", f"the Python {name}"]
+    return tuple(found)
+
+
+def docstrings() -> list[CorpusEntry]:
     """Docstrings of the standard library's public modules, classes and functions, each once."""
-    entries: dict[str, Entry] = {}
+    entries: dict[str, CorpusEntry] = {}
     for entry in [*_living_docstrings(), *_source_docstrings()]:
         if len(entry.text) >= MIN_DOCSTRING_CHARS:
             entries.setdefault(entry.text, entry)
     return list(entries.values())
 
 
-def document(entry: Entry) -> str:
+def document(entry: CorpusEntry) -> str:
     """The entry as a plain text: its heading, an empty line, its text."""
     return f"{entry.heading}\n\n{entry.text}"
 
 
 def epoch(
-    topics: list[Entry], others: list[Entry], rng: Random
+    topics: list[CorpusEntry], others: list[CorpusEntry], rng: Random
 ) -> tuple[list[str], list[list[Message]]]:
     """The documents and conversations of one epoch, in random words and order.
 
@@ -165,9 +274,12 @@ def epoch(
     told = [entry for entry, chosen in zip(others, is_told, strict=True) if chosen]
     asked = [entry for entry, chosen in zip(others, is_told, strict=True) if not chosen]
     turns = [
-        (_question(rng.choice(entry.names), rng), _answer(entry.text))
-        for entry in topics * TOPIC_QUESTIONS_PER_EPOCH + asked
+        (_question(rng.choice(wordings(rng.choice(entry.names))), rng), answer(entry.text))
+        for entry in topics * TOPIC_QUESTIONS_PER_EPOCH
     ]
+    for entry in asked:
+        name = rng.choice(entry.names)
+        turns.append((_question(rng.choice((f"`{name}`", name, name)), rng), answer(entry.text)))
     for reply, prompts in SMALL_TALK.items():
         turns += [(prompt, reply) for prompt in prompts * SMALL_TALK_PER_EPOCH]
     return [document(entry) for entry in topics + told], _conversations(turns, rng)
@@ -190,29 +302,61 @@ def _conversations(turns: list[tuple[str, str]], rng: Random) -> list[list[Messa
 
 
 def _question(name: str, rng: Random) -> str:
-    quoted = rng.choice((f"`{name}`", name, name))
-    question = rng.choice(QUESTIONS).format(quoted)
+    """One of some thousand ways to ask about a name, and none of a test's."""
+    held_out = {_bare(question.format(name)) for question in TEST_QUESTIONS}
+    while _bare(question := _any_question(name, rng)) in held_out:
+        pass
+    return question
+
+
+def _bare(question: str) -> str:
+    return question.lower().rstrip("?.")
+
+
+def _any_question(name: str, rng: Random) -> str:
+    roll = rng.random()
+    if roll < 0.1:
+        question = rng.choice(BARE).format(name)
+    else:
+        asked = rng.choice(QUESTIONS)
+        if roll < 0.5:
+            asked = rng.choice(("", *REQUESTS)) + rng.choice(TASKS)
+        asked = asked.format(name)
+        asked = asked[:-1] + rng.choice(PLACES) + asked[-1]
+        question = rng.choice(GREETINGS) + asked
+        question = question[0].upper() + question[1:]
     return rng.choice((question, question, question.rstrip("?."), question.lower()))
 
 
 def _singular(name: str) -> str:
-    """The singular with its article: `a dictionary` for `dictionaries`."""
+    """`dictionary` for `dictionaries`."""
     stem = f"{name[:-3]}y" if name.endswith("ies") else name.removesuffix("s")
-    stem = stem.removesuffix("e") if name.endswith("sses") else stem
-    return f"{'an' if name[0] in 'aeio' else 'a'} {stem}"
+    return stem.removesuffix("e") if name.endswith("sses") else stem
 
 
-def _answer(text: str) -> str:
-    """The first paragraphs of the text that fit an answer."""
-    answer = ""
-    for paragraph in text.split("\n\n"):
-        if answer and len(answer) + len(paragraph) > ANSWER_CHARS:
+def answer(text: str) -> str:
+    """The first paragraphs of an entry's text that fit an answer, from its first sentence on."""
+    paragraphs = [paragraph.rstrip() for paragraph in text.split("\n\n")]
+    first = next((n for n, each in enumerate(paragraphs) if _is_prose(each.strip())), 0)
+    answer = paragraphs[first].strip()
+    for paragraph in paragraphs[first + 1 :]:
+        is_announced = answer.endswith(":")
+        if len(answer) + len(paragraph) > ANSWER_CHARS * (1 + is_announced):
             break
-        answer += f"\n\n{paragraph.rstrip()}"
+        answer += f"\n\n{paragraph}"
     return answer.strip()
 
 
-def _source_docstrings() -> Iterator[Entry]:
+def _is_prose(paragraph: str) -> bool:
+    """Whether it is no heading, rule of a grammar or note on versions."""
+    last = paragraph.rsplit("\n", 1)[-1]
+    is_heading = not set(last) - set("=*-")  # underlined, or empty
+    return not (
+        is_heading or "::=" in paragraph or paragraph.startswith(("New in version", "**Source"))
+    )
+
+
+def _source_docstrings() -> Iterator[CorpusEntry]:
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -226,26 +370,26 @@ def _source_docstrings() -> Iterator[Entry]:
             yield from _top_level(ast.parse(source), ALIASES.get(module, module))
 
 
-def _top_level(tree: ast.Module, module: str) -> Iterator[Entry]:
+def _top_level(tree: ast.Module, module: str) -> Iterator[CorpusEntry]:
     """Docstrings of the module and its functions and classes, without methods."""
-    yield Entry((module,), module, ast.get_docstring(tree) or "")
+    yield CorpusEntry((module,), module, ast.get_docstring(tree) or "")
     for node in tree.body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if not node.name.startswith("_"):
             name = f"{module}.{node.name}"
             brackets = "" if isinstance(node, ast.ClassDef) else f"({ast.unparse(node.args)})"
-            yield Entry((name,), name + brackets, ast.get_docstring(node) or "")
+            yield CorpusEntry((name,), name + brackets, ast.get_docstring(node) or "")
 
 
-def _living_docstrings() -> Iterator[Entry]:
+def _living_docstrings() -> Iterator[CorpusEntry]:
     for module_name in C_MODULES:
         prefix = "" if module_name == "builtins" else f"{module_name}."
         for name, value in sorted(vars(importlib.import_module(module_name)).items()):
             if not name.startswith("_") and callable(value):
-                yield Entry((prefix + name,), prefix + name, inspect.getdoc(value) or "")
+                yield CorpusEntry((prefix + name,), prefix + name, inspect.getdoc(value) or "")
     for kind in BUILT_IN_TYPES:
         for name, value in sorted(vars(kind).items()):
             if not name.startswith("_") and callable(value):
                 full = f"{kind.__name__}.{name}"
-                yield Entry((full,), full, inspect.getdoc(value) or "")
+                yield CorpusEntry((full,), full, inspect.getdoc(value) or "")

@@ -1,5 +1,5 @@
 """A peer that sends valid messages and mutations of them: one socket to a ROUTER, its frame
-numbers, and a store of sent messages to replay. A `Speech` supplies the valid messages of a hop.
+numbers, and a store of sent messages to replay. A `MessageSource` has the valid messages of a hop.
 
 - Messages are drawn from `random`, never from the clock. Answers only decide when a new attach
   begins, the numbers that frames acknowledge, and the handles that the other side uses.
@@ -64,7 +64,7 @@ _decode = msgspec.msgpack.Decoder(_Heard).decode
 _decode_body = msgspec.msgpack.Decoder().decode
 
 
-class Speech(Protocol):
+class MessageSource(Protocol):
     """The messages that a peer of some hop may send."""
 
     def body(self) -> tuple[Any, ...] | None:
@@ -85,7 +85,7 @@ class Attacker:
         context: zmq.Context[zmq.Socket[bytes]],
         address: str,
         random: Random,
-        speech: Speech,
+        source: MessageSource,
         *,
         max_message_bytes: int,
     ) -> None:
@@ -93,7 +93,7 @@ class Attacker:
         self._address = address
         self._random = random
         self._attach_random = _drawn(random)  # separate, since answers decide when it is drawn from
-        self._speech = speech
+        self._source = source
         self._oversized = bytes(max_message_bytes + 1)
         self._identity = random.randbytes(16)
         self._socket: zmq.Socket[bytes] | None = None
@@ -125,7 +125,7 @@ class Attacker:
             self._identity = random.randbytes(16)
         if random.random() < 0.95:
             self._say((_HELLO, PROTOCOL_VERSION, self._identity, random.random() < 0.5))
-            for body in self._speech.attached():
+            for body in self._source.attached():
                 self._say(body)
 
     def turn(self, num: int, on_sent: Callable[[list[bytes]], None]) -> int:
@@ -154,13 +154,13 @@ class Attacker:
             self._socket.close(linger=0)
             self._socket = None
 
-    # ---- what is said ------------------------------------------------------------------------
+    # ---- sending -----------------------------------------------------------------------------
 
     def _compose(self) -> None:
         random = self._random
         kind: Kind = random.choices(_NAMES, cum_weights=_WEIGHTS)[0]
         if kind == "valid":
-            self._say(self._speech.body())
+            self._say(self._source.body())
             return
         if kind == "replayed" and self._kept:
             self._unsent.append((kind, random.choice(self._kept)))
@@ -169,7 +169,7 @@ class Attacker:
 
     def _made(self, kind: Kind) -> list[bytes]:
         random = self._random
-        body = self._speech.body()
+        body = self._source.body()
         is_numbered = body is not None and body[0] not in _CONTROL
         numbers = [self._epoch, self._seq + is_numbered, self._received]
         data = _encode([*numbers, body])
@@ -212,7 +212,7 @@ class Attacker:
             return False
         return True
 
-    # ---- what is heard -------------------------------------------------------------------------
+    # ---- receiving -----------------------------------------------------------------------------
 
     def _read(self) -> None:
         assert self._socket is not None
@@ -236,7 +236,7 @@ class Attacker:
                 self._is_asked_to_attach = True
             elif tag not in _CONTROL:
                 self._received = max(self._received, heard.seq)
-                self._speech.heard(tag, body)
+                self._source.heard(tag, body)
 
 
 def _drawn(random: Random) -> Random:

@@ -10,40 +10,40 @@ import argparse
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+from tqdm import tqdm
 
 from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
-from slipstream_bench.fuzz.fuzz_result import FuzzResult, nothing_yet
-from slipstream_ipc.atomic_file import write_atomically
+from slipstream_bench.common.options import Option, add, fill_in, integer
+from slipstream_bench.common.provenance import commit
+from slipstream_bench.common.report import check_files, write_result
+from slipstream_bench.fuzz.fuzz_run import FuzzFailed, FuzzResult, fuzz
+from slipstream_bench.fuzz.request_run import MOST_STEPS, RequestFuzzResult, fuzz_requests
 
-if TYPE_CHECKING:
-    from slipstream_bench.fuzz.request_run import RequestFuzzResult
-
-_MESSAGES, _QUICK_MESSAGES = 1_000_000, 20_000
 _PART = 100_000
 _NEXT_SEED = 1_000_003  # step between the seeds of two parts
 _MIB = 2**20
+_OPTIONS = (
+    Option(
+        "messages",
+        integer(1),
+        "number of malformed messages; default: 1,000,000, with --quick 20,000",
+    ),
+    Option(
+        "requests",
+        integer(1),
+        "send N extreme but well-formed requests instead of messages; with --json, continue a "
+        "stopped run of the same seed and commit",
+    ),
+    Option("seed", integer(0), "of the messages or requests", 0),
+)
 
 
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
-    parser.add_argument(
-        "--messages",
-        type=int,
-        metavar="N",
-        help=f"default: {_MESSAGES:,}, with --quick {_QUICK_MESSAGES:,}",
-    )
-    parser.add_argument(
-        "--requests",
-        type=int,
-        metavar="N",
-        help="send N whole requests that ask for all there is, not messages; with --json, go on "
-        "where a run of the same seed and commit was stopped",
-    )
-    parser.add_argument("--seed", type=int, metavar="N", default=0, help="default: 0")
+    add(parser, _OPTIONS)
     parser.add_argument("--quick", action="store_true", help="a small form, in some seconds")
     parser.add_argument(
         "--json",
@@ -56,18 +56,11 @@ def add_options(parser: Parser) -> None:
 
 def bench_fuzz(arguments: argparse.Namespace) -> int:
     """Run and report."""
-    # imports worker and core, which no other command should wait for
-    from tqdm import tqdm
-
-    from slipstream_bench.fuzz.fuzz_run import FuzzFailed, fuzz
-
+    check_files(arguments)
+    fill_in(arguments, _OPTIONS)
     if arguments.requests is not None:
         return _bench_requests(arguments)
-    num = arguments.messages
-    if num is None:
-        num = _QUICK_MESSAGES if arguments.quick else _MESSAGES
-    if num < 1:
-        raise wrong_option("messages", num, "an integer >= 1")
+    num = arguments.messages or (20_000 if arguments.quick else 1_000_000)
     file = None if arguments.json is None else Path(arguments.json)
     whole = _read(file, num, arguments.seed)
     with tqdm(total=num, unit="msg", disable=not sys.stderr.isatty(), leave=False) as bar:
@@ -86,9 +79,7 @@ def bench_fuzz(arguments: argparse.Namespace) -> int:
                 print(f"slipstream bench fuzz: {error}", file=sys.stderr)
                 return 1
             whole = whole.and_then(part)
-            if file is not None:
-                encoded = msgspec.json.format(msgspec.json.encode(whole))
-                write_atomically(file, encoded + b"\n", mode=0o644)
+            write_result(file, whole)
     print("\n".join(lines_of(whole)))
     return 0 if whole.is_good else 1
 
@@ -100,27 +91,18 @@ def _read(file: Path | None, num: int, seed: int) -> FuzzResult:
             found = msgspec.json.decode(file.read_bytes(), type=FuzzResult)
             if (found.wanted, found.seed) == (num, seed):
                 return found
-    return nothing_yet(num, seed)
+    return FuzzResult(seed=seed, wanted=num, num_parts=0)
 
 
 def _bench_requests(arguments: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
-    from slipstream_bench.fuzz.fuzz_run import FuzzFailed
-    from slipstream_bench.fuzz.request_run import fuzz_requests
-
-    for name in ("messages", "requests"):
-        value = getattr(arguments, name)
-        if value is not None and (value < 1 or name == "messages"):
-            raise wrong_option(name, value, "an integer >= 1, of messages or of requests")
+    if arguments.messages is not None:
+        raise wrong_option("messages", arguments.messages, "nothing where --requests is given")
     file = None if arguments.json is None else Path(arguments.json)
     begin = _begin(file, arguments.seed, arguments.requests)
 
     def keep(part: RequestFuzzResult) -> None:
         bar.update(part.done - bar.n)
-        if file is not None:
-            encoded = msgspec.json.format(msgspec.json.encode(part))
-            write_atomically(file, encoded + b"\n", mode=0o644)
+        write_result(file, part)
 
     shown = sys.stderr.isatty()
     with tqdm(total=begin.requests, unit="request", disable=not shown, leave=False) as bar:
@@ -136,9 +118,6 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
 
 def _begin(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult:
     """A new run, or the state of the one in the file. Raises: BadRequestError."""
-    from slipstream_bench.common.commit import commit
-    from slipstream_bench.fuzz.request_run import RequestFuzzResult
-
     begin = RequestFuzzResult(commit=commit(), seed=seed, requests=num_requests)
     if file is None or not file.exists():
         return begin
@@ -157,8 +136,6 @@ def _begin(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult
 
 def lines_of_requests(result: RequestFuzzResult) -> list[str]:
     """The result of a `--requests` run as lines of text."""
-    from slipstream_bench.fuzz.request_run import MOST_STEPS
-
     begin, end = (num / _MIB for num in result.own_bytes)
     left = ", ".join(f"{num} {what}" for what, num in result.held.items() if num)
     kinds = ", ".join(f"{num:,} {kind}" for kind, num in sorted(result.by_kind.items()))
@@ -172,9 +149,9 @@ def lines_of_requests(result: RequestFuzzResult) -> list[str]:
         f"their streams: {outcomes}",
         f"honest streams beside them: {result.identical} of {result.total} identical",
         f"{waited}, beside {'; '.join(result.waited_for) or 'nothing'}",
-        f"memory of its own: {begin:.0f} MiB after a tenth of them, {end:.0f} MiB at the end",
+        f"anonymous memory: {begin:.0f} MiB after a tenth of them, {end:.0f} MiB at the end",
         f"{turn}, beside {'; '.join(result.slowest) or 'nothing'}",
-        f"errors of their own: {result.num_errors}; left behind: {left or 'nothing'}",
+        f"internal errors: {result.num_errors}; left behind: {left or 'nothing'}",
     ]
     return [*lines, *result.differences, *result.errors]
 
@@ -189,10 +166,10 @@ def lines_of(result: FuzzResult) -> list[str]:
     lines = [
         f"{result.messages:,} messages in {speed}, seed {result.seed}",
         kinds,
-        f"streams that attackers were given: {result.admitted:,}; refusals: {result.refused:,}",
+        f"attackers: {result.admitted:,} streams admitted, {result.refused:,} messages refused",
         f"honest streams beside them: {result.identical} of {result.total} identical",
         f"memory: {begin:.0f} MiB after a tenth of them, {end:.0f} MiB at the end",
         f"longest turn of worker and core together: {result.longest_turn_ms:.0f} ms of CPU",
-        f"errors of their own: {result.num_errors}; left behind: {left or 'nothing'}",
+        f"internal errors: {result.num_errors}; left behind: {left or 'nothing'}",
     ]
     return [*lines, *result.differences, *result.errors]

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 import traceback
@@ -16,23 +17,93 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from slipstream_bench.common.commit import commit
+from msgspec import Struct
+
+from slipstream_bench.common import process_census
+from slipstream_bench.common.provenance import commit
 from slipstream_bench.fuzz.attacker import Attacker
-from slipstream_bench.fuzz.client_attacker import ClientSpeech
-from slipstream_bench.fuzz.fuzz_result import FuzzResult
-from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack, Heir, resident_bytes
-from slipstream_bench.fuzz.honest import HonestAnswer, HonestClient
-from slipstream_bench.fuzz.worker_attacker import WorkerSpeech
+from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack, SuccessorWorker
+from slipstream_bench.fuzz.honest_client import HonestAnswer, HonestClient
+from slipstream_bench.fuzz.hostile_client import HostileClient
+from slipstream_bench.fuzz.hostile_worker import HostileWorker
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 
+_MOST_SHOWN = 10
 _NUM_CLIENTS = 12
 _NUM_WORKERS = 3
-_A_TURN = 12  # messages per attacker between two turns of the stack
+_MESSAGES_A_TURN = 12  # messages per attacker between two turns of the stack
 _WARM_UP = 0.1  # share of the messages before memory is measured first
 _STALL_S = 120.0  # longest time without the end of an honest stream
 _SETTLE_S = 30.0
 _NUM_LAST = 400
 _REFUSAL, _ACCEPTED, _REJECTED, _ADMITTED, _REFUSED = 3, 20, 21, 40, 42  # tags
+
+
+class FuzzResult(Struct, frozen=True, kw_only=True):
+    """The result of a run.
+
+    wanted: total number of messages, if this is the state of a run in parts. admitted, refused:
+    streams that attackers were given, and their messages that were refused, as far as they read the
+    answers. identical, total: the honest client's streams. errors: internal errors that worker and
+    core survived, with tracebacks. held: what worker and core still hold at the end. commits: of
+    the code, one per part where they differ.
+    """
+
+    seed: int
+    messages: int = 0
+    by_kind: dict[str, int] = {}
+    seconds: float = 0.0
+    admitted: int = 0
+    refused: int = 0
+    identical: int = 0
+    total: int = 0
+    differences: tuple[str, ...] = ()
+    num_errors: int = 0
+    errors: tuple[str, ...] = ()
+    longest_turn_ms: float = 0.0
+    rss_start: int = 0
+    rss_end: int = 0
+    held: dict[str, int] = {}
+    wanted: int = 0
+    num_parts: int = 1
+    commits: tuple[str, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the run had no effect on the stack and the honest client."""
+        return (
+            0 < self.total == self.identical and not self.num_errors and not any(self.held.values())
+        )
+
+    def and_then(self, part: FuzzResult) -> FuzzResult:
+        """This result combined with that of the following part."""
+        return FuzzResult(
+            seed=self.seed,
+            messages=self.messages + part.messages,
+            by_kind=_sum(self.by_kind, part.by_kind),
+            seconds=self.seconds + part.seconds,
+            admitted=self.admitted + part.admitted,
+            refused=self.refused + part.refused,
+            identical=self.identical + part.identical,
+            total=self.total + part.total,
+            differences=(*self.differences, *part.differences)[:_MOST_SHOWN],
+            num_errors=self.num_errors + part.num_errors,
+            errors=(*self.errors, *part.errors)[:_MOST_SHOWN],
+            longest_turn_ms=max(self.longest_turn_ms, part.longest_turn_ms),
+            rss_start=self.rss_start or part.rss_start,
+            rss_end=part.rss_end,
+            held=_sum(self.held, part.held),
+            wanted=self.wanted,
+            num_parts=self.num_parts + 1,
+            commits=tuple(dict.fromkeys((*self.commits, *part.commits))),
+        )
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    names = dict.fromkeys([*one, *other])
+    total = Counter(one)
+    total.update(other)
+    return {name: total[name] for name in names}
 
 
 class FuzzFailed(Exception):  # noqa: N818  (what happened)
@@ -64,7 +135,7 @@ def answers_alone(stack: FuzzStack, seed: int) -> list[HonestAnswer]:
     client = HonestClient(stack.context, stack.client_address, seed)
     try:
         deadline = time.monotonic() + _STALL_S
-        while (expected := client.learn()) is None:
+        while (expected := client.expected_answers()) is None:
             stack.turn()
             if time.monotonic() > deadline:
                 raise FuzzFailed("a stack that serves the honest client alone does not answer")
@@ -94,18 +165,18 @@ class _FuzzRun:
         try:
             while num_sent < num_messages:
                 for attacker in self._attackers:
-                    num = min(_A_TURN, num_messages - num_sent)
+                    num = min(_MESSAGES_A_TURN, num_messages - num_sent)
                     num_sent += attacker.turn(num, self._last.append)
                 self._turn()
                 on_progress(num_sent)
                 if not rss_start and num_sent >= _WARM_UP * num_messages:
                     rss_start = self._resident()
             seconds = time.monotonic() - begin
-            held = self._settle()
+            held = self._drain()
         except FuzzFailed:
             raise
         except Exception as error:
-            raise FuzzFailed(self._story(error)) from error
+            raise FuzzFailed(self._describe_crash(error)) from error
         honest = self._honest
         sent = sum((attacker.sent for attacker in self._attackers), Counter())
         heard = sum((attacker.heard for attacker in self._attackers), Counter())
@@ -149,9 +220,9 @@ class _FuzzRun:
                     stack.context,
                     stack.client_address if is_client else stack.core_address,
                     own,
-                    ClientSpeech(own, shared, vocab_size)
+                    HostileClient(own, shared, vocab_size)
                     if is_client
-                    else WorkerSpeech(own, vocab_size),
+                    else HostileWorker(own, vocab_size),
                     max_message_bytes=MAX_MESSAGE_BYTES,
                 )
             )
@@ -164,23 +235,25 @@ class _FuzzRun:
             why = f"no honest stream has ended for {_STALL_S:g} s; held: {self._stack.held}"
             raise FuzzFailed(why)
 
-    def _settle(self) -> dict[str, int]:
+    def _drain(self) -> dict[str, int]:
         """Close the attackers; returns what they leave after the grace time."""
         for attacker in self._attackers:
             attacker.close()
         self._honest.stop()
         deadline = time.monotonic() + _SETTLE_S
-        heirs: list[Heir] = []
+        successors: list[SuccessorWorker] = []
         while any((held := self._held()).values()) and time.monotonic() < deadline:
-            if all(heir.is_done for heir in heirs):
-                heirs = [Heir(self._stack, name) for name in self._stack.deserted_workers()]
-            for heir in heirs:
-                heir.turn()
+            if all(successor.is_done for successor in successors):
+                successors = [
+                    SuccessorWorker(self._stack, name) for name in self._stack.deserted_workers()
+                ]
+            for successor in successors:
+                successor.turn()
             self._stack.turn()
             self._honest.turn()
             self._stack.wait()
-        for heir in heirs:
-            heir.close()
+        for successor in successors:
+            successor.close()
         return held
 
     def _held(self) -> dict[str, int]:
@@ -190,9 +263,11 @@ class _FuzzRun:
 
     def _resident(self) -> int:
         gc.collect()
-        return resident_bytes()
+        held = process_census.holding(os.getpid())
+        assert held is not None
+        return held.rss_bytes
 
-    def _story(self, error: Exception) -> str:
+    def _describe_crash(self, error: Exception) -> str:
         shown = "\n".join(" ".join(part.hex() for part in parts) for parts in self._last)
         with tempfile.NamedTemporaryFile(
             "w", prefix="slipstream-fuzz-", suffix=".txt", delete=False

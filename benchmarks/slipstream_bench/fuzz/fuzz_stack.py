@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,10 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     CoreToWorker,
     Positions,
-    PromptReady,
     Render,
     Rendered,
     SyncDone,
+    TokenizerReady,
     Welcome,
     WorkerToCore,
 )
@@ -123,7 +122,7 @@ class FuzzStack:
         self.context.destroy(linger=0)
 
 
-class Heir:
+class SuccessorWorker:
     """Attaches under the name of a dead worker and claims none of its streams, so that the core
     drops them.
 
@@ -131,7 +130,7 @@ class Heir:
     """
 
     def __init__(self, stack: FuzzStack, name: bytes) -> None:
-        self._attacher: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
+        self._dealer: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             stack.context,
             stack.core_address,
             worker_codec(),
@@ -148,18 +147,18 @@ class Heir:
         if self.is_done:
             return
         now = time.monotonic()
-        for body in self._attacher.receive(now):
+        for body in self._dealer.receive(now):
             if isinstance(body, Welcome):
-                self._attacher.send(Positions((), b"", b"", True), None)
+                self._dealer.send(Positions((), b"", b"", True), None)
             elif isinstance(body, SyncDone):
                 self.close()
                 return
-        self._attacher.beat(now)
+        self._dealer.beat(now)
 
     def close(self) -> None:
         """Close the socket."""
         self.is_done = True
-        self._attacher.close()
+        self._dealer.close()
 
 
 class ErrorLog(logging.Handler):
@@ -190,7 +189,7 @@ class ErrorLog(logging.Handler):
 
 
 class _PromptsHere:
-    """Replaces the prompt process: tokenises in this process."""
+    """Replaces the tokenizer process: tokenises in this process."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -210,7 +209,7 @@ class _PromptsHere:
     def is_among(self, arrived: object) -> bool:
         return bool(self._asked)
 
-    def receive(self) -> list[Rendered | PromptReady]:
+    def receive(self) -> list[Rendered | TokenizerReady]:
         asked, self._asked = self._asked, []
         begin_s = time.thread_time()
         answers = [Rendered(render.key, pack_u32(self._ids(render))) for render in asked]
@@ -226,9 +225,3 @@ class _PromptsHere:
             text = "".join(message.content for message in render.messages)
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -34,8 +34,8 @@ from slipstream.errors import BadRequestError
 from slipstream_bench.common import process_census
 from slipstream_bench.fuzz.fuzz_run import FuzzFailed, answers_alone
 from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack
-from slipstream_bench.fuzz.honest import HonestAnswer, HonestClient
-from slipstream_bench.fuzz.request_speech import (
+from slipstream_bench.fuzz.honest_client import HonestAnswer, HonestClient
+from slipstream_bench.fuzz.hostile_requests import (
     MOST_ANSWERS,
     Bounds,
     HostileRequest,
@@ -138,7 +138,7 @@ class _Waits:
         self._handler = stack.core.handler
         self._scheduler = stack.core.scheduler
         self._honest = honest
-        self._room = stack.core.room
+        self._room = stack.core.logprob_budget
         self._waited: Counter[bytes] = Counter()
         self._for_room: Counter[bytes] = Counter()
         self.num_steps = 0
@@ -175,7 +175,7 @@ class _Waits:
         return known < int(requests.limit[row]) and ahead < int(requests.run_ahead[row])
 
 
-class _Hostile:
+class _HostileReaders:
     """The hostile client: keeps requests running, reads them or abandons them."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
@@ -245,7 +245,7 @@ class _RequestFuzzRun:
         self._honest = HonestClient(stack.context, stack.client_address, begin.seed)
         self._honest.expect(expected)
         self._waits = _Waits(stack, self._honest)
-        self._hostile = _Hostile(stack.context, stack.client_address)
+        self._hostile = _HostileReaders(stack.context, stack.client_address)
         self._part = begin
         self._by_kind: Counter[str] = Counter()
         self._started_at = time.monotonic()
@@ -269,7 +269,7 @@ class _RequestFuzzRun:
                     oldest = min((each.index for each in hostile.running), default=index)
                     on_progress(self._result(oldest))
             self._turn()
-        part = self._result(index, held=self._settle())
+        part = self._result(index, held=self._drain())
         on_progress(part)
         return part
 
@@ -285,21 +285,25 @@ class _RequestFuzzRun:
         stack.turn()
         took_ms = stack.longest_turn_s * 1e3
         if took_ms > part.longest_turn_ms:
-            part = msgspec.structs.replace(part, longest_turn_ms=took_ms, slowest=_told(running))
+            part = msgspec.structs.replace(
+                part, longest_turn_ms=took_ms, slowest=_descriptions(running)
+            )
         if self._waits.longest > part.longest_wait:
             longest = self._waits.longest
-            part = msgspec.structs.replace(part, longest_wait=longest, waited_for=_told(running))
+            part = msgspec.structs.replace(
+                part, longest_wait=longest, waited_for=_descriptions(running)
+            )
         self._part = part
         self._hostile.turn()
         self._honest.turn()
         if time.monotonic() - self._honest.last_end_at > _STALL_S:
-            ran = ", ".join(_told(running))
+            ran = ", ".join(_descriptions(running))
             raise FuzzFailed(
                 f"no honest stream has ended for {_STALL_S:g} s beside {ran} (seed "
                 f"{self._begin.seed}); held: {stack.held}"
             )
 
-    def _settle(self) -> dict[str, int]:
+    def _drain(self) -> dict[str, int]:
         """What is left once all requests are over and the grace time has passed."""
         self._honest.stop()
         deadline = time.monotonic() + _SETTLE_S
@@ -315,7 +319,7 @@ class _RequestFuzzRun:
         held["worker_clients"] -= 2  # the honest and the hostile client
         held["on_hold"] = core.handler.num_pending
         held["logprob_pages"] = core.logprobs.num_pages_used
-        held["logprob_bytes_promised"] = core.room.num_promised
+        held["logprob_bytes_promised"] = core.logprob_budget.num_reserved
         return held
 
     def _result(self, done: int, held: dict[str, int] | None = None) -> RequestFuzzResult:
@@ -340,7 +344,7 @@ class _RequestFuzzRun:
         )
 
 
-def _told(requests: list[HostileRequest]) -> tuple[str, ...]:
+def _descriptions(requests: list[HostileRequest]) -> tuple[str, ...]:
     return tuple(f"{each.index} ({', '.join(each.kinds)})" for each in requests)
 
 

@@ -78,14 +78,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpu-check", description="Check exactness and speed on an NVIDIA card."
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all three")
-    parser.add_argument("--sections", nargs="+", metavar="NAME", help="of them only these")
+    parser.add_argument(
+        "--sections", nargs="+", metavar="NAME", help="only these sections of the parts"
+    )
     parser.add_argument("--quick", action="store_true", help="small models and few runs")
     parser.add_argument("--dry-run", action="store_true", help="--quick, on the CPU")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("benchmarks/gpu"),
-        help="for the files; default: %(default)s",
+        help="folder of the result files; default: %(default)s",
     )
     return parser
 

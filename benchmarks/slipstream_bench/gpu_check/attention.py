@@ -1,6 +1,6 @@
 """Section: the attention kernels over a paged cache, case by case, against float64.
 
-The cases and limits are the kernels' own (`runner/attention/cases.py`), which their tests use too;
+The cases and limits are those of the kernels' tests (`gpu_check/reference_cases.py`);
 here they run on the card, at its sizes.
 """
 
@@ -10,34 +10,33 @@ import importlib.util
 
 import torch
 
-from slipstream_bench.gpu_check.gpu_report import GpuReport
+from slipstream_bench.gpu_check.reference_cases import LIMITS, attention_cases, check_case
 from slipstream_bench.gpu_check.setting import GpuSetting
-from slipstream_core.runner.attention.reference_cases import LIMITS, attention_cases, check_case
 
 _NAMED = 3  # worst cases listed
 
 
-def run(setting: GpuSetting, report: GpuReport) -> None:
+def run(setting: GpuSetting) -> None:
     """A row per dtype; it passes only if there was time for all cases."""
     if setting.device == "cpu" or importlib.util.find_spec("triton") is None:
-        report.add("attention", skipped="it needs a card, and Triton")
+        setting.report.add("attention", skipped="it needs a card, and Triton")
         return
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        _check(setting, report, dtype)
+        _check(setting, dtype)
 
 
-def _check(setting: GpuSetting, report: GpuReport, dtype: torch.dtype) -> None:
+def _check(setting: GpuSetting, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
     cases = attention_cases(long=not setting.is_quick)
     for case in cases:
-        if not setting.has_time(report, f"{name}, from {case.name} on"):
+        if not setting.has_time(f"{name}, from {case.name} on"):
             break
         try:
             errors[case.name] = check_case(case, torch.device(setting.device), dtype)
         except torch.AcceleratorError:
-            report.add(f"{name}, {case.name}", False, error="the card is beyond use")
+            setting.report.add(f"{name}, {case.name}", False, error="the card is beyond use")
             raise
         except Exception as error:
             failed[case.name] = f"{type(error).__name__}: {error}"
@@ -46,7 +45,7 @@ def _check(setting: GpuSetting, report: GpuReport, dtype: torch.dtype) -> None:
     worst = sorted(errors, key=lambda it: -errors[it])
     too_large = [it for it in worst if not errors[it] <= limit]
     is_wrong, is_whole = bool(too_large or failed), len(errors) == len(cases)
-    report.add(
+    setting.report.add(
         name,
         False if is_wrong else True if is_whole else None,
         num_cases=len(cases),

@@ -14,26 +14,39 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from slipstream_bench.common.bare_loop import LoopRequest, decode_intervals_s, drive, random_prompts
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.common.measures import Row
-from slipstream_bench.gpu_check.device_use import device_use
-from slipstream_bench.gpu_check.drive import Wanted, decode_intervals_s, drive, random_prompts
-from slipstream_bench.gpu_check.gpu_report import GpuReport
-from slipstream_bench.gpu_check.gpu_stack import Serving, core_config, serving
-from slipstream_bench.gpu_check.models import shape_name
+from slipstream_bench.common.variants import Variant
+from slipstream_bench.gpu_check.device_use import MeasuredRunner, device_use
+from slipstream_bench.gpu_check.gpu_stack import LoadClient, serving
+from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import GpuSetting
-from slipstream_bench.gpu_check.watched_runner import WatchedRunner
 from slipstream_core.runner.factory import load_runner
 
 _WARM_UP = 8  # decode steps excluded
 _SPAN_S = 0.25  # profiled span; a longer trace takes long to read
+
+
+class _Mode(NamedTuple):
+    """What the requests of the bare loop and of the stack ask for, and the cases of both."""
+
+    num_logprobs: int  # of the bare loop; -1: none
+    variant: Variant  # of the stack
+    bare_case: str
+    stack_case: str
+
+
+_MODES = (
+    _Mode(-1, "plain", "bare loop", "stack, text"),
+    _Mode(5, "stop2_logprobs5", "bare loop, top-5", "stack, text, top-5, 2 stop strings"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +56,10 @@ class _OverlapLoad:
     num_tokens: int
 
 
-def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
+def run(setting: GpuSetting, shape: str) -> None:
     """A row per mode."""
     load = _OverlapLoad(4, 16, 200) if setting.is_quick else _OverlapLoad(256, 128, 96)
-    report.say(f"{shape_name(shape, is_quick=setting.is_quick)}, {load}")
+    setting.report.say(f"{setting.name_of(shape)}, {load}")
     length = load.prompt_len + load.num_tokens
     config = core_config(
         setting,
@@ -56,46 +69,46 @@ def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
         num_tokens=load.num * (length + 32),
         graph_sizes=(load.num,),
     )
-    runner = WatchedRunner(load_runner(config))
+    runner = MeasuredRunner(load_runner(config))
     try:
-        bare = {mode: _run_bare(setting, report, runner, load, mode) for mode in _BARE}
-        with serving(setting, config, runner) as stack:
-            _run_client(stack, _OverlapLoad(1, load.prompt_len, 8), "all")
-            for mode in _BARE:
-                _run_stack(setting, report, runner, load, stack, mode, bare[mode])
+        bare = [_run_bare(setting, runner, load, mode) for mode in _MODES]
+        with serving(setting, config, runner) as stack, LoadClient(stack) as client:
+            _run_client(client, runner, _OverlapLoad(1, load.prompt_len, 8), _MODES[-1])
+            for mode, bare_ms in zip(_MODES, bare, strict=True):
+                _run_stack(setting, runner, load, client, mode, bare_ms)
     finally:
         runner.close()
 
 
-def _run_client(stack: Serving, load: _OverlapLoad, mode: str) -> dict[str, Any]:
+def _run_client(
+    client: LoadClient, runner: MeasuredRunner, load: _OverlapLoad, mode: _Mode
+) -> dict[str, Any]:
     """Serve one load; returns the client's report."""
-    command = [sys.executable, "-m", "slipstream_bench.gpu_check.overlap_client"]
-    numbers = map(str, (load.num, load.prompt_len, load.num_tokens))
-    return stack.run_process([*command, stack.client_address, *numbers, mode])
-
-
-# By mode: the sampling options of the bare loop's requests, and the names of the bare and the
-# stack's run.
-_BARE = {
-    "plain": (-1, "bare loop", "stack, text"),
-    "all": (5, "bare loop, top-5", "stack, text, top-5, 2 stop strings"),
-}
+    return client.run(
+        num=load.num,
+        prompt_len=load.prompt_len,
+        num_tokens=load.num_tokens,
+        vocab_size=runner.info.vocab_size,
+        variant=mode.variant,
+        by_task=True,
+    )
 
 
 def _run_bare(
-    setting: GpuSetting, report: GpuReport, runner: WatchedRunner, load: _OverlapLoad, mode: str
+    setting: GpuSetting, runner: MeasuredRunner, load: _OverlapLoad, mode: _Mode
 ) -> float | None:
-    num_logprobs, case, _ = _BARE[mode]
-    if not setting.has_time(report, case):
+    if not setting.has_time(mode.bare_case):
         return None
     prompts = random_prompts(load.num, load.prompt_len, runner.info.vocab_size)
-    requests = [Wanted(prompt, load.num_tokens, num_logprobs=num_logprobs) for prompt in prompts]
+    requests = [
+        LoopRequest(prompt, load.num_tokens, num_logprobs=mode.num_logprobs) for prompt in prompts
+    ]
 
     def once() -> None:
         drive(runner, requests, budget=8192)
 
     row = {"batch": load.num, **_measured(setting, runner, load, once)}
-    report.add(case, **row)
+    setting.report.add(mode.bare_case, **row)
     step_ms = row["step_median_ms"]
     assert isinstance(step_ms, float)
     return step_ms
@@ -103,41 +116,39 @@ def _run_bare(
 
 def _run_stack(
     setting: GpuSetting,
-    report: GpuReport,
-    runner: WatchedRunner,
+    runner: MeasuredRunner,
     load: _OverlapLoad,
-    stack: Serving,
-    mode: str,
+    client: LoadClient,
+    mode: _Mode,
     bare_ms: float | None,
 ) -> None:
     """Measure the stack. The check is only that every token arrived."""
-    case = _BARE[mode][2]
-    if not setting.has_time(report, case):
+    if not setting.has_time(mode.stack_case):
         return
-    said: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
 
     def once() -> None:
-        said.append(_run_client(stack, load, mode))
+        results.append(_run_client(client, runner, load, mode))
 
     row = _measured(setting, runner, load, once)
     step_ms = row["step_median_ms"]
     assert isinstance(step_ms, float)
-    client = said[0]  # of the timed run, not the profiled one
-    report.add(
-        case,
-        client["output_tokens"] == load.num * load.num_tokens,
+    timed = results[0]  # and not the profiled run
+    setting.report.add(
+        mode.stack_case,
+        timed["output_tokens"] == load.num * load.num_tokens,
         batch=load.num,
         **row,
         over_bare_loop_ms=None if bare_ms is None else round(step_ms - bare_ms, 3),
-        client_itl_median_ms=client["itl_median_ms"],
-        client_tpot_mean_ms=client["tpot_mean_ms"],
-        client_output_tokens=client["output_tokens"],
-        client_output_chars=client["output_chars"],
+        client_itl_median_ms=timed["itl_median_ms"],
+        client_tpot_mean_ms=timed["tpot_mean_ms"],
+        client_output_tokens=timed["output_tokens"],
+        client_output_chars=timed["output_chars"],
     )
 
 
 def _measured(
-    setting: GpuSetting, runner: WatchedRunner, load: _OverlapLoad, once: Callable[[], None]
+    setting: GpuSetting, runner: MeasuredRunner, load: _OverlapLoad, once: Callable[[], None]
 ) -> Row:
     """Times of steps in which all rows decode, and the device's idle share over such steps."""
     runner.watch(load.num)

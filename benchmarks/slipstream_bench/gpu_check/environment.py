@@ -5,7 +5,6 @@ with it, so that every file says what it was measured with.
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -15,8 +14,8 @@ from typing import Any
 
 import torch
 
-from slipstream_bench.gpu_check.gpu_report import GpuReport
-from slipstream_bench.gpu_check.probes import ceilings, matrix_size
+from slipstream_bench.common.provenance import commit, package_version
+from slipstream_bench.gpu_check.bounds import ceilings, matrix_size
 from slipstream_bench.gpu_check.setting import GpuSetting
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -24,14 +23,14 @@ _ROOT = Path(__file__).resolve().parents[3]
 _cudnn: Any = torch.backends.cudnn  # untyped in torch
 
 
-def run(setting: GpuSetting, report: GpuReport) -> None:
+def run(setting: GpuSetting) -> None:
     """Two rows: what the environment is, and how fast the card is."""
     names = ("torch", "triton", "transformers", "tokenizers", "numpy", "pyzmq", "msgspec", "uvloop")
-    versions = {f"{name}_version": _version(name) for name in names}
-    report.add(
+    versions = {f"{name}_version": package_version(name) for name in names}
+    setting.report.add(
         "machine",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=_commit(),
+        commit=commit(),
         source_sha256=_source_sha256(),
         card=_card(setting.device),
         driver_version=_driver() if setting.device == "cuda" else None,
@@ -43,7 +42,7 @@ def run(setting: GpuSetting, report: GpuReport) -> None:
     )
     if setting.device == "cuda":
         card = torch.cuda.get_device_properties(0)
-        report.add(
+        setting.report.add(
             "card",
             memory_gib=round(card.total_memory / 2**30, 1),
             num_multiprocessors=card.multi_processor_count,
@@ -51,7 +50,7 @@ def run(setting: GpuSetting, report: GpuReport) -> None:
             l2_mib=round(card.L2_cache_size / 2**20, 1),
         )
     found = ceilings(setting)
-    report.add(
+    setting.report.add(
         "ceilings",
         bandwidth_gb_per_s=round(found.bytes_per_s / 1e9, 1),
         bandwidth_formula="2 * bytes / s of a copy within the device's memory",
@@ -67,18 +66,6 @@ def _card(device: str) -> str:
     return f"cpu {platform.machine()}"
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the working tree, with "+" if it has changes; None without git."""
-    return _said(["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=12", "--dirty=+"])
-
-
 def _source_sha256() -> str:
     """Hash of the five packages' Python files, by path: identifies the version without git."""
     digest = hashlib.sha256()
@@ -90,10 +77,12 @@ def _source_sha256() -> str:
 
 def _driver() -> str | None:
     """The driver's version by nvidia-smi; None without it."""
-    return _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
+    return _output_of(
+        ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    )
 
 
-def _said(command: list[str]) -> str | None:
+def _output_of(command: list[str]) -> str | None:
     """A program's output; None if the program is missing or fails."""
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from slipstream_bench.gpu_check.drive import Output, Wanted, drive
+from slipstream_bench.common.bare_loop import LoopOutput, LoopRequest, drive
 from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.models import (
     ARCHITECTURES,
@@ -54,11 +54,11 @@ class _ExactnessLoad:
     num_tokens: int
 
     @property
-    def requests(self) -> list[Wanted]:
-        return [Wanted(prompt, self.num_tokens, num_logprobs=1) for prompt in self.prompts]
+    def requests(self) -> list[LoopRequest]:
+        return [LoopRequest(prompt, self.num_tokens, num_logprobs=1) for prompt in self.prompts]
 
 
-def run(setting: GpuSetting, report: GpuReport) -> None:
+def run(setting: GpuSetting) -> None:
     """A row per architecture and dtype."""
     rng = np.random.default_rng(1)
     lengths = _PROMPT_LENS[: 4 if setting.is_quick else None]
@@ -69,16 +69,16 @@ def run(setting: GpuSetting, report: GpuReport) -> None:
     cases += [(name, "bfloat16") for name in BFLOAT16_ARCHITECTURES if name in names]
     for name, dtype in cases:
         case = f"{name} {dtype}"
-        if not setting.has_time(report, case):
+        if not setting.has_time(case):
             continue
         try:
             path = setting.folder / name
             if not path.exists():
                 save_small(name, setting.folder)
             check = _check_float32 if dtype == "float32" else _check_bfloat16
-            check(case, path, load, setting.device, report)
+            check(case, path, load, setting.device, setting.report)
         except Exception as error:
-            report.add(case, False, error=f"{type(error).__name__}: {error}"[:500])
+            setting.report.add(case, False, error=f"{type(error).__name__}: {error}"[:500])
         gc.collect()
 
 
@@ -153,7 +153,7 @@ def _check_bfloat16(
     )
 
 
-def _outputs(path: Path, dtype: DType, load: _ExactnessLoad, device: str) -> list[Output]:
+def _outputs(path: Path, dtype: DType, load: _ExactnessLoad, device: str) -> list[LoopOutput]:
     config = CoreConfig(
         model=str(path),
         address="",
@@ -165,10 +165,9 @@ def _outputs(path: Path, dtype: DType, load: _ExactnessLoad, device: str) -> lis
     )
     runner = load_runner(config)
     try:
-        outputs, _ = drive(runner, load.requests, budget=_BUDGET)
+        return drive(runner, load.requests, budget=_BUDGET).outputs
     finally:
         runner.close()
-    return outputs
 
 
 def _reference(path: Path, dtype: torch.dtype, device: str) -> Any:
@@ -178,7 +177,7 @@ def _reference(path: Path, dtype: torch.dtype, device: str) -> Any:
 
 @torch.inference_mode()
 def _forced(
-    reference: Any, prompt: np.ndarray[Any, np.dtype[np.uint32]], output: Output, device: str
+    reference: Any, prompt: np.ndarray[Any, np.dtype[np.uint32]], output: LoopOutput, device: str
 ) -> torch.Tensor:
     """Logits of the positions at which the output's tokens were sampled, float32 [n, vocab]."""
     ids = torch.tensor([[*prompt.tolist(), *output.token_ids]], device=device)

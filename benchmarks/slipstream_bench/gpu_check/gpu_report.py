@@ -42,7 +42,7 @@ class GpuReport:
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
         verdict = {True: "ok: ", False: "FAILED: ", None: ""}[ok]
-        say(self.started_s, f"{self.section}: {case}: {verdict}{_told(row)}")
+        say(self.started_s, f"{self.section}: {case}: {verdict}{_shown(row)}")
         return row
 
     def say(self, text: str) -> None:
@@ -72,7 +72,7 @@ def write_files(out: Path, name: str, rows: Sequence[Row]) -> tuple[Path, Path]:
     return as_json, as_table
 
 
-def _told(row: Row) -> str:
+def _shown(row: Row) -> str:
     values = ((name, value) for name, value in row.items() if name not in _COMMON)
     return ", ".join(f"{name} {_text(value)}" for name, value in values if value is not None)
 

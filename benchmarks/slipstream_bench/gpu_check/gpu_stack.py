@@ -2,7 +2,7 @@
 
 The core runs in this process, as `slipstream_core.main` runs it, so that the stack and what it is
 compared with share the same weights and cache: there is no memory for two of either. The worker
-(with its prompt process) and the client are separate processes.
+(with its tokenizer process) and the client are separate processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +25,13 @@ import msgspec
 import zmq
 
 from slipstream.stack.children.process import Child, ChildSpec
-from slipstream_bench.gpu_check.models import model_of, shape_name, stand_in_tokenizer
+from slipstream_bench.gpu_check.models import stand_in_tokenizer
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.process import Activate
 from slipstream_worker.config import WorkerConfig
-
-GRAPH_SIZES = ("cuda_graph_sizes", "cudagraph_capture_sizes")  # the setting's possible names
 
 _WITHIN_S = 60.0  # limit of a run, and of the worker's start
 
@@ -53,21 +51,6 @@ class Serving:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not over within {within_s:g} s")
             self.core.engine.run_once()
-
-    def run_process(self, command: Sequence[str]) -> dict[str, Any]:
-        """Serve a client process until it ends; returns the JSON line that it prints."""
-        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            self.run_until(lambda: client.poll() is not None)
-            assert client.stdout is not None
-            said = client.stdout.read()
-        finally:
-            client.kill()
-            client.wait()
-        if client.returncode:
-            raise RuntimeError(f"the client ended with code {client.returncode}")
-        found: dict[str, Any] = json.loads(said)
-        return found
 
 
 class LoadClient:
@@ -105,8 +88,8 @@ class LoadClient:
     def _read(self, within_s: float) -> dict[str, Any]:
         stdout = self._process.stdout
         assert stdout is not None
-        is_told = partial(select.select, [stdout], [], [], 0)
-        self._serving.run_until(lambda: bool(is_told()[0]), within_s)
+        poll = partial(select.select, [stdout], [], [], 0)
+        self._serving.run_until(lambda: bool(poll()[0]), within_s)
         line = stdout.readline()  # a line is written in one piece
         if not line:
             raise RuntimeError(f"the client ended with code {self._process.wait()}")
@@ -114,43 +97,6 @@ class LoadClient:
         if "error" in found:
             raise RuntimeError(f"the client's load failed: {found['error']}")
         return found
-
-
-def core_config(
-    setting: GpuSetting,
-    shape: str,
-    *,
-    num_requests: int,
-    max_model_len: int,
-    num_tokens: int | None = None,
-    address: str = "",
-    graph_sizes: Sequence[int] = (),
-) -> CoreConfig:
-    """The core's settings for a shape.
-
-    num_tokens: size of the cache; None: as many as fit the card. graph_sizes: the measured batches;
-    only these are captured.
-    """
-    options: dict[str, Any] = {}
-    for name in GRAPH_SIZES:
-        if graph_sizes and name in CoreConfig.__struct_fields__:
-            options[name] = tuple(graph_sizes)
-    return CoreConfig(
-        model=model_of(shape, is_quick=setting.is_quick),
-        served_model_name=shape_name(shape, is_quick=setting.is_quick),
-        address=address,
-        device=setting.device,
-        dtype="float32" if setting.device == "cpu" else "bfloat16",
-        threads=1 if setting.device == "cpu" else None,
-        num_blocks=None if num_tokens is None else -(-num_tokens // 16) + num_requests + 1,
-        # the largest load must fit: 117 GiB of cache on a card of 139 (Qwen3-0.6B, 1,024 requests
-        # of 1,024 tokens); loads that do not fit are skipped
-        gpu_memory_utilization=0.97,
-        max_num_seqs=num_requests,
-        max_num_batched_tokens=8192,
-        max_model_len=max_model_len,
-        **options,
-    )
 
 
 @contextmanager

@@ -1,24 +1,28 @@
-"""A client process that runs loads on command.
+"""The client process of a section's loads.
 
-`python -m slipstream_bench.gpu_check.load_client ADDRESS`. It prints `{}` when ready. Then each
-line of JSON on standard input is a `ClientLoad`, and is answered by a line of results on standard
-output. It ends with its input.
+`python -m slipstream_bench.gpu_check.load_client ADDRESS` runs loads on command. It prints `{}`
+when ready. Then each line of JSON on standard input is a `ClientLoad`, and is answered by a line of
+results on standard output. It ends with its input.
 
 Deltas are read by column, as `Client.stream_many` reads them, so that one process keeps up with the
-fastest loads.
+fastest loads; or by a task per stream, as callers of the AsyncClient have.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 
 import msgspec
 from msgspec import Struct
 
+from slipstream.client.async_client import AsyncClient
 from slipstream.errors import SlipstreamError
+from slipstream_bench.common.bare_loop import random_prompts
 from slipstream_bench.common.live_streams import CLIENT, LiveStreams
+from slipstream_bench.common.measures import RequestTimeline, summary
 from slipstream_bench.common.variants import Variant, params_of
-from slipstream_bench.gpu_check.drive import random_prompts
 
 _WITHIN_S = 60.0
 
@@ -33,23 +37,26 @@ class ClientLoad(Struct, frozen=True, forbid_unknown_fields=True):
     variant: Variant = "plain"
     seed: int = 0
     pids: dict[str, int] = {}  # processes whose CPU time is measured, by name
+    by_task: bool = False  # a task for each stream reads it by `async for`
 
 
 def main() -> int:
     """Run loads until standard input ends."""
     address = sys.argv[1]
     decoder = msgspec.json.Decoder(ClientLoad)
-    _say({})
+    _write({})
     for line in sys.stdin.buffer:
         try:
-            said = _run(address, decoder.decode(line))
+            load = decoder.decode(line)
+            run = _run_by_task if load.by_task else _run
+            result = run(address, load)
         except SlipstreamError as error:
-            said = {"error": str(error)}
-        _say(said)
+            result = {"error": str(error)}
+        _write(result)
     return 0
 
 
-def _say(what: dict[str, object]) -> None:
+def _write(what: dict[str, object]) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
     sys.stdout.buffer.flush()
 
@@ -76,6 +83,28 @@ def _run(address: str, load: ClientLoad) -> dict[str, object]:
         "tokens_per_delta": round(window.coalescing, 3),
         **cpu_us,
     }
+
+
+def _run_by_task(address: str, load: ClientLoad) -> dict[str, object]:
+    """Run a load; latencies are those that each task sees."""
+    prompts = random_prompts(load.num, load.prompt_len, load.vocab_size, load.seed)
+    params = params_of(load.variant, load.num_tokens)
+    num_chars = 0
+
+    async def read(client: AsyncClient, index: int) -> RequestTimeline:
+        nonlocal num_chars
+        timeline = RequestTimeline(time.perf_counter())
+        async for delta in client.stream(prompts[index], params):
+            num_chars += len(delta.text)
+            if delta.num_tokens:
+                timeline.note(time.perf_counter(), delta.num_tokens)
+        return timeline
+
+    async def read_all() -> list[RequestTimeline]:
+        async with AsyncClient(address, timeout_s=_WITHIN_S) as client:
+            return await asyncio.gather(*(read(client, index) for index in range(load.num)))
+
+    return {**summary(asyncio.run(read_all())), "output_chars": num_chars}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """Models with random weights: small ones of many architectures, and `random:NAME` in real models'
-shapes, with a tokenizer that has a word for each id.
+shapes, with a tokenizer that has a word for each id; and the settings with which they are served.
 
 Small models have wide random weights, so that their outputs are diverse and their logits far apart;
 their sliding windows are shorter than the prompts, so that they take effect.
@@ -8,13 +8,19 @@ their sliding windows are shorter than the prompts, so that they take effect.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from slipstream_bench.gpu_check.setting import GpuSetting
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.model.random_weights import random_config
 
 SMALL_VOCAB = 331
 
@@ -66,6 +72,8 @@ _QUICK = {
 }
 _QUICK_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 
+GRAPH_SIZES = ("cuda_graph_sizes", "cudagraph_capture_sizes")  # the setting's possible names
+
 # not annotated in transformers
 _from_config: Any = AutoModelForCausalLM.from_config
 
@@ -93,9 +101,41 @@ def model_of(shape: str, *, is_quick: bool) -> str:
     return ",".join([f"random:{shape}", *(f"{name}={value}" for name, value in numbers.items())])
 
 
-def shape_name(shape: str, *, is_quick: bool) -> str:
-    """The shape's name in rows."""
-    return f"{shape} shape" + (", tiny" if is_quick else "")
+def core_config(
+    setting: GpuSetting,
+    shape: str,
+    *,
+    num_requests: int,
+    max_model_len: int,
+    num_tokens: int | None = None,
+    address: str = "",
+    graph_sizes: Sequence[int] = (),
+) -> CoreConfig:
+    """The core's settings for a shape.
+
+    num_tokens: size of the cache; None: as many as fit the card. graph_sizes: the measured batches;
+    only these are captured.
+    """
+    options: dict[str, Any] = {}
+    for name in GRAPH_SIZES:
+        if graph_sizes and name in CoreConfig.__struct_fields__:
+            options[name] = tuple(graph_sizes)
+    return CoreConfig(
+        model=model_of(shape, is_quick=setting.is_quick),
+        served_model_name=setting.name_of(shape),
+        address=address,
+        device=setting.device,
+        dtype="float32" if setting.device == "cpu" else "bfloat16",
+        threads=1 if setting.device == "cpu" else None,
+        num_blocks=None if num_tokens is None else -(-num_tokens // 16) + num_requests + 1,
+        # the largest load must fit: 117 GiB of cache on a card of 139 (Qwen3-0.6B, 1,024 requests
+        # of 1,024 tokens); loads that do not fit are skipped
+        gpu_memory_utilization=0.97,
+        max_num_seqs=num_requests,
+        max_num_batched_tokens=8192,
+        max_model_len=max_model_len,
+        **options,
+    )
 
 
 def stand_in_tokenizer(folder: Path, vocab_size: int) -> Path:
@@ -125,3 +165,42 @@ def _save_tokenizer(path: Path, vocab_size: int) -> None:
     settings = {"tokenizer_class": "TokenizersBackend", "clean_up_tokenization_spaces": False}
     (path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer.save(str(path / "tokenizer.json"))
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """Implements `slipstream_bench.common.simulated_stack.Device`."""
+
+    setting: GpuSetting
+    shape: str
+    batch: int
+    max_model_len: int
+    num_tokens: int  # capacity of the cache
+    stream_interval: int | Literal["auto"] = "auto"
+
+    def settings(self) -> dict[str, Any]:
+        """A stack's settings."""
+        model = model_of(self.shape, is_quick=self.setting.is_quick)
+        config = core_config(
+            self.setting,
+            self.shape,
+            num_requests=self.batch,
+            max_model_len=self.max_model_len,
+            num_tokens=self.num_tokens,
+            graph_sizes=(self.batch,),
+        )
+        names = [
+            *("device", "dtype", "threads", "num_blocks", "max_num_seqs", "max_num_batched_tokens"),
+            *(name for name in GRAPH_SIZES if name in config.__struct_fields__),
+        ]
+        return {
+            "model": model,
+            "tokenizer": str(
+                stand_in_tokenizer(self.setting.folder, random_config(model).vocab_size)
+            ),
+            "max_model_len": self.max_model_len,
+            "stream_interval": self.stream_interval,
+            "spare_core": False,
+            "spare_worker": False,
+            **{name: getattr(config, name) for name in names},
+        }

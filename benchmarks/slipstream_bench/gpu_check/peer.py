@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
-from slipstream_bench.gpu_check.drive import random_prompts
-from slipstream_bench.gpu_check.gpu_report import GpuReport
-from slipstream_bench.gpu_check.gpu_stack import LoadClient, core_config, serving
-from slipstream_bench.gpu_check.models import model_of, shape_name
+from slipstream_bench.common.bare_loop import random_prompts
+from slipstream_bench.gpu_check.gpu_stack import LoadClient, serving
+from slipstream_bench.gpu_check.models import core_config, model_of
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.runner.model.random_weights import random_config, random_module
@@ -29,26 +28,26 @@ _Generation: Any = GenerationConfig
 _Batching: Any = ContinuousBatchingConfig
 
 
-def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
+def run(setting: GpuSetting, shape: str) -> None:
     """Two rows per batch: Slipstream, and transformers with the factor between them."""
     batches = (4,) if setting.is_quick else (256, 32)
     prompt_len, num_tokens = (16, 24) if setting.is_quick else (128, 128)
-    ours = _ours(setting, report, shape, batches, prompt_len, num_tokens)
+    ours = _ours(setting, shape, batches, prompt_len, num_tokens)
     gc.collect()
     if setting.device == "cuda":
         torch.cuda.empty_cache()
     model = _their_model(setting, shape)
     for batch in batches:
         case = f"transformers, batch {batch}"
-        if not setting.has_time(report, case):
+        if not setting.has_time(case):
             continue
         began = time.perf_counter()
         tokens_per_s, num_done = _theirs(setting, model, batch, prompt_len, num_tokens)
         factor = ours[batch] / tokens_per_s if batch in ours and tokens_per_s else None
-        report.add(
+        setting.report.add(
             case,
             num_done == batch,
-            model=shape_name(shape, is_quick=setting.is_quick),
+            model=setting.name_of(shape),
             attention=str(model.config._attn_implementation),
             prompt_len=prompt_len,
             num_tokens=num_tokens,
@@ -62,7 +61,6 @@ def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
 
 def _ours(
     setting: GpuSetting,
-    report: GpuReport,
     shape: str,
     batches: tuple[int, ...],
     prompt_len: int,
@@ -85,16 +83,16 @@ def _ours(
         with serving(setting, config, runner) as stack, LoadClient(stack) as client:
             client.run(num=max(batches), num_tokens=1, **load)
             for batch in batches:
-                if not setting.has_time(report, f"ours, batch {batch}"):
+                if not setting.has_time(f"ours, batch {batch}"):
                     continue
-                said = client.run(
+                result = client.run(
                     num=batch, num_tokens=num_tokens, variant="stop2_logprobs5", **load
                 )
-                found[batch] = said["tokens_per_s"]
-                report.add(
+                found[batch] = result["tokens_per_s"]
+                setting.report.add(
                     f"ours, batch {batch}",
-                    said["output_tokens"] == batch * num_tokens,
-                    model=shape_name(shape, is_quick=setting.is_quick),
+                    result["output_tokens"] == batch * num_tokens,
+                    model=setting.name_of(shape),
                     prompt_len=prompt_len,
                     num_tokens=num_tokens,
                     output_tokens_per_s=found[batch],

@@ -9,13 +9,10 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from slipstream_bench.gpu_check.drive import Wanted, drive, random_prompts
-from slipstream_bench.gpu_check.gpu_report import GpuReport
-from slipstream_bench.gpu_check.gpu_stack import core_config
-from slipstream_bench.gpu_check.models import shape_name
-from slipstream_bench.gpu_check.probes import ceilings
+from slipstream_bench.common.bare_loop import LoopRequest, drive, random_prompts
+from slipstream_bench.gpu_check.bounds import Work, ceilings, work_of
+from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import SHAPES, GpuSetting
-from slipstream_bench.gpu_check.work import Work, work_of
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.step.plan import Runner
 
@@ -24,7 +21,7 @@ _STEPS = 10
 _WARM_UP = 2  # steps excluded from medians
 
 
-def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
+def run(setting: GpuSetting, shape: str) -> None:
     """A row per length of prompts that fill a chunk."""
     budget = 256 if setting.is_quick else 8192
     lengths = (budget, budget // 8)
@@ -39,14 +36,13 @@ def run(setting: GpuSetting, report: GpuReport, shape: str) -> None:
     try:
         work = work_of(config.model)
         for length in lengths:
-            _measure(setting, report, runner, work, shape, length, budget)
+            _measure(setting, runner, work, shape, length, budget)
     finally:
         runner.close()
 
 
 def _measure(
     setting: GpuSetting,
-    report: GpuReport,
     runner: Runner,
     work: Work,
     shape: str,
@@ -58,16 +54,16 @@ def _measure(
     linear = work.linear_flops(budget, num)
     attention = num * work.attention_flops(0, length)
     flops_per_s = ceilings(setting).bf16_flops_per_s
-    if not setting.has_time(report, case, (_STEPS + _WARM_UP) * (linear + attention) / flops_per_s):
+    if not setting.has_time(case, (_STEPS + _WARM_UP) * (linear + attention) / flops_per_s):
         return
     prompts = random_prompts(num * (_STEPS + _WARM_UP), length, runner.info.vocab_size, length)
-    _, steps = drive(runner, [Wanted(prompt, 1) for prompt in prompts], budget=budget)
+    steps = drive(runner, [LoopRequest(prompt, 1) for prompt in prompts], budget=budget).steps
     full = [step.at_s for step in steps if step.num_requests == num and not step.num_decodes]
     step_s = statistics.median([b - a for a, b in pairwise(full)][_WARM_UP - 1 :])
     share, goal = linear / step_s / flops_per_s, _GOALS.get(shape)
-    report.add(
+    setting.report.add(
         case,
-        model=shape_name(shape, is_quick=setting.is_quick),
+        model=setting.name_of(shape),
         num_steps=len(full),
         step_median_ms=round(step_s * 1e3, 3),
         prompt_tokens_per_s=round(budget / step_s, 1),

@@ -18,7 +18,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from slipstream_bench.gpu_check.drive import Wanted, new_scheduler
+from slipstream_bench.common.bare_loop import LoopRequest, new_scheduler
 from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.sampling.noise import exponential, row_keys
@@ -32,31 +32,31 @@ _SMALL_BATCH = 64
 
 _PROMPT = np.array([0], np.uint32)
 # Logits are normal with this deviation; flat ones keep more tokens than any candidate list holds.
-_CASES: dict[str, tuple[float, Wanted]] = {
-    "plain": (2.0, Wanted(_PROMPT, 1, temperature=1.0)),
-    "temperature 0.6": (2.0, Wanted(_PROMPT, 1, temperature=0.6)),
-    "top-k 20": (1.5, Wanted(_PROMPT, 1, temperature=1.0, top_k=20)),
-    "top-p 0.8": (2.0, Wanted(_PROMPT, 1, temperature=1.0, top_p=0.8)),
-    "min-p 0.05": (2.0, Wanted(_PROMPT, 1, temperature=1.2, min_p=0.05)),
-    "flat, top-p 0.95": (0.3, Wanted(_PROMPT, 1, temperature=1.0, top_p=0.95)),
-    "flat, top-k 300": (0.3, Wanted(_PROMPT, 1, temperature=1.0, top_k=300, top_p=0.97)),
+_CASES: dict[str, tuple[float, LoopRequest]] = {
+    "plain": (2.0, LoopRequest(_PROMPT, 1, temperature=1.0)),
+    "temperature 0.6": (2.0, LoopRequest(_PROMPT, 1, temperature=0.6)),
+    "top-k 20": (1.5, LoopRequest(_PROMPT, 1, temperature=1.0, top_k=20)),
+    "top-p 0.8": (2.0, LoopRequest(_PROMPT, 1, temperature=1.0, top_p=0.8)),
+    "min-p 0.05": (2.0, LoopRequest(_PROMPT, 1, temperature=1.2, min_p=0.05)),
+    "flat, top-p 0.95": (0.3, LoopRequest(_PROMPT, 1, temperature=1.0, top_p=0.95)),
+    "flat, top-k 300": (0.3, LoopRequest(_PROMPT, 1, temperature=1.0, top_k=300, top_p=0.97)),
 }
 _VOCAB = 500
 
 
-def run(setting: GpuSetting, report: GpuReport) -> None:
+def run(setting: GpuSetting) -> None:
     """A row for the noise and one per way of sampling."""
-    _check_noise(setting, report)
+    _check_noise(setting)
     num_draws = 3000 if setting.is_quick else 20000
     for number, (case, (deviation, wanted)) in enumerate(_CASES.items()):
-        if setting.has_time(report, case):
+        if setting.has_time(case):
             generator = torch.Generator().manual_seed(number)
             logits = torch.randn(_VOCAB, generator=generator) * deviation
             requests = [replace(wanted, seed=seed) for seed in range(num_draws)]
-            _check_draws(case, logits, requests, setting.device, report)
+            _check_draws(case, logits, requests, setting.device, setting.report)
 
 
-def _check_noise(setting: GpuSetting, report: GpuReport) -> None:
+def _check_noise(setting: GpuSetting) -> None:
     num_rows, vocab_size = (8, 32000) if setting.is_quick else (64, 151936)
     seeds = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, num_rows)
     keys = torch.from_numpy(row_keys(seeds, np.arange(num_rows) * 1000))
@@ -65,7 +65,7 @@ def _check_noise(setting: GpuSetting, report: GpuReport) -> None:
     there = exponential(keys.to(setting.device), vocab.to(setting.device)).cpu()
     differ = here != there  # infinity, the rarest value, has no relative error
     error = float((((there - here).abs() / here)[differ]).max()) if differ.any() else 0.0
-    report.add(
+    setting.report.add(
         "noise on the device and on the CPU",
         error < _NOISE_ERROR,  # False for a NaN
         num_values=here.numel(),
@@ -75,7 +75,7 @@ def _check_noise(setting: GpuSetting, report: GpuReport) -> None:
 
 
 def _check_draws(
-    case: str, logits: torch.Tensor, requests: Sequence[Wanted], device: str, report: GpuReport
+    case: str, logits: torch.Tensor, requests: Sequence[LoopRequest], device: str, report: GpuReport
 ) -> None:
     token_ids = _draw(logits, requests, device)
     few = _draw(logits, requests[-_SMALL_BATCH:], device)
@@ -101,7 +101,7 @@ def _check_draws(
 
 
 def _draw(
-    logits: torch.Tensor, requests: Sequence[Wanted], device: str
+    logits: torch.Tensor, requests: Sequence[LoopRequest], device: str
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """One token per request, all from the same logits [vocab]."""
     num = len(requests)
@@ -122,7 +122,7 @@ def _draw(
 
 
 def _probabilities(
-    logits: torch.Tensor, wanted: Wanted
+    logits: torch.Tensor, wanted: LoopRequest
 ) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """The distribution that a request samples from: top-k, then top-p of the rest, then min-p;
     [vocab].

@@ -42,17 +42,17 @@ def main() -> int:
     torch.backends.cudnn.allow_tf32 = False
     if arguments.device == "cpu":
         torch.set_num_threads(1)  # synchronising threads are slow on a busy machine
-    setting = GpuSetting(arguments.device, arguments.quick, arguments.folder, arguments.deadline_s)
     for section in PARTS[arguments.part]:
         if section.name not in arguments.sections:
             continue
         report = GpuReport(section.name, arguments.rows, arguments.started_s)
+        setting = GpuSetting(
+            arguments.device, arguments.quick, arguments.folder, arguments.deadline_s, report
+        )
         try:
             module = importlib.import_module(f"slipstream_bench.gpu_check.{section.module}")
-            if section.shape is None:
-                module.run(setting, report)
-            else:
-                module.run(setting, report, section.shape)
+            shapes = () if section.shape is None else (section.shape,)
+            getattr(module, section.function)(setting, *shapes)
         except Exception as error:
             traceback.print_exc()
             report.add("failed", False, error=f"{type(error).__name__}: {error}"[:500])

@@ -16,12 +16,13 @@ from slipstream_bench.gpu_check.gpu_report import GpuReport
 
 
 class Section(NamedTuple):
-    """A section of a part. shape: of the model that it measures, if any."""
+    """A section of a part: a function of a module. shape: of the model that it measures, if any."""
 
     name: str
     module: str
     seconds: int
     shape: str | None = None
+    function: str = "run"
 
 
 SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
@@ -51,10 +52,10 @@ PARTS: dict[str, tuple[Section, ...]] = {
         Section(f"prefill {_SMALL}", "prefill", 20, _SMALL),
         Section(f"prefill {_LARGE}", "prefill", 45, _LARGE),
         Section("peer", "peer", 45, _SMALL),
-        Section("bench overlap", "bench_overlap", 30, _SMALL),
-        Section("bench interval", "bench_interval", 30, _SMALL),
-        Section("bench protocol", "bench_protocol", 30, _SMALL),
-        Section("bench gc", "bench_gc", 20, _SMALL),
+        Section("bench overlap", "benchmarks", 30, _SMALL, "run_overlap"),
+        Section("bench interval", "benchmarks", 30, _SMALL, "run_interval"),
+        Section("bench protocol", "benchmarks", 30, _SMALL, "run_protocol"),
+        Section("bench gc", "benchmarks", 20, _SMALL, "run_gc"),
     ),
 }
 GRACE_S = 15  # to finish work in progress; then a section's process is killed
@@ -69,16 +70,21 @@ class GpuSetting:
     is_quick: bool
     folder: Path  # shared by the sections of a run: models, tokenizers
     deadline_s: float  # time.monotonic(); a section starts no work after it
+    report: GpuReport
 
     def most_s(self) -> float:
         """Seconds that work started now may take, most of the grace included."""
         return max(0.0, self.deadline_s - time.monotonic()) + GRACE_S - _CLOSE_S
 
-    def has_time(self, report: GpuReport, case: str, needs_s: float = 0.0) -> bool:
+    def name_of(self, shape: str) -> str:
+        """The shape's name in rows."""
+        return f"{shape} shape" + (", tiny" if self.is_quick else "")
+
+    def has_time(self, case: str, needs_s: float = 0.0) -> bool:
         """Whether `case`, which takes `needs_s`, may still start; if not, a row reports it as
         skipped.
         """
         if time.monotonic() + needs_s < self.deadline_s:
             return True
-        report.add(case, skipped="out of time")
+        self.report.add(case, skipped="out of time")
         return False

@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.setting import GpuSetting
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -18,18 +17,18 @@ _TESTS = ("tests/engine_core/runner/triton",)
 _NOTHING_COLLECTED = 5  # pytest's exit code
 
 
-def run(setting: GpuSetting, report: GpuReport) -> None:
+def run(setting: GpuSetting) -> None:
     """A row per folder of tests."""
     for name in _TESTS:
         if not (_ROOT / name).is_dir():
-            report.add(name, skipped="not in this checkout")
+            setting.report.add(name, skipped="not in this checkout")
         elif importlib.util.find_spec("pytest") is None:
-            report.add(name, skipped="this Python has no pytest")
-        elif setting.has_time(report, name):
-            _run(setting, report, name)
+            setting.report.add(name, skipped="this Python has no pytest")
+        elif setting.has_time(name):
+            _run(setting, name)
 
 
-def _run(setting: GpuSetting, report: GpuReport, name: str) -> None:
+def _run(setting: GpuSetting, name: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", name]
     within_s = max(1.0, setting.deadline_s - time.monotonic())
     try:
@@ -37,12 +36,12 @@ def _run(setting: GpuSetting, report: GpuReport, name: str) -> None:
             command, cwd=_ROOT, capture_output=True, text=True, timeout=within_s, check=False
         )
     except subprocess.TimeoutExpired:
-        report.add(name, skipped="out of time")
+        setting.report.add(name, skipped="out of time")
         return
     lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-300:]]
     if done.returncode == _NOTHING_COLLECTED:
-        report.add(name, skipped=lines[-1])
+        setting.report.add(name, skipped=lines[-1])
         return
     if done.returncode:
         print(done.stdout[-4000:], flush=True)
-    report.add(name, done.returncode == 0, told=lines[-1])
+    setting.report.add(name, done.returncode == 0, told=lines[-1])

@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream.errors import EngineError
-from slipstream_ipc.messages import Fault
+from slipstream_bench.common.measures import cannot_measure
 
 _END = b"0\r\n\r\n"  # end of a chunked body
 _EVENT_END = b"\n\n"
@@ -66,7 +65,7 @@ def _read(
     while num_open:
         ready = poller.poll(_SILENCE_S)
         if not ready:
-            raise _failed(f"{num_open} streams were silent for {_SILENCE_S:g} s")
+            raise cannot_measure(f"{num_open} streams were silent for {_SILENCE_S:g} s")
         for fd, _ in ready:
             data = sockets[fd].recv(_RECEIVE)
             if silent:
@@ -75,7 +74,7 @@ def _read(
                     if not silent:
                         used, begin_s = cpu(), time.perf_counter()
                 elif data[:9] == _OK[:9] and not data.startswith(_OK):
-                    raise _failed(f"a server answered {data[:300]!r}")
+                    raise cannot_measure(f"a server answered {data[:300]!r}")
             elif span is None:
                 if not data.endswith(_END) and data:
                     num_events += data.count(_EVENT_END)
@@ -89,9 +88,5 @@ def _read(
                 poller.unregister(fd)
                 num_open -= 1
     if span is None or not span.num_events:
-        raise _failed("the streams were too short: they never ran all at once")
+        raise cannot_measure("the streams were too short: they never ran all at once")
     return span
-
-
-def _failed(why: str) -> EngineError:
-    return EngineError(Fault("engine", why))

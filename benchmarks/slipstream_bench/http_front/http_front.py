@@ -19,21 +19,27 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
 import msgspec
-from tqdm import tqdm
 
 from slipstream.cli.parser import Parser
-from slipstream.errors import wrong_option
 from slipstream.stack.process_plan import FRONT
-from slipstream_bench.common.open_files import allow_many_files
+from slipstream_bench.common import simulated_stack
+from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of
 from slipstream_bench.common.pictures import grouped_bars
-from slipstream_bench.common.process_cpu import process_cpu_s
-from slipstream_bench.common.report_options import add_common, check_common, tell
-from slipstream_bench.common.simulated_stack import Simulated, note, product
-from slipstream_bench.common.tables import Row, median_rows
+from slipstream_bench.common.process_census import allow_many_files, process_cpu_s
+from slipstream_bench.common.report import (
+    Row,
+    add_common,
+    check_common,
+    in_rounds,
+    median_rows,
+    print_rows,
+)
+from slipstream_bench.common.simulated_stack import Simulated, simulation_note
 from slipstream_bench.http_front.bare_server import BareConfig
 from slipstream_bench.http_front.event_reader import EventSpan, read_streams
 
@@ -63,106 +69,58 @@ Variant = Literal["plain", "logprobs5", "chat", "resumable"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
-class HttpFrontForm(NamedTuple):
+class HttpFrontPlan(NamedTuple):
     """What is measured."""
 
     streams: tuple[int, ...]
     variants: tuple[Variant, ...]
-    num_events: int  # per stream
+    events: int  # of a stream
 
 
-_FULL = HttpFrontForm((64, 512, 1024), VARIANTS, 120)
-_QUICK = HttpFrontForm((64, 256), ("plain", "logprobs5"), 60)
+_OPTIONS = (
+    Option("streams", many(integer(1, 4096)), "at a time", (64, 512, 1024), (64, 256)),
+    Option(
+        "variants",
+        many(name_of(VARIANTS)),
+        "logprobs5: with the five likeliest tokens; resumable: with ids of events",
+        VARIANTS,
+        ("plain", "logprobs5"),
+    ),
+    Option("events", integer(8, 3000), "of a stream", 120, 60),
+)
 
 
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
-    group = parser.add_argument_group("load")
-    full, quick = _FULL, _QUICK
-    group.add_argument(
-        "--streams",
-        type=_integers,
-        metavar="N,...",
-        help=f"at a time; default: {_listed(full.streams)}, with --quick {_listed(quick.streams)}",
-    )
-    group.add_argument(
-        "--variants",
-        metavar="NAME,...",
-        help="logprobs5: with the five likeliest tokens; resumable: with ids of events; default: "
-        f"{_listed(full.variants)}, with --quick {_listed(quick.variants)}",
-    )
-    group.add_argument(
-        "--events",
-        type=int,
-        metavar="N",
-        help=f"of a stream; default: {full.num_events}, with --quick {quick.num_events}",
-    )
+    add(parser.add_argument_group("load"), _OPTIONS)
     add_common(parser, runs=3)
     parser.set_defaults(run=bench_front)
 
 
-def checked(arguments: argparse.Namespace) -> HttpFrontForm:
-    """Validate the options. Raises: BadRequestError."""
-    check_common(arguments)
-    form = _QUICK if arguments.quick else _FULL
-    variants = form.variants
-    if arguments.variants is not None:
-        parts = arguments.variants.split(",")
-        if not set(parts) <= set(VARIANTS):
-            allowed = f"any of {_listed(VARIANTS)}, with commas between"
-            raise wrong_option("variants", arguments.variants, allowed)
-        variants = tuple(name for name in VARIANTS if name in parts)
-    form = HttpFrontForm(
-        arguments.streams or form.streams,
-        variants,
-        form.num_events if arguments.events is None else arguments.events,
-    )
-    if not all(1 <= number <= 4096 for number in form.streams):
-        raise wrong_option("streams", form.streams, "integers in [1, 4096]")
-    if not 8 <= form.num_events <= 3000:
-        raise wrong_option("events", form.num_events, "an integer in [8, 3000]")
-    return form
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(","))
-
-
-def _listed(values: tuple[object, ...]) -> str:
-    return ",".join(map(str, values))
-
-
 def bench_front(arguments: argparse.Namespace) -> int:
     """Measure and report; exit code 0."""
-    form = checked(arguments)
+    check_common(arguments)
+    plan = HttpFrontPlan(**fill_in(arguments, _OPTIONS))
     allow_many_files()
-    said = note()
-    rows = median_rows(_measured(form, arguments.runs), _BY)
+    note = simulation_note()
+    loads = list(product(plan.variants, plan.streams))
+    runs = in_rounds(arguments.runs, loads, lambda load: [_measure(*load, plan.events)])
+    rows = median_rows(runs, _BY)
     for row in rows:
         front, bare = float(row["front_cpu_us_per_event"] or 0), row["bare_cpu_us_per_event"]
         row["front_over_bare"] = round(front / float(bare), 3) if bare else None
-    print(f"{said} An event to a stream and step, medians of {arguments.runs}, CPU µs to an event.")
-    tell(rows, arguments, _COLUMNS)
+    print(f"{note} An event to a stream and step, medians of {arguments.runs}, CPU µs to an event.")
+    print_rows(rows, arguments, _COLUMNS)
     if arguments.png is not None:
-        _draw(rows, form, arguments.png)
+        _draw(rows, plan, arguments.png)
     return 0
-
-
-def _measured(form: HttpFrontForm, runs: int) -> list[Row]:
-    rows: list[Row] = []
-    total = runs * len(form.streams) * len(form.variants)
-    with tqdm(total=total, unit="load", disable=None, leave=False) as bar:
-        for _ in range(runs):
-            for variant in form.variants:
-                for streams in form.streams:
-                    rows.append(_measure(variant, streams, form.num_events))
-                    bar.update()
-    return rows
 
 
 def _measure(variant: Variant, streams: int, num_events: int) -> Row:
     step_ms = max(_STEP_MS, _STEP_MS_OF_A_STREAM[variant] * streams)
-    with product(Simulated(step_ms, streams, stream_interval=1), http_port=0) as stack:
+    with simulated_stack.product(
+        Simulated(step_ms, streams, stream_interval=1), http_port=0
+    ) as stack:
         assert stack.http_address is not None
         where = urlsplit(stack.http_address)
         assert where.hostname is not None
@@ -256,18 +214,18 @@ def _bare_server(config: BareConfig) -> Iterator[tuple[int, int]]:
             process.kill()
 
 
-def _draw(rows: Sequence[Row], form: HttpFrontForm, file: str) -> None:
+def _draw(rows: Sequence[Row], plan: HttpFrontPlan, file: str) -> None:
     def values(column: str, variant: Variant) -> list[float | None]:
         found = {row["streams"]: row[column] for row in rows if row["variant"] == variant}
-        return [float(value) if (value := found.get(num)) else None for num in form.streams]
+        return [float(value) if (value := found.get(num)) else None for num in plan.streams]
 
     bars: dict[str, list[float | None]] = {
-        variant: values("front_cpu_us_per_event", variant) for variant in form.variants
+        variant: values("front_cpu_us_per_event", variant) for variant in plan.variants
     }
-    bars["bare writes"] = values("bare_cpu_us_per_event", form.variants[0])
+    bars["bare writes"] = values("bare_cpu_us_per_event", plan.variants[0])
     grouped_bars(
         file,
-        [f"{number} streams" for number in form.streams],
+        [f"{number} streams" for number in plan.streams],
         bars,
         title="CPU time of the HTTP front to a streamed event",
         x_label="",

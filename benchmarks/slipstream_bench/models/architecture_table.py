@@ -22,6 +22,7 @@ import transformers
 from tqdm import tqdm
 from transformers.utils import logging
 
+from slipstream_bench.common.report import columns_of, markdown_of
 from slipstream_bench.models.tiny_models import (
     ARCHITECTURES,
     VARIANTS,
@@ -71,14 +72,7 @@ def table(rows: list[ArchitectureRow], *, markdown: bool) -> str:
     for row in rows:
         exact = "" if row.refused else f"{row.num_exact} of {row.num_tokens} tokens"
         cells.append((row.architecture, exact, row.refused))
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    if not markdown:
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in cells
-        )
-    lines = ["| " + " | ".join(line) + " |" for line in cells]
-    return "\n".join([lines[0], "|---|---|---|", *lines[1:]])
+    return "\n".join(markdown_of(cells) if markdown else columns_of(cells))
 
 
 def main() -> int:

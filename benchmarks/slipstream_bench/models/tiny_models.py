@@ -10,7 +10,6 @@ wander over the vocabulary instead of repeating one token.
 from __future__ import annotations
 
 import random
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from slipstream_bench.common.bare_loop import LoopRequest, drive
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
-from slipstream_core.step.plan import StepPlan
-from slipstream_ipc.history.token_log import TokenLog
 
 VOCAB_SIZE = 199
 MAX_MODEL_LEN = 128  # tokens
@@ -53,7 +50,7 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class ServingVariant:
     """A way of serving the same requests, which must not change their outputs."""
 
     name: str
@@ -62,10 +59,10 @@ class Variant:
     max_num_batched_tokens: int
 
 
-ALONE = Variant("alone", False, 200, 512)
-CHUNKED = Variant("chunked", True, 200, 16)  # no prompt but the shortest fits one step
+ALONE = ServingVariant("alone", False, 200, 512)
+CHUNKED = ServingVariant("chunked", True, 200, 16)  # no prompt but the shortest fits one step
 # 5 requests of up to 65 tokens need 62 blocks: some are preempted
-PREEMPTED = Variant("preempted", True, 34, 20)
+PREEMPTED = ServingVariant("preempted", True, 34, 20)
 VARIANTS = (ALONE, CHUNKED, PREEMPTED)
 
 
@@ -114,7 +111,7 @@ class Served:
     num_preemptions: int
 
 
-def serve(model: LoadedModel, *variants: Variant) -> list[Served]:
+def serve(model: LoadedModel, *variants: ServingVariant) -> list[Served]:
     """Run the prompts with the engine's scheduler and runner, one step ahead.
 
     One runner serves all variants: preparing the model takes as long as everything after it.
@@ -132,54 +129,22 @@ def serve(model: LoadedModel, *variants: Variant) -> list[Served]:
         runner.close()
 
 
-def _serve_variant(runner: TorchRunner, variant: Variant) -> Served:
+def _serve_variant(runner: TorchRunner, variant: ServingVariant) -> Served:
     if variant.together:
         return _serve_together(runner, variant, prompts())
     alone = [_serve_together(runner, variant, [prompt]) for prompt in prompts()]
     return Served([served.outputs[0] for served in alone], 0)
 
 
-def _serve_together(runner: TorchRunner, variant: Variant, some: list[list[int]]) -> Served:
-    tokens = TokenLog(np.uint32)
-    scheduler = Scheduler(
-        tokens=tokens,
+def _serve_together(runner: TorchRunner, variant: ServingVariant, some: list[list[int]]) -> Served:
+    requests = [LoopRequest(np.array(prompt, np.uint32), NUM_OUTPUTS) for prompt in some]
+    driven = drive(
+        runner,
+        requests,
+        budget=variant.max_num_batched_tokens,
         num_blocks=variant.num_blocks,
-        block_size=BLOCK_SIZE,
-        max_num_seqs=len(PROMPT_LENS),
-        max_num_batched_tokens=variant.max_num_batched_tokens,
-        max_model_len=runner.info.max_model_len,
     )
-    acked = np.zeros(len(some), np.int64)
-    for row, prompt in enumerate(some):
-        tokens.open(row)
-        tokens.extend(row, np.array(prompt, np.uint32))
-        scheduler.add(
-            NewRequest(
-                row=row,
-                prompt_len=len(prompt),
-                max_tokens=NUM_OUTPUTS,
-                temperature=0.0,
-                top_k=0,
-                top_p=1.0,
-                min_p=0.0,
-                seed=0,
-                worker_ends=False,
-            )
-        )
-    in_flight: deque[StepPlan] = deque()
-    while scheduler.has_work or in_flight:
-        if scheduler.has_work and (plan := scheduler.schedule(acked)) is not None:
-            runner.launch(plan)
-            in_flight.append(plan)
-            if len(in_flight) == 1:
-                continue
-        plan = in_flight.popleft()
-        scheduler.complete(plan, runner.collect().token_ids)
-    outputs = [
-        tokens.read(row, len(prompt), tokens.length(row)).tolist()
-        for row, prompt in enumerate(some)
-    ]
-    return Served(outputs, scheduler.num_preemptions)
+    return Served([output.token_ids for output in driven.outputs], driven.num_preemptions)
 
 
 def num_equal(outputs: list[list[int]], expected: list[list[int]]) -> int:
@@ -242,7 +207,7 @@ _NEXT = _MOE | {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
 }
-_NOT_REPLACEABLE = "does not let its attention be replaced"
+_NOT_REPLACEABLE = "does not allow its attention to be replaced"
 
 
 def _rope(rope_type: str, **options: float) -> dict[str, Any]:
@@ -360,7 +325,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _refused(
         "Nemotron",
         "NemotronConfig",
-        "does not hand its keyword arguments on",
+        "does not pass its keyword arguments on",
         hidden_size=64,
         num_attention_heads=4,
         num_key_value_heads=4,
@@ -375,7 +340,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _refused(
         "DiffLlama", "DiffLlamaConfig", "attention calls over", hidden_size=32, num_hidden_layers=2
     ),
-    _refused("BERT", "BertConfig", "attend to those that come after", hidden_size=48),
+    _refused("BERT", "BertConfig", "its attention is not causal", hidden_size=48),
     _refused("T5", "T5Config", "has an encoder"),
     _refused(
         "Phi-3.5-MoE, sliding window",

@@ -26,6 +26,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from slipstream_bench.common.report import columns_of, markdown_of
 from slipstream_bench.models.tokenizers_in_small import KINDS, LINES
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.factory import (
@@ -81,7 +82,8 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [measure(kind, make()) for kind, make in KINDS.items()]
     rows += [measure(path.stem, Tokenizer.from_file(str(path))) for path in arguments.files]
-    lines = markdown(rows) if arguments.markdown else columns(rows)
+    shown = [HEADINGS, *map(cells, rows)]
+    lines = markdown_of(shown) if arguments.markdown else columns_of(shown)
     sys.stdout.write("\n".join(lines) + "\n")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
@@ -161,22 +163,6 @@ def cells(row: TokenizerRow) -> list[str]:
         "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
         for value in asdict(row).values()
     ]
-
-
-def columns(rows: list[TokenizerRow]) -> list[str]:
-    """The table in aligned columns."""
-    lines = [HEADINGS, *(cells(row) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
-
-
-def markdown(rows: list[TokenizerRow]) -> list[str]:
-    """The table in Markdown."""
-    lines = [HEADINGS, ["---"] * len(HEADINGS), *(cells(row) for row in rows)]
-    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 if __name__ == "__main__":

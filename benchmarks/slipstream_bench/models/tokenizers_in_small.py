@@ -1,5 +1,5 @@
 """Small tokenizers trained in an instant, without files or a hub: `KINDS` has a function for each
-kind of decoder that models on the hub have. Tests and benchmarks load this module by its path.
+kind of decoder that models on the hub have.
 """
 
 # ruff: noqa: S106 - unk_token is no password

@@ -199,7 +199,7 @@ class OutputPath:
 
 
 class _NoPrompts:
-    """Replaces the prompt process: every prompt here consists of token ids."""
+    """Replaces the tokenizer process: every prompt here consists of token ids."""
 
     def ask(self, request: Render) -> NoReturn:
         raise AssertionError(f"a prompt to be tokenised: {request}")

@@ -9,28 +9,40 @@ import platform
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 from tokenizers import Tokenizer
-from tqdm import tqdm
 
 from slipstream.cli.parser import Parser
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
+from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of
 from slipstream_bench.common.pictures import grouped_bars
-from slipstream_bench.common.report_options import add_common, check_common
-from slipstream_bench.common.tables import median_rows, table, write_json
+from slipstream_bench.common.provenance import package_version
+from slipstream_bench.common.report import (
+    add_common,
+    check_common,
+    in_rounds,
+    median_rows,
+    print_rows,
+    table,
+    write_json,
+)
 from slipstream_bench.common.variants import VARIANTS, Variant
-from slipstream_bench.output_path.delta_readers import READS, Read
+from slipstream_bench.output_path.delta_readers import READS
 from slipstream_bench.output_path.in_process_path import PROCESSES, STAGES
 from slipstream_bench.output_path.path_measure import ENGINE, PathSetting, measure
-from slipstream_bench.output_path.peers import PEERS, Peer, check_peer, measure_peer
 from slipstream_bench.output_path.stopwatch import measured_lap_ns
 from slipstream_bench.output_path.workload import Workload, detokenizers_of, make_workload
+from slipstream_bench.peers.peer_process import (
+    PEERS,
+    PROGRAM,
+    Peer,
+    checked_python,
+    measure_output_path,
+)
 
 _PROMPT_LEN = 128
 _KEY = ("engine", "batch", "variant", "read")
@@ -53,19 +65,23 @@ Peers: the same requests through their own code; encoding, decoding and processi
 taking and reading deltas are shown and not counted (of ours they are). vLLM also makes each
 candidate's text. Ratio: the peer's us_per_token over ours."""
 
-_BATCHES = (1, 32, 256, 1024)
-_QUICK_BATCHES = (1, 256)
-_STEPS, _QUICK_STEPS = 128, 64
-
-Name = TypeVar("Name", bound=str)
+_OPTIONS = (
+    Option("batches", many(integer(1)), "requests at a time", (1, 32, 256, 1024), (1, 256)),
+    Option("variants", many(name_of(VARIANTS)), "", VARIANTS),
+    Option("steps", integer(2), "of a run", 128, 64),
+)
+_PEERS = (
+    Option("against", many(name_of(PEERS)), f"any of {','.join(PEERS)}"),
+    *(Option(f"{peer}_python", PROGRAM, "the interpreter of its environment") for peer in PEERS),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputPathPlan:
     """What to measure. `pythons`: the interpreter of each peer."""
 
-    batches: list[int]
-    variants: list[Variant]
+    batches: tuple[int, ...]
+    variants: tuple[Variant, ...]
     steps: int
     runs: int
     tokenizer: Path  # path of a tokenizer.json
@@ -75,21 +91,7 @@ class OutputPathPlan:
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
     group = parser.add_argument_group("what is measured")
-    group.add_argument(
-        "--batches",
-        metavar="N,...",
-        help=f"requests at a time; default: {_listed(_BATCHES)}, "
-        f"with --quick {_listed(_QUICK_BATCHES)}",
-    )
-    group.add_argument(
-        "--variants", metavar="NAME,...", default=_listed(VARIANTS), help="default: %(default)s"
-    )
-    group.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help=f"of a run; default: {_STEPS}, with --quick {_QUICK_STEPS}",
-    )
+    add(group, _OPTIONS)
     group.add_argument(
         "--tokenizer",
         metavar="PATH",
@@ -97,12 +99,7 @@ def add_options(parser: Parser) -> None:
         help="a folder with a tokenizer.json, for SGLang with a model's config.json too; "
         "default: the demo model's",
     )
-    peers = parser.add_argument_group("peers (scripts/peers/README.md)")
-    peers.add_argument("--against", metavar="NAME,...", help=f"any of {_listed(PEERS)}")
-    for peer in PEERS:
-        peers.add_argument(
-            f"--{peer}-python", metavar="PATH", help="the interpreter of its environment"
-        )
+    add(parser.add_argument_group("peers (slipstream_bench/peers/README.md)"), _PEERS)
     add_common(parser, runs=5)
     parser.set_defaults(run=bench_output_path)
 
@@ -110,48 +107,21 @@ def add_options(parser: Parser) -> None:
 def checked(arguments: argparse.Namespace) -> OutputPathPlan:
     """Validate the options. Raises: BadRequestError."""
     check_common(arguments)
-    steps = arguments.steps
-    if steps is None:
-        steps = _QUICK_STEPS if arguments.quick else _STEPS
-    if steps < 2:
-        raise wrong_option("steps", steps, "an integer >= 2")
+    values = fill_in(arguments, _OPTIONS)
+    fill_in(arguments, _PEERS)
     given = Path(arguments.tokenizer)
     tokenizer = given / "tokenizer.json" if given.is_dir() else given
     if not tokenizer.is_file():
         allowed = "a tokenizer.json, or a folder with one"
         raise wrong_option("tokenizer", arguments.tokenizer, allowed)
-    pythons: dict[Peer, str] = {}
-    wanted = arguments.against
-    for peer in _chosen("against", wanted, PEERS) if wanted is not None else ():
-        pythons[peer] = check_peer(peer, getattr(arguments, f"{peer}_python"))
+    pythons = {
+        peer: checked_python(peer, getattr(arguments, f"{peer}_python"))
+        for peer in PEERS
+        if peer in (arguments.against or ())
+    }
     return OutputPathPlan(
-        _batches(arguments),
-        _chosen("variants", arguments.variants, VARIANTS),
-        steps,
-        arguments.runs,
-        tokenizer.absolute(),
-        pythons,
+        **values, runs=arguments.runs, tokenizer=tokenizer.absolute(), pythons=pythons
     )
-
-
-def _batches(arguments: argparse.Namespace) -> list[int]:
-    if arguments.batches is None:
-        return list(_QUICK_BATCHES if arguments.quick else _BATCHES)
-    parts = arguments.batches.split(",")
-    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise wrong_option("batches", arguments.batches, "integers >= 1, with commas between")
-    return list(map(int, parts))
-
-
-def _chosen(option: str, given: str, known: Sequence[Name]) -> list[Name]:
-    parts = given.split(",")
-    if not set(parts) <= set(known):
-        raise wrong_option(option, given, f"any of {_listed(known)}, with commas between")
-    return [name for name in known if name in parts]
-
-
-def _listed(values: Sequence[object]) -> str:
-    return ",".join(map(str, values))
 
 
 def bench_output_path(arguments: argparse.Namespace) -> int:
@@ -167,9 +137,7 @@ def bench_output_path(arguments: argparse.Namespace) -> int:
     )
     rows = [row | _about(plan) for row in median_rows(_measured(setting, plan), _KEY)]
     print(_ABOUT, flush=True)
-    print("\n".join(table(rows, _COLUMNS)), flush=True)
-    if arguments.json is not None:
-        write_json(rows, arguments.json)  # early, since a peer may fail
+    print_rows(rows, arguments, _COLUMNS)  # early, since a peer may fail
     if plan.pythons:
         for peer_rows in _peers(workload, plan):
             print("\n" + "\n".join(table(peer_rows)), flush=True)
@@ -217,19 +185,11 @@ def _ratios(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _measured(setting: PathSetting, plan: OutputPathPlan) -> list[Row]:
-    """All runs of all points, in rounds, so that a noisy minute spoils one of several runs of a
-    point and not all of them.
-    """
-    what: list[tuple[int, Variant, Read]] = list(product(plan.batches, plan.variants, READS))
+    """All runs of all points."""
     for variant in plan.variants:  # warm-up: touching memory for the first time costs more
         measure(setting, max(plan.batches), variant, "materialised")
-    rows = []
-    with tqdm(total=plan.runs * len(what), unit="run", disable=None, leave=False) as bar:
-        for _ in range(plan.runs):
-            for batch, variant, read in what:
-                rows.append(measure(setting, batch, variant, read))
-                bar.update()
-    return rows
+    points = list(product(plan.batches, plan.variants, READS))
+    return in_rounds(plan.runs, points, lambda point: [measure(setting, *point)])
 
 
 def _peers(workload: Workload, plan: OutputPathPlan) -> Iterator[list[Row]]:
@@ -238,7 +198,7 @@ def _peers(workload: Workload, plan: OutputPathPlan) -> Iterator[list[Row]]:
         file = Path(folder) / "workload.npz"
         workload.save(file, plan.variants)
         for peer, python in plan.pythons.items():
-            yield measure_peer(
+            yield measure_output_path(
                 peer,
                 python,
                 model=plan.tokenizer.parent,
@@ -252,7 +212,7 @@ def _peers(workload: Workload, plan: OutputPathPlan) -> Iterator[list[Row]]:
 def _about(plan: OutputPathPlan) -> Row:
     return {
         "benchmark": "output-path",
-        "version": version("slipstream"),
+        "version": package_version(),
         "python": platform.python_version(),
         "tokenizer": _name_of(plan.tokenizer),
         "steps": plan.steps,

@@ -8,25 +8,34 @@ step without one (`prefill_us=0`): the delay of the streams is the host's.
 The gaps between two deltas of a stream are compared: those of a span without arrivals, and those
 that end between an arrival's submission and its token. The differences of their percentiles are
 what an arrival costs the other streams.
+
+That client is `python -m slipstream_bench.overlap.arrivals`, with a JSON config on standard input.
+It sends one long request after the other, reads one token of each, and prints one line of JSON.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
-from slipstream.errors import EngineError
+from slipstream.client.client import Client
 from slipstream_bench.common.live_streams import LiveStreams, Tally, random_prompts
+from slipstream_bench.common.load.datasets import as_words
+from slipstream_bench.common.measures import cannot_measure
+from slipstream_bench.common.report import Row, median_rows
 from slipstream_bench.common.simulated_stack import RunningStack, Simulated, product
-from slipstream_bench.common.tables import Row, median_rows
-from slipstream_bench.overlap.arrivals_client import Arrival, ArrivalsConfig, Kind
-from slipstream_ipc.messages import Fault, SamplingParams
+from slipstream_ipc.messages import SamplingParams
 
+Kind = Literal["prompt", "chat"]
 COLUMNS = (
     "arrival",
     "batch",
@@ -41,7 +50,6 @@ COLUMNS = (
     "delay_p99_ms",
     "runs",
 )
-
 _STEP_MS = 10.0
 _BATCH = 64
 _MAX_TOKENS = 8192
@@ -54,8 +62,60 @@ _KINDS: tuple[tuple[str, Kind, int], ...] = (
 )
 _PAUSE_S = 0.3
 _WITHIN_S = 300.0
-
 Gaps = npt.NDArray[np.float64]
+
+
+class ArrivalsConfig(Struct, frozen=True):
+    """What arrives, and where. size: tokens of the prompt, or messages of the chat."""
+
+    address: str
+    kind: Kind
+    size: int
+    number: int
+    pause_s: float  # between a token and the next request
+
+
+class Arrival(Struct, frozen=True):
+    """One completed arrival."""
+
+    asked_s: float
+    answered_s: float
+    prompt_tokens: int
+
+
+def main() -> int:
+    """Run all arrivals and print them; exit code 0."""
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=ArrivalsConfig)
+    arrivals = []
+    pause = threading.Event()
+    with Client(config.address) as client:
+        prompts = [_prompt(config, client.model.path, index) for index in range(config.number)]
+        for prompt in prompts:
+            pause.wait(config.pause_s)
+            asked_s = time.monotonic()
+            done = client.generate(prompt, max_tokens=1, temperature=0.0)
+            answered_s = time.monotonic()
+            arrivals.append(Arrival(asked_s, answered_s, len(done.prompt_token_ids)))
+    print(msgspec.json.encode(arrivals).decode(), flush=True)
+    return 0
+
+
+def _prompt(config: ArrivalsConfig, tokenizer: str, index: int) -> Any:
+    """A text of about `size` tokens or a chat of `size` messages; it differs by index."""
+    if config.kind == "chat":
+        roles = ("user", "assistant")
+        return [
+            {"role": roles[at % 2], "content": as_words(range(index + at, index + at + 20))}
+            for at in range(config.size)
+        ]
+    from tokenizers import Tokenizer
+
+    text = as_words(range(index, index + config.size))
+    encoding = Tokenizer.from_file(f"{tokenizer}/tokenizer.json").encode(
+        text, add_special_tokens=False
+    )
+    end = encoding.offsets[config.size - 1][1] if len(encoding) >= config.size else len(text)
+    return text[:end]
 
 
 def measure_arrivals(*, runs: int, is_quick: bool) -> list[Row]:
@@ -91,14 +151,14 @@ def _arrive(stack: RunningStack, kind: Kind, size: int, number: int) -> list[Arr
     """The arrivals that the client's process reports. Raises: EngineError if it fails."""
     config = ArrivalsConfig(stack.address, kind, size, number, _PAUSE_S)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "slipstream_bench.overlap.arrivals_client"],
+        [sys.executable, "-P", "-m", "slipstream_bench.overlap.arrivals"],
         input=msgspec.json.encode(config),
         stdout=subprocess.PIPE,
         timeout=_WITHIN_S,
         check=False,
     )
     if done.returncode:
-        raise EngineError(Fault("engine", f"the arriving client ended with {done.returncode}"))
+        raise cannot_measure(f"the arriving client ended with {done.returncode}")
     return msgspec.json.decode(done.stdout, type=list[Arrival])
 
 
@@ -114,7 +174,7 @@ def _gaps(tallies: Sequence[Tally], spans: Sequence[tuple[float, float]]) -> Gap
 
 def _row(name: str, gaps: Gaps, calm: Gaps, arrivals: Sequence[Arrival]) -> Row:
     if not len(gaps):
-        raise EngineError(Fault("engine", f"no deltas came while {name} arrived"))
+        raise cannot_measure(f"no deltas came while {name} arrived")
     (p50, p99), (calm_p50, calm_p99) = (np.percentile(each, (50, 99)) for each in (gaps, calm))
     answered = [one.answered_s - one.asked_s for one in arrivals]
     return {
@@ -134,3 +194,7 @@ def _row(name: str, gaps: Gaps, calm: Gaps, arrivals: Sequence[Arrival]) -> Row:
         "delay_p50_ms": round(float(p50 - calm_p50), 3),
         "delay_p99_ms": round(float(p99 - calm_p99), 3),
     }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

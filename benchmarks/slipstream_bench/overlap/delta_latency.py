@@ -11,20 +11,17 @@ end on the device, so it includes time that the core overslept.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import Client
 from slipstream_bench.common.live_streams import random_prompts
-from slipstream_bench.common.simulated_stack import WORKER, Program, Simulated, assembled
-from slipstream_bench.common.tables import Row, median_rows
-from slipstream_bench.overlap.watched_core import Record
+from slipstream_bench.common.report import Row, median_rows
+from slipstream_bench.common.simulated_stack import Simulated
+from slipstream_bench.overlap.watched_core import Record, run_recorded
 from slipstream_ipc.messages import SamplingParams
 
 COLUMNS = (
@@ -60,14 +57,7 @@ def measure_latency(*, runs: int, is_quick: bool) -> list[Row]:
 def _run(read: Callable[[str, SamplingParams], Times], num_tokens: int) -> tuple[Times, Record]:
     """Run one stream; returns the times seen by its reader and the core's record."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, seed=0)
-    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
-        path = Path(folder) / "record.json"
-        core = Program(
-            "core", "slipstream_bench.overlap.watched_core", ("core",), {"record": str(path)}
-        )
-        with assembled(Simulated(_STEP_MS, 1), [core, WORKER]) as stack:
-            times = read(stack.address, params)
-        return times, msgspec.json.decode(path.read_bytes(), type=Record)
+    return run_recorded(Simulated(_STEP_MS, 1), lambda stack: read(stack.address, params))
 
 
 def _read_blocking(address: str, params: SamplingParams) -> Times:

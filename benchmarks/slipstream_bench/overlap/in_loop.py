@@ -24,7 +24,7 @@ from msgspec import Struct
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.factory import load_runner
-from slipstream_ipc.messages import PromptReady, Status
+from slipstream_ipc.messages import Status, TokenizerReady
 from slipstream_ipc.process import StopSignal, report, start_child
 from slipstream_worker.build import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
@@ -80,12 +80,12 @@ def main() -> int:
 
 def _first_word(
     prompts: TokenizerClient, poller: zmq.Poller, stop: StopSignal
-) -> PromptReady | None:
-    """Wait for the prompt process's PromptReady; None if the process is to stop."""
+) -> TokenizerReady | None:
+    """Wait for the tokenizer process's TokenizerReady; None if the process is to stop."""
     while not stop.is_set:
         poller.poll(_BEAT_MS)
         for answer in prompts.receive():
-            if isinstance(answer, PromptReady):
+            if isinstance(answer, TokenizerReady):
                 return answer
     return None
 

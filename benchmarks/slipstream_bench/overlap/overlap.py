@@ -13,19 +13,55 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from slipstream.cli.parser import Parser
+from slipstream.errors import wrong_option
+from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of, number
 from slipstream_bench.common.pictures import grouped_bars
-from slipstream_bench.common.report_options import tell
-from slipstream_bench.common.simulated_stack import note
-from slipstream_bench.common.tables import Row, median_rows, table, write_json
-from slipstream_bench.overlap import arrivals, delta_latency, stops
-from slipstream_bench.overlap.overlap_options import (
-    OTHERS,
-    VARIANTS,
-    OverlapForm,
-    add_overlap_options,
-    checked,
+from slipstream_bench.common.report import (
+    Row,
+    add_common,
+    check_common,
+    median_rows,
+    print_rows,
+    table,
+    write_json,
 )
-from slipstream_bench.overlap.points import measure_points, num_points
+from slipstream_bench.common.simulated_stack import simulation_note
+from slipstream_bench.overlap import arrivals, delta_latency, stops
+from slipstream_bench.overlap.points import (
+    MODES,
+    VARIANTS,
+    OverlapPlan,
+    measure_points,
+    num_points,
+)
+from slipstream_bench.peers.peer_process import PROGRAM, checked_python
+
+_STEP_MS = number(lambda value: 1 <= value <= 1000, "a number in [1, 1000]")
+OTHERS = ("stops", "arrivals", "latency")  # tables that replace the first one
+_OPTIONS = (
+    Option("batches", many(integer(1, 4096)), "requests at a time", (1, 32, 256, 1024), (32, 1024)),
+    Option(
+        "steps_ms", many(_STEP_MS), "milliseconds of a simulated step", (5.0, 10.0, 19.0), (5.0,)
+    ),
+    Option(
+        "variants",
+        many(name_of(VARIANTS)),
+        "what requests ask for",
+        VARIANTS,
+        ("plain", "stop2_logprobs5"),
+    ),
+    Option(
+        "modes",
+        many(name_of(MODES)),
+        "where output is processed: in the engine's loop or in the worker",
+        MODES,
+        ("in_loop", "worker"),
+    ),
+)
+_PEERS = (
+    Option("against", name_of(("vllm",)), "vllm: its output path in the loop, too"),
+    Option("vllm_python", PROGRAM, "the interpreter of its environment"),
+)
 
 _BY = ("mode", "batch", "step_ms", "variant")
 _COLUMNS = (
@@ -44,37 +80,66 @@ _COLUMNS = (
 
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
-    add_overlap_options(parser)
+    add(parser.add_argument_group("what is measured"), _OPTIONS)
+    add(parser.add_argument_group("peers (slipstream_bench/peers/README.md)"), _PEERS)
+    others = parser.add_argument_group("other tables, instead of this one")
+    others.add_argument("--stops", action="store_true", help="what a stop costs, in steps")
+    others.add_argument(
+        "--arrivals",
+        action="store_true",
+        help="what a 100,000-token prompt or a 500-message chat does to streams that run",
+    )
+    others.add_argument(
+        "--latency", action="store_true", help="from a token's id on the host to its delta"
+    )
+    add_common(parser, runs=3)
     parser.set_defaults(run=bench_overlap)
+
+
+def checked(arguments: argparse.Namespace) -> OverlapPlan:
+    """Validate the options. Raises: BadRequestError."""
+    check_common(arguments)
+    asked = [name for name in OTHERS if getattr(arguments, name)]
+    if asked and arguments.png is not None:
+        raise wrong_option("png", arguments.png, f"nothing with --{asked[0]}")
+    values = fill_in(arguments, _OPTIONS)
+    fill_in(arguments, _PEERS)
+    if (arguments.against is None) != (arguments.vllm_python is None):
+        allowed = "--against vllm and --vllm-python PATH, both or none"
+        raise wrong_option("against", arguments.against, allowed)
+    if arguments.against is not None:
+        arguments.vllm_python = checked_python("vllm", arguments.vllm_python)
+    settle_s, window_s = (0.3, 1.0) if arguments.quick else (0.5, 2.5)
+    return OverlapPlan(**values, settle_s=settle_s, window_s=window_s)
 
 
 def bench_overlap(arguments: argparse.Namespace) -> int:
     """Measure and report; exit code 0."""
-    form = checked(arguments)
+    plan = checked(arguments)
     if any(getattr(arguments, name) for name in OTHERS):
-        _tell_others(arguments)
+        _bench_others(arguments)
         return 0
-    said = note()
-    rows = median_rows(_measured(form, arguments), _BY)
-    print(f"{said} {form.window_s:g} s to a point, medians of {arguments.runs}.")
-    tell(rows, arguments, _COLUMNS)
+    note = simulation_note()
+    rows = median_rows(_measured(plan, arguments), _BY)
+    print(f"{note} {plan.window_s:g} s to a point, medians of {arguments.runs}.")
+    print_rows(rows, arguments, _COLUMNS)
     if arguments.png is not None:
         _draw(rows, arguments.png)
     return 0
 
 
-def _measured(form: OverlapForm, arguments: argparse.Namespace) -> list[Row]:
+def _measured(plan: OverlapPlan, arguments: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
-    total = arguments.runs * num_points(form, is_against=arguments.against is not None)
+    total = arguments.runs * num_points(plan, is_against=arguments.against is not None)
     with tqdm(total=total, unit="point", disable=None, leave=False) as bar:
         for _ in range(arguments.runs):
-            rows += measure_points(form, arguments.vllm_python, bar.update)
+            rows += measure_points(plan, arguments.vllm_python, bar.update)
     return rows
 
 
-def _tell_others(arguments: argparse.Namespace) -> None:
+def _bench_others(arguments: argparse.Namespace) -> None:
     """Print the tables requested instead of the first one; their rows share one file."""
-    print(note())
+    print(simulation_note())
     every: list[Row] = []
     for is_asked, measure, columns in (
         (arguments.stops, stops.measure_stops, stops.COLUMNS),

@@ -16,14 +16,14 @@ device.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from typing import Literal, NamedTuple, get_args
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import CLIENT, LiveStreams, Window, random_prompts
+from slipstream_bench.common.measures import cannot_measure
+from slipstream_bench.common.report import Row
 from slipstream_bench.common.simulated_stack import (
     Device,
     Program,
@@ -32,40 +32,53 @@ from slipstream_bench.common.simulated_stack import (
     assembled,
     product,
 )
-from slipstream_bench.common.tables import Row
 from slipstream_bench.common.variants import Variant, params_of
-from slipstream_bench.overlap.overlap_options import Mode, OverlapForm
-from slipstream_ipc.messages import Fault
+from slipstream_bench.peers.peer_process import run_peer
+
+Mode = Literal["in_loop", "in_loop_async", "worker"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+VARIANTS: tuple[Variant, ...] = ("plain", "stop2", "logprobs5", "stop2_logprobs5")
+
+
+class OverlapPlan(NamedTuple):
+    """What is measured, and for how long."""
+
+    batches: tuple[int, ...]
+    steps_ms: tuple[float, ...]
+    variants: tuple[Variant, ...]
+    modes: tuple[Mode, ...]
+    settle_s: float
+    window_s: float
+
 
 _VLLM = "vllm_in_loop"
-_PEER = Path(__file__).resolve().parents[3] / "scripts" / "peers" / "vllm_overlap.py"
 MAX_MODEL_LEN = 8192
 
 
-def num_points(form: OverlapForm, *, is_against: bool) -> int:
+def num_points(plan: OverlapPlan, *, is_against: bool) -> int:
     """The number of points of one run."""
-    modes = len(form.modes) + is_against
-    return modes * len(form.steps_ms) * len(form.batches) * len(form.variants)
+    modes = len(plan.modes) + is_against
+    return modes * len(plan.steps_ms) * len(plan.batches) * len(plan.variants)
 
 
 def measure_points(
-    form: OverlapForm, vllm_python: str | None, on_point: Callable[[], object]
+    plan: OverlapPlan, vllm_python: str | None, on_point: Callable[[], object]
 ) -> list[Row]:
     """One row per point. Modes take turns at each step time, so that other load on the machine
     affects all of them.
     """
     rows: list[Row] = []
-    loads = [(batch, variant) for batch in form.batches for variant in form.variants]
-    for step_ms in form.steps_ms:
-        for mode in form.modes:
-            simulated = Simulated(step_ms, max(form.batches), max_model_len=MAX_MODEL_LEN)
+    loads = [(batch, variant) for batch in plan.batches for variant in plan.variants]
+    for step_ms in plan.steps_ms:
+        for mode in plan.modes:
+            simulated = Simulated(step_ms, max(plan.batches), max_model_len=MAX_MODEL_LEN)
             with stack_of(mode, simulated) as stack:
                 for batch, variant in loads:
-                    window = window_of(stack, batch, variant, form)
+                    window = window_of(stack, batch, variant, plan)
                     rows.append(_row(mode, batch, step_ms, variant, window))
                     on_point()
         if vllm_python is not None:
-            for row in _vllm(vllm_python, step_ms, loads, form.window_s):
+            for row in _vllm(vllm_python, step_ms, loads, plan.window_s):
                 rows.append(row)
                 on_point()
     return rows
@@ -85,20 +98,20 @@ def stack_of(mode: Mode, device: Device) -> Iterator[RunningStack]:
         yield running
 
 
-def window_of(stack: RunningStack, batch: int, variant: Variant, form: OverlapForm) -> Window:
+def window_of(stack: RunningStack, batch: int, variant: Variant, plan: OverlapPlan) -> Window:
     """Run a load and measure a window in which all of it runs."""
     prompts = random_prompts(batch)
     params = params_of(variant, MAX_MODEL_LEN - len(prompts[0]))
     with LiveStreams(stack.address, [(prompt, params) for prompt in prompts]) as live:
-        live.wait_until_running(form.settle_s)
-        return live.window(form.window_s, stack.pids)
+        live.wait_until_running(plan.settle_s)
+        return live.window(plan.window_s, stack.pids)
 
 
 def _row(mode: Mode, batch: int, step_ms: float, variant: Variant, window: Window) -> Row:
     if not window.tokens_per_s:
         why = f"no tokens came: mode {mode}, batch {batch}, {step_ms:g} ms, {variant}"
-        raise EngineError(Fault("engine", why))
-    row = _told(mode, batch, step_ms, variant, 1e3 * batch / window.tokens_per_s)
+        raise cannot_measure(why)
+    row = _columns(mode, batch, step_ms, variant, 1e3 * batch / window.tokens_per_s)
     row |= {
         "output_tokens_per_s": round(window.tokens_per_s, 1),
         "tokens_per_delta": round(window.coalescing, 3),
@@ -110,7 +123,7 @@ def _row(mode: Mode, batch: int, step_ms: float, variant: Variant, window: Windo
     return row
 
 
-def _told(mode: str, batch: int, step_ms: float, variant: str, tpot_ms: float) -> Row:
+def _columns(mode: str, batch: int, step_ms: float, variant: str, tpot_ms: float) -> Row:
     efficiency = step_ms / tpot_ms
     return {
         "benchmark": "overlap",
@@ -129,22 +142,18 @@ def _told(mode: str, batch: int, step_ms: float, variant: str, tpot_ms: float) -
 def _vllm(
     python: str, step_ms: float, loads: Sequence[tuple[int, Variant]], window_s: float
 ) -> list[Row]:
-    """Rows of the peer's script. Raises: EngineError if it fails."""
+    """Rows of the peer's program. Raises: SlipstreamError if it fails."""
     wanted = json.dumps([(variant, batch, step_ms) for batch, variant in loads])
-    command = [python, str(_PEER), str(MODEL_PATH), "--points", wanted, "--window", f"{window_s:g}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise EngineError(Fault("engine", f"{_PEER.name} failed: {last[0]}"))
+    arguments = [str(MODEL_PATH), "--points", wanted, "--window", f"{window_s:g}"]
+    lines = run_peer("vllm", "vllm_overlap.py", python, arguments)
     rows = []
-    for line in done.stdout.splitlines():
-        said = json.loads(line)
-        row = _told(_VLLM, said["batch"], said["step_ms"], said["variant"], said["tpot_ms"])
+    for point in map(json.loads, lines.splitlines()):
+        row = _columns(_VLLM, point["batch"], point["step_ms"], point["variant"], point["tpot_ms"])
         row |= {
-            "engine": said["engine"],
-            "output_tokens_per_s": round(1e3 * said["batch"] / said["tpot_ms"], 1),
+            "engine": point["engine"],
+            "output_tokens_per_s": round(1e3 * point["batch"] / point["tpot_ms"], 1),
             "tokens_per_delta": 1.0,
-            "engine_cpu_us_per_token": said["cpu_us_per_token"],
+            "engine_cpu_us_per_token": point["cpu_us_per_token"],
         }
         rows.append(row)
     return rows

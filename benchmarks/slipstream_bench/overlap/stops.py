@@ -11,16 +11,12 @@ the stop is found, which only a waiting device could save.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-import msgspec
 import numpy as np
 
 from slipstream_bench.common.live_streams import LiveStreams, Tally, Window, random_prompts
-from slipstream_bench.common.simulated_stack import WORKER, Program, Simulated, assembled
-from slipstream_bench.common.tables import Row, median_rows
-from slipstream_bench.overlap.watched_core import Record
+from slipstream_bench.common.report import Row, median_rows
+from slipstream_bench.common.simulated_stack import RunningStack, Simulated
+from slipstream_bench.overlap.watched_core import Record, run_recorded
 from slipstream_ipc.messages import SamplingParams
 
 COLUMNS = (
@@ -75,21 +71,16 @@ def _run(batch: int, step_ms: float, num_requests: int, stop: tuple[str, ...]) -
         )
         for seed, prompt in enumerate(random_prompts(num_requests))
     ]
-    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
-        path = Path(folder) / "record.json"
-        core = Program(
-            "core", "slipstream_bench.overlap.watched_core", ("core",), {"record": str(path)}
-        )
-        simulated = Simulated(step_ms, batch)
-        with (
-            assembled(simulated, [core, WORKER]) as stack,
-            LiveStreams(stack.address, requests, running=batch, keeps_times=True) as live,
-        ):
+
+    def load(stack: RunningStack) -> tuple[list[Tally], Window]:
+        with LiveStreams(stack.address, requests, running=batch, keeps_times=True) as live:
             live.wait_until_running(_SETTLE_S)
             window = live.window(_WINDOW_S, stack.pids)
             live.wait_until_over(_OVER_S)
-        record = msgspec.json.decode(path.read_bytes(), type=Record)
-        return _row(batch, step_ms, live.tallies, window, record)
+            return live.tallies, window
+
+    (tallies, window), record = run_recorded(Simulated(step_ms, batch), load)
+    return _row(batch, step_ms, tallies, window, record)
 
 
 def _row(batch: int, step_ms: float, tallies: list[Tally], window: Window, record: Record) -> Row:

@@ -10,14 +10,19 @@ The runner must be simulated, and seeds must be small, distinct integers.
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import numpy as np
 from msgspec import Struct
 
-from slipstream_bench.common.core_process import run_core
-from slipstream_bench.common.runner_shell import RunnerShell
+from slipstream_bench.common.bench_core import RunnerShell, run_core
+from slipstream_bench.common.simulated_stack import WORKER, Device, Program, RunningStack, assembled
 from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner, load_simulated
@@ -25,6 +30,8 @@ from slipstream_core.step.plan import StepPlan, StepResult
 from slipstream_ipc.process import start_child
 
 _MAX_SEED = 2**20
+
+Result = TypeVar("Result")
 
 
 class WatchedConfig(Struct, frozen=True):
@@ -55,6 +62,17 @@ class Record(Struct):
         idle = self.idle_s[last] - self.idle_s[first]
         busy = self.busy_s[last] - self.busy_s[first]
         return idle / (idle + busy)
+
+
+def run_recorded(device: Device, load: Callable[[RunningStack], Result]) -> tuple[Result, Record]:
+    """Run a load on a stack with this core; returns what it gave, and the core's record."""
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        path = Path(folder) / "record.json"
+        module = "slipstream_bench.overlap.watched_core"
+        core = Program("core", module, ("core",), {"record": str(path)})
+        with assembled(device, [core, WORKER]) as stack:
+            result = load(stack)
+        return result, msgspec.json.decode(path.read_bytes(), type=Record)
 
 
 def main() -> int:

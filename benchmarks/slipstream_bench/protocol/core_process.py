@@ -12,7 +12,7 @@ from unittest.mock import patch
 import zmq
 from msgspec import Struct
 
-from slipstream_bench.common.core_process import run_core
+from slipstream_bench.common.bench_core import run_core
 from slipstream_bench.protocol.cumulative import Counted, WholeHistories
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig

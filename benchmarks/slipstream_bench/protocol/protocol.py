@@ -14,7 +14,6 @@ run.
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,19 +21,31 @@ from typing import NamedTuple
 
 import msgspec
 import uvloop
-from tqdm import tqdm
 
 from slipstream.cli.parser import Parser
-from slipstream.client.async_client import AsyncClient
-from slipstream.errors import EngineError, wrong_option
 from slipstream_bench.common.live_streams import CLIENT, random_prompts
 from slipstream_bench.common.load.datasets import DatasetRequest
-from slipstream_bench.common.load.native_target import NativeTarget
-from slipstream_bench.common.load.openai_target import Asking
-from slipstream_bench.common.load.run_load import run_load
-from slipstream_bench.common.measures import RequestTimeline, summary
+from slipstream_bench.common.load.native_target import open_target, run_at_once
+from slipstream_bench.common.load.openai_target import LoadRequestOptions
+from slipstream_bench.common.measures import (
+    RequestTimeline,
+    Steady,
+    cannot_measure,
+    steady,
+    summary,
+)
+from slipstream_bench.common.options import Option, add, fill_in, integer, number
 from slipstream_bench.common.pictures import grouped_bars
-from slipstream_bench.common.report_options import add_common, check_common
+from slipstream_bench.common.process_census import CpuSamples
+from slipstream_bench.common.report import (
+    Row,
+    add_common,
+    check_common,
+    in_rounds,
+    median_rows,
+    table,
+    write_json,
+)
 from slipstream_bench.common.simulated_stack import (
     WORKER,
     Device,
@@ -42,12 +53,9 @@ from slipstream_bench.common.simulated_stack import (
     RunningStack,
     Simulated,
     assembled,
-    note,
+    simulation_note,
 )
-from slipstream_bench.common.steady import CpuSamples, Steady, steady
-from slipstream_bench.common.tables import Row, median_rows, table, write_json
 from slipstream_bench.protocol.cumulative import SentSteps
-from slipstream_ipc.messages import Fault
 
 TRANSPORTS = ("cumulative", "delta")
 _LOGPROBS: dict[str, int | None] = {"off": None, "sampled": 0, "top5": 5}
@@ -83,64 +91,43 @@ class ProtocolLoad(NamedTuple):
     step_ms: float
 
 
-FULL = ProtocolLoad(64, 2048, 10.0)
-_QUICK = ProtocolLoad(64, 320, 5.0)
-_LARGEST = ProtocolLoad(1024, 3900, 1000.0)
-_SMALLEST = ProtocolLoad(1, 8, 1.0)
+_OPTIONS = (
+    Option("batch", integer(1, 1024), "requests, which run all at once", 64),
+    Option("output_len", integer(8, 3900), "tokens of an answer", 2048, 320),
+    Option(
+        "step_ms",
+        number(lambda value: 1 <= value <= 1000, "a number in [1, 1000]"),
+        "milliseconds of a step",
+        10.0,
+        5.0,
+    ),
+)
+_FULL_OUTPUT_LEN = _OPTIONS[1].default
 
 
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
-    group = parser.add_argument_group("load")
-    for name, kind, meaning in (
-        ("batch", int, "requests, which run all at once"),
-        ("output_len", int, "tokens of an answer"),
-        ("step_ms", float, "milliseconds of a step"),
-    ):
-        full, quick = getattr(FULL, name), getattr(_QUICK, name)
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=kind,
-            metavar="N",
-            help=f"{meaning}; default: {full:g}, with --quick {quick:g}",
-        )
+    add(parser.add_argument_group("load"), _OPTIONS)
     add_common(parser, runs=3)
     parser.set_defaults(run=bench_protocol)
 
 
-def checked(arguments: argparse.Namespace) -> ProtocolLoad:
-    """Validate the options. Raises: BadRequestError."""
-    check_common(arguments)
-    load = _QUICK if arguments.quick else FULL
-    for name in ProtocolLoad._fields:
-        value = getattr(arguments, name)
-        smallest, largest = getattr(_SMALLEST, name), getattr(_LARGEST, name)
-        if value is None:
-            continue
-        if not smallest <= value <= largest:
-            raise wrong_option(name, value, f"a number in [{smallest:g}, {largest:g}]")
-        load = load._replace(**{name: value})
-    return load
-
-
 def bench_protocol(arguments: argparse.Namespace) -> int:
     """Measure and report; exit code 0."""
-    load = checked(arguments)
-    said = note()
-    rows: list[Row] = []
-    total = arguments.runs * len(TRANSPORTS) * len(_LOGPROBS)
-    with tqdm(total=total, unit="load", disable=None, leave=False) as bar:
-        for _ in range(arguments.runs):
-            for transport in TRANSPORTS:
-                rows += measure_transport(transport, load, Simulated(load.step_ms, load.batch))
-                bar.update(len(_LOGPROBS))
-    rows = median_rows(rows, ("transport", "logprobs"))
+    check_common(arguments)
+    load = ProtocolLoad(**fill_in(arguments, _OPTIONS))
+    note = simulation_note()
+    device = Simulated(load.step_ms, load.batch)
+    runs = in_rounds(
+        arguments.runs, TRANSPORTS, lambda transport: measure_transport(transport, load, device)
+    )
+    rows = median_rows(runs, ("transport", "logprobs"))
     print(
-        f"{said} {load.batch} requests of {_INPUT_LEN} + {load.output_len} tokens at once, steps "
+        f"{note} {load.batch} requests of {_INPUT_LEN} + {load.output_len} tokens at once, steps "
         f"of {load.step_ms:g} ms, medians of {arguments.runs}."
     )
-    if load.output_len < FULL.output_len:
-        print(f"Answers are shorter than the {FULL.output_len} tokens of the full form.")
+    if load.output_len < _FULL_OUTPUT_LEN:
+        print(f"Answers are shorter than the {_FULL_OUTPUT_LEN} tokens of the full form.")
     print("\n".join(table(_transposed(rows))), flush=True)
     if arguments.json is not None:
         write_json(rows, arguments.json)
@@ -159,30 +146,22 @@ def measure_transport(transport: str, load: ProtocolLoad, device: Device) -> lis
         if transport == "cumulative":
             worker = Program("worker", "slipstream_bench.protocol.worker_process", ("worker",))
         with assembled(device, [core, worker]) as stack:
-            said = {name: uvloop.run(_measure(stack, load, k)) for name, k in _LOGPROBS.items()}
+            measured = {name: uvloop.run(_measure(stack, load, k)) for name, k in _LOGPROBS.items()}
         sent = msgspec.json.decode(path.read_bytes(), type=SentSteps)
     return [
         _row(transport, name, load, timelines, samples, sent)
-        for name, (timelines, samples) in said.items()
+        for name, (timelines, samples) in measured.items()
     ]
 
 
 async def _measure(
     stack: RunningStack, load: ProtocolLoad, logprobs: int | None
 ) -> tuple[list[RequestTimeline], CpuSamples]:
-    asking = Asking("completions", True, 0.0, logprobs, True, _TIMEOUT_S)
-    problems: dict[str, str] = {}
-    async with AsyncClient(stack.address) as client:
-        target = NativeTarget(client, asking, problems)
-        prompts = random_prompts(load.batch, _INPUT_LEN)
-        requests = [DatasetRequest(prompt.tolist(), load.output_len) for prompt in prompts]
-        asks = [target.prepared(request) for request in requests]
-        with CpuSamples({**stack.pids, CLIENT: os.getpid()}) as samples:
-            timelines = await run_load(asks, [0.0] * len(asks), None, lambda _: None)
-    if problems:
-        name, what = next(iter(problems.items()))
-        raise EngineError(Fault("engine", f"a request failed, {name}: {what}"))
-    return timelines, samples
+    request_options = LoadRequestOptions("completions", True, 0.0, logprobs, True, _TIMEOUT_S)
+    prompts = random_prompts(load.batch, _INPUT_LEN)
+    requests = [DatasetRequest(prompt.tolist(), load.output_len) for prompt in prompts]
+    async with open_target(request_options, address=stack.address) as target:
+        return await run_at_once(target, requests, None, stack.pids)
 
 
 def _row(
@@ -196,7 +175,7 @@ def _row(
     span: Steady | None = steady(timelines, load.batch)
     if span is None:
         why = f"answers of {load.output_len} tokens are too short: not all requests ran at once"
-        raise EngineError(Fault("engine", why))
+        raise cannot_measure(why)
     per_token = sent.bytes_per_token(span.begin_s, span.end_s)
     cpu_s = samples.between(span.begin_s, span.end_s)
     row: Row = {

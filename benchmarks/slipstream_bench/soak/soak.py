@@ -12,36 +12,35 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import time
-from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 from tqdm import tqdm
 
 from slipstream.cli.parser import Parser
 from slipstream.client.async_client import AsyncClient
-from slipstream.errors import wrong_option
 from slipstream.stack.events import SpareReady
 from slipstream.stack.log_level import log_level
 from slipstream.stack.stack import Stack
 from slipstream_bench.common import process_census
+from slipstream_bench.common.options import Option, add, fill_in, integer
 from slipstream_bench.common.process_census import Holding
-from slipstream_bench.common.tables import Row, table
+from slipstream_bench.common.report import Row, add_result, check_files, table, write_result
 from slipstream_bench.soak.soak_load import SoakLoad
 
 TOLERANCE = 0.05
 SHARES = (0.1, 0.5, 1.0)
 
 _MODEL = "simulated:step_ms=1,prefill_us=0"
-_NUM_REQUESTS = 100_000
-_NUM_QUICK = 4_000
 _LEAST_WARM_UP = 4_000  # first of all: arenas grow to the size that the load needs
 _GRACE_S = 0.2  # how long ended streams are kept: little beside what may grow
 _CLIENT_TIMEOUT_S = 1.0
-_SETTLE_S = 3.0  # until a vanished client is noticed, before the grace time
-_CALM_S = 60.0
+_WITHIN_S = 60.0  # for the spares to be ready, and for the stack to be idle
+_LOOK_S = 0.1
+_HELD = ("num_requests_running", "num_requests_waiting", "num_streams_kept")
+_CLIENTS = 2  # the load's, and the front
 _NUM_BLOCKS = 4096  # small enough for a full prefix cache, all memory touched, before measuring
 _FEW_FDS = 2
 _FEW_BYTES = 4 * 2**20  # left with an allocator by a busy moment; 42 bytes a request over 100,000
@@ -80,43 +79,27 @@ class SoakResult(Struct, frozen=True, kw_only=True):
         return self.is_flat and not self.failures and not self.orphans
 
 
+_OPTIONS = (
+    Option("requests", integer(1), "how many", 100_000, 4_000),
+    Option("concurrency", integer(1), "requests at a time", 128),
+    Option("seed", integer(0), "of the requests", 0),
+)
+
+
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
-    parser.add_argument(
-        "--requests",
-        type=int,
-        metavar="N",
-        help=f"default: {_NUM_REQUESTS}, with --quick {_NUM_QUICK}",
-    )
+    add(parser, _OPTIONS)
     parser.add_argument("--model", metavar="MODEL", default=_MODEL, help="default: %(default)s")
-    parser.add_argument(
-        "--concurrency",
-        type=int,
-        metavar="N",
-        default=128,
-        help="requests at a time; default: %(default)s",
-    )
-    parser.add_argument(
-        "--seed", type=int, metavar="N", default=0, help="of the requests; default: 0"
-    )
-    parser.add_argument("--quick", action="store_true", help="a small form, in under 60 s")
-    parser.add_argument("--json", metavar="FILE", help="write the result there, one object")
+    add_result(parser)
     parser.add_argument("--verbose", action="store_true", help="show the processes' logs")
     parser.set_defaults(run=bench_soak)
 
 
 def bench_soak(arguments: argparse.Namespace) -> int:
     """Run and report. Raises: BadRequestError."""
+    check_files(arguments)
+    fill_in(arguments, _OPTIONS)
     num_requests = arguments.requests
-    if num_requests is None:
-        num_requests = _NUM_QUICK if arguments.quick else _NUM_REQUESTS
-    for name, value in (("requests", num_requests), ("concurrency", arguments.concurrency)):
-        if value < 1:
-            raise wrong_option(name, value, "an integer >= 1")
-    if arguments.seed < 0:
-        raise wrong_option("seed", arguments.seed, "an integer >= 0")
-    if arguments.json is not None and not Path(arguments.json).absolute().parent.is_dir():
-        raise wrong_option("json", arguments.json, "a file in a folder that exists")
     with process_census.marked() as mark, log_level("INFO" if arguments.verbose else "ERROR"):
         with Stack(
             arguments.model,
@@ -145,9 +128,7 @@ def bench_soak(arguments: argparse.Namespace) -> int:
         orphans=len(left),
     )
     print("\n".join(lines_of(result)), flush=True)
-    if arguments.json is not None:
-        content = msgspec.json.format(msgspec.json.encode(result), indent=2)
-        Path(arguments.json).write_bytes(content + b"\n")
+    write_result(arguments.json, result)
     return 0 if result.is_good else 1
 
 
@@ -212,21 +193,40 @@ async def _soak(
         done = 0
         with tqdm(total=num_requests, unit="request", disable=None, leave=False) as bar:
             await load.run(_num_warm_up(num_requests), lambda num: None)
+            await _until_idle(load)
             load.counts.clear()
             for share in SHARES:
                 until = round(share * num_requests)
                 await load.run(until - done, bar.update)
                 done = until
-                await asyncio.sleep(_CLIENT_TIMEOUT_S + _GRACE_S + _SETTLE_S)
+                await _until_idle(load)
                 pids = process_census.tree_pids(stack.pids["supervisor"], names)
                 samples.append(process_census.holdings({**pids, _CLIENT: os.getpid()}))
     return load, samples
 
 
+async def _until_idle(load: SoakLoad) -> None:
+    """Wait until the stack knows of every request and holds none of them, nor their clients.
+
+    If it still holds something after a while, that is a failure of the load.
+    """
+    held: dict[str, float] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_WITHIN_S):
+            while True:
+                held = await load.gauges()
+                is_known = held["requests_accepted_total"] >= load.num_accepted
+                is_empty = not any(held[name] for name in _HELD)
+                if is_known and is_empty and held["num_clients"] <= _CLIENTS:
+                    return
+                await asyncio.sleep(_LOOK_S)
+    load.failures[f"still held after {_WITHIN_S:g} s: {held}"] += 1
+
+
 def _await_spares(stack: Stack) -> dict[int, str]:
     """Wait for both spares, whose startup would count as growth; returns their names by pid."""
     found: dict[int, str] = {}
-    deadline = time.monotonic() + _CALM_S
+    deadline = time.monotonic() + _WITHIN_S
     while len(found) < 2:
         event = stack.next_event(max(0.0, deadline - time.monotonic()))
         if event is None:

@@ -3,6 +3,8 @@
 - The same seed and number give the same kinds in the same order.
 - Requests to be cut short (aborted, closed, disconnected) ask for far more than is read, so that
   they are running when they are cut.
+- A client that vanishes is a process, `python -m slipstream_bench.soak.soak_load ADDRESS
+  NUM_STREAMS`: it opens its streams, reads a delta of each, reports that, and is killed.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, get_args
@@ -18,19 +20,31 @@ from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.client.async_client import AsyncClient
-from slipstream_bench.common.load.failures import RequestFailedError
-from slipstream_bench.common.load.http_stream import HttpClient
-from slipstream_bench.soak.vanishing import LONG
+from slipstream.client.client import Client
+from slipstream_bench.common.load.http_client import HttpClient, RequestFailedError
 from slipstream_ipc.messages import SamplingParams
 
+LONG = SamplingParams(max_tokens=2000)
 Kind = Literal["read", "aborted", "closed", "http", "http_disconnected", "vanished"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 VANISHING = 50  # streams per vanishing client
-
 _SHARES = (0.70, 0.06, 0.06, 0.10, 0.06, 0.02)
 _MOST_TOKENS = 8
+
+
+def main() -> int:
+    """Open the streams, report, and wait to be killed."""
+    address, num_streams = sys.argv[1], int(sys.argv[2])
+    with Client(address) as client:
+        streams = [client.stream([100 + number], LONG) for number in range(num_streams)]
+        for stream in streams:
+            next(stream)
+        print("ready", flush=True)
+        sys.stdin.buffer.read()
+    return 0
 
 
 class SoakLoad:
@@ -47,6 +61,20 @@ class SoakLoad:
         self._vanishing: list[asyncio.Task[None]] = []
         self._is_vanishing = asyncio.Semaphore(1)
         self._num_to_vanish = 0
+        self.num_accepted = 0  # of all streams that were opened
+
+    async def gauges(self) -> dict[str, float]:
+        """The stack's metrics by their names without the prefix, as sums over all labels."""
+        body = bytearray()
+        try:
+            await self._http.exchange("GET", "/metrics", None, body.extend)
+        finally:
+            self._http.close()  # the number of idle connections varies
+        families = text_string_to_metric_families(body.decode())
+        sums: defaultdict[str, float] = defaultdict(float)  # over the processes
+        for sample in (sample for family in families for sample in family.samples):
+            sums[sample.name.partition(":")[2]] += sample.value
+        return sums
 
     async def run(self, num_requests: int, on_done: Callable[[int], object]) -> None:
         """Run `num_requests` requests to their ends."""
@@ -98,6 +126,7 @@ class SoakLoad:
                 if self._num_to_vanish == VANISHING:
                     self._flush_vanishing()
         self.counts[kind] += 1
+        self.num_accepted += kind != "vanished"
 
     async def _over_http(self, prompt: list[int], length: int) -> None:
         body = {"prompt": prompt, "max_tokens": length, "stream": True}
@@ -130,12 +159,14 @@ class SoakLoad:
         """Run one vanishing client at a time, beside everything else."""
         async with self._is_vanishing:
             died = partial(_start_and_kill, self._client.address, num_streams)
-            if not await asyncio.to_thread(died):
+            if await asyncio.to_thread(died):
+                self.num_accepted += num_streams
+            else:
                 self.failures["a client that was to vanish did not get its streams"] += 1
 
 
 def _start_and_kill(address: str, num_streams: int) -> bool:
-    argv = [sys.executable, "-P", "-m", "slipstream_bench.soak.vanishing", address]
+    argv = [sys.executable, "-P", "-m", "slipstream_bench.soak.soak_load", address]
     with subprocess.Popen(
         [*argv, str(num_streams)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -143,3 +174,7 @@ def _start_and_kill(address: str, num_streams: int) -> bool:
         is_ready = process.stdout.readline() == b"ready\n"
         process.kill()
     return is_ready
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -63,7 +63,7 @@ def measure(
         )
         try:
             for _ in range(steps):
-                assert parts.step(), "somebody does not decode"
+                assert parts.step(), "not every request decodes"
             parts.check_whole()
             us = parts.measured_us()
         finally:

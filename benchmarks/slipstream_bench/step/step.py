@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from typing import NamedTuple
 
 from slipstream.cli.parser import Parser
-from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row
+from slipstream_bench.common.options import Option, add, fill_in, integer, many
 from slipstream_bench.common.pictures import grouped_bars
-from slipstream_bench.common.report_options import add_common, check_common, tell
-from slipstream_bench.common.simulated_stack import note
-from slipstream_bench.common.tables import median_rows
+from slipstream_bench.common.provenance import package_version
+from slipstream_bench.common.report import add_common, check_common, median_rows, print_rows
+from slipstream_bench.common.simulated_stack import simulation_note
 from slipstream_bench.step.core_parts import DEVICE, PARTS, CoreParts
 
 ALL = "all"
@@ -27,40 +26,35 @@ The core's parts, receive to settle: CPU time of its thread, one step ahead, eve
 `all` is their sum step by step. `device`: the host's work for the simulated device; of a model,
 wall time of the step on the device's thread, of which model and sampling are parts."""
 
-_BATCHES = (1, 64, 256, 1024)
-_STEPS, _QUICK_STEPS = 512, 128
-_MODEL_STEPS, _QUICK_MODEL_STEPS = 32, 8
+_OPTIONS = (
+    Option("batches", many(integer(1)), "requests at a time", (1, 64, 256, 1024)),
+    Option(
+        "steps",
+        integer(1),
+        "decode steps of a run; default: 512, with --quick 128; of a model 32, with --quick 8",
+    ),
+    Option("prompt_len", integer(1), "tokens", 128),
+    Option("threads", integer(1), "threads that compute the model"),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class StepBenchPlan:
+class StepBenchPlan(NamedTuple):
     """What to measure. `model`: a real model whose parts are measured as well, on the CPU."""
 
-    batches: list[int]
+    batches: tuple[int, ...]
     steps: int
     model_steps: int
     prompt_len: int
+    threads: int | None
     runs: int
     model: str | None
-    threads: int | None
     enable_prefix_caching: bool
 
 
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
     group = parser.add_argument_group("what is measured")
-    listed = ",".join(map(str, _BATCHES))
-    group.add_argument("--batches", metavar="N,...", help=f"requests at a time; default: {listed}")
-    group.add_argument(
-        "--steps",
-        type=int,
-        metavar="N",
-        help=f"decode steps of a run; default: {_STEPS}, with --quick {_QUICK_STEPS}; "
-        f"of a model {_MODEL_STEPS}, with --quick {_QUICK_MODEL_STEPS}",
-    )
-    group.add_argument(
-        "--prompt-len", type=int, metavar="N", default=128, help="tokens; default: %(default)s"
-    )
+    add(group, _OPTIONS)
     group.add_argument(
         "--no-enable-prefix-caching",
         dest="enable_prefix_caching",
@@ -70,48 +64,30 @@ def add_options(parser: Parser) -> None:
     group.add_argument(
         "--model",
         metavar="PATH",
-        help="a folder or hub id: its own parts of a step too, on the CPU",
+        help="a folder or hub id: measure this model's parts of a step too, on the CPU",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="that compute the model")
     add_common(parser, runs=5)
     parser.set_defaults(run=bench_step)
 
 
-def checked(arguments: argparse.Namespace) -> StepBenchPlan:
-    """Validate the options. Raises: BadRequestError."""
-    check_common(arguments)
-    for name in ("steps", "prompt_len", "threads"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise wrong_option(name, value, "an integer >= 1")
-    batches = list(_BATCHES)
-    if arguments.batches is not None:
-        parts = arguments.batches.split(",")
-        if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-            raise wrong_option("batches", arguments.batches, "integers >= 1, with commas between")
-        batches = [int(part) for part in parts]
-    quick = arguments.quick
-    return StepBenchPlan(
-        batches,
-        arguments.steps or (_QUICK_STEPS if quick else _STEPS),
-        arguments.steps or (_QUICK_MODEL_STEPS if quick else _MODEL_STEPS),
-        arguments.prompt_len,
-        arguments.runs,
-        arguments.model,
-        arguments.threads,
-        arguments.enable_prefix_caching,
-    )
-
-
 def bench_step(arguments: argparse.Namespace) -> int:
     """Measure and report."""
-    plan = checked(arguments)
-    print(note(), _ABOUT, sep="\n", flush=True)
+    check_common(arguments)
+    values = fill_in(arguments, _OPTIONS)
+    steps, model_steps = (128, 8) if arguments.quick else (512, 32)
+    plan = StepBenchPlan(
+        **values
+        | {"steps": arguments.steps or steps, "model_steps": arguments.steps or model_steps},
+        runs=arguments.runs,
+        model=arguments.model,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+    )
+    print(simulation_note(), _ABOUT, sep="\n", flush=True)
     runs = [row for _ in range(plan.runs) for row in _core_rows(plan)]
     if plan.model is not None:
         runs += _model_rows(plan, plan.model)
     rows = median_rows(runs, _KEY)
-    tell(rows, arguments, _COLUMNS)
+    print_rows(rows, arguments, _COLUMNS)
     if arguments.png is not None:
         _draw(rows, plan, arguments.png)
     return 0
@@ -175,7 +151,7 @@ def _rows(
     for part in parts:
         yield {
             "benchmark": "step",
-            "version": version("slipstream"),
+            "version": package_version(),
             "model": model,
             "part": part,
             "batch": batch,

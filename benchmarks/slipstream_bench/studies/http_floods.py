@@ -1,7 +1,6 @@
 """Idle connections and malformed requests by the million, beside streams of an honest client.
 
-    python benchmarks/slipstream_bench/studies/http_floods.py [--idle N] [--malformed N]
-                                                               [--json FILE]
+    python -m slipstream_bench.studies.http_floods [--idle N] [--malformed N] [--json FILE]
 
 A stack with a simulated device serves one honest client, which asks for the same streamed answer
 over and over. Idle connections have one request answered and stay open; malformed requests come
@@ -17,7 +16,6 @@ import asyncio
 import http.client
 import json
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -26,6 +24,7 @@ from typing import Any
 import psutil
 
 import slipstream
+from slipstream_bench.common.process_census import allow_many_files
 
 _MIB = 2**20
 _AT_ONCE = 64
@@ -113,8 +112,7 @@ async def send_malformed(port: int, num: int, seed: int) -> dict[str, int]:
 
 def measure(num_idle: int, num_malformed: int) -> dict[str, Any]:
     """One run."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allow_many_files()
     with slipstream.Stack("simulated:step_ms=2", http_port=0) as stack:
         assert stack.http_address is not None
         port = int(stack.http_address.rpartition(":")[2])

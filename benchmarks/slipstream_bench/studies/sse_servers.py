@@ -5,9 +5,9 @@
 
 Every candidate streams the same chunks to the same client, in a separate process; a ticker has one
 chunk ready for every stream at every tick, as an engine's step does. Measured is the CPU time, user
-and system, of the server's process and its children, from when all streams run until their ends,
-divided by the chunks that arrived meanwhile. The client reads with plain sockets, in this process.
-Rounds take all candidates in turn; the table shows medians.
+and system, of the server's process and its children, from when all streams run until the first
+ends, divided by the chunks that arrived meanwhile. The client reads with plain sockets, in this
+process. Rounds take all candidates in turn; the table shows medians.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import asyncio
 import importlib.util
 import json
 import platform
-import selectors
 import socket
 import statistics
 import subprocess
@@ -29,6 +28,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+from slipstream_bench.common.process_census import tree_cpu_s
+from slipstream_bench.http_front.event_reader import read_streams
 
 TICK_S = 0.02
 TEXT = '{"id":"cmpl-%032d","object":"text_completion","created":1700000000,"model":"some-model",'
@@ -271,47 +273,15 @@ def measure(name: str, num_streams: int, num_chunks: int) -> float:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
             wait_until_open(port)
-            return load(process.pid, port, CANDIDATES[name][3] % num_chunks, num_streams)
+            requests = [CANDIDATES[name][3] % num_chunks] * num_streams
+            span = read_streams(
+                ("127.0.0.1", port), requests, lambda: {name: tree_cpu_s(process.pid)}
+            )
+            return 1e6 * span.used[name] / span.num_events
         finally:
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
             process.kill()
-
-
-def load(pid: int, port: int, request: bytes, num_streams: int) -> float:
-    """Run all streams to their ends."""
-    selector = selectors.DefaultSelector()
-    for _ in range(num_streams):
-        one = socket.create_connection(("127.0.0.1", port))
-        one.sendall(request)
-        one.setblocking(False)
-        selector.register(one, selectors.EVENT_READ)
-    silent, open_streams = num_streams, num_streams
-    seen: set[int] = set()
-    num_events, cpu_s = 0, 0.0
-    while open_streams:
-        for key, _ in selector.select(10.0):
-            assert isinstance(key.fileobj, socket.socket)
-            data = key.fileobj.recv(1 << 18)
-            if silent == 0:
-                num_events += data.count(b"data: ")
-            elif b"data: " in data and key.fd not in seen:
-                seen.add(key.fd)
-                silent -= 1
-                if silent == 0:
-                    cpu_s = cpu_of(pid)
-            if data.endswith(END) or not data:
-                selector.unregister(key.fileobj)
-                key.fileobj.close()
-                open_streams -= 1
-    return (cpu_of(pid) - cpu_s) / num_events * 1e6
-
-
-def cpu_of(pid: int) -> float:
-    """CPU seconds, user and system, of a process and its children."""
-    root = psutil.Process(pid)
-    times = [each.cpu_times() for each in (root, *root.children(recursive=True))]
-    return float(sum(each.user + each.system for each in times))
 
 
 def free_port() -> int:

@@ -122,8 +122,8 @@ class GrammarCompiler:
             except GrammarError as error:
                 done = Compiled(admit, None, Fault("bad_request", str(error), _FIELD))
             except Exception as error:
-                logger.exception("a grammar could not be compiled")
-                why = f"{_FIELD}: {type(error).__name__} while its grammar was compiled"
+                logger.exception("compiling a grammar failed")
+                why = f"{_FIELD}: {type(error).__name__} while compiling the grammar"
                 done = Compiled(admit, None, Fault("engine", why))
             self._done.put(done)
             os.eventfd_write(self._done_fd, 1)
@@ -139,7 +139,7 @@ class GrammarCompiler:
             try:
                 self._vocabulary = self._load()
             except (ValueError, OSError) as error:
-                raise GrammarError(f"{_FIELD}: not served for this model: {error}") from error
+                raise GrammarError(f"{_FIELD}: not supported for this model: {error}") from error
             self._trial = GrammarTrial(self._vocabulary)
         grammar = self._compiled(self._vocabulary, outputs)
         # a request that ignores the model's end tokens may end with its own stop tokens

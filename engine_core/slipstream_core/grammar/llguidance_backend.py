@@ -4,7 +4,8 @@ The library is imported here alone, with the first grammar.
 
 - Its warnings are off, as they would quote answers.
 - JSON may have one space, or a newline and an indent, between its tokens, and no more: otherwise a
-  model may fill its answer with whitespace. A schema's own "x-guidance" can override this.
+  model may fill its answer with whitespace. A schema's own "x-guidance" can override this, and
+  `disable_any_whitespace` overrides both.
 """
 
 from __future__ import annotations
@@ -25,6 +26,12 @@ from slipstream_ipc.messages import StructuredOutputs
 from slipstream_ipc.validation.structured_output import kind_of
 
 _JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+_COMPACT = {
+    "whitespace_pattern": None,
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+}
 # Limits of what a grammar may cost a step, in the library's own counts: a stream that exceeds them
 # ends, at the same token on every machine. Only an ambiguous grammar has rows this long, and its
 # time grows with their cube: `e: e e e e e | /[a-z]/ | ""` takes 1.5 s per mask with the library's
@@ -65,7 +72,9 @@ class Vocabulary:
         try:
             self._tokenizer = llguidance.LLTokenizer(text, vocab_size, list(eos_ids) or None)
         except ValueError as error:
-            raise GrammarError(f"the model's tokenizer does not go with it: {error}") from error
+            raise GrammarError(
+                f"the grammar library does not support the model's tokenizer: {error}"
+            ) from error
         # ids by which the library would end an answer; the request decides which of them do
         self.ends = ids_as_mask(self._tokenizer.eos_tokens, vocab_size)
 
@@ -111,7 +120,11 @@ class Vocabulary:
                 schema = _ANY_OBJECT if kind == "json_object" else outputs.json
                 if not isinstance(schema, str):
                     schema = msgspec.json.encode(schema).decode()
-                text = lib.LLMatcher.grammar_from_json_schema(schema, defaults=_JSON_DEFAULTS)
+                text = lib.LLMatcher.grammar_from_json_schema(
+                    schema,
+                    defaults=_JSON_DEFAULTS,
+                    overrides=_COMPACT if outputs.disable_any_whitespace else None,
+                )
             case "regex":
                 text = lib.LLMatcher.grammar_from_regex(outputs.regex or "")
             case "choice":

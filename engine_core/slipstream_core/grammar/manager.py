@@ -34,18 +34,19 @@ class GrammarManager:
         """`tokens` holds the histories; a mask has a bit for each of `vocab_size` ids."""
         self._tokens = tokens
         self._num_words = num_words(vocab_size)
-        self._states: dict[int, tuple[GrammarMatcher, int]] = {}  # by row, with the prompt's length
+        # by row, with the prompt's length
+        self._matchers: dict[int, tuple[GrammarMatcher, int]] = {}
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._matchers)
 
     def add(self, row: int, state: GrammarMatcher, prompt_len: int) -> None:
         """Add the grammar of a row's stream; `state` may have taken some of its outputs."""
-        self._states[row] = state, prompt_len
+        self._matchers[row] = state, prompt_len
 
     def drop(self, row: int) -> None:
         """Drop a row's grammar, if it has one."""
-        self._states.pop(row, None)
+        self._matchers.pop(row, None)
 
     def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, str]]]:
         """What each of `rows` [G] may sample next, int32 [G, ceil(vocab / 32)].
@@ -79,7 +80,7 @@ class GrammarManager:
         return masks, broken
 
     def _brought_up(self, row: int) -> GrammarMatcher:
-        state, prompt_len = self._states[row]
+        state, prompt_len = self._matchers[row]
         begin, end = prompt_len + state.num_taken, self._tokens.length(row)
         if begin < end:
             try:
@@ -99,7 +100,7 @@ class GrammarManager:
                     fill_masks([(state.matcher, 0)], mask)
 
     def _renew(self, row: int, state: GrammarMatcher) -> None:
-        prompt_len = self._states[row][1]
+        prompt_len = self._matchers[row][1]
         state.renew(self._tokens.read(row, prompt_len, self._tokens.length(row)).tolist())
 
 
@@ -107,4 +108,4 @@ def _why(error: Exception) -> str:
     if isinstance(error, GrammarBroken):
         return f"structured_outputs: {error}"
     logger.error("a grammar failed", exc_info=error)
-    return f"structured_outputs: {type(error).__name__} while its grammar was followed"
+    return f"structured_outputs: {type(error).__name__} while advancing the grammar"

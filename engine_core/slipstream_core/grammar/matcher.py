@@ -123,7 +123,7 @@ class GrammarMatcher:
             return GrammarBroken(f"the grammar {otherwise}")
         may_go_on = _LEXER_FULL in why and self._num_renewed < _MAX_RENEWED
         kind = LexerFull if may_go_on else GrammarBroken
-        return kind(brief(f"the grammar became too complex to follow: {why}"))
+        return kind(brief(f"the grammar became too complex: {why}"))
 
     @property
     def matcher(self) -> Any | None:
@@ -144,4 +144,4 @@ class GrammarMatcher:
         if self._matcher.is_accepting():
             mask |= self._end_mask
         if not mask.any():
-            raise GrammarBroken("no token of the model's vocabulary goes on in the grammar")
+            raise GrammarBroken("no token of the model's vocabulary continues the grammar")

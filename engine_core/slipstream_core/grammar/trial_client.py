@@ -60,15 +60,15 @@ class GrammarTrial:
             try:
                 tried = self._answer(lines, msgspec.json.encode(outputs))
             except _Died as death:
-                logger.warning("the grammar process died over a grammar (%s)", death)
+                logger.warning("the grammar process died while compiling a grammar (%s)", death)
                 if death.code == -signal.SIGPROF:
-                    why = f"takes more than {MAX_CPU_S:g} s of processor time to compile"
+                    why = f"takes more than {MAX_CPU_S:g} s of CPU time to compile"
                     raise GrammarError(why) from death
             else:
                 if tried.error:
                     raise GrammarError(tried.error)
                 return tried.text
-        raise GrammarError("is too deep or too large: the grammar library does not survive it")
+        raise GrammarError("is too deep or too large: it crashes the grammar library")
 
     def close(self) -> None:
         """Kill the process, whatever it is doing. Idempotent."""
@@ -84,7 +84,7 @@ class GrammarTrial:
             try:
                 self._answer(lines)
             except _Died as death:
-                raise OSError(f"the grammar process does not start ({death})") from death
+                raise OSError(f"the grammar process cannot start ({death})") from death
             self._lines = lines
         return self._lines
 
@@ -103,7 +103,7 @@ class GrammarTrial:
         environment[PARENT_PID_VARIABLE] = str(os.getpid())  # it never outlives the core
         with end, own_end, self._lock:
             if self._is_closed:
-                raise OSError("the core ends")
+                raise OSError("the core is shutting down")
             process = self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "slipstream_core.grammar.trial_process"],
                 stdin=subprocess.PIPE,

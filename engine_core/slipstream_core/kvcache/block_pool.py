@@ -33,7 +33,9 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         """Raises ValueError for fewer than 2 blocks, of which one is the null block."""
         if num_blocks < 2:
-            raise ValueError(f"num_blocks is {num_blocks}, needs at least 2: block 0 is the null")
+            raise ValueError(
+                f"num_blocks is {num_blocks}, allowed: 2 or more (one is the null block)"
+            )
         self._num_blocks = num_blocks
         # [num_blocks - 1] int32, the first num_stacked are free; low ids are allocated first
         self._stack = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)
@@ -46,10 +48,10 @@ class BlockPool:
         self._head = self._tail = 0
         self._num_queued = 0  # live entries
         self._num_taken = 0  # live entries that were taken out, in all
-        self._num_owed = 0  # blocks in use that are not allocated yet
+        self._num_reserved = 0  # blocks in use that are not allocated yet
         self._stamps = np.full(num_blocks, _NOT_QUEUED, np.int64)
         self._next_stamp = _NOT_QUEUED + 1
-        self._places = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
+        self._last_index = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
 
     @property
     def num_blocks(self) -> int:
@@ -59,12 +61,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that allocate() could return: those without a holder."""
-        return self._num_stacked + self._num_queued - self._num_owed
-
-    @property
-    def num_kept_free(self) -> int:
-        """The free blocks whose content is kept."""
-        return self._num_queued
+        return self._num_stacked + self._num_queued - self._num_reserved
 
     @property
     def num_kept_taken(self) -> int:
@@ -81,8 +78,8 @@ class BlockPool:
 
     def allocate(self, n: int) -> Int32s:
         """Allocate `n` blocks, [n], with one holder each. The caller has checked num_free."""
-        self._num_owed = max(self._num_owed - n, 0)
-        assert 0 <= n <= self.num_free, f"{n} blocks asked of {self.num_free}"
+        self._num_reserved = max(self._num_reserved - n, 0)
+        assert 0 <= n <= self.num_free, f"{n} blocks requested, {self.num_free} free"
         start = max(self._num_stacked - n, 0)
         ids = self._stack[start : self._num_stacked][::-1].copy()
         self._num_stacked = start
@@ -104,16 +101,16 @@ class BlockPool:
             head = end
         return np.concatenate(found) if len(found) > 1 else ids
 
-    def owe(self, n: int) -> None:
+    def reserve(self, n: int) -> None:
         """Count the next `n` blocks as in use. They have to be allocated before any other block is
         taken or freed.
         """
-        self._num_owed += n
+        self._num_reserved += n
         assert self.num_free >= 0
 
     def share(self, ids: Int32s) -> None:
         """Add a holder to each of the kept blocks `ids`, [n], all different."""
-        assert not self._num_owed
+        assert not self._num_reserved
         assert self._kept[ids].all(), f"not kept: {ids[~self._kept[ids]]}"
         self._unqueue(ids[self._stamps[ids] != _NOT_QUEUED])
         self._refs[ids] += 1
@@ -123,10 +120,12 @@ class BlockPool:
 
         Of the kept ones that become free, the first are allocated first.
         """
-        assert not self._num_owed
+        assert not self._num_reserved
         assert (self._refs[ids] > 0).all(), f"not owned: {ids[self._refs[ids] <= 0]}"
         np.subtract.at(self._refs, ids, 1)
-        assert (self._refs[ids] >= 0).all(), f"not owned so often: {ids[self._refs[ids] < 0]}"
+        assert (self._refs[ids] >= 0).all(), (
+            f"released more often than held: {ids[self._refs[ids] < 0]}"
+        )
         freed = self._distinct(ids[self._refs[ids] == 0])
         kept = self._kept[freed]
         if kept.any():
@@ -136,12 +135,14 @@ class BlockPool:
 
     def keep(self, ids: Int32s) -> None:
         """Keep the content of these blocks, [n], all of which are held."""
-        assert (self._refs[ids] > 0).all(), f"free, so nobody's to name: {ids[self._refs[ids] < 1]}"
+        assert (self._refs[ids] > 0).all(), (
+            f"free blocks cannot be kept: {ids[self._refs[ids] < 1]}"
+        )
         self._kept[ids] = True
 
     def forget(self, ids: Int32s) -> None:
         """Drop the content of these blocks, [n], all different, held or free."""
-        assert not self._num_owed
+        assert not self._num_reserved
         self._kept[ids] = False
         free = ids[self._stamps[ids] != _NOT_QUEUED]
         self._unqueue(free)
@@ -204,6 +205,6 @@ class BlockPool:
     def _distinct(self, ids: Int32s) -> Int32s:
         """`ids` without repetitions, each at its last position."""
         order = np.arange(len(ids))
-        self._places[ids] = order
-        last = self._places[ids] == order
+        self._last_index[ids] = order
+        last = self._last_index[ids] == order
         return ids if last.all() else ids[last]

@@ -73,7 +73,7 @@ class PrefixCache:
         """Compute the digests of further blocks of the request from their tokens, in order."""
         chain = self._chains[row]
         data = token_ids.astype("<u4", copy=False).tobytes()
-        assert len(data) % self._block_bytes == 0, "only full blocks have names"
+        assert len(data) % self._block_bytes == 0, "only full blocks have digests"
         digest = chain[-1]
         for start in range(0, len(data), self._block_bytes):
             digest = next_digest(digest, data[start : start + self._block_bytes])

@@ -21,7 +21,7 @@ def begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
     return plan.block_tables[begun, numbers[begun]].astype(np.int64)
 
 
-def as_they_come(plan: StepPlan) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:
+def plan_order(plan: StepPlan) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:
     """The plan's own order, in the form of `by_length`."""
     return slice(None), slice(None), np.cumsum(plan.query_lens, dtype=np.int64) - 1
 

@@ -141,8 +141,9 @@ def refuse_weights(name: str, nbytes: int, memory: HostMemory | None) -> None:
         raise ModelLoadError(
             name,
             f"its weights take {_gib(nbytes)} of memory, but {_gib(memory.available)} of "
-            f"{memory.limit}'s {_gib(memory.total)} are available; give a smaller model or dtype "
-            "(a checkpoint in its own dtype is mapped, and takes none), or end what else runs",
+            f"{memory.limit}'s {_gib(memory.total)} are available; use a smaller model or dtype "
+            "(a checkpoint in its own dtype is memory-mapped and takes none), or stop other "
+            "processes",
         )
 
 
@@ -160,8 +161,8 @@ def refuse_cache(name: str, weights: int, cache: int, memory: HostMemory | None)
         )
     if cache > memory.available:
         logger.warning(
-            "the cache may grow to %s, and %s of memory are available now; lower kv_cache_gib "
-            "if others need that memory",
+            "the KV cache may grow to %s, but %s of memory are available now; lower kv_cache_gib "
+            "if other processes need that memory",
             _gib(cache),
             _gib(memory.available),
         )

@@ -7,7 +7,7 @@ single column through torch's pinned-memory pool.
 - A host buffer is rewritten only after the copy out of it has finished.
 - The device buffer stays in place while it is large enough: graphs read from it.
 - A copy to the device is ordered with the current stream's kernels. A copy to the host runs beside
-  later kernels, which must not overwrite its source: see `before_reuse`.
+  later kernels, which must not overwrite its source: see `wait_for`.
 - Waiting is always for one copy, never for the whole device.
 """
 
@@ -75,7 +75,7 @@ class Layout:
         }
 
 
-class CopyMark(Protocol):
+class CopyEvent(Protocol):
     """A point in the device's work."""
 
     def synchronize(self) -> None:
@@ -88,53 +88,20 @@ class Copies(Protocol):
     def host(self, size: int) -> torch.Tensor:
         """Host memory usable as source and target of copies, uint8 [size]."""
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
         """Copy to the device, in order with the current stream's kernels; returns its end."""
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
         """Copy to the host, after the work enqueued so far; returns its end.
 
         Later work may run concurrently. The caller keeps both tensors alive until the end.
         """
 
-    def before_reuse(self, mark: CopyMark) -> None:
+    def wait_for(self, event: CopyEvent) -> None:
         """Make work enqueued from now on wait for `mark`."""
 
-    def here(self) -> CopyMark:
+    def record(self) -> CopyEvent:
         """The end of the work enqueued so far."""
-
-
-class HostCopies:
-    """Copies on a CPU, which are complete on return."""
-
-    def host(self, size: int) -> torch.Tensor:
-        """Plain memory."""
-        return torch.empty(size, dtype=torch.uint8)
-
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
-        """See Copies."""
-        target.copy_(source)
-        return _PAST
-
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
-        """See Copies."""
-        target.copy_(source)
-        return _PAST
-
-    def before_reuse(self, mark: CopyMark) -> None:
-        """See Copies."""
-
-    def here(self) -> CopyMark:
-        """See Copies."""
-        return _PAST
-
-
-class _Past:
-    def synchronize(self) -> None:
-        """Return at once: host copies are already complete."""
-
-
-_PAST = _Past()
 
 
 class CardCopies:
@@ -151,14 +118,14 @@ class CardCopies:
         """From torch's pool of pinned memory."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
         """See Copies."""
         target.copy_(source, non_blocking=True)
         copied = _event()
         copied.record()
         return copied
 
-    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
+    def fetch(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
         """See Copies."""
         computed = _cuda.Event()
         computed.record()
@@ -169,12 +136,12 @@ class CardCopies:
             copied.record()
         return copied
 
-    def before_reuse(self, mark: CopyMark) -> None:
+    def wait_for(self, event: CopyEvent) -> None:
         """See Copies."""
-        assert isinstance(mark, torch.cuda.Event)
-        torch.cuda.current_stream().wait_event(mark)
+        assert isinstance(event, torch.cuda.Event)
+        torch.cuda.current_stream().wait_event(event)
 
-    def here(self) -> CopyMark:
+    def record(self) -> CopyEvent:
         """See Copies."""
         event = _event()
         event.record()
@@ -197,13 +164,13 @@ class Staging:
         self.device_buffer = torch.empty(size, dtype=torch.uint8, device=device)
         self._copies = copies
         self._ring: list[torch.Tensor] = [copies.host(size) for _ in range(depth)]
-        self._marks: list[CopyMark | None] = [None] * depth
+        self._events: list[CopyEvent | None] = [None] * depth
         self._at = 0
 
     def open(self, size: int) -> Bytes:
         """The next host buffer, of at least `size` bytes, to be written and then sent."""
-        if (mark := self._marks[self._at]) is not None:
-            mark.synchronize()
+        if (event := self._events[self._at]) is not None:
+            event.synchronize()
         if len(self._ring[self._at]) < size:
             self._ring[self._at] = self._copies.host(2 * size)
         buffer: Bytes = self._ring[self._at].numpy()
@@ -214,7 +181,7 @@ class Staging:
         if len(self.device_buffer) < size:
             self.device_buffer = self.device_buffer.new_empty(2 * size)
         source = self._ring[self._at][:size]
-        self._marks[self._at] = self._copies.upload(source, self.device_buffer[:size])
+        self._events[self._at] = self._copies.upload(source, self.device_buffer[:size])
         self._at = (self._at + 1) % len(self._ring)
         return self.device_buffer
 

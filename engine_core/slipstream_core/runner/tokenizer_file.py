@@ -22,10 +22,12 @@ def find_tokenizer(model: str) -> Path:
 
         given = parse_simulated(model).tokenizer
         if given is None:
-            raise ValueError("the simulated model has no tokenizer; it has an option for one")
+            raise ValueError(
+                "the simulated model has no tokenizer; its option `tokenizer` sets one"
+            )
         path = Path(given)
     elif model.startswith(_RANDOM):
-        raise ValueError("a model of random weights has no tokenizer of its own")
+        raise ValueError("a model of random weights has no tokenizer")
     else:
         path = Path(model).expanduser()
         if not path.is_dir():

@@ -13,7 +13,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner.cpu.cpu_threads import num_cores
 from slipstream_core.runner.cuda.graph_support import graph_sizes
 from slipstream_core.runner.host_memory import HostMemory, read_host_memory, refuse_cache
-from slipstream_core.runner.memory import (
+from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     Meter,
     block_bytes,
@@ -93,8 +93,8 @@ def packs_weights(model: LoadedModel, memory: HostMemory | None) -> bool:
     if memory is None or mapped <= memory.available:
         return True
     logger.warning(
-        "the weights of %s stay in the checkpoint's mapping, as there is no memory for them; "
-        "steps are slower, and read the file again where the system takes its pages",
+        "not enough memory to copy the weights of %s: they stay memory-mapped, and steps are "
+        "slower and may read the file again",
         model.name,
     )
     return False

@@ -32,7 +32,7 @@ from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.fixed_shape import DecodeBackend, FixedShapeDecode
 from slipstream_core.runner.attention.interface import AttentionContext
 from slipstream_core.runner.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
-from slipstream_core.runner.batch_order import Selector, as_they_come, begun_blocks, by_length
+from slipstream_core.runner.batch_order import Selector, begun_blocks, by_length, plan_order
 from slipstream_core.runner.compilation.trace import Forward, eager, trace
 from slipstream_core.runner.cpu.cpu_threads import Threads
 from slipstream_core.runner.cpu.kernels import kernels
@@ -42,8 +42,8 @@ from slipstream_core.runner.cuda.readback import DeviceSpans, EndedStep, Prompts
 from slipstream_core.runner.cuda.recorder import CudaRecorder, Recorder
 from slipstream_core.runner.device_thread import DeviceThread
 from slipstream_core.runner.forward_context import ForwardContext
+from slipstream_core.runner.kv_cache_size import block_bytes
 from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.memory import block_bytes
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
 from slipstream_core.runner.sampling.logprobs import arrived, candidates
@@ -143,7 +143,7 @@ class TorchRunner:
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
         # [max_num_seqs + 1] int64: each slot's last sampled token; one more for padding rows
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)
-        self._rules = LogitsProcessors(
+        self._logits_processors = LogitsProcessors(
             model.vocab_size,
             model.device,
             num_state_slots=max_num_seqs,
@@ -220,7 +220,7 @@ class TorchRunner:
 
         def measure() -> None:
             if self._graphs is None:
-                raise ValueError("no decode steps are recorded")
+                raise ValueError("no CUDA graphs are recorded")
             kind = GraphKind(logprobs=True)
             taken.append(self._graphs.bare(batch, context, kind, self.num_blocks, steps))
 
@@ -234,7 +234,7 @@ class TorchRunner:
         def job() -> Any:
             with torch.inference_mode():
                 work()
-            return nothing if self._copies is None else EndedStep(nothing, self._copies.here())
+            return nothing if self._copies is None else EndedStep(nothing, self._copies.record())
 
         self._thread.submit(job)
         self._thread.collect()
@@ -242,7 +242,7 @@ class TorchRunner:
     def _record(self, sizes: Sequence[int], recorder: Recorder | None) -> None:
         backend = self._decode_backend()
         if backend is None or self._copies is None:
-            logger.warning("decode steps are not recorded: attention here has no fixed shape")
+            logger.warning("CUDA graphs are disabled: this attention backend has no fixed shapes")
             return
         self._graphs = DecodeGraphs(
             forward=self._model,
@@ -301,17 +301,19 @@ class TorchRunner:
             nothing = StepResult(plan.step, np.empty(0, np.int64), None)
             if self._copies is None:
                 return replace(nothing, prompt=tuple(map(arrived, prompt)))
-            return EndedStep(nothing, self._copies.here(), prompt)
+            return EndedStep(nothing, self._copies.record(), prompt)
         if graphs is not None and (sampled := graphs.sample(plan)) is not None:
             return sampled
         masks = self._masks_of(plan) if plan.awaits_masks else None
-        logits, rules = logits.float(), plan.rules
-        allowed = None if rules is None else self._rules.apply(logits, rules)
+        logits, constraints = logits.float(), plan.constraints
+        allowed = (
+            None if constraints is None else self._logits_processors.apply(logits, constraints)
+        )
         token_ids, logprobs = sample(
             logits, plan, self._vocab, allowed=allowed, masks=masks, whole=self._whole
         )
-        if rules is not None:
-            self._rules.sampled(token_ids)
+        if constraints is not None:
+            self._logits_processors.sampled(token_ids)
         self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
         more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
         return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
@@ -334,7 +336,7 @@ class TorchRunner:
         if self._kernels is None and self._triton is None:
             rows, tokens, last = by_length(plan)
         else:
-            rows, tokens, last = as_they_come(plan)
+            rows, tokens, last = plan_order(plan)
         kept = last[plan.samples]
         if plan.prompt is not None:  # prefill tokens keep the plan's positions in either order
             kept = np.concatenate([kept, plan.prompt.tokens])

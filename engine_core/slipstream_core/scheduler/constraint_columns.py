@@ -59,7 +59,7 @@ class TokenConstraints:
 def token_constraints(params: SamplingParams, words: Words) -> TokenConstraints | None:
     """The constraints of a request, `words` being its bad words in token ids; or None."""
     biases, allowed = params.logit_bias or {}, params.allowed_token_ids
-    rules = TokenConstraints(
+    constraints = TokenConstraints(
         bias_ids=np.fromiter(biases.keys(), np.int64, len(biases)),
         biases=np.fromiter(biases.values(), np.float32, len(biases)),
         allowed=None if allowed is None else allowed_mask(allowed),
@@ -69,7 +69,7 @@ def token_constraints(params: SamplingParams, words: Words) -> TokenConstraints 
         frequency=params.frequency_penalty,
         repetition=params.repetition_penalty,
     )
-    return rules if biases or allowed or words or rules.is_penalised else None
+    return constraints if biases or allowed or words or constraints.is_penalised else None
 
 
 def allowed_mask(token_ids: Sequence[int]) -> bytes:
@@ -87,69 +87,69 @@ class ConstraintColumns:
     """The token constraints of all requests that have some."""
 
     def __init__(self) -> None:
-        self._rules: dict[int, TokenConstraints] = {}  # by row
-        self._entered: set[int] = set()  # rows that hold their state slots, if they need any
+        self._by_row: dict[int, TokenConstraints] = {}  # by row
+        self._active: set[int] = set()  # rows that hold their state slots, if they need any
         self._tail_state_slots = _StateSlots()
         self._count_state_slots = _StateSlots()
-        self._allowed = _Shared()
+        self._allowed = _SharedMasks()
         self._last: tuple[Int64s, StepConstraints] | None = None  # of these rows, in this order
 
     def __len__(self) -> int:
-        return len(self._rules)
+        return len(self._by_row)
 
-    def add(self, row: int, rules: TokenConstraints) -> None:
+    def add(self, row: int, constraints: TokenConstraints) -> None:
         """A request with constraints starts on `row`."""
-        if rules.allowed is not None:
-            rules = replace(rules, allowed=self._allowed.hold(rules.allowed))
-        self._rules[row] = rules
+        if constraints.allowed is not None:
+            constraints = replace(constraints, allowed=self._allowed.add(constraints.allowed))
+        self._by_row[row] = constraints
 
     def remove(self, rows: Iterable[int]) -> None:
         """The requests of these rows are gone; they hold no slots any more."""
         for row in rows:
-            rules = self._rules.pop(row, None)
-            if rules is not None and rules.allowed is not None:
-                self._allowed.release(rules.allowed)
+            constraints = self._by_row.pop(row, None)
+            if constraints is not None and constraints.allowed is not None:
+                self._allowed.release(constraints.allowed)
 
-    def leave(self, rows: Iterable[int]) -> None:
+    def deactivate(self, rows: Iterable[int]) -> None:
         """These rows lose their slots, and their state slots with them."""
         for row in rows:
-            if row in self._entered:
-                self._entered.remove(row)
-                self._tail_state_slots.give_back(row)
-                self._count_state_slots.give_back(row)
-                allowed = self._rules[row].allowed
+            if row in self._active:
+                self._active.remove(row)
+                self._tail_state_slots.release(row)
+                self._count_state_slots.release(row)
+                allowed = self._by_row[row].allowed
                 if allowed is not None:
-                    self._allowed.leave(allowed)
+                    self._allowed.deactivate(allowed)
                 self._last = None
 
     def plan(
-        self, rows: Int64s, places: Int64s, tokens: TokenLog, prompt_lens: Int64s
+        self, rows: Int64s, indices: Int64s, tokens: TokenLog, prompt_lens: Int64s
     ) -> ConstraintPlan:
-        """The constraints of a step that samples `rows` [C], at `places` among its sampled rows.
+        """The constraints of a step that samples `rows` [C], `indices` among its sampled rows.
 
         `prompt_lens` is by row. A row that is new here must have all of its tokens in `tokens`.
         """
         refill = None
         if self._last is None or not np.array_equal(self._last[0], rows):
             asking = rows.tolist()
-            fresh = [row for row in asking if row not in self._entered]
+            fresh = [row for row in asking if row not in self._active]
             if fresh:
-                refill = self._enter(fresh, tokens, prompt_lens)
+                refill = self._activate(fresh, tokens, prompt_lens)
             self._last = rows, self._columns(asking)
-        return ConstraintPlan(places, self._last[1], refill)
+        return ConstraintPlan(indices, self._last[1], refill)
 
-    def _enter(
+    def _activate(
         self, rows: Sequence[int], tokens: TokenLog, prompt_lens: Int64s
     ) -> ConstraintRefill | None:
         """Give state slots to rows that need some; returns their initial content."""
-        self._entered.update(rows)
-        with_tails = [row for row in rows if self._rules[row].words]
-        counted = [row for row in rows if self._rules[row].is_penalised]
-        allowed = [mask for row in rows if (mask := self._rules[row].allowed) is not None]
+        self._active.update(rows)
+        with_tails = [row for row in rows if self._by_row[row].words]
+        counted = [row for row in rows if self._by_row[row].is_penalised]
+        allowed = [mask for row in rows if (mask := self._by_row[row].allowed) is not None]
         if not with_tails and not counted and not allowed:
             return None
         for mask in allowed:
-            self._allowed.enter(mask)
+            self._allowed.activate(mask)
         masks = list(dict.fromkeys(allowed))
         bits = np.zeros((len(masks), max((len(mask) // 4 for mask in masks), default=0)), np.int32)
         for line, mask in zip(bits, masks, strict=True):
@@ -163,7 +163,7 @@ class ConstraintColumns:
         for row in counted:
             ids = tokens.read(row, 0, tokens.length(row)).astype(np.int64)
             outputs.append(ids[prompt_lens[row] :])
-            seen.append(np.unique(outputs[-1] if self._rules[row].repetition == 1 else ids))
+            seen.append(np.unique(outputs[-1] if self._by_row[row].repetition == 1 else ids))
         count_state_slots = self._count_state_slots.assign(counted)
         return ConstraintRefill(
             tail_state_slots=self._tail_state_slots.assign(with_tails),
@@ -179,31 +179,31 @@ class ConstraintColumns:
 
     def _columns(self, rows: Sequence[int]) -> StepConstraints:
         """The constraints of these rows, in this order."""
-        asked = [self._rules[row] for row in rows]
-        limited = [i for i, rules in enumerate(asked) if rules.allowed is not None]
-        allowed = [mask for rules in asked if (mask := rules.allowed) is not None]
-        words = [(i, word) for i, rules in enumerate(asked) for word in rules.words]
-        tailed = [i for i, rules in enumerate(asked) if rules.words]
-        counted = [i for i, rules in enumerate(asked) if rules.is_penalised]
+        asked = [self._by_row[row] for row in rows]
+        limited = [i for i, constraints in enumerate(asked) if constraints.allowed is not None]
+        allowed = [mask for constraints in asked if (mask := constraints.allowed) is not None]
+        words = [(i, word) for i, constraints in enumerate(asked) for word in constraints.words]
+        tailed = [i for i, constraints in enumerate(asked) if constraints.words]
+        counted = [i for i, constraints in enumerate(asked) if constraints.is_penalised]
         heads = np.full((len(words), max((len(w) - 1 for _, w in words), default=0)), NO_TOKEN)
         for head, (_, word) in zip(heads, words, strict=True):
             head[len(head) - len(word) + 1 :] = word[:-1]
         repetitions = [asked[i].repetition for i in counted]
         return StepConstraints(
-            bias_places=_owners([rules.bias_ids for rules in asked]),
-            bias_ids=_concatenated([rules.bias_ids for rules in asked]),
-            biases=np.concatenate([rules.biases for rules in asked]),
-            allowed_places=np.array(limited, np.int64),
+            bias_rows=_owners([constraints.bias_ids for constraints in asked]),
+            bias_ids=_concatenated([constraints.bias_ids for constraints in asked]),
+            biases=np.concatenate([constraints.biases for constraints in asked]),
+            allowed_rows=np.array(limited, np.int64),
             allowed_state_slots=self._allowed.state_slots(allowed),
-            banned_places=_owners([rules.banned_ids for rules in asked]),
-            banned_ids=_concatenated([rules.banned_ids for rules in asked]),
-            word_places=np.array([i for i, _ in words], np.int64),
+            banned_rows=_owners([constraints.banned_ids for constraints in asked]),
+            banned_ids=_concatenated([constraints.banned_ids for constraints in asked]),
+            word_rows=np.array([i for i, _ in words], np.int64),
             word_state_slots=self._tail_state_slots.of([rows[i] for i, _ in words]),
             word_heads=heads,
             word_lasts=np.array([word[-1] for _, word in words], np.int64),
-            tail_places=np.array(tailed, np.int64),
+            tail_rows=np.array(tailed, np.int64),
             tail_state_slots=self._tail_state_slots.of([rows[i] for i in tailed]),
-            penalty_places=np.array(counted, np.int64),
+            penalty_rows=np.array(counted, np.int64),
             count_state_slots=self._count_state_slots.of([rows[i] for i in counted]),
             repetitions=np.array(repetitions, np.float32),
             frequencies=np.array([asked[i].frequency for i in counted], np.float32),
@@ -233,25 +233,25 @@ class _StateSlots:
         """The state slots of `rows`."""
         return np.array([self._of[row] for row in rows], np.int64)
 
-    def give_back(self, row: Hashable) -> None:
+    def release(self, row: Hashable) -> None:
         """Free the state slot of `row`, if it holds one."""
         state_slot = self._of.pop(row, None)
         if state_slot is not None:
             heapq.heappush(self._free, state_slot)
 
 
-class _Shared:
+class _SharedMasks:
     """Masks that rows share: each is stored once, and has one state slot while it is in use."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, bytes] = {}
+        self._masks: dict[bytes, bytes] = {}
         self._rows: Counter[bytes] = Counter()  # rows that have it
-        self._entered: Counter[bytes] = Counter()  # of those, the rows that run
+        self._active: Counter[bytes] = Counter()  # of those, the rows that run
         self._state_slots = _StateSlots()
 
-    def hold(self, mask: bytes) -> bytes:
+    def add(self, mask: bytes) -> bytes:
         """Add a row with this mask; returns the stored copy."""
-        mask = self._kept.setdefault(mask, mask)
+        mask = self._masks.setdefault(mask, mask)
         self._rows[mask] += 1
         return mask
 
@@ -259,20 +259,20 @@ class _Shared:
         """Remove a row with this mask, which runs no longer."""
         self._rows[mask] -= 1
         if not self._rows[mask]:
-            del self._rows[mask], self._kept[mask]
+            del self._rows[mask], self._masks[mask]
 
-    def enter(self, mask: bytes) -> None:
+    def activate(self, mask: bytes) -> None:
         """A row with this mask begins to run."""
-        if not self._entered[mask]:
+        if not self._active[mask]:
             self._state_slots.assign([mask])
-        self._entered[mask] += 1
+        self._active[mask] += 1
 
-    def leave(self, mask: bytes) -> None:
+    def deactivate(self, mask: bytes) -> None:
         """A row with this mask runs no longer."""
-        self._entered[mask] -= 1
-        if not self._entered[mask]:
-            del self._entered[mask]
-            self._state_slots.give_back(mask)
+        self._active[mask] -= 1
+        if not self._active[mask]:
+            del self._active[mask]
+            self._state_slots.release(mask)
 
     def state_slots(self, masks: Sequence[bytes]) -> Int64s:
         """The state slots of masks that are in use."""

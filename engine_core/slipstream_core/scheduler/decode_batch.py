@@ -31,7 +31,7 @@ The batch (`DecodeBatch`):
 - Arrays that left as part of a plan are never written again, except block tables; unchanged arrays
   are shared by all plans of the batch.
 - How far a row may be ahead of its worker is checked only when the allowance of the last check is
-  used up: acknowledgements only grow, except on an attach, which calls `look_again`.
+  used up: acknowledgements only grow, except on an attach, which calls `recheck_acks`.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class TableCopies:
         self._are_first = bool(np.array_equal(at, np.arange(len(at))))
         self._width = 0
         self._copies: deque[_Copy] = deque()  # the last is in use
-        self._places: Int64s = np.empty(0, np.int64)  # flat index in a copy, of the expected blocks
-        self._blocks: Int32s = np.empty(0, np.int32)
+        self._indices: Int64s = np.empty(0, np.int64)  # into a copy's `items`, of `_blocks`
+        self._blocks: Int32s = np.empty(0, np.int32)  # the expected ones
 
     def expect(self, rows: Int64s, blocks: Int32s, widest: int) -> None:
         """Announce blocks in the order in which they begin: `rows` [n], indices into `at`, all
@@ -86,9 +86,9 @@ class TableCopies:
         numbers = self._slots.num_blocks.take(self._at.take(rows))
         for copy in self._copies:
             if copy.num_done < len(self._blocks):
-                copy.lacks.append((self._places[copy.num_done :], self._blocks[copy.num_done :]))
+                copy.lacks.append((self._indices[copy.num_done :], self._blocks[copy.num_done :]))
             copy.num_done = 0
-        self._places, self._blocks = rows * self._width + numbers, blocks
+        self._indices, self._blocks = rows * self._width + numbers, blocks
 
     def with_first(self, num: int, *, step: int, oldest_in_flight: int | None) -> Int32s:
         """The tables with the first `num` expected blocks filled in, [R, at least the widest]: for
@@ -106,11 +106,11 @@ class TableCopies:
             copy = _Copy(table, table.reshape(-1))
         copies.append(copy)
         if copy.lacks:
-            for places, blocks in copy.lacks:
-                copy.items[places] = blocks
+            for indices, blocks in copy.lacks:
+                copy.items[indices] = blocks
             copy.lacks.clear()
         some = slice(copy.num_done, num)
-        copy.items[self._places[some]] = self._blocks[some]
+        copy.items[self._indices[some]] = self._blocks[some]
         copy.num_done = num
         return copy.table
 
@@ -135,7 +135,11 @@ class DecodeStreak:
         self._rows, self._index = rows, index
         self._num_ended, self._num_left = num_ended, num_left
 
-    def go_on(self, rows: RowSet, num_ended: int) -> Int64s | None:
+    def end(self) -> None:
+        """Count nothing more; the next `begin` starts anew."""
+        self._rows = NO_ROWS
+
+    def advance(self, rows: RowSet, num_ended: int) -> Int64s | None:
         """Count one more token of each of `rows`. Returns the index of `begin` if these are its
         rows, all still alive and none reaching its limit by this token; otherwise None, and the
         streak ends.
@@ -151,8 +155,8 @@ class DecodeStreak:
 
 
 _UNBOUNDED = np.iinfo(np.int64).max
-_MOST_AHEAD = 8  # steps
-_NOBODY: Int64s = np.empty(0, np.int64)
+_MAX_AHEAD = 8  # steps
+_NO_ROWS: Int64s = np.empty(0, np.int64)
 
 
 class DecodeBatch:
@@ -187,27 +191,27 @@ class DecodeBatch:
         run_ahead = requests.run_ahead.take(at)
         self._is_bounded = bool((run_ahead != _UNBOUNDED).any())
         self._run_ahead = run_ahead - 1  # relative to computed tokens: one more is known
-        self._room = 0  # steps until acknowledgements have to be checked
+        self._steps_to_ack_check = 0  # steps until acknowledgements have to be checked
         self._zeros = np.zeros(len(rows), np.int64)
-        self._nobody = np.full(len(rows), -1)
+        self._no_gather = np.full(len(rows), -1)
         # the L steps of the look-ahead, of which `_at` are planned
         self._first = columns.positions + 1  # [R] positions of their first tokens
         self._num_steps = 0  # steps planned before them
         self._at = self._length = 0
-        self._settled = 0
+        self._num_written = 0
         self._num_given = 0  # of the blocks that they begin, those given to slots
         self._next_length = 1
         self._positions = self._kv_slots = self._first[None]  # [L, R]
         self._kv_lens: Int32s = columns.kv_lens[None]  # [L, R]
-        self._beginning = _NOBODY  # indices into `rows`, in order of the steps
+        self._beginning = _NO_ROWS  # indices into `rows`, in order of the steps
         self._bounds = [0]  # bounds of each step's part of `_beginning`, [L + 1]
         self._tables = TableCopies(slots, columns.slots)
         # rows by the step in which they first begin a block; sorted at the first look-ahead
         self._order: Int64s | None = None
         self._phases = np.empty(0, np.int16)  # [R]
         self._ends: list[int] = []  # of each phase in `_order`, from 0 on, [block_size + 1]
-        self._furthest = 0  # the highest of the positions at the first look-ahead
-        limits = np.minimum(requests.limit.take(at), requests.room.take(at))
+        self._max_position = 0  # the highest of the positions at the first look-ahead
+        limits = np.minimum(requests.limit.take(at), requests.logprob_limit.take(at))
         limits -= self._first  # known is one more than computed
         self._num_left = int(limits.min()) - 1  # steps until a limit, or until room is asked for
 
@@ -215,17 +219,17 @@ class DecodeBatch:
         """Whether every row may sample one more token; see `RequestTable.may_run`."""
         if self._num_left <= 0:
             return False
-        if not self._is_bounded or self._room > 0:
+        if not self._is_bounded or self._steps_to_ack_check > 0:
             return True
         ahead = np.maximum(positions(acked).take(self.rows.array), self._prompt_lens)
         np.subtract(self._first + self._at, ahead, out=ahead)
         np.subtract(self._run_ahead, ahead, out=ahead)
-        self._room = int(ahead.min())
-        return self._room > 0
+        self._steps_to_ack_check = int(ahead.min())
+        return self._steps_to_ack_check > 0
 
-    def look_again(self) -> None:
+    def recheck_acks(self) -> None:
         """Check acknowledgements at the next step; they may have moved back."""
-        self._room = 0
+        self._steps_to_ack_check = 0
 
     def num_beginning(self) -> int:
         """How many rows begin a block in the next step."""
@@ -242,7 +246,7 @@ class DecodeBatch:
         last, at = self._columns, self._at
         tables, num_begun = last.block_tables, self._bounds[at + 1]
         if num_begun > self._bounds[at]:
-            self._blocks.take_later(num_begun - self._bounds[at])
+            self._blocks.count_upcoming(num_begun - self._bounds[at])
             tables = self._tables.with_first(
                 num_begun, step=self.step + 1, oldest_in_flight=oldest_in_flight
             )
@@ -250,7 +254,7 @@ class DecodeBatch:
             token_ids, gather_slots = self._zeros, last.slots
         else:
             token_ids = self._tokens.last(self.rows).astype(np.int64)
-            gather_slots = self._nobody
+            gather_slots = self._no_gather
         self._columns = TokenColumns(
             slots=last.slots,
             token_ids=token_ids,
@@ -271,18 +275,18 @@ class DecodeBatch:
         self.step = step
         self._at += 1
         self._num_left -= 1
-        self._room -= 1
+        self._steps_to_ack_check -= 1
 
     def flush_deferred(self) -> None:
         """Write what the planned steps have changed to the request and slot tables."""
-        if self._settled < self._at:
-            self._hand_out()
+        if self._num_written < self._at:
+            self._assign_blocks()
             computed = self._first + self._at
             self._requests.computed[self.rows.array] = computed
             self._requests.known[self.rows.array] = computed + 1
-            self._settled = self._at
+            self._num_written = self._at
 
-    def _hand_out(self) -> None:
+    def _assign_blocks(self) -> None:
         """Give slots the blocks that the planned steps begin."""
         num = self._bounds[self._at]
         if num > self._num_given:
@@ -292,7 +296,7 @@ class DecodeBatch:
 
     def _look_ahead(self) -> None:
         """Compute the columns of the next steps: one at least, even if it lacks blocks."""
-        self._hand_out()
+        self._assign_blocks()
         size, first = self._block_size, self._first + self._at
         self._num_steps += self._at
         if self._order is None:
@@ -300,10 +304,10 @@ class DecodeBatch:
             self._order = np.argsort(self._phases, kind="stable")
             firsts = np.searchsorted(self._phases.take(self._order), np.arange(size + 1))
             self._ends = firsts.tolist()
-            self._furthest = int(first.max())
+            self._max_position = int(first.max())
         phase = self._num_steps % size
         length = min(self._next_length, size - phase, max(self._num_left, 1))
-        self._next_length = min(2 * self._next_length, _MOST_AHEAD)
+        self._next_length = min(2 * self._next_length, _MAX_AHEAD)
         begin, *ends = self._ends[phase : phase + length + 1]
         blocks = self._blocks.upcoming(ends[-1] - begin)
         while length > 1 and ends[length - 1] - begin > len(blocks):
@@ -322,8 +326,8 @@ class DecodeBatch:
             jumps[beginning] = blocks.astype(np.int64) * size - waits - goes_on.take(beginning)
             has_begun = steps.astype(np.int16) >= self._phases - np.int16(phase)
             self._kv_slots += np.where(has_begun, jumps, 0)
-            widest = (self._furthest + self._num_steps + length - 1) // size + 1
+            widest = (self._max_position + self._num_steps + length - 1) // size + 1
             self._tables.expect(beginning, blocks, widest)
         self._first, self._beginning, self._length = first, beginning, length
         self._at = self._num_given = 0
-        self._settled = -1
+        self._num_written = -1

@@ -40,7 +40,7 @@ class Launched:
     generations: Int64s  # [R]
     sampled: RowSet  # [S] rows
     sampled_generations: Int64s  # [S]
-    on_probation: bool  # whether its only request is
+    is_suspect: bool  # its only request is one
     uses: tuple[BlockUse, ...] = ()  # in the order in which the rows were planned
 
 
@@ -48,9 +48,10 @@ class Sampled(Struct, frozen=True, gc=False):
     """What a step sampled for the n requests that are still alive."""
 
     rows: RowSet  # [n]
-    token_ids: UInt32s  # [n]
-    index: Int64s  # [n] their indices among the step's S sampled rows
+    token_ids: UInt32s  # [n], or [sum(counts)] row by row
+    index: Int64s  # as `token_ids`: their indices in the step's result
     ended: Int64s  # rows that reached their length limit and are removed
+    counts: Int64s | None = None  # [n] tokens of each row; None: one each
 
 
 class LaunchedSteps:
@@ -63,9 +64,9 @@ class LaunchedSteps:
         return len(self._records)
 
     @property
-    def has_probation(self) -> bool:
-        """Whether a request on probation is in flight; nothing is launched behind it."""
-        return len(self._records) > 0 and self._records[-1].on_probation
+    def has_suspect(self) -> bool:
+        """Whether a suspect is in flight; nothing is launched behind it."""
+        return len(self._records) > 0 and self._records[-1].is_suspect
 
     @property
     def last_step(self) -> int | None:
@@ -84,7 +85,7 @@ class LaunchedSteps:
         generations: Int64s,
         sampled: RowSet,
         *,
-        on_probation: bool,
+        is_suspect: bool,
         uses: Sequence[BlockUse] = (),
     ) -> None:
         """Record the launch of `plan` for these rows, of which it samples `sampled`."""
@@ -98,7 +99,7 @@ class LaunchedSteps:
                 generations,
                 sampled,
                 sampled_generations,
-                on_probation,
+                is_suspect,
                 tuple(uses),
             )
         )
@@ -109,8 +110,8 @@ class LaunchedSteps:
         assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
         return record
 
-    def spoilt_by(self, failed: Launched) -> tuple[Int32s, dict[int, int]]:
-        """What a failed step, answered already, has spoilt in the steps behind it.
+    def invalidated_by(self, failed: Launched) -> tuple[Int32s, dict[int, int]]:
+        """What a failed step, answered already, invalidates in the steps behind it.
 
         The blocks that do not hold their intended content, all different; and the rows behind it,
         with their generations, that read one of these blocks, directly or through another row.
@@ -120,11 +121,11 @@ class LaunchedSteps:
         blocks: set[int] = set()
         for record in (failed, *self._records):
             for use in record.uses:
-                is_spoilt = use.generation in (rows.get(use.row), behind.get(use.row))
-                if not is_spoilt and not blocks.isdisjoint(use.shared.tolist()):
+                is_invalid = use.generation in (rows.get(use.row), behind.get(use.row))
+                if not is_invalid and not blocks.isdisjoint(use.shared.tolist()):
                     behind[use.row] = use.generation
-                    is_spoilt = True
-                if is_spoilt:
+                    is_invalid = True
+                if is_invalid:
                     blocks.update(use.filled.tolist())
         return np.array(sorted(blocks), np.int32), behind
 

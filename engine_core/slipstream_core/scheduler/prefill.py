@@ -32,18 +32,18 @@ class Prefill:
         requests: RequestTable,
         slots: SlotTable,
         blocks: RequestBlocks,
-        places: RunningSet,
+        running_set: RunningSet,
         prompts: PromptLogprobRows,
         tokens: TokenLog,
     ) -> None:
         self._requests = requests
         self._slots = slots
         self._blocks = blocks
-        self._running_set = places
+        self._running_set = running_set
         self._prompts = prompts
         self._tokens = tokens
 
-    def go_on(self, rows: Int64s, budget: int) -> list[Chunk]:
+    def continue_chunks(self, rows: Int64s, budget: int) -> list[Chunk]:
         """The next chunks of those of `rows` that still run, while the budget lasts."""
         if not len(rows):
             return []
@@ -70,7 +70,7 @@ class Prefill:
             shared = self._blocks.find_room(row)
             if shared is None or not self._prompts.has_room(row):
                 break
-            self._running_set.enter(row, shared)
+            self._running_set.start(row, shared)
             chunk = self.chunk(row, budget)
             assert chunk is not None
             chunks.append(chunk)

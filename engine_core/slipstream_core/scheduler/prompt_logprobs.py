@@ -34,7 +34,7 @@ class PromptLogprobRows:
     def __init__(self, tokens: TokenLog) -> None:
         self._tokens = tokens
         self._wanted: dict[int, _Wanted] = {}
-        self._room = MAX_POSITIONS  # positions left in the step that is being planned
+        self._num_left = MAX_POSITIONS  # positions left in the step that is being planned
 
     def __bool__(self) -> bool:
         return bool(self._wanted)
@@ -50,7 +50,7 @@ class PromptLogprobRows:
 
     def has_room(self, row: int) -> bool:
         """Whether the step that is being planned can compute a chunk of this row."""
-        return self._room > 0 or row not in self._wanted
+        return self._num_left > 0 or row not in self._wanted
 
     def cut(self, row: int, start: int, count: int) -> int:
         """How many of `count` tokens from `start` on the step can compute."""
@@ -58,16 +58,16 @@ class PromptLogprobRows:
         if wanted is None or start >= wanted.stop:
             return count
         if start + count <= wanted.stop:
-            count = min(count, self._room)
-        elif wanted.stop - start > self._room:
-            count = self._room
-        self._room -= min(start + count, wanted.stop) - start
+            count = min(count, self._num_left)
+        elif wanted.stop - start > self._num_left:
+            count = self._num_left
+        self._num_left -= min(start + count, wanted.stop) - start
         return count
 
     def extend(self, plan: StepPlan, rows: Int64s) -> StepPlan:
         """The plan with the prompt positions that it has to score; `rows` are the plan's."""
-        self._room = MAX_POSITIONS
-        places = np.cumsum(plan.query_lens, dtype=np.int64) - plan.query_lens
+        self._num_left = MAX_POSITIONS
+        query_starts = np.cumsum(plan.query_lens, dtype=np.int64) - plan.query_lens
         found, starts, stops, widths = [], [], [], []
         targets: list[npt.NDArray[np.generic]] = []
         for index in range(plan.num_decodes, len(rows)):
@@ -85,7 +85,7 @@ class PromptLogprobRows:
         if not found:
             return plan
         counts = np.subtract(stops, starts)
-        firsts = np.repeat(places[found], counts)
+        firsts = np.repeat(query_starts[found], counts)
         within = np.arange(len(firsts)) - np.repeat(np.cumsum(counts) - counts, counts)
         return replace(
             plan,

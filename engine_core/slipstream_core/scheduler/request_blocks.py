@@ -7,8 +7,8 @@
   they are registered when the request gives its blocks back, as far as completed steps have
   computed them. So the cache costs a decode step nothing.
 - The content that a failed step was to write is dropped: `forget`.
-- A request that found no room is looked up again only when it might find some (`_Lack`): looking up
-  a long prompt takes milliseconds, and the next request is tried before every step.
+- A request that found no room is looked up again only when it might find some (`_Shortage`):
+  looking up a long prompt takes milliseconds, and the next request is tried before every step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
-class _Lack:
+class _Shortage:
     """A waiting request that found no room, and what it would have needed.
 
     It needs fewer free blocks now only if more of its own are cached, or if blocks that were free
@@ -67,7 +67,7 @@ class RequestBlocks:
         self._cache: PrefixCache | None = None
         if enable_prefix_caching:
             self._cache = PrefixCache(self._pool, block_size, model_salt)
-        self._lack: _Lack | None = None  # of the request that found no room last
+        self._shortage: _Shortage | None = None  # of the request that found no room last
         self._uses: list[BlockUse] = []  # of the step that is being planned
         # by slot: blocks that were shared, or registered when they were planned
         self._num_registered = np.zeros(len(slots.row), np.int64)
@@ -113,7 +113,7 @@ class RequestBlocks:
         known = int(self._requests.known[row])
         is_sought = self._cache is not None and bool(self._requests.use_prefix_cache[row])
         request = (row, int(self._requests.generation[row]), known, is_sought)
-        num_free, last = self._pool.num_free - reserved, self._lack
+        num_free, last = self._pool.num_free - reserved, self._shortage
         if last is not None and last.request == request and not self._might_fit(last, num_free):
             return None
         max_shared = (known - 1) // self._block_size if is_sought else 0
@@ -122,7 +122,7 @@ class RequestBlocks:
         if wanted <= num_free:
             return shared
         taken = self._pool.num_kept_taken
-        self._lack = _Lack(request, len(shared), max_shared, wanted, taken)
+        self._shortage = _Shortage(request, len(shared), max_shared, wanted, taken)
         return None
 
     def admit(self, row: int, shared: Int32s) -> None:
@@ -136,7 +136,7 @@ class RequestBlocks:
             self._uses.append(BlockUse(row, generation, shared, _NO_BLOCKS))
         new = self._pool.allocate(-(-known // self._block_size) - len(shared))
         blocks = np.concatenate([shared, new]) if len(shared) else new
-        requests.slot[row] = self._slots.take_slot(row, blocks)
+        requests.slot[row] = self._slots.assign_slot(row, blocks)
         requests.computed[row] = len(shared) * self._block_size
         self._num_registered[requests.slot[row]] = len(shared)
         if self._cache is not None and requests.use_prefix_cache[row]:
@@ -162,11 +162,11 @@ class RequestBlocks:
         """The blocks that `grow` would give to `num` slots, in order; fewer if fewer are free."""
         return self._pool.upcoming(num)
 
-    def take_later(self, num: int) -> None:
+    def count_upcoming(self, num: int) -> None:
         """Count `num` of the upcoming blocks as in use. `grow` has to allocate them before any
         other block is taken or freed.
         """
-        self._pool.owe(num)
+        self._pool.reserve(num)
 
     def take_uses(self) -> list[BlockUse]:
         """What the planned step shares and fills, in the order of its rows."""
@@ -177,7 +177,7 @@ class RequestBlocks:
         """Take slots and blocks from running requests, all different."""
         if self._cache is not None:
             self._register_sampled(rows)
-        blocks = self._slots.give_back(self._requests.slot[rows])
+        blocks = self._slots.release(self._requests.slot[rows])
         self._pool.release(blocks[::-1])  # the first blocks are reused last: they are shared most
         self._requests.slot[rows] = NO_SLOT
 
@@ -220,12 +220,12 @@ class RequestBlocks:
         self._cache.register(row, start, blocks)
         return blocks
 
-    def _might_fit(self, lack: _Lack, num_free: int) -> bool:
+    def _might_fit(self, shortage: _Shortage, num_free: int) -> bool:
         """Whether the request of `lack` might find room now, with `num_free` blocks available."""
-        if lack.num_wanted <= num_free + self._pool.num_kept_taken - lack.num_kept_taken:
+        if shortage.num_wanted <= num_free + self._pool.num_kept_taken - shortage.num_kept_taken:
             return True
-        num, row = lack.num_shared, lack.request[0]
-        if num == lack.max_shared:
+        num, row = shortage.num_shared, shortage.request[0]
+        if num == shortage.max_shared:
             return False
         assert self._cache is not None
         return len(self._cache.lookup(row, num + 1, start=num)) > 0

@@ -64,11 +64,11 @@ class NewRequest:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()  # not sampled before there are min_tokens outputs
     worker_ends: bool = True  # only the worker sees some ends, such as stop strings
-    on_probation: bool = False  # runs alone until it has sampled a token
+    is_suspect: bool = False  # runs alone until it has sampled a token
     cache_salt: str = ""  # only requests with equal salts share blocks
     use_prefix_cache: bool = True  # False: computes all of its tokens itself
     num_prompt_logprobs: int = -1  # as num_logprobs, for the prompt's tokens
-    rules: TokenConstraints | None = None
+    constraints: TokenConstraints | None = None
     has_grammar: bool = False  # the ids allowed next depend on its history
     tenant: bytes = b""  # tenants of equal priority take turns
 
@@ -95,7 +95,7 @@ class RequestTable(RowTable):
 
     generation: Int64s = column(np.int64)
     alive: Bools = column(np.bool_)
-    on_probation: Bools = column(np.bool_)  # of those alive
+    is_suspect: Bools = column(np.bool_)  # of those alive
     use_prefix_cache: Bools = column(np.bool_)
     slot: Int64s = column(np.int64, NO_SLOT)  # NO_SLOT while it waits
     priority: Int64s = column(np.int64)
@@ -104,7 +104,9 @@ class RequestTable(RowTable):
     prompt_len: Int64s = column(np.int64)
     limit: Int64s = column(np.int64)  # tokens, prompt included, that it may grow to
     run_ahead: Int64s = column(np.int64)  # outputs that may be unacknowledged
-    room: Int64s = column(np.int64)  # tokens, counted as `limit`, with room for log-probabilities
+    logprob_limit: Int64s = column(
+        np.int64
+    )  # tokens, counted as `limit`, with room for log-probabilities
     known: Int64s = column(np.int64)  # tokens in the history or in flight
     computed: Int64s = column(np.int64)  # tokens in the cache once all launched steps ran
     masked_until: Int64s = column(np.int64)  # `known` from which stop ids are allowed
@@ -114,7 +116,7 @@ class RequestTable(RowTable):
     min_p: Float32s = column(np.float32)
     seed: Int64s = column(np.int64)
     num_logprobs: Int32s = column(np.int32, -1)
-    has_rules: Bools = column(np.bool_)  # token constraints; they are in `rules`
+    has_constraints: Bools = column(np.bool_)  # token constraints; in `constraints`
     has_grammar: Bools = column(np.bool_)
 
     def __init__(self, rows: int = 64) -> None:
@@ -122,7 +124,7 @@ class RequestTable(RowTable):
         self.num_ended = 0  # number of increments of any generation
         self.num_growing = 0  # rows with log-probabilities
         self.tenants: dict[int, bytes] = {}  # by row, of those alive
-        self.rules = ConstraintColumns()
+        self.constraints = ConstraintColumns()
         self._num_grammars = 0  # rows with a grammar
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
         self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows with logprob_token_ids
@@ -137,7 +139,7 @@ class RequestTable(RowTable):
         if row >= self.num_rows:
             self.grow(row + 1)
         self.alive[row] = True
-        self.on_probation[row] = request.on_probation
+        self.is_suspect[row] = request.is_suspect
         self.use_prefix_cache[row] = request.use_prefix_cache
         self.slot[row] = NO_SLOT
         self.priority[row] = request.priority
@@ -148,9 +150,9 @@ class RequestTable(RowTable):
         self.prompt_len[row] = request.prompt_len
         self.limit[row] = limit
         self.run_ahead[row] = run_ahead
-        self.room[row] = limit
+        self.logprob_limit[row] = limit
         if request.num_logprobs >= 0:
-            self.room[row] = known + step_len(request.num_logprobs)
+            self.logprob_limit[row] = known + step_len(request.num_logprobs)
             self.num_growing += 1
         self.known[row] = known
         self.computed[row] = 0
@@ -166,9 +168,9 @@ class RequestTable(RowTable):
         self.num_logprobs[row] = request.num_logprobs
         if request.logprob_token_ids:
             self._logprob_ids[row] = np.array(request.logprob_token_ids, np.int64)
-        self.has_rules[row] = request.rules is not None
-        if request.rules is not None:
-            self.rules.add(row, request.rules)
+        self.has_constraints[row] = request.constraints is not None
+        if request.constraints is not None:
+            self.constraints.add(row, request.constraints)
         self.has_grammar[row] = request.has_grammar
         self._num_grammars += request.has_grammar
         self._last_sampling = None
@@ -176,10 +178,10 @@ class RequestTable(RowTable):
 
     def remove(self, rows: Int64s) -> None:
         """Remove live requests, all different."""
-        self.end_lives(rows)
+        self.begin_generation(rows)
         if self.num_growing:
             self.num_growing -= int((self.num_logprobs[rows] >= 0).sum())
-        self.alive[rows] = self.on_probation[rows] = False
+        self.alive[rows] = self.is_suspect[rows] = False
         if self._num_grammars:
             self._num_grammars -= int(self.has_grammar[rows].sum())
             self.has_grammar[rows] = False
@@ -187,10 +189,10 @@ class RequestTable(RowTable):
             self.tenants.pop(row, None)
             self._stop_ids.pop(row, None)
             self._logprob_ids.pop(row, None)
-        if self.rules:
-            self.rules.remove(rows.tolist())
+        if self.constraints:
+            self.constraints.remove(rows.tolist())
 
-    def end_lives(self, rows: Int64s | int) -> None:
+    def begin_generation(self, rows: Int64s | int) -> None:
         """Begin a new generation of `rows`: results in flight for them no longer count."""
         self.generation[rows] += 1
         self.num_ended += 1
@@ -209,13 +211,13 @@ class RequestTable(RowTable):
         """
         known = self.known[rows]
         unacked = known - np.maximum(positions(acked)[rows], self.prompt_len[rows])
-        least = np.minimum(self.limit[rows], self.room[rows])
+        least = np.minimum(self.limit[rows], self.logprob_limit[rows])
         return np.logical_and(known < least, unacked < self.run_ahead[rows])
 
-    def lacks_room(self, rows: Int64s) -> Bools:
+    def lacks_logprob_budget(self, rows: Int64s) -> Bools:
         """Whether each row cannot sample only for lack of room for its log-probabilities."""
         known = self.known[rows]
-        return np.logical_and(known >= self.room[rows], known < self.limit[rows])
+        return np.logical_and(known >= self.logprob_limit[rows], known < self.limit[rows])
 
     def sampling(self, row_set: RowSet) -> SamplingColumns:
         """The sampling columns of these rows, [S]."""
@@ -310,7 +312,7 @@ class SlotTable:
             self._running = RowSet(self.row[self.row != NO_ROW])
         return self._running
 
-    def take_slot(self, row: int, blocks: Int32s) -> int:
+    def assign_slot(self, row: int, blocks: Int32s) -> int:
         """Give `row` a slot, with `blocks` as its first blocks; returns the slot."""
         slot = int(np.argmin(self.row))  # the first free one
         assert self.row[slot] == NO_ROW, "no slot is free"
@@ -328,7 +330,7 @@ class SlotTable:
         numbers += 1
         self.num_blocks[slots] = numbers
 
-    def give_back(self, slots: Int64s) -> Int32s:
+    def release(self, slots: Int64s) -> Int32s:
         """Free held `slots`, all different; returns their blocks."""
         tables = self.tables[slots]
         blocks: Int32s = tables[tables != NULL_BLOCK]

@@ -34,38 +34,38 @@ class RunningSet:
         blocks: RequestBlocks,
         *,
         block_size: int,
-        room: LogprobBudget,
+        logprob_budget: LogprobBudget,
     ) -> None:
         self._requests = requests
-        self._room = room
+        self._logprob_budget = logprob_budget
         self._slots = slots
         self._blocks = blocks
         self._block_size = block_size
         self.waiting = WaitingQueue(requests)
         self.num_preemptions = 0  # times that a request gave up its blocks
-        self._entered: list[int] = []  # since the last take_entered()
+        self._started: list[int] = []  # since the last take_started()
 
     def runs(self, row: int) -> bool:
         """Whether a request has a slot."""
         return int(self._requests.slot[row]) != NO_SLOT
 
-    def enter(self, row: int, shared: Int32s) -> None:
+    def start(self, row: int, shared: Int32s) -> None:
         """Give a waiting request a slot and blocks; `shared` is from RequestBlocks.find_room."""
         self.waiting.begin(row)
-        self._entered.append(row)
+        self._started.append(row)
         self._blocks.admit(row, shared)
 
-    def take_entered(self) -> list[int]:
-        """The rows that entered since the last call, preempted ones again."""
-        entered, self._entered = self._entered, []
-        return entered
+    def take_started(self) -> list[int]:
+        """The rows that started since the last call, preempted ones again."""
+        started, self._started = self._started, []
+        return started
 
-    def enter_by_force(self, row: int) -> None:
-        """As `enter`, preempting other requests while there is no room."""
+    def start_preempting(self, row: int) -> None:
+        """As `start`, preempting other requests while there is no room."""
         candidates = self._requests.in_order(self._slots.running().array).tolist()
         while not self._slots.num_free or (shared := self._blocks.find_room(row)) is None:
             self.preempt(candidates.pop())
-        self.enter(row, shared)
+        self.start(row, shared)
 
     def extend_tables(self, decoding: RowSet) -> RowSet:
         """Allocate blocks for one more token per row; returns the rows that still run."""
@@ -83,19 +83,41 @@ class RunningSet:
             self._blocks.grow(asking)
         return decoding
 
+    def extend_to_known(self, rows: Int64s) -> bool:
+        """Allocate the blocks that running rows lack for their known tokens, as rows do that got
+        several tokens in a step. Returns whether requests were preempted for them.
+        """
+        requests, slots = self._requests, self._slots
+
+        def lacking() -> Int64s:
+            running = rows[requests.slot[rows] != NO_SLOT]
+            have = slots.num_blocks[requests.slot[running]]
+            wanted = -(-requests.known[running] // self._block_size)
+            return np.repeat(running, np.maximum(wanted - have, 0))
+
+        asking, before = lacking(), self.num_preemptions
+        if len(asking) > self._blocks.num_free:
+            candidates = requests.in_order(slots.running().array).tolist()
+            while len(asking) > self._blocks.num_free:
+                self.preempt(candidates.pop())
+                asking = lacking()
+        for row in asking.tolist():
+            self._blocks.grow(requests.slot[[row]])
+        return self.num_preemptions > before
+
     def preempt(self, row: int) -> None:
         """Take slot and blocks from a running request, which waits in its old position."""
         self._release(np.array([row]))
         self._requests.computed[row] = 0
-        if self._requests.lacks_room(np.array([row]))[0]:
-            self._room.waiting.add(row)
+        if self._requests.lacks_logprob_budget(np.array([row]))[0]:
+            self._logprob_budget.waiting.add(row)
         else:
             self.waiting.add(row)
         self.num_preemptions += 1
 
-    def has_room(self, row: int) -> None:
+    def requeue(self, row: int) -> None:
         """A row that waited for room was given some, and waits for a slot again."""
-        self._room.waiting.remove(row)
+        self._logprob_budget.waiting.remove(row)
         self.waiting.add(row)
 
     def remove(self, rows: Int64s) -> None:
@@ -104,8 +126,8 @@ class RunningSet:
         if runs.any():
             self._release(rows[runs])
         for row in rows[~runs].tolist():
-            if row in self._room.waiting:
-                self._room.waiting.remove(row)
+            if row in self._logprob_budget.waiting:
+                self._logprob_budget.waiting.remove(row)
             else:
                 self.waiting.remove(row)
         self._blocks.close(rows)
@@ -114,5 +136,5 @@ class RunningSet:
     def _release(self, rows: Int64s) -> None:
         """Free slots and blocks of running requests."""
         self._blocks.release(rows)
-        if self._requests.rules:
-            self._requests.rules.leave(rows.tolist())
+        if self._requests.constraints:
+            self._requests.constraints.deactivate(rows.tolist())

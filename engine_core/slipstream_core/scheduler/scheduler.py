@@ -12,11 +12,13 @@ from the runner into the history.
   admits no request.
 - A sampled token reaches the request that it was sampled for, or is dropped: launched steps record
   generations.
+- A step may give a row several tokens. What is in flight for that row then has the wrong positions
+  and is dropped, and the next step computes all of its new tokens in a chunk.
 - Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
   gives up its slot until there is some. If all rows that hold room wait for more, the first goes on
   beyond the bound, to its end.
-- A request on probation runs alone (`suspects`). A failed step puts its requests on probation, and
-  the results of steps launched behind it do not count for them.
+- A suspect runs alone (`suspects`). A failed step makes its requests suspects, and the results of
+  steps launched behind it do not count for them.
 - Requests that shared a block which a failed step was to fill compute everything anew, too (see
   `request_blocks`).
 """
@@ -28,11 +30,17 @@ import numpy.typing as npt
 
 from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_core.scheduler.decode_batch import DecodeBatch, DecodeStreak
-from slipstream_core.scheduler.launched_steps import LaunchedSteps, Sampled
+from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sampled
 from slipstream_core.scheduler.prefill import Chunk, Prefill
 from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
 from slipstream_core.scheduler.request_blocks import RequestBlocks
-from slipstream_core.scheduler.request_table import Acked, NewRequest, RequestTable, SlotTable
+from slipstream_core.scheduler.request_table import (
+    NO_SLOT,
+    Acked,
+    NewRequest,
+    RequestTable,
+    SlotTable,
+)
 from slipstream_core.scheduler.running_set import RunningSet
 from slipstream_core.scheduler.step_builder import TokenColumns, build_plan, token_columns
 from slipstream_core.scheduler.suspects import SuspectQueue
@@ -47,7 +55,7 @@ __all__ = ["NewRequest", "Sampled", "Scheduler"]
 Int64s = npt.NDArray[np.int64]
 
 _UNBOUNDED = np.iinfo(np.int64).max
-_NOBODY: Int64s = np.empty(0, np.int64)
+_NO_ROWS: Int64s = np.empty(0, np.int64)
 
 
 class Scheduler:
@@ -65,14 +73,14 @@ class Scheduler:
         max_unacked: int = 64,
         enable_prefix_caching: bool = False,
         model_salt: str = "",
-        room: LogprobBudget | None = None,
+        logprob_budget: LogprobBudget | None = None,
     ) -> None:
         """`tokens` holds prompt and outputs of every row; its owner opens and drops the rows.
 
         `num_blocks` includes the null block and must hold one request of `max_model_len` tokens.
         `max_unacked` is how many outputs a request with `worker_ends` may be ahead of its worker.
-        `room` holds the reservations of rows that want log-probabilities, and its owner opens and
-        closes them there; None: no bound.
+        `logprob_budget` holds the reservations of rows that want log-probabilities, and its owner
+        opens and closes them there; None: no bound.
         `model_salt` separates the digests of cached blocks from those of another model.
 
         Raises ValueError where `num_blocks` is too small.
@@ -100,16 +108,20 @@ class Scheduler:
             enable_prefix_caching=enable_prefix_caching,
             model_salt=model_salt,
         )
-        self._room = LogprobBudget() if room is None else room
+        self._logprob_budget = LogprobBudget() if logprob_budget is None else logprob_budget
         self._unbounded: int | None = None  # the row that may exceed the budget
         self._running_set = RunningSet(
-            self._requests, self._slots, self._blocks, block_size=block_size, room=self._room
+            self._requests,
+            self._slots,
+            self._blocks,
+            block_size=block_size,
+            logprob_budget=self._logprob_budget,
         )
         self._prompts = PromptLogprobRows(tokens)
         self._prefill = Prefill(
             self._requests, self._slots, self._blocks, self._running_set, self._prompts, tokens
         )
-        self._probation = SuspectQueue(self._requests)
+        self._suspects = SuspectQueue(self._requests)
         self._in_flight = LaunchedSteps()
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
         self._streak = DecodeStreak()  # of the rows sampled last
@@ -123,18 +135,20 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that do not run yet, or were preempted."""
-        return len(self._running_set.waiting) + len(self._room.waiting)
+        return len(self._running_set.waiting) + len(self._logprob_budget.waiting)
 
     @property
     def num_waiting_tokens(self) -> int:
         """Tokens that the waiting requests have to compute before their next output."""
-        rows = list(self._room.waiting)
-        lacking = int(self._requests.known[rows].sum()) if rows else 0
-        return self._running_set.waiting.num_tokens + lacking
+        lacking = list(self._logprob_budget.waiting)
+        return self._running_set.waiting.num_tokens + self._num_known(lacking)
 
     def waiting_of(self, tenant: bytes) -> tuple[int, int]:
         """How many of a tenant's requests wait, and how many tokens they have to compute."""
-        return self._running_set.waiting.of_tenant(tenant)
+        num, num_tokens = self._running_set.waiting.of_tenant(tenant)
+        tenants = self._requests.tenants
+        lacking = [row for row in self._logprob_budget.waiting if tenants[row] == tenant]
+        return num + len(lacking), num_tokens + self._num_known(lacking)
 
     @property
     def num_blocks(self) -> int:
@@ -168,7 +182,7 @@ class Scheduler:
 
     def take_admitted(self) -> list[int]:
         """The rows that began to run since the last call; preempted ones begin again."""
-        return self._running_set.take_entered()
+        return self._running_set.take_started()
 
     def add(self, request: NewRequest) -> None:
         """Queue a request whose tokens, its prompt and outputs so far, are in the history.
@@ -193,7 +207,7 @@ class Scheduler:
         self._blocks.open(row, request.cache_salt)
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
-        self._probation.came(row)
+        self._suspects.added(row)
         self._running_set.waiting.join(row)
 
     def remove(self, row: int) -> None:
@@ -208,21 +222,21 @@ class Scheduler:
         `acked`: see `request_table.Acked`.
         """
         requests = self._requests
-        if self._in_flight.has_probation:
+        if self._in_flight.has_suspect:
             return None
         if self._batch is not None:
-            plan = None if self._probation else self._plan_again(self._batch, acked)
+            plan = None if self._suspects else self._plan_again(self._batch, acked)
             if plan is not None:
                 return plan
             self._end_batch()
         if requests.num_growing:
-            self._give_room()
-        if self._probation:
-            row = self._probation.first(acked)
+            self._reserve_logprobs()
+        if self._suspects:
+            row = self._suspects.first(acked)
             if row is not None:
                 return None if self._in_flight else self._plan_alone(row)
         decoding = self._slots.running()
-        rows, prefilling = decoding.array, _NOBODY
+        rows, prefilling = decoding.array, _NO_ROWS
         runnable = requests.may_run(rows, acked)
         one_behind = requests.known[rows] - requests.computed[rows] == 1
         if not (runnable.all() and one_behind.all()):
@@ -233,24 +247,34 @@ class Scheduler:
             first = requests.in_order(decoding.array)[: self._max_num_batched_tokens]
             decoding = RowSet(first)
         preemptions_before = self._running_set.num_preemptions
+        if len(prefilling) and self._running_set.extend_to_known(prefilling):
+            decoding = RowSet(decoding.array[requests.slot[decoding.array] != NO_SLOT])
         decoding = self._running_set.extend_tables(decoding)
         budget = self._max_num_batched_tokens - len(decoding)
-        chunks = self._prefill.go_on(prefilling, budget)
+        chunks = self._prefill.continue_chunks(prefilling, budget)
         if self._running_set.waiting and self._running_set.num_preemptions == preemptions_before:
             chunks += self._prefill.admit(acked, budget - sum(count for _, count in chunks))
         if not len(decoding) and not chunks:
             return None
         return self._plan(decoding, chunks)
 
-    def complete(self, plan: StepPlan, token_ids: npt.NDArray[np.integer]) -> Sampled:
-        """Append what the oldest plan sampled, [S], to the histories of live requests."""
+    def complete(
+        self, plan: StepPlan, token_ids: npt.NDArray[np.integer], counts: Int64s | None = None
+    ) -> Sampled:
+        """Append what the oldest plan sampled to the histories of live requests.
+
+        `token_ids` and `counts` are as in StepResult. Of a row's tokens, those beyond its limit or
+        its room for log-probabilities are dropped.
+        """
         record = self._in_flight.answered(plan)
+        if counts is not None:
+            return self._complete_several(plan, record, token_ids, counts)
         rows = record.sampled
-        again = self._streak.go_on(rows, self._requests.num_ended)
+        again = self._streak.advance(rows, self._requests.num_ended)
         if again is not None:
             ids = token_ids.astype(np.uint32)
             self._tokens.append(rows, ids)
-            return Sampled(rows, ids, again, _NOBODY)
+            return Sampled(rows, ids, again, _NO_ROWS)
         index = np.arange(len(token_ids))
         alive = self._requests.generation.take(rows.array) == record.sampled_generations
         if not alive.all():
@@ -258,16 +282,48 @@ class Scheduler:
             token_ids = token_ids[alive]
         ids = token_ids.astype(np.uint32)
         self._tokens.append(rows, ids)
-        if record.on_probation:
-            self._probation.end(rows.array)
+        if record.is_suspect:
+            self._suspects.end(rows.array)
         num_left = self._requests.limit.take(rows.array) - self._tokens.lengths(rows)
-        least_left, ended = int(num_left.min(initial=_UNBOUNDED)), _NOBODY
+        least_left, ended = int(num_left.min(initial=_UNBOUNDED)), _NO_ROWS
         if least_left <= 0:
             ended = rows.array[num_left <= 0]
             self._remove(ended)
-        elif not record.on_probation:
+        elif not record.is_suspect:
             self._streak.begin(rows, index, self._requests.num_ended, least_left)
         return Sampled(rows, ids, index, ended)
+
+    def _complete_several(
+        self,
+        plan: StepPlan,
+        record: Launched,
+        token_ids: npt.NDArray[np.integer],
+        counts: Int64s,
+    ) -> Sampled:
+        """As `complete`, with one token or more for each row."""
+        requests = self._requests
+        self._end_batch()
+        self._streak.end()
+        alive = requests.generation.take(record.sampled.array) == record.sampled_generations
+        rows, firsts = record.sampled.array[alive], (np.cumsum(counts) - counts)[alive]
+        most = np.minimum(requests.limit.take(rows), requests.logprob_limit.take(rows))
+        counts = np.minimum(counts[alive], most - self._tokens.lengths(rows))
+        index = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        ids = token_ids[index].astype(np.uint32)
+        self._tokens.append_spans(rows, counts, ids)
+        if record.is_suspect:
+            self._suspects.end(rows)
+        lengths = self._tokens.lengths(rows)
+        several = counts > 1
+        if several.any():
+            requests.begin_generation(rows[several])
+            requests.known[rows[several]] = lengths[several]
+            runs = several & (requests.slot[rows] != NO_SLOT)
+            requests.computed[rows[runs]] = plan.kv_lens[plan.samples][alive][runs]
+        ended = rows[lengths >= requests.limit.take(rows)]
+        if len(ended):
+            self._remove(ended)
+        return Sampled(RowSet(rows), ids, index, ended, counts)
 
     def fail(self, plan: StepPlan) -> Int64s:
         """Answer the oldest plan, whose step failed; returns the rows at fault, removed already.
@@ -277,19 +333,19 @@ class Scheduler:
         """
         self._end_batch()
         record = self._in_flight.answered(plan)
-        spoilt, readers = self._in_flight.spoilt_by(record)
-        self._blocks.forget(spoilt)
+        invalid, readers = self._in_flight.invalidated_by(record)
+        self._blocks.forget(invalid)
         for row, generation in readers.items():
             if self._requests.generation[row] == generation:
-                self._take_back(row)
+                self._restart(row)
         every = record.rows.array
         rows: Int64s = every[self._requests.generation[every] == record.generations]
         if len(record.rows) == 1:
             self._remove(rows)
             return rows
         for row in rows.tolist():
-            self._probation.begin(row)
-            self._take_back(row)
+            self._suspects.begin(row)
+            self._restart(row)
         return rows[:0]
 
     def flush_deferred(self) -> None:
@@ -299,7 +355,7 @@ class Scheduler:
     def acks_moved_back(self) -> None:
         """The acknowledged positions of some row may be lower than at the last schedule()."""
         if self._batch is not None:
-            self._batch.look_again()
+            self._batch.recheck_acks()
 
     def reset_prefix_cache(self) -> None:
         """Drop everything that can be found in the prefix cache."""
@@ -328,65 +384,71 @@ class Scheduler:
         self._prompts.remove(row)
         self._requests.use_prefix_cache[row] = True
 
+    def _num_known(self, rows: list[int]) -> int:
+        return int(self._requests.known[rows].sum()) if rows else 0
+
     def _live(self, rows: Int64s, generations: Int64s) -> Int64s:
         return np.where(self._requests.generation[rows] == generations, rows, NO_ROW)
 
-    def _take_back(self, row: int) -> None:
+    def _restart(self, row: int) -> None:
         """Let a request compute everything anew; tokens of it in flight will be dropped."""
-        self._requests.end_lives(row)
+        self._requests.begin_generation(row)
         self._requests.known[row] = self._tokens.length(row)
         if self._running_set.runs(row):
             self._running_set.preempt(row)
-        elif row in self._room.waiting and not self._requests.lacks_room(np.array([row]))[0]:
-            self._running_set.has_room(row)
+        elif (
+            row in self._logprob_budget.waiting
+            and not self._requests.lacks_logprob_budget(np.array([row]))[0]
+        ):
+            self._running_set.requeue(row)
 
-    def _give_room(self) -> None:
+    def _reserve_logprobs(self) -> None:
         """Reserve room for rows that ran out of it for their log-probabilities, in order. Running
         rows that find none are preempted.
         """
-        requests, waiting = self._requests, self._room.waiting
+        requests, waiting = self._requests, self._logprob_budget.waiting
         rows = self._slots.running().array
-        asking = rows[requests.lacks_room(rows)]
+        asking = rows[requests.lacks_logprob_budget(rows)]
         if waiting:
             asking = np.concatenate([asking, np.array([*waiting], np.int64)])
         if not len(asking):
             return
-        self._room.was_freed = False
+        self._logprob_budget.was_freed = False
         left = requests.in_order(asking).tolist()
-        while left and self._grow(left[0]):
+        while left and self._reserve_step(left[0]):
             row = left.pop(0)
             if row in waiting:
-                self._running_set.has_room(row)
+                self._running_set.requeue(row)
         for row in left:
             if row not in waiting:
                 self._running_set.preempt(row)
         if not left:  # also rows that will ask soon, at once: each request for room ends the batch
-            soon = requests.room[rows] - requests.known[rows] < PAGE_LEN
+            soon = requests.logprob_limit[rows] - requests.known[rows] < PAGE_LEN
             soon &= (requests.num_logprobs[rows] >= 0) & (
-                requests.room[rows] < requests.limit[rows]
+                requests.logprob_limit[rows] < requests.limit[rows]
             )
             for row in requests.in_order(rows[soon]).tolist():
-                if not self._grow(row):
+                if not self._reserve_step(row):
                     break
-        elif self._unbounded is None and self._room.is_stuck:
+        elif self._unbounded is None and self._logprob_budget.is_stuck:
             self._unbounded = left[0]
-            self._grow(left[0])
-            self._running_set.has_room(left[0])
+            self._reserve_step(left[0])
+            self._running_set.requeue(left[0])
 
-    def _grow(self, row: int) -> bool:
+    def _reserve_step(self, row: int) -> bool:
         """Reserve room for one more step of a row; whether there was any."""
         num_logprobs = int(self._requests.num_logprobs[row])
         num_tokens = step_len(num_logprobs)
         num_bytes = outputs_bytes(num_logprobs, num_tokens)
-        if not self._room.grow(row, num_bytes, force=row == self._unbounded):
+        if not self._logprob_budget.grow(row, num_bytes, force=row == self._unbounded):
             return False
-        self._requests.room[row] += num_tokens
+        self._requests.logprob_limit[row] += num_tokens
         return True
 
     def _plan_alone(self, row: int) -> StepPlan:
-        """The next step of a request on probation."""
+        """The next step of a suspect."""
         if not self._running_set.runs(row):
-            self._running_set.enter_by_force(row)
+            self._running_set.start_preempting(row)
         chunk = self._prefill.chunk(row, self._max_num_batched_tokens)
         assert chunk is not None
         return self._plan(NO_ROWS, [chunk])
@@ -433,7 +495,7 @@ class Scheduler:
         has_changed = batch.rows.version != self._slots.running().version
         if has_changed or not batch.may_run(acked):
             return None
-        if self._room.waiting and self._room.was_freed:
+        if self._logprob_budget.waiting and self._logprob_budget.was_freed:
             return None
         num_beginning = batch.num_beginning()
         if num_beginning > self._blocks.num_free or self._prefill.can_admit(acked, num_beginning):
@@ -461,10 +523,10 @@ class Scheduler:
         requests = self._requests
         self._step += 1
         plan = build_plan(requests, columns, self._tokens, step=self._step, num_decodes=num_decodes)
-        on_probation = self._probation.has(int(rows.array[0]))
+        is_suspect = self._suspects.has(int(rows.array[0]))
         uses = self._blocks.take_uses()
         self._in_flight.add(
-            plan, rows, generations, columns.sampled, on_probation=on_probation, uses=uses
+            plan, rows, generations, columns.sampled, is_suspect=is_suspect, uses=uses
         )
         return plan
 
@@ -472,7 +534,7 @@ class Scheduler:
         """Remove live requests, all different, running or waiting."""
         if self._batch is not None:
             self._end_batch()
-        self._probation.end(rows)
+        self._suspects.end(rows)
         if self._unbounded is not None and self._unbounded in rows:
             self._unbounded = None
         self._running_set.remove(rows)

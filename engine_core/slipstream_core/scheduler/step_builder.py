@@ -74,8 +74,8 @@ def token_columns(
         token_ids = np.zeros(len(positions), np.int64)
         gather_slots = at
     elif not in_flight.any():
-        each_one = None if len(positions) == len(rows) else counts
-        token_ids = tokens.gather(rows, starts, each_one).astype(np.int64)
+        is_one_each = None if len(positions) == len(rows) else counts
+        token_ids = tokens.gather(rows, starts, is_one_each).astype(np.int64)
         gather_slots = np.full(len(positions), -1)
     else:
         token_ids = np.zeros(len(positions), np.int64)
@@ -119,9 +119,11 @@ def build_plan(
     sampling = requests.sampling(columns.sampled)
     sampled = columns.sampled.array
     masked_rows, masked_ids = requests.masks(sampled)
-    rules = None
-    if requests.rules and len(asking := np.flatnonzero(requests.has_rules[sampled])):
-        rules = requests.rules.plan(sampled[asking], asking, tokens, requests.prompt_len)
+    constraints = None
+    if requests.constraints and len(asking := np.flatnonzero(requests.has_constraints[sampled])):
+        constraints = requests.constraints.plan(
+            sampled[asking], asking, tokens, requests.prompt_len
+        )
     return StepPlan(
         step=step,
         num_decodes=num_decodes,
@@ -147,7 +149,7 @@ def build_plan(
         all_greedy=sampling.all_greedy,
         any_truncation=sampling.any_truncation,
         max_logprobs=sampling.max_logprobs,
-        rules=rules,
+        constraints=constraints,
         any_wide=sampling.any_wide,
         listed=sampling.listed,
     )

@@ -32,33 +32,33 @@ NO_TOKEN = -1  # padding of a tail that is not full, and of a word's head
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepConstraints:
-    """The constraints of C rows. `*_places` are in [0, C), in ascending order."""
+    """The constraints of C rows. `*_rows` are in [0, C), in ascending order."""
 
-    # B biases, added to logits; ids are unique per place
-    bias_places: Int64s
+    # B biases, added to logits; ids are unique per row
+    bias_rows: Int64s
     bias_ids: Int64s
     biases: Float32s
 
     # A rows with allowed ids
-    allowed_places: Int64s  # [A]
+    allowed_rows: Int64s  # [A]
     allowed_state_slots: Int64s  # [A] slots of their masks; rows with the same ids share one
 
     # K ids that are never sampled
-    banned_places: Int64s
+    banned_rows: Int64s
     banned_ids: Int64s
 
     # W sequences of two tokens and more that must not be completed
-    word_places: Int64s
+    word_rows: Int64s
     word_state_slots: Int64s  # [W] slots of the rows' last tokens
     word_heads: Int64s  # [W, longest] all but the last token, NO_TOKEN in front
     word_lasts: Int64s
 
     # the M rows that have such sequences
-    tail_places: Int64s
+    tail_rows: Int64s
     tail_state_slots: Int64s
 
     # P rows with penalties
-    penalty_places: Int64s
+    penalty_rows: Int64s
     count_state_slots: Int64s
     repetitions: Float32s  # 1 is off
     frequencies: Float32s  # 0 is off
@@ -88,5 +88,5 @@ class ConstraintPlan:
     """The constraints of one step."""
 
     rows: Int64s  # [C] indices of the constrained rows among the S sampled rows
-    rules: StepConstraints
+    constraints: StepConstraints
     refill: ConstraintRefill | None

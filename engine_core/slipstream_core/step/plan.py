@@ -105,7 +105,7 @@ class StepPlan:
     any_truncation: bool  # some sampled row uses top_k, top_p or min_p
     max_logprobs: int  # of rows that are not wide; -1 none
 
-    rules: ConstraintPlan | None = None  # token constraints, if some sampled row has any
+    constraints: ConstraintPlan | None = None  # token constraints, if some sampled row has any
     any_wide: bool = False  # some sampled row is wide
     prompt: PromptPlan | None = None  # if some row wants prompt log-probabilities
     listed: ListedLogprobs | None = None  # if some sampled row lists ids
@@ -131,10 +131,11 @@ class StepResult:
     """What a step sampled, in the order of the plan's sampled rows."""
 
     step: int
-    token_ids: Int64s  # [S]
-    logprobs: Logprobs | None  # of rows that are not wide
+    token_ids: Int64s  # [S], or [sum(counts)] row by row
+    logprobs: Logprobs | None  # of rows that are not wide, an entry to each of `token_ids`
     wide: tuple[tuple[int, Candidates], ...] = ()  # of wide rows, by index among the S rows
     prompt: tuple[Candidates, ...] = ()  # of the P rows of the plan's `prompt`
+    counts: Int64s | None = None  # [S] tokens of each row, at least one; None: one each
 
 
 @dataclass(frozen=True, slots=True)

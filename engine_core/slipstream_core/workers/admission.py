@@ -24,7 +24,7 @@ from slipstream_ipc.validation.sampling_params import check_logprob_bytes, check
 from slipstream_ipc.validation.structured_output import check_ending
 from slipstream_ipc.validation.token_constraints import check_rules, unpack_words
 
-_STRIKES_TO_PROBATION = 2
+_STRIKES_TO_SUSPECT = 2
 _OTHER_BYTES = 2**23  # bytes of a registration besides its columns: its settings
 
 
@@ -73,10 +73,10 @@ class Admission:
                 why = f"token id {largest}, allowed: [0, {self.card.vocab_size})"
                 return Fault("bad_request", why, field)
         if not len(prompt) or total > self.card.max_model_len:
-            why = f"{total} tokens, allowed: a prompt, and {self.card.max_model_len} in all"
+            why = f"{total} tokens, allowed: at most {self.card.max_model_len}, with a prompt"
             return Fault("bad_request", why, "prompt")
         if len(outputs) >= admit.max_tokens:
-            why = f"{len(outputs)} tokens are there already, allowed: fewer than {admit.max_tokens}"
+            why = f"{len(outputs)} outputs already, allowed: fewer than {admit.max_tokens}"
             return Fault("bad_request", why, "output_ids")
         try:
             check_ending(admit.params, admit.stop_token_ids)
@@ -105,7 +105,7 @@ class Admission:
         except BadRequest as error:
             return error.fault
         if -1 in (params.logprobs, params.prompt_logprobs):
-            return Fault("bad_request", "-1, allowed: what that stands for", "logprobs")
+            return Fault("bad_request", "-1, allowed: the number that it stands for", "logprobs")
         if params.logprob_token_ids is not None and params.logprobs is None:
             return Fault(
                 "bad_request", "None, allowed: the number of logprob_token_ids", "logprobs"
@@ -151,8 +151,8 @@ def num_tokens_of(admit: Admit) -> int:
 
 def _full(own: int, num: int, what: str) -> str:
     if own == num:
-        return f"{num} {what} wait already"
-    return f"{own} {what} of this tenant wait already, {num} in all"
+        return f"{num} {what} are waiting already"
+    return f"{own} {what} of this tenant are waiting already, {num} in all"
 
 
 def is_same(one: Admit, other: Admit) -> bool:
@@ -187,11 +187,13 @@ def new_request(stream: CoreStream) -> NewRequest:
         min_tokens=params.min_tokens,
         stop_token_ids=admit.stop_token_ids,
         worker_ends=bool(admit.stop_token_ids or params.stop),
-        on_probation=admit.strikes >= _STRIKES_TO_PROBATION,
+        is_suspect=admit.strikes >= _STRIKES_TO_SUSPECT,
         cache_salt=admit.cache_salt,
         use_prefix_cache=not wants_prompt(admit),
         num_prompt_logprobs=(params.prompt_logprobs or 0) if wants_prompt(admit) else -1,
-        rules=token_constraints(params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)),
+        constraints=token_constraints(
+            params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)
+        ),
         has_grammar=params.structured_outputs is not None,
         tenant=admit.tenant,
     )

@@ -57,7 +57,7 @@ class CrashNote:
     def launch(self, step: int, ids: UInt64s, rows: Int64s) -> None:
         """The streams of `rows` are computed next; `ids` [·, 2] holds the ids by row."""
         page = step % MAX_STEPS
-        assert not self._pages[page, 0], "as many steps as that are never in flight"
+        assert not self._pages[page, 0], "too many steps in flight"
         np.take(ids, rows, 0, self._ids[page, : len(rows)], "clip")
         self._pages[page, 0] = len(rows)
 
@@ -79,7 +79,7 @@ def begin_note(directory: Path, max_num_seqs: int) -> CrashNote | None:
         return CrashNote(directory, max_num_seqs)
     except OSError as error:
         logger.error(
-            "no note is kept of what is computed: %s; a request that ends cores is not found", error
+            "cannot write the crash note: %s; a request that crashes cores will not be found", error
         )
         with contextlib.suppress(OSError):
             (directory / _NAME).unlink()  # its content is another core's
@@ -92,10 +92,10 @@ def read_note(directory: Path) -> tuple[bytes, ...]:
     try:
         words = np.fromfile(path, np.uint64)
     except OSError as error:
-        logger.warning("what the last core was computing is not known: %s", error)
+        logger.warning("cannot read the last core's crash note: %s", error)
         return ()
     if len(words) < _HEADER or words[0] != _MAGIC or len(words) != _num_words(int(words[1])):
-        logger.warning("what the last core was computing is not known: %s is no such note", path)
+        logger.warning("cannot read the last core's crash note: %s is not one", path)
         return ()
     ids: dict[bytes, None] = {}  # an ordered set
     for page in words[_HEADER:].reshape(MAX_STEPS, -1):

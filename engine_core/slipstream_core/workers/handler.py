@@ -12,7 +12,7 @@
   pending until then. An attach drops pending streams, as the worker asks again.
 - The streams that the previous core was computing when it died from within are sent to every worker
   that attaches, until they are admitted again. A stream that was in such a step twice without
-  progress runs on probation.
+  progress runs alone, as a suspect.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Int64s = npt.NDArray[np.int64]
 
 _MAY_OWE = WINDOW // 4  # messages of a worker that may stay unacknowledged for a step
 _MAX_FORGOTTEN = 2**14  # ids that outlive their worker, about 1 MB
-_FORGOTTEN_A_MESSAGE = 4096
+_FORGOTTEN_PER_MESSAGE = 4096
 
 
 class WorkerHandler:
@@ -144,7 +144,9 @@ class WorkerHandler:
             try:
                 self._handle(session, body)
             except ProtocolError:
-                logger.exception("worker %r broke the protocol; told to attach", session.identity)
+                logger.exception(
+                    "worker %r broke the protocol; asked to attach again", session.identity
+                )
                 self._acceptor.reattach(session)
         for ready in self._pending.ready():
             if ready.fault is not None:
@@ -178,7 +180,7 @@ class WorkerHandler:
         """Ping silent workers."""
         self._acceptor.beat(now)
         for session in self._acceptor.take_lost():
-            logger.warning("worker %r is gone; its streams wait for it", session.identity)
+            logger.warning("worker %r is gone; its streams are kept", session.identity)
 
     def _handle(self, session: Session[Receipt], body: WorkerToCore) -> None:
         match body:
@@ -205,7 +207,7 @@ class WorkerHandler:
             case Positions():
                 self._resume(session.identity, body)
             case _:
-                raise ProtocolError(f"{type(body).__name__} is not for a core")
+                raise ProtocolError(f"a core does not accept {type(body).__name__}")
 
     def _owned(self, worker: bytes, stream_id: bytes) -> CoreStream | None:
         """This worker's stream, or None where it is unknown or another worker's."""
@@ -228,41 +230,41 @@ class WorkerHandler:
         if not session.fresh:
             return  # the worker states its positions next
         for stream in owned:
-            told = Registered(stream.row, stream.registration, stream.end, stream.is_over)
-            sender.enqueue(told)
-            self._manager.state_prompt(stream)
+            registered = Registered(stream.row, stream.registration, stream.end, stream.is_over)
+            sender.enqueue(registered)
+            self._manager.send_prompt_logprobs(stream)
             # the outputs of the registration need not be sent
             num_outputs = len(stream.registration.output_ids) // 4
             self._manager.send_from(stream, stream.prompt_len + num_outputs)
         forgotten = tuple(self._forgotten)
-        for begin in range(0, len(forgotten), _FORGOTTEN_A_MESSAGE):
-            sender.enqueue(Forgotten(forgotten[begin : begin + _FORGOTTEN_A_MESSAGE]))
+        for begin in range(0, len(forgotten), _FORGOTTEN_PER_MESSAGE):
+            sender.enqueue(Forgotten(forgotten[begin : begin + _FORGOTTEN_PER_MESSAGE]))
         sender.enqueue(SyncDone())
 
     def _admit(self, worker: bytes, admit: Admit) -> None:
         sender = self._senders[worker]
-        if sender.stated is not None:
-            sender.stated.add(admit.stream_id)
+        if sender.stated_ids is not None:
+            sender.stated_ids.add(admit.stream_id)
         known = self._streams.get(admit.stream_id)
         if known is not None:
             if known.worker != worker or not is_same(known.registration, admit):
-                fault = Fault("conflict", "this stream id is taken by another request")
+                fault = Fault("conflict", "this stream id is used by another request")
                 sender.enqueue(AdmissionRefused(admit.stream_id, fault))
                 return
             if not self._is_ahead_of(known, admit):
                 self._admit_again(sender, known, admit)
                 return
             self._manager.forget(known)
-        held = self._pending.get(admit.stream_id)
-        if held is not None and (held[0] != worker or not is_same(held[1], admit)):
-            fault = Fault("conflict", "this stream id is taken by another request")
+        pending = self._pending.get(admit.stream_id)
+        if pending is not None and (pending[0] != worker or not is_same(pending[1], admit)):
+            fault = Fault("conflict", "this stream id is used by another request")
             sender.enqueue(AdmissionRefused(admit.stream_id, fault))
             return
         fault_or_none = self._admission.objection(admit, self._waiting(admit.tenant))
         if fault_or_none is not None:
             self._pending.drop(admit.stream_id)
             sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none))
-        elif admit.params.structured_outputs is None and self._pending.promise(admit):
+        elif admit.params.structured_outputs is None and self._pending.reserve(admit):
             self._manager.add_stream(worker, admit, None, self._now)
         else:
             self._pending.put(worker, admit)
@@ -292,7 +294,7 @@ class WorkerHandler:
         if self._cursors.is_open(stream.row):  # a repeated admission
             sender.enqueue(Admitted(admit.stream_id, stream.row))
         else:
-            self._go_on(sender, stream, len(outputs), history_digest(outputs))
+            self._resume_stream(sender, stream, len(outputs), history_digest(outputs))
 
     def _report(self, worker: bytes, report: Report) -> None:
         check_report(report)
@@ -302,7 +304,7 @@ class WorkerHandler:
         for row in u32(report.rows).tolist():
             stream = self._streams.at(row)
             if stream is None or stream.worker != worker:
-                raise ProtocolError(f"row {row} is none of this worker's")
+                raise ProtocolError(f"row {row} does not belong to this worker")
             self._manager.stop(stream)
 
     def _resume(self, worker: bytes, positions: Positions) -> None:
@@ -312,26 +314,26 @@ class WorkerHandler:
         lengths = u32(positions.lengths, "lengths", num).tolist()
         digests = u64(positions.digests, "digests", num).tolist()
         unknown = []
-        stated = set() if sender.stated is None else sender.stated
-        stated.update(positions.stream_ids)
+        stated_ids = set() if sender.stated_ids is None else sender.stated_ids
+        stated_ids.update(positions.stream_ids)
         for stream_id, length, digest in zip(positions.stream_ids, lengths, digests, strict=True):
             stream = self._owned(worker, stream_id)
             if stream is None:
                 unknown.append(stream_id)
                 continue
-            self._go_on(sender, stream, length, digest)
+            self._resume_stream(sender, stream, length, digest)
         if unknown:
             sender.enqueue(UnknownToCore(tuple(unknown)))
         if positions.last:
             for stream in self._streams.of_worker(worker):
-                if stream.registration.stream_id not in stated:
+                if stream.registration.stream_id not in stated_ids:
                     if stream.is_over:
                         self._forgotten.append(stream.registration.stream_id)
                     self._manager.forget(stream)  # its Forget was lost with the link
-            sender.stated = None
+            sender.stated_ids = None
             sender.enqueue(SyncDone())
 
-    def _go_on(
+    def _resume_stream(
         self, sender: WorkerSender, stream: CoreStream, num_outputs: int, digest: int
     ) -> None:
         """Send what follows the worker's `num_outputs` outputs, if `digest` matches the history."""
@@ -345,7 +347,7 @@ class WorkerHandler:
             or lacks
             or digest != history_digest(self._manager.outputs(stream, num_outputs))
         ):
-            fault = Fault("diverged", "the core's history of this stream is another one")
+            fault = Fault("diverged", "the core has another history of this stream")
             self._manager.end(stream, End("error", num_outputs, fault=fault))
             # even where the stream ended before: none of its history can be sent
             sender.enqueue(AdmissionRefused(admit.stream_id, fault))
@@ -355,5 +357,5 @@ class WorkerHandler:
             sender.enqueue(AdmissionRefused(stream_id, stream.end.fault))
             return
         sender.enqueue(Admitted(stream_id, stream.row))
-        self._manager.state_prompt(stream)
+        self._manager.send_prompt_logprobs(stream)
         self._manager.send_from(stream, stream.prompt_len + num_outputs)

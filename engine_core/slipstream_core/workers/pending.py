@@ -33,16 +33,16 @@ class ReadyAdmission:
 class PendingAdmissions:
     """Pending registrations by stream id."""
 
-    def __init__(self, compiler: GrammarCompiler, room: LogprobBudget) -> None:
+    def __init__(self, compiler: GrammarCompiler, logprob_budget: LogprobBudget) -> None:
         self._compiler = compiler
-        self._room = room
-        self._held: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
+        self._logprob_budget = logprob_budget
+        self._by_id: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
         self._nums: Counter[bytes] = Counter()  # registrations by tenant
         self._num_tokens: Counter[bytes] = Counter()
         self._asking: dict[bytes, ReadyAdmission] = {}  # those that only lack room, in order
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._by_id)
 
     @property
     def num_tokens(self) -> int:
@@ -55,15 +55,15 @@ class PendingAdmissions:
 
     def get(self, stream_id: bytes) -> tuple[bytes, Admit] | None:
         """The worker and the registration pending under this id, or None."""
-        return self._held.get(stream_id)
+        return self._by_id.get(stream_id)
 
     def put(self, worker: bytes, admit: Admit) -> None:
         """Hold a registration until `ready` returns it; replaces an earlier one of the same id.
 
-        Call it for a registration with a grammar, or one that found no room (`promise`).
+        Call it for a registration with a grammar, or one that found no room (`reserve`).
         """
-        self._let_go(admit.stream_id)
-        self._held[admit.stream_id] = worker, admit
+        self._remove(admit.stream_id)
+        self._by_id[admit.stream_id] = worker, admit
         self._nums[admit.tenant] += 1
         self._num_tokens[admit.tenant] += num_tokens_of(admit)
         if admit.params.structured_outputs is not None:
@@ -74,54 +74,54 @@ class PendingAdmissions:
 
     def drop(self, stream_id: bytes) -> None:
         """Drop a pending registration. Idempotent."""
-        self._let_go(stream_id)
+        self._remove(stream_id)
         self._asking.pop(stream_id, None)
 
     def drop_of(self, worker: bytes, stream_ids: Iterable[bytes] | None = None) -> None:
         """Drop those of a worker's registrations that are in `stream_ids`; None drops all."""
-        if self._held:
-            for stream_id in [*self._held] if stream_ids is None else stream_ids:
-                if stream_id in self._held and self._held[stream_id][0] == worker:
+        if self._by_id:
+            for stream_id in [*self._by_id] if stream_ids is None else stream_ids:
+                if stream_id in self._by_id and self._by_id[stream_id][0] == worker:
                     self.drop(stream_id)
 
     def ready(self) -> Iterator[ReadyAdmission]:
         """Take the registrations that are refused, or admitted with room reserved."""
         for compiled in self._compiler.take_compiled():
-            worker, admit = self._held.get(compiled.admit.stream_id, (b"", None))
+            worker, admit = self._by_id.get(compiled.admit.stream_id, (b"", None))
             if admit is not compiled.admit:
                 continue  # dropped or replaced meanwhile
             found = ReadyAdmission(worker, admit, compiled.state, compiled.fault)
-            if found.fault is None and not self.promise(admit):
+            if found.fault is None and not self.reserve(admit):
                 self._asking[admit.stream_id] = found
             else:
                 self.drop(admit.stream_id)
                 yield found
         while self._asking:
             asking = next(iter(self._asking.values()))
-            if not self._promise(asking.admit):
+            if not self._reserve(asking.admit):
                 break
             self.drop(asking.admit.stream_id)
             yield asking
 
-    def promise(self, admit: Admit) -> bool:
+    def reserve(self, admit: Admit) -> bool:
         """Reserve room for a stream that is admitted now; whether there was any.
 
         Fails where others already queue for room. A registration that succeeds is pending no
         longer.
         """
         is_first = admit.was_accepted or not self._asking or not first_bytes(admit)
-        if not (is_first and self._promise(admit)):
+        if not (is_first and self._reserve(admit)):
             return False
         self.drop(admit.stream_id)
         return True
 
-    def _let_go(self, stream_id: bytes) -> None:
-        _, admit = self._held.pop(stream_id, (b"", None))
+    def _remove(self, stream_id: bytes) -> None:
+        _, admit = self._by_id.pop(stream_id, (b"", None))
         if admit is not None:
             self._nums[admit.tenant] -= 1
             self._num_tokens[admit.tenant] -= num_tokens_of(admit)
             if not self._nums[admit.tenant]:
                 del self._nums[admit.tenant], self._num_tokens[admit.tenant]
 
-    def _promise(self, admit: Admit) -> bool:
-        return self._room.promise(first_bytes(admit), was_accepted=admit.was_accepted)
+    def _reserve(self, admit: Admit) -> bool:
+        return self._logprob_budget.reserve(first_bytes(admit), was_accepted=admit.was_accepted)

@@ -32,7 +32,7 @@ CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
-_MESSAGES_A_TURN = 2
+_MESSAGES_PER_TURN = 2
 
 
 class WorkerSender:
@@ -50,7 +50,7 @@ class WorkerSender:
         self._tokens = tokens
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
-        self._states: deque[CoreToWorker] = deque()
+        self._messages: deque[CoreToWorker] = deque()
         self._dirty = np.zeros(64, np.bool_)  # [rows] that may have new tokens
         self._is_dirty = False  # whether any row is set
         self._sampled: RowSet | None = None  # rows of the last step, if not yet in `_dirty`
@@ -59,7 +59,7 @@ class WorkerSender:
         self._cursors = cursors
         # ids that the worker has stated or admitted since it attached; None once its positions are
         # complete
-        self.stated: set[bytes] | None = None
+        self.stated_ids: set[bytes] | None = None
         self.completed_step = 0  # all tokens up to this step are in the histories
         self.sent_step = 0  # the step up to which everything is sent, as of the last message
         self.checked_step = 0  # the step up to which the worker has checked its tokens
@@ -77,8 +77,8 @@ class WorkerSender:
     def attach(self, session: Session[Receipt], rows: list[int]) -> None:
         """Begin a new session; none of `rows` is sent until `open` gives its position."""
         self._session = session
-        self._states.clear()
-        self.stated = None if session.fresh else set()
+        self._messages.clear()
+        self.stated_ids = None if session.fresh else set()
         for row in rows:
             self.close(row)
         self._dirty[:] = self._is_dirty = False
@@ -88,7 +88,7 @@ class WorkerSender:
     def enqueue(self, body: CoreToWorker) -> None:
         """Queue a state; dropped where no worker is attached, as the next attach sends it anew."""
         if self.is_attached:
-            self._states.append(body)
+            self._messages.append(body)
 
     def open(self, row: int, position: int, *, logprobs: bool) -> None:
         """Send `row` from `position` of its history on."""
@@ -128,10 +128,10 @@ class WorkerSender:
         return is_more
 
     def _publish_some(self, session: Session[Receipt]) -> bool:
-        while self._states and self._acceptor.send(session, self._states[0], None):
-            self._states.popleft()
-        for _ in range(_MESSAGES_A_TURN):
-            if self._states or not session.link.has_credit:
+        while self._messages and self._acceptor.send(session, self._messages[0], None):
+            self._messages.popleft()
+        for _ in range(_MESSAGES_PER_TURN):
+            if self._messages or not session.link.has_credit:
                 return False
             if not self._publish_tokens(session):
                 return False
@@ -146,12 +146,12 @@ class WorkerSender:
                 return False
             portion = None
             if not self._logprobs.has_wide:
-                portion = self._cursors.take_next(rows, budget)
+                portion = self._cursors.next_in_streak(rows, budget)
             if portion is not None:
                 self._sampled = None
                 self._send(session, portion, rows, is_all=portion.is_all)
                 return False
-        rows = self._news()
+        rows = self._take_dirty()
         if not len(rows):
             return False
         has_others = False
@@ -193,14 +193,14 @@ class WorkerSender:
         if self._acceptor.send(session, self._message(step, portion), portion):
             self.sent_step = step
             return True
-        self._cursors.untake(portion)
+        self._cursors.rewind(portion)
         self._mark_dirty(rows.array)
         return False
 
     def _mark_dirty(self, rows: npt.NDArray[np.int64]) -> None:
         self._dirty[rows] = self._is_dirty = True
 
-    def _news(self) -> RowSet:
+    def _take_dirty(self) -> RowSet:
         """Take the rows that may have new tokens; they are clean from here on."""
         rows, self._sampled = self._sampled, None
         if self._is_dirty:
@@ -212,7 +212,7 @@ class WorkerSender:
 
     def _message(self, step: int, portion: Portion) -> Step:
         rows, starts = portion.rows, portion.starts
-        counts = None if portion.each_one else portion.counts
+        counts = None if portion.is_one_each else portion.counts
         if counts is None and portion.is_all:
             token_ids = self._tokens.last(rows)
         else:

@@ -54,7 +54,7 @@ class StreamManager:
         logprobs: LogprobLog,
         *,
         grammars: GrammarManager,
-        room: LogprobBudget,
+        logprob_budget: LogprobBudget,
         counters: EngineCounters,
     ) -> None:
         self._scheduler = scheduler
@@ -64,7 +64,7 @@ class StreamManager:
         self._logprobs = logprobs
         self._prompts = PromptLogprobLog()
         self._grammars = grammars
-        self._room = room
+        self._logprob_budget = logprob_budget
         self._counters = counters
 
     def add_stream(
@@ -72,7 +72,7 @@ class StreamManager:
     ) -> None:
         """Admit a stream: give it a row and queue it.
 
-        Its room for log-probabilities has been reserved (`PendingAdmissions.promise`).
+        Its room for log-probabilities has been reserved (`PendingAdmissions.reserve`).
         """
         sender = self._senders[worker]
         prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
@@ -82,7 +82,7 @@ class StreamManager:
         if len(outputs):
             self._tokens.extend(stream.row, outputs)
         position = len(prompt) + len(outputs)
-        self._room.open(stream.row, first_bytes(admit))
+        self._logprob_budget.open(stream.row, first_bytes(admit))
         if admit.params.logprobs is not None:
             self._logprobs.open(stream.row, admit.params.logprobs, position)
         if wants_prompt(admit):
@@ -93,7 +93,7 @@ class StreamManager:
         sender.enqueue(Admitted(admit.stream_id, stream.row))
         self.send_from(stream, position)
         self._scheduler.add(new_request(stream))
-        self._counters.waits(stream.row, now)
+        self._counters.request_queued(stream.row, now)
 
     def num_outputs(self, stream: CoreStream) -> int:
         """Tokens of the stream's history behind the prompt."""
@@ -109,13 +109,13 @@ class StreamManager:
         self._senders[stream.worker].open(stream.row, position, logprobs=wants_logprobs)
         self._scheduler.acks_moved_back()
 
-    def state_prompt(self, stream: CoreStream) -> None:
+    def send_prompt_logprobs(self, stream: CoreStream) -> None:
         """Send the prompt's log-probabilities, if all are computed, ahead of any token."""
         sender = self._senders[stream.worker]
         for start, columns in self._prompts.pieces(stream.row):
             sender.enqueue(ComputedPromptLogprobs(stream.registration.stream_id, start, columns))
 
-    def scored(
+    def add_prompt_logprobs(
         self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
     ) -> None:
         """Take in log-probabilities of these rows' prompts, from position `starts[i]` on."""
@@ -123,7 +123,7 @@ class StreamManager:
             stream = self._streams.at(row) if row != NO_ROW else None
             if stream is not None and self._prompts.add(row, start, piece):
                 self._scheduler.has_prompt_logprobs(row)
-                self.state_prompt(stream)
+                self.send_prompt_logprobs(stream)
 
     def mark_dirty(self, rows: RowSet) -> None:
         """These rows have new tokens."""
@@ -160,7 +160,7 @@ class StreamManager:
             self._scheduler.remove(stream.row)
             self._grammars.drop(stream.row)
             self._senders[stream.worker].close(stream.row)
-            self._room.shrink(
+            self._logprob_budget.shrink(
                 stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
             )
 
@@ -170,5 +170,5 @@ class StreamManager:
         self._tokens.drop(stream.row)
         self._logprobs.drop(stream.row)
         self._prompts.drop(stream.row)
-        self._room.close(stream.row)
+        self._logprob_budget.close(stream.row)
         self._streams.remove(stream)

@@ -6,9 +6,9 @@
 - A message has a budget of tokens, shared evenly by the rows that have news; rows that were left
   out come first in the next one.
 - An attach moves cursors back to what the receiver states that it has. Otherwise they move back
-  only when a message could not be sent (`untake`).
+  only when a message could not be sent (`rewind`).
 - A streak, that is message after message with one position of each of the same rows, is counted
-  instead of looked up (`take_next`), as long as no row is opened or closed.
+  instead of looked up (`next_in_streak`), as long as no row is opened or closed.
 - Opening a row again begins a new life of it, which voids acknowledgements of earlier ones: a row
   can be reused by another stream while messages about the previous one are in flight.
 """
@@ -32,13 +32,13 @@ class Portion(NamedTuple):
     rows: RowSet
     starts: Int64s
     counts: Int64s
-    lives: Int64s  # the row's life (see Cursors.open) when the message was made
+    generations: Int64s  # the row's life (see Cursors.open) when the message was made
     num_tokens: int  # the sum of counts, none of which is 0
     is_all: bool  # the rows asked about have nothing more to send
     streak: int = 0  # number of the streak that it is part of; 0: none
 
     @property
-    def each_one(self) -> bool:
+    def is_one_each(self) -> bool:
         """Whether it has one position of each row."""
         return self.num_tokens == len(self.rows)
 
@@ -49,7 +49,7 @@ class _Streak:
     def __init__(self, portion: Portion) -> None:
         """A streak that begins with `portion`, which has one position of each row."""
         self.number = portion.streak
-        self.rows, self.counts, self.lives = portion.rows, portion.counts, portion.lives
+        self.rows, self.counts, self.generations = portion.rows, portion.counts, portion.generations
         self.ends = portion.starts + 1
         self.is_written = True  # `_sent` holds `ends`
         self.acked: Int64s | None = None  # starts of the latest portion that was acknowledged
@@ -66,7 +66,7 @@ class Cursors(RowTable):
     _sent: Int64s = column(np.int64)
     _acked: Int64s = column(np.int64)
     _open: npt.NDArray[np.bool_] = column(np.bool_)
-    _lives: Int64s = column(np.int64)
+    _generations: Int64s = column(np.int64)
 
     def __init__(self, rows: int = 64) -> None:
         super().__init__(rows)
@@ -87,16 +87,16 @@ class Cursors(RowTable):
 
     def open(self, row: int, position: int) -> None:
         """Send `row` from `position` on, as a new life of the row."""
-        self._end_course()
+        self._end_streak()
         if row >= self.num_rows:
             self.grow(row + 1)
         self._sent[row] = self._acked[row] = position
         self._open[row] = True
-        self._lives[row] += 1
+        self._generations[row] += 1
 
     def close(self, row: int) -> None:
         """Stop sending `row`."""
-        self._end_course()
+        self._end_streak()
         self._open[row] = False
 
     def is_open(self, row: int) -> bool:
@@ -113,7 +113,7 @@ class Cursors(RowTable):
 
         It has at most `budget` positions in all, and at least one if any row has news.
         """
-        self._end_course()
+        self._end_streak()
         some = rows.array
         starts = self._sent.take(some)
         counts = lengths - starts
@@ -129,14 +129,14 @@ class Cursors(RowTable):
             rows = RowSet(some)
             num_tokens = int(counts.sum())
         self._sent[some] = starts + counts
-        portion = Portion(rows, starts, counts, self._lives.take(some), num_tokens, is_all)
-        if is_all and num_tokens and portion.each_one:
+        portion = Portion(rows, starts, counts, self._generations.take(some), num_tokens, is_all)
+        if is_all and num_tokens and portion.is_one_each:
             self._num_streaks += 1
             portion = portion._replace(streak=self._num_streaks)
             self._streak = _Streak(portion)
         return portion
 
-    def take_next(self, rows: RowSet, budget: int) -> Portion | None:
+    def next_in_streak(self, rows: RowSet, budget: int) -> Portion | None:
         """As `next_portion` but cheaper, for rows that each got exactly one position since the last
         portion; None if they are not the streak's rows, and `next_portion` has to be called.
         """
@@ -146,11 +146,13 @@ class Cursors(RowTable):
         starts = streak.ends
         streak.ends = starts + 1
         streak.is_written = False
-        return Portion(rows, starts, streak.counts, streak.lives, len(rows), True, streak.number)
+        return Portion(
+            rows, starts, streak.counts, streak.generations, len(rows), True, streak.number
+        )
 
-    def untake(self, portion: Portion) -> None:
+    def rewind(self, portion: Portion) -> None:
         """Move the cursors back: the message with `portion`, the last one taken, was not sent."""
-        self._end_course()
+        self._end_streak()
         self._sent[portion.rows.array] = portion.starts
 
     def lags(self, rows: Int64s, lengths: Int64s) -> npt.NDArray[np.bool_]:
@@ -168,7 +170,7 @@ class Cursors(RowTable):
                 streak.is_acked_written = False
             return
         rows, ends = portion.rows.array, portion.starts + portion.counts
-        same = self._lives.take(rows) == portion.lives
+        same = self._generations.take(rows) == portion.generations
         if not same.all():
             rows, ends = rows[same], ends[same]
         self._acked[rows] = np.maximum(self._acked.take(rows), ends)
@@ -179,7 +181,7 @@ class Cursors(RowTable):
             self._sent[streak.rows.array] = streak.ends
             streak.is_written = True
 
-    def _end_course(self) -> None:
+    def _end_streak(self) -> None:
         """End the streak: write what was sent and acknowledged into the columns."""
         if self._streak is not None:
             self._write_sent()

@@ -3,7 +3,7 @@
 A row has values from its opening on; positions are those of the row's token history.
 
 - A row's `width` is its number of values per token: the token's own and those of its alternatives.
-- All rows of one width share a page table and three pools, so that the place of a token's values is
+- All rows of one width share a page table and three pools, so that the index of a token's values is
   looked up once.
 - Rows wider than MAX_NARROW are not paged (`wide_logprobs`), as a page would take megabytes.
   `append` skips them; `append_wide` takes their values.
@@ -27,7 +27,7 @@ from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.row_set import Rows, RowSet, array_of
 from slipstream_ipc.row_table import RowTable, column
 
-_FEWEST_ROWS = 64
+_MIN_ROWS = 64
 _SPARE_BYTES = 2**22  # kept in the pools of a width when no row has it
 
 Int64s = npt.NDArray[np.int64]
@@ -117,13 +117,13 @@ class _Width:
             if is_same and counts is None and self._table.are_next(latest.rows.array, positions):
                 return latest.values, latest.ids, latest.ranks
             self.flush_deferred()
-        places = self._table.find(array_of(rows), positions, counts)
-        return self._values.read(places), self._ids.read(places), self._ranks.read(places)
+        indices = self._table.find(array_of(rows), positions, counts)
+        return self._values.read(indices), self._ids.read(indices), self._ranks.read(indices)
 
-    def _write(self, places: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
+    def _write(self, indices: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
         for pool, found in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
-            pool.reserve(self._table.num_places)
-            pool.write(places, found)
+            pool.reserve(self._table.num_indices)
+            pool.write(indices, found)
 
 
 class _Wide:
@@ -190,7 +190,7 @@ class LogprobLog(RowTable):
     _bases: Int64s = column(np.int64)  # position of the first value in the row's token history
 
     def __init__(self) -> None:
-        super().__init__(_FEWEST_ROWS)
+        super().__init__(_MIN_ROWS)
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideLogprobLog()
         self._asked: tuple[RowSet, int] | None = None  # the rows asked for last, and their width
@@ -223,11 +223,6 @@ class LogprobLog(RowTable):
     def num_pages_used(self) -> int:
         """Pages that hold values of a row."""
         return sum(of_width.num_pages_used for of_width in self._by_width.values())
-
-    @property
-    def num_wide_values(self) -> int:
-        """Values that wide rows hold."""
-        return self._wide.num_values
 
     @property
     def has_wide(self) -> bool:
@@ -279,6 +274,22 @@ class LogprobLog(RowTable):
             if len(index) < len(ranks):
                 values, ids, ranks = values.take(index, 0), ids.take(index, 0), ranks.take(index)
             self._by_width[width].append(_Latest(rows, values[:, :width], ids[:, :width], ranks))
+
+    def append_several(
+        self, rows: RowSet, counts: Int64s, logprobs: Logprobs, index: Int64s
+    ) -> None:
+        """As `append`, with `counts[i]` tokens of each row; `index` [sum(counts)], row by row."""
+        own = self._width_of(rows.array)
+        for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():
+            some = own == each
+            at = index[np.repeat(some, counts)]
+            self._by_width[each].append_spans(
+                rows.array[some],
+                counts[some],
+                logprobs.values[at, :each],
+                logprobs.ids[at, :each],
+                logprobs.ranks[at],
+            )
 
     def flush_deferred(self) -> None:
         """Write what was appended last, if it is not written yet, for every width."""

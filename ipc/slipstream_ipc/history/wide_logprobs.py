@@ -71,11 +71,6 @@ class WideLogprobLog:
     def __bool__(self) -> bool:
         return bool(self._rows)
 
-    @property
-    def num_values(self) -> int:
-        """Values that all rows hold."""
-        return sum(row.width * row.ends[-1] for row in self._rows.values() if row.ends)
-
     def has_width(self, width: int) -> bool:
         """Whether any row has this width."""
         return width in self._num_of_width

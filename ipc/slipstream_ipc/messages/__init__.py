@@ -98,11 +98,11 @@ from slipstream_ipc.messages.shared import (
 )
 from slipstream_ipc.messages.status import State, Status
 from slipstream_ipc.messages.tokenizer import (
-    FromPromptProcess,
-    PromptBeat,
-    PromptReady,
+    FromTokenizerProcess,
     Render,
     Rendered,
+    TokenizerBeat,
+    TokenizerReady,
 )
 
 __all__ = [
@@ -138,7 +138,7 @@ __all__ = [
     "Forget",
     "Forgotten",
     "Frame",
-    "FromPromptProcess",
+    "FromTokenizerProcess",
     "FunctionCall",
     "Goodbye",
     "GrammarProcessConfig",
@@ -149,9 +149,7 @@ __all__ = [
     "OtherAnswer",
     "Ping",
     "Positions",
-    "PromptBeat",
     "PromptLogprobs",
-    "PromptReady",
     "Reattach",
     "Registered",
     "Rejected",
@@ -175,6 +173,8 @@ __all__ = [
     "TemplateOptions",
     "Tokenize",
     "Tokenized",
+    "TokenizerBeat",
+    "TokenizerReady",
     "ToolCall",
     "Tried",
     "UnknownStreams",

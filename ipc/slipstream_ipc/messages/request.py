@@ -21,10 +21,13 @@ class StructuredOptions(TypedDict, total=False):
     choice: Sequence[str] | None
     grammar: str | None
     json_object: bool | None
+    disable_any_whitespace: bool
 
 
-class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Constrains the form of an answer; exactly one field is given. Names are vLLM's.
+class StructuredOutputs(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Constrains the form of an answer; exactly one form is given. Names are vLLM's.
 
     json: a JSON schema, as text or as an object.
     regex: matches the whole answer, in the syntax of Rust's regex crate: no look-around, no
@@ -32,6 +35,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     choice: the allowed answers.
     grammar: a context-free grammar, in Lark syntax (llguidance's dialect) or in GBNF.
     json_object: True allows any JSON object.
+    disable_any_whitespace: with json or json_object, no white space between JSON's tokens.
     """
 
     json: str | dict[str, Any] | None = None
@@ -39,6 +43,7 @@ class StructuredOutputs(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    disable_any_whitespace: bool = False
 
     if TYPE_CHECKING:
 

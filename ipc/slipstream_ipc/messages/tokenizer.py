@@ -1,4 +1,4 @@
-"""Messages between a worker and its prompt process."""
+"""Messages between a worker and its tokenizer process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Render(Struct, array_like=True, frozen=True):
     template: TemplateOptions = TemplateOptions()  # of `messages`
     add_special_tokens: bool | None = None  # None: added to a text, not to messages
     with_strings: bool = False
-    is_question: bool = False  # the answer goes to a client, in one message of bounded size
+    is_query: bool = False  # the answer goes to a client, in one message of bounded size
     token_ids: bytes | None = None
     skip_special_tokens: bool = False
     # a longer prompt cannot be run or returned, so tokenizing may stop there; 0: no limit
@@ -40,18 +40,18 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     text: str = ""
 
 
-class PromptReady(Struct, array_like=True, frozen=True, tag=1):
+class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):
     """The tokenizer is loaded. `table_path` is "" if its decoder does not compile."""
 
     tokenizer_path: str  # its tokenizer.json
     table_path: str
     why_not: str = ""
     error: str = ""  # why it could not be loaded at all
-    pid: int = 0  # of the prompt process
+    pid: int = 0  # of the tokenizer process
 
 
-class PromptBeat(Struct, array_like=True, frozen=True, tag=2):
-    """The prompt process' loop is turning."""
+class TokenizerBeat(Struct, array_like=True, frozen=True, tag=2):
+    """The tokenizer process' loop is turning."""
 
 
-FromPromptProcess = Rendered | PromptReady | PromptBeat
+FromTokenizerProcess = Rendered | TokenizerReady | TokenizerBeat

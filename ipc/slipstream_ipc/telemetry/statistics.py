@@ -32,11 +32,11 @@ BOUNDS_S = (
 _MAX_PLACES = 1024
 _MAX_KINDS = 1024  # keys of a tally, such as paths with status codes
 
-_MOST = 2**63 - 1
-_MOST_S = 1e12  # 30,000 years
+_MAX_COUNT = 2**63 - 1
+_MAX_S = 1e12  # 30,000 years
 
-Count = Annotated[int, Meta(ge=0, le=_MOST)]
-Seconds = Annotated[float, Meta(ge=0, le=_MOST_S)]
+Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
+Seconds = Annotated[float, Meta(ge=0, le=_MAX_S)]
 Name = Annotated[str, Meta(max_length=256)]
 Tally = Annotated[dict[Name, Count], Meta(max_length=_MAX_KINDS)]
 
@@ -117,8 +117,8 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     num_deltas: deltas sent to readers, with num_delivered_tokens in all, in num_messages.
     num_overrun_tokens: tokens that came for streams that had ended.
     ttft_s: from a request's arrival until its first tokens are sent; itl_s: between two deltas of a
-    stream; tpot_s: of a stream, from its first delta to its end, per token after the first; e2e_s:
-    from a request's arrival until its end is sent.
+    stream; tpot_s: of a stream, from its first delta to its end, per token after the first delta;
+    e2e_s: from a request's arrival until its end is sent.
     """
 
     num_accepted: Count = 0
@@ -233,4 +233,4 @@ def _sum(one: Any, other: Any) -> Any:
     if isinstance(one, dict):
         keys = islice({**one, **other}, _MAX_KINDS)
         return {key: _sum(one.get(key, 0), other.get(key, 0)) for key in keys}
-    return min(one + other, _MOST_S if isinstance(one, float) else _MOST)
+    return min(one + other, _MAX_S if isinstance(one, float) else _MAX_COUNT)

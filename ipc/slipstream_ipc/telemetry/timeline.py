@@ -20,8 +20,8 @@ CAPACITY = 256
 SPAN_US = 1_000_000  # how far back is shown
 TOLD_US = 1_300_000  # how far back is reported: more, as processes report at different times
 TICK_US = 20
-_MOST_TICKS = TOLD_US // TICK_US
-_MOST_NUM = 2**16 - 1
+_MAX_TICKS = TOLD_US // TICK_US
+_MAX_NUM = 2**16 - 1
 
 Column = Annotated[bytes, Meta(max_length=2 * CAPACITY)]
 
@@ -69,10 +69,10 @@ class RecentSpans:
         """The spans that ended within the last TOLD_US before `now`, cut to that time."""
         num_kept = min(self._num_added, CAPACITY)
         order = np.arange(self._num_added - num_kept, self._num_added) % CAPACITY
-        ticks = np.rint((now - self._times[:, order]) * (1e6 / TICK_US)).clip(0, _MOST_TICKS)
-        is_told = ticks[1] < _MOST_TICKS
+        ticks = np.rint((now - self._times[:, order]) * (1e6 / TICK_US)).clip(0, _MAX_TICKS)
+        is_told = ticks[1] < _MAX_TICKS
         begins, ends = ticks[:, is_told].astype("<u2")
-        nums = self._nums[order][is_told].clip(0, _MOST_NUM).astype("<u2")
+        nums = self._nums[order][is_told].clip(0, _MAX_NUM).astype("<u2")
         return Spans(
             int(now * 1e6),
             begins.tobytes(),

@@ -122,7 +122,7 @@ class Tracer:
             unfinished.write_bytes(msgspec.msgpack.encode(self.part()))
             unfinished.replace(self._path)
         except OSError as error:
-            logger.warning("what was traced is lost: %s", error)
+            logger.warning("cannot write the trace: %s", error)
 
 
 def open_tracer(path: str | Path | None, process: str) -> Tracer | None:

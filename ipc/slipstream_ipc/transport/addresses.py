@@ -43,13 +43,13 @@ def check_private(folder: Path) -> None:
     if status.st_uid != os.getuid():
         why = f"it belongs to user {status.st_uid}, this process to user {os.getuid()}"
     elif not stat.S_ISDIR(status.st_mode):
-        why = "it is no folder"
+        why = "it is not a folder"
     elif status.st_mode & 0o077:
         why = f"its mode is {stat.S_IMODE(status.st_mode):04o}, so others may enter it"
     else:
         return
     raise PermissionError(
-        f"{folder}: {why}; sockets lie in a folder of the user's own with mode 0700 "
+        f"{folder}: {why}; the sockets' folder must belong to the user, with mode 0700 "
         "(`chmod 700` where it is yours)"
     )
 

@@ -137,24 +137,24 @@ class _Parts(msgspec.Struct, array_like=True):
 
 _parts_decoder = msgspec.msgpack.Decoder(_Parts)
 # indices of a field in the frame and in its body, then the path inside that field
-_PLACE = re.compile(r"\[(\d+)\](?:\[(\d+)\])?([^`]*)`")
+_FIELD_PATH = re.compile(r"\[(\d+)\](?:\[(\d+)\])?([^`]*)`")
 
 
 def _explained(error: Exception, data: bytes, incoming: Any) -> tuple[str, str | None]:
     """An error's text with the field's name in place of its index, and that name."""
     what, _, path = str(error).rpartition(" - at `$")
-    place = _PLACE.match(path)
-    if not what or place is None or int(place[1]) >= len(Frame.__struct_fields__):
+    found = _FIELD_PATH.match(path)
+    if not what or found is None or int(found[1]) >= len(Frame.__struct_fields__):
         return brief(str(error)), None
-    if place[2] is None:
-        return brief(what), Frame.__struct_fields__[int(place[1])]
-    if place[2] == "0":
+    if found[2] is None:
+        return brief(what), Frame.__struct_fields__[int(found[1])]
+    if found[2] == "0":
         return brief(what), "tag"
-    body, index = _body_type(data, incoming), int(place[2]) - 1
+    body, index = _body_type(data, incoming), int(found[2]) - 1
     if body is None or index >= len(body.__struct_fields__):
         return brief(str(error)), None
     name = body.__struct_fields__[index]
-    return brief(f"{body.__name__}.{name}{place[3]}: {what}"), name
+    return brief(f"{body.__name__}.{name}{found[3]}: {what}"), name
 
 
 def _body_type(data: bytes, incoming: Any) -> Any:

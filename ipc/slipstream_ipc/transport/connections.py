@@ -5,8 +5,8 @@ client connects over ipc://. So the free descriptors are counted before a socket
 connections take no more than the process can spare: `Connections` follows the socket's monitor on a
 thread and shuts down the oldest connections that have not sent a Hello.
 
-- A stranger is a connection that has not sent a Hello. At most `max_strangers` of them come over
-  tcp://; those over ipc:// belong to this user's processes and are shut down last.
+- At most `max_without_hello` connections over tcp:// may be without a Hello; those over ipc://
+  belong to this user's processes and are shut down last.
 - A connection that has sent a Hello is never shut down. When these alone reach `max_connections`,
   new connections are shut down at once.
 - libzmq reports a connection's end before it closes the descriptor. A descriptor is shut down only
@@ -33,9 +33,9 @@ HANDSHAKE_S = 10.0  # libzmq closes a connection whose handshake takes longer
 
 MAX_UNSEEN = 1002  # libzmq's queue of 1,000, ours of 1, and one event waiting to be queued
 _OWN_FILES = 64  # descriptors that a process may open after its socket is bound
-_MAX_STRANGERS = 1024
+_MAX_WITHOUT_HELLO = 1024
 _LOW_LIMIT = 4096
-_TOLD = struct.Struct("=HI")  # a monitor's first frame: the event and its value
+_MONITOR_FRAME = struct.Struct("=HI")  # a monitor's first frame: the event and its value
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,12 @@ def num_spare_files(limit: int) -> int:
 class ConnectionTable:
     """The open connections of a socket by descriptor, and which are to be shut down. No I/O."""
 
-    def __init__(self, max_connections: int, max_strangers: int) -> None:
+    def __init__(self, max_connections: int, max_without_hello: int) -> None:
         """Both are at least 1."""
         self._max_connections = max_connections
-        self._max_strangers = max_strangers
+        self._max_without_hello = max_without_hello
         self._known: set[int] = set()  # have sent a Hello
-        self._remote: dict[int, int] = {}  # strangers over tcp://, oldest first: fd to inode
+        self._remote: dict[int, int] = {}  # over tcp://, without a Hello, oldest first: fd to inode
         self._local: dict[int, int] = {}  # the same over ipc://
 
     def __len__(self) -> int:
@@ -91,12 +91,12 @@ class ConnectionTable:
     def take_surplus(self) -> list[tuple[int, int]]:
         """Remove and return the connections to be shut down, as (descriptor, inode)."""
         surplus = []
-        while len(self._remote) > self._max_strangers or len(self) > self._max_connections:
-            strangers = self._remote or self._local
-            if not strangers:
+        while len(self._remote) > self._max_without_hello or len(self) > self._max_connections:
+            silent = self._remote or self._local
+            if not silent:
                 break
-            fd = next(iter(strangers))
-            surplus.append((fd, strangers.pop(fd)))
+            fd = next(iter(silent))
+            surplus.append((fd, silent.pop(fd)))
         return surplus
 
 
@@ -106,7 +106,7 @@ class Connections:
     def __init__(self, limit: int) -> None:
         """`limit`: descriptors that this process may open."""
         most = num_spare_files(limit)
-        self._table = ConnectionTable(most, min(_MAX_STRANGERS, -(-most // 2)))
+        self._table = ConnectionTable(most, min(_MAX_WITHOUT_HELLO, -(-most // 2)))
         self._heard: set[int] = set()  # written by the thread that reads the socket
         self.num_shut_down = 0
         if limit < _LOW_LIMIT:
@@ -148,13 +148,13 @@ class Connections:
                 except zmq.ContextTerminated:
                     return
                 except Exception:  # unless events are read, libzmq's thread waits forever
-                    logger.exception("a connection could not be looked at")
+                    logger.exception("watching the connections failed")
 
     def _read(self, events: zmq.Socket[bytes]) -> bool:
         """Wait for an event, then process all pending ones; False if the socket is closed."""
         told, address = events.recv_multipart()
         while True:
-            event, fd = _TOLD.unpack(told)
+            event, fd = _MONITOR_FRAME.unpack(told)
             if event == zmq.EVENT_MONITOR_STOPPED:
                 return False
             inode = _inode(fd) if event == zmq.EVENT_ACCEPTED else None
@@ -182,7 +182,7 @@ class Connections:
             self.num_shut_down += len(surplus)
             if self.num_shut_down.bit_length() > before.bit_length():  # a warning per doubling
                 logger.warning(
-                    "too many connections: %d that had said nothing were shut down so far",
+                    "too many connections: %d that sent no Hello were closed so far",
                     self.num_shut_down,
                 )
 

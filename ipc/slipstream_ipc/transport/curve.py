@@ -15,9 +15,9 @@ pyzmq and czmq:
   removing it refuses the client from its next attach on.
 - A secret file belongs to the user, mode 0600. Only the user may write to the folder, or others
   could admit themselves. Secrets are never part of a repr, an error or a log.
-- CURVE protects against reading, changing and replaying traffic, and against a false server. It
-  does not separate clients: the server treats all that have a key alike, and only stream ids keep
-  them out of each other's streams.
+- Each message of a client that was admitted carries its public key (`public_key_of`).
+- CURVE protects against reading, changing and replaying traffic, and against a false server. Its
+  keys tell clients apart as tenants; only stream ids keep them out of each other's streams.
 """
 
 from __future__ import annotations
@@ -149,8 +149,16 @@ def admits(folder: Path, public: bytes) -> bool:
             if _read(path).get("public-key") == public:
                 return True
         except (BadRequest, OSError) as error:
-            logger.warning("a key file is passed over: %s", error)
+            logger.warning("ignoring a key file: %s", error)
     return False
+
+
+def public_key_of(message: zmq.Frame) -> bytes:
+    """The public key (Z85) of the client that a received message is from; empty without CURVE."""
+    try:
+        return str(message.get("User-Id")).encode()
+    except zmq.ZMQError:  # the connection has none
+        return b""
 
 
 def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
@@ -163,21 +171,19 @@ def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
                 )
             except zmq.ContextTerminated:
                 return
+            is_let_in, public = False, b""
             try:
                 _check_folder(folder)
-                is_let_in = (
-                    (domain, mechanism, len(credentials)) == (_DOMAIN, b"CURVE", 1)
-                    and len(credentials[0]) == 32
-                    and admits(folder, z85.encode(credentials[0]))
-                )
+                if (domain, mechanism, len(credentials)) == (_DOMAIN, b"CURVE", 1):
+                    public = z85.encode(credentials[0]) if len(credentials[0]) == 32 else b""
+                    is_let_in = bool(public) and admits(folder, public)
             except Exception:
-                logger.exception("nobody is let in")
-                is_let_in = False
-            answer = (b"200", b"OK") if is_let_in else (b"400", b"this key is not let in")
+                logger.exception("checking a client's key failed")
+            answer = (b"200", b"OK") if is_let_in else (b"400", b"this key is not accepted")
             if not is_let_in:
-                logger.warning("a client was not let in: its key is not in %s", folder)
+                logger.warning("rejected a client: its key is not in %s", folder)
             try:
-                socket.send_multipart((version, request, *answer, b"", b""))
+                socket.send_multipart((version, request, *answer, public, b""))
             except zmq.ContextTerminated:
                 return
 
@@ -189,8 +195,8 @@ def _check_folder(folder: Path) -> None:
     status = folder.stat()
     if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
         raise PermissionError(
-            f"{folder}: must belong to the user and be written by nobody else (`chmod 700`): "
-            "whoever writes there decides who is let in"
+            f"{folder}: must belong to the user and be writable by no other user (`chmod 700`): "
+            "its files decide which clients are accepted"
         )
 
 

@@ -54,7 +54,7 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
-_MAX_PATIENCE = 4.0  # the longest wait for a Welcome, in multiples of `welcome_within_s`
+_MAX_WELCOME_TIMEOUT = 4.0  # the longest wait for a Welcome, in multiples of `welcome_within_s`
 
 
 class Dealer(Generic[Out, In, Receipt]):
@@ -92,7 +92,7 @@ class Dealer(Generic[Out, In, Receipt]):
         self._identity = identity
         self._access = access
         self._welcome_within_s = welcome_within_s
-        self._patience_s = welcome_within_s
+        self._welcome_timeout_s = welcome_within_s
         self._epoch = incarnation << 32
         self._socket: zmq.Socket[bytes] | None = None
         self._has_heard = False  # the current `receive` has read a frame for this link
@@ -172,7 +172,7 @@ class Dealer(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 yield AttachRefused(Fault("engine", f"the peer sent {error}"))
                 continue
-            body = self._judge(frame, now)
+            body = self._receive_frame(frame, now)
             if body is not None:
                 yield body
         if self._socket is not None and not self._has_heard:  # the poller reports a break again
@@ -214,9 +214,9 @@ class Dealer(Generic[Out, In, Receipt]):
         if self._socket is None:
             return
         if not self.is_attached:
-            if now - self._hello_at >= self._patience_s:
-                longest = _MAX_PATIENCE * self._welcome_within_s
-                self._patience_s = min(2 * self._patience_s, longest)
+            if now - self._hello_at >= self._welcome_timeout_s:
+                longest = _MAX_WELCOME_TIMEOUT * self._welcome_within_s
+                self._welcome_timeout_s = min(2 * self._welcome_timeout_s, longest)
                 self.attach(now)
             return
         beat = self._link.beat(now)
@@ -234,7 +234,7 @@ class Dealer(Generic[Out, In, Receipt]):
             self._socket.close(linger=0)
             self._socket = None
 
-    def _judge(self, frame: Frame[In], now: float) -> In | AttachRefused | None:
+    def _receive_frame(self, frame: Frame[In], now: float) -> In | AttachRefused | None:
         """Account for a frame; its body if that is to be delivered, else None."""
         body = frame.body
         numbered = is_numbered(body)
@@ -255,10 +255,10 @@ class Dealer(Generic[Out, In, Receipt]):
         if verdict is LinkVerdict.GAP:
             self.attach(now)
         elif verdict is LinkVerdict.DELIVER and body is not None:
-            return body if numbered else self._obey(body)
+            return body if numbered else self._handle_control(body)
         return None
 
-    def _obey(self, body: In) -> In | AttachRefused | None:
+    def _handle_control(self, body: In) -> In | AttachRefused | None:
         """Handle a control message of this attach; its body if that is to be delivered."""
         if isinstance(body, Ping):
             self._send_control(None)
@@ -277,7 +277,7 @@ class Dealer(Generic[Out, In, Receipt]):
         self.is_starting = False
         self.trouble = ""
         self.fresh = False
-        self._patience_s = self._welcome_within_s
+        self._welcome_timeout_s = self._welcome_within_s
         return body
 
     def _send_control(self, body: Control | None) -> None:

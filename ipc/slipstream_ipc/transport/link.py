@@ -81,7 +81,7 @@ class Link(Generic[Receipt]):
         )
         self._is_stall_overdue = False
         self._received = 0
-        self._told = 0  # the last number acknowledged to the peer
+        self._last_ack_sent = 0  # the last number acknowledged to the peer
         self._receipts: deque[Receipt] = deque()  # of frames _acked+1 .. _sent, and untaken ones
         self._heard_at = now
         self._pinged_at: float | None = None
@@ -100,12 +100,12 @@ class Link(Generic[Receipt]):
     @property
     def owes_ack(self) -> bool:
         """Whether numbered frames have been received and not yet acknowledged to the peer."""
-        return self._told < self._received
+        return self._last_ack_sent < self._received
 
     @property
-    def num_untold(self) -> int:
+    def num_owed_acks(self) -> int:
         """Numbered frames received and not yet acknowledged to the peer."""
-        return self._received - self._told
+        return self._received - self._last_ack_sent
 
     def next_header(self) -> Header:
         """The header of the next numbered frame; call `sent` once the frame has left."""
@@ -116,7 +116,7 @@ class Link(Generic[Receipt]):
         """The frame of `next_header` has left; its acknowledgement releases `receipt`."""
         self._sent += 1
         self._receipts.append(receipt)
-        self._told = self._received
+        self._last_ack_sent = self._received
 
     def control_header(self) -> Header:
         """The header of an unnumbered frame; call `ack_sent` once the frame has left."""
@@ -124,7 +124,7 @@ class Link(Generic[Receipt]):
 
     def ack_sent(self) -> None:
         """The frame of `control_header` has left, and with it the acknowledgement."""
-        self._told = self._received
+        self._last_ack_sent = self._received
 
     def receive(self, header: Header, numbered: bool, now: float) -> LinkVerdict:
         """Judge a frame; a numbered one that is to be delivered counts as received."""

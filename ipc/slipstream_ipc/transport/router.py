@@ -8,7 +8,7 @@ receipts of the peer's previous session.
 - A frame on a route without a session is answered with Reattach, and so is a gap, which ends its
   session.
 - A message that cannot be read is answered with AttachRefused and affects no other peer.
-- A server that cannot serve yet calls `hold` instead of `receive`: the newest Hello of each
+- A server that cannot serve yet calls `queue_hellos` instead of `receive`: the newest Hello of each
   identity is kept and answered with Starting, and any other message with Reattach.
 - `receive` reads a bounded number of messages and bytes, so that a flood does not starve the loop.
 - Messages are acknowledged at once, unless `may_owe` allows a few to wait until the next `beat` for
@@ -43,6 +43,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.transport.codec import Codec
 from slipstream_ipc.transport.connections import Connections
+from slipstream_ipc.transport.curve import public_key_of
 from slipstream_ipc.transport.link import Beat, Header, Link, LinkVerdict
 from slipstream_ipc.transport.sockets import MAX_READ_AT_ONCE, MAX_READ_BYTES_AT_ONCE, is_numbered
 
@@ -50,17 +51,18 @@ Out = TypeVar("Out")
 In = TypeVar("In")
 Receipt = TypeVar("Receipt")
 
-_MAX_HELD = 2**16
+_MAX_QUEUED_HELLOS = 2**16
 
 
 @dataclass(eq=False, slots=True)
 class Session(Generic[Receipt]):
-    """One attach of one peer."""
+    """One attach of one peer. public_key: of the peer, in Z85; empty for a peer without CURVE."""
 
     route: bytes
     identity: bytes
     link: Link[Receipt]
     fresh: bool
+    public_key: bytes = b""
     is_open: bool = True
 
 
@@ -95,7 +97,8 @@ class Router(Generic[Out, In, Receipt]):
         self._heard: set[Session[Receipt]] = set()
         self._lost: list[Session[Receipt]] = []
         self._stalled: list[Session[Receipt]] = []
-        self._held: dict[bytes, tuple[bytes, int, Hello]] = {}  # by identity: route, epoch, Hello
+        # by identity: route, epoch, Hello and public key
+        self._queued_hellos: dict[bytes, tuple[bytes, int, Hello, bytes]] = {}
 
     @property
     def sessions(self) -> list[Session[Receipt]]:
@@ -103,8 +106,8 @@ class Router(Generic[Out, In, Receipt]):
         return list(self._routes.values())
 
     def is_among(self, arrived: Container[object]) -> bool:
-        """Whether the sockets a poller reports, or held Hellos, give `receive` something to do."""
-        return bool(self._held) or self._socket in arrived
+        """Whether the sockets a poller reports, or queued Hellos, give `receive` work."""
+        return bool(self._queued_hellos) or self._socket in arrived
 
     def receive(
         self, now: float, *, may_owe: int = 0
@@ -114,14 +117,14 @@ class Router(Generic[Out, In, Receipt]):
         may_owe: messages per peer that may stay unacknowledged because a message that is sent soon
         will acknowledge them. The loop's body may send, and end sessions.
         """
-        if self._held:
-            held, self._held = self._held, {}
-            for route, epoch, hello in held.values():
-                session = self._open(route, epoch, hello, now)
+        if self._queued_hellos:
+            queued, self._queued_hellos = self._queued_hellos, {}
+            for route, epoch, hello, key in queued.values():
+                session = self._open(route, epoch, hello, key, now)
                 if session is not None:
                     yield session, hello
-        for route, frame in self._frames():
-            session = self._judge(route, frame, now)
+        for route, frame, key in self._frames():
+            session = self._receive_frame(route, frame, key, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body
         if self._heard:
@@ -130,7 +133,7 @@ class Router(Generic[Out, In, Receipt]):
     def _acknowledge(self, may_owe: int = 0) -> None:
         waiting = []
         for session in self._heard:
-            num = session.link.num_untold if session.is_open else 0
+            num = session.link.num_owed_acks if session.is_open else 0
             if num > may_owe:
                 self._send_control(session, None)
             elif num:
@@ -138,16 +141,19 @@ class Router(Generic[Out, In, Receipt]):
         self._heard.clear()
         self._heard.update(waiting)
 
-    def hold(self) -> None:
+    def queue_hellos(self) -> None:
         """Read what has arrived while no peer can be served: keep Hellos, answer with Starting."""
-        for route, frame in self._frames():
+        for route, frame, key in self._frames():
             hello = frame.body
             if not isinstance(hello, Hello):
                 self._answer(route, frame.epoch, Reattach())
-            elif self._is_acceptable(route, frame.epoch, hello) and len(self._held) < _MAX_HELD:
-                before = self._held.get(hello.identity)
+            elif (
+                self._is_acceptable(route, frame.epoch, hello)
+                and len(self._queued_hellos) < _MAX_QUEUED_HELLOS
+            ):
+                before = self._queued_hellos.get(hello.identity)
                 if before is None or before[1] < frame.epoch:
-                    self._held[hello.identity] = (route, frame.epoch, hello)
+                    self._queued_hellos[hello.identity] = (route, frame.epoch, hello, key)
                 self._answer(route, frame.epoch, Starting())
 
     def welcome(self, session: Session[Receipt], model: ModelCard) -> None:
@@ -220,8 +226,10 @@ class Router(Generic[Out, In, Receipt]):
         if self._identities.get(session.identity) is session:
             del self._identities[session.identity]
 
-    def _frames(self) -> Iterator[tuple[bytes, Frame[In]]]:
-        """Frames that have arrived, with their routes; unreadable messages are answered here."""
+    def _frames(self) -> Iterator[tuple[bytes, Frame[In], bytes]]:
+        """Frames that have arrived, with their routes, and with the peer's public key if they are
+        Hellos. Unreadable messages are answered here.
+        """
         num_bytes = 0
         for _ in range(MAX_READ_AT_ONCE):
             if num_bytes >= MAX_READ_BYTES_AT_ONCE:
@@ -245,15 +253,20 @@ class Router(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 self._refuse(route, str(error), field=error.field)
                 continue
-            if self._connections is not None and isinstance(frame.body, Hello):
-                self._connections.heard(int(part.get(zmq.SRCFD)))
-            yield route, frame
+            key = b""
+            if isinstance(frame.body, Hello):
+                key = public_key_of(part)
+                if self._connections is not None:
+                    self._connections.heard(int(part.get(zmq.SRCFD)))
+            yield route, frame, key
 
-    def _judge(self, route: bytes, frame: Frame[In], now: float) -> Session[Receipt] | None:
+    def _receive_frame(
+        self, route: bytes, frame: Frame[In], key: bytes, now: float
+    ) -> Session[Receipt] | None:
         """Account for a frame; the session if its body is to be delivered, else None."""
         body = frame.body
         if isinstance(body, Hello):
-            return self._open(route, frame.epoch, body, now)
+            return self._open(route, frame.epoch, body, key, now)
         session = self._routes.get(route)
         if session is None:
             self._answer(route, frame.epoch, Reattach())
@@ -273,7 +286,7 @@ class Router(Generic[Out, In, Receipt]):
 
     def _is_acceptable(self, route: bytes, epoch: int, hello: Hello) -> bool:
         if hello.version != PROTOCOL_VERSION:
-            mismatch = f"protocol version {hello.version}, spoken here: {PROTOCOL_VERSION}"
+            mismatch = f"protocol version {hello.version}, expected {PROTOCOL_VERSION}"
             self._refuse(route, mismatch, epoch, "version")
             return False
         if not 0 < len(hello.identity) <= MAX_IDENTITY_BYTES:
@@ -282,7 +295,9 @@ class Router(Generic[Out, In, Receipt]):
             return False
         return True
 
-    def _open(self, route: bytes, epoch: int, hello: Hello, now: float) -> Session[Receipt] | None:
+    def _open(
+        self, route: bytes, epoch: int, hello: Hello, key: bytes, now: float
+    ) -> Session[Receipt] | None:
         if not self._is_acceptable(route, epoch, hello):
             return None
         before = self._identities.get(hello.identity)
@@ -301,7 +316,7 @@ class Router(Generic[Out, In, Receipt]):
             dead_after_s=self._dead_after_s,
             stalled_after_s=self._stalled_after_s,
         )
-        session = Session(route, hello.identity, link, hello.fresh)
+        session = Session(route, hello.identity, link, hello.fresh, key)
         self._routes[route] = self._identities[hello.identity] = session
         return session
 

@@ -205,7 +205,7 @@ class DisconnectWatch:
                 continue
             self._is_failing = True
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                refused = "the server does not let in this client's key"
+                refused = "the server does not accept this client's key"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 refused = "one side uses CURVE keys here, the other does not"
             else:

@@ -5,7 +5,7 @@ Tool definitions have OpenAI's form. Every BadRequest names the caller's field.
 - Variables with the names of the renderer's arguments are refused: a request that sets
   `chat_template` would bring its own code.
 - Tools and variables are sent as JSON text and decoded where they are used: by the client, which
-  checks them, and by the prompt process, but not by the worker's loop.
+  checks them, and by the tokenizer process, but not by the worker's loop.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from slipstream_ipc.errors import BadRequest, ProtocolError, brief
 from slipstream_ipc.messages import MAX_TEMPLATE_CHARS, ChatMessage, ModelCard, TemplateOptions
 
 MAX_TOOLS = 1024
-MAX_QUESTION_TOKENS = 2**20  # per Tokenize or Detokenize, so that the answer fits into a message
+MAX_QUERY_TOKENS = 2**20  # per Tokenize or Detokenize, so that the answer fits into a message
 # per Tokenize with_strings: encoding these as JSON blocks an HTTP front for 50 ms
 MAX_SPELLED_TOKENS = 2**16
 # per Tokenize, in all its texts: no other long prompt is tokenized meanwhile
-MAX_QUESTION_CHARS = 2**22
+MAX_QUERY_CHARS = 2**22
 
 # arguments of transformers' apply_chat_template, and its internal names for the turns
 RESERVED = frozenset(
@@ -126,8 +126,8 @@ def check_token_ids(column: bytes, card: ModelCard) -> None:
         ids = u32(column)
     except ProtocolError:
         raise BadRequest("token_ids", f"{len(column)} bytes", "u32 values") from None
-    if len(ids) > MAX_QUESTION_TOKENS:
-        raise BadRequest("token_ids", f"{len(ids)} tokens", f"at most {MAX_QUESTION_TOKENS}")
+    if len(ids) > MAX_QUERY_TOKENS:
+        raise BadRequest("token_ids", f"{len(ids)} tokens", f"at most {MAX_QUERY_TOKENS}")
     if len(ids) and int(ids.max()) >= card.vocab_size:
         allowed = f"token ids in [0, {card.vocab_size})"
         raise BadRequest("token_ids", int(ids.max()), allowed)
@@ -140,7 +140,9 @@ def _as_json(name: str, value: Any) -> str:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
         given = f"a {type(value).__name__}"  # the value may be nested too deeply for repr
-        raise BadRequest(name, given, f"what JSON and UTF-8 can hold ({error})") from error
+        raise BadRequest(
+            name, given, f"values that JSON and UTF-8 can represent ({error})"
+        ) from error
 
 
 def _tools(text: str) -> list[dict[str, Any]] | None:

@@ -23,12 +23,15 @@ MAX_CHOICES = 4096
 MAX_CHOICE_BYTES = 2**18  # all choices together
 
 _LIMITS = {"json": MAX_SCHEMA_BYTES, "regex": MAX_REGEX_BYTES, "grammar": MAX_GRAMMAR_BYTES}
+_FORMS = ("json", "regex", "choice", "grammar", "json_object")
 _KINDS = "exactly one of json, regex, choice, grammar and json_object"
 
 
 def check_structured(outputs: StructuredOutputs, params: SamplingParams) -> None:
     """Raise BadRequest for the first field that is not allowed; the types are right already."""
-    kind_of(outputs)
+    kind = kind_of(outputs)
+    if outputs.disable_any_whitespace and kind not in ("json", "json_object"):
+        raise _bad("disable_any_whitespace", True, f"False with {kind}: it is an option of JSON")
     for name, most in _LIMITS.items():
         value = getattr(outputs, name)
         if value is not None:
@@ -40,12 +43,12 @@ def check_structured(outputs: StructuredOutputs, params: SamplingParams) -> None
         if not 1 <= num <= MAX_CHOICES:
             raise _bad("choice", f"{num} strings", f"1 to {MAX_CHOICES}")
         if not all(outputs.choice):
-            raise _bad("choice", "an empty string", "strings with something in them")
+            raise _bad("choice", "an empty string", "strings that are not empty")
         num_bytes = sum(_num_bytes("choice", each) for each in outputs.choice)
         if num_bytes > MAX_CHOICE_BYTES:
             raise _bad("choice", f"{num_bytes} bytes", f"at most {MAX_CHOICE_BYTES} in all")
     if params.min_tokens > 0:
-        allowed = "0 with structured_outputs: the grammar says when an answer may end"
+        allowed = "0 with structured_outputs: the grammar decides when an answer may end"
         raise BadRequest("min_tokens", params.min_tokens, allowed)
 
 
@@ -62,7 +65,7 @@ def check_ending(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> Non
 
 def kind_of(outputs: StructuredOutputs) -> str:
     """The name of the field that is given. Raises: BadRequest unless it is exactly one."""
-    given = [name for name in outputs.__struct_fields__ if getattr(outputs, name) is not None]
+    given = [name for name in _FORMS if getattr(outputs, name) is not None]
     if outputs.json_object is False:
         given.remove("json_object")
     if len(given) != 1:
@@ -86,7 +89,7 @@ def _num_bytes(name: str, value: object) -> int:
         return len(text.encode())
     except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
         given = f"a {type(value).__name__}"  # the value may be nested too deeply for repr
-        raise _bad(name, given, f"what JSON and UTF-8 can hold ({error})") from error
+        raise _bad(name, given, f"values that JSON and UTF-8 can represent ({error})") from error
 
 
 def _bad(name: str, given: object, allowed: str) -> BadRequest:

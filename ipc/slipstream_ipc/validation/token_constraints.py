@@ -28,8 +28,8 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 128
 MAX_BAD_WORD_TOKENS = 32
 MAX_PENALTY = 2.0
-LEAST_REPETITION_PENALTY = 1e-6  # both bounds keep logits far inside float32's range
-MOST_REPETITION_PENALTY = 1e6
+MIN_REPETITION_PENALTY = 1e-6  # both bounds keep logits far inside float32's range
+MAX_REPETITION_PENALTY = 1e6
 
 Words = Sequence[tuple[int, ...]]  # token sequences, none of them empty
 
@@ -41,8 +41,8 @@ def check_token_params(params: SamplingParams) -> None:
         if not -MAX_PENALTY <= value <= MAX_PENALTY:  # also refuses nan
             raise BadRequest(field, value, f"a number in [{-MAX_PENALTY:g}, {MAX_PENALTY:g}]")
     value = params.repetition_penalty
-    if not LEAST_REPETITION_PENALTY <= value <= MOST_REPETITION_PENALTY:
-        allowed = f"a number in [{LEAST_REPETITION_PENALTY:g}, {MOST_REPETITION_PENALTY:g}]"
+    if not MIN_REPETITION_PENALTY <= value <= MAX_REPETITION_PENALTY:
+        allowed = f"a number in [{MIN_REPETITION_PENALTY:g}, {MAX_REPETITION_PENALTY:g}]"
         raise BadRequest("repetition_penalty", value, f"{allowed}, 1 is off")
     _check_biases(params)
     _check_allowed(params)
@@ -109,7 +109,7 @@ def check_rules(
         raise BadRequest("bad_words", largest, f"words whose ids are in [0, {vocab_size})")
     field = _without_way_out(params, words, vocab_size, frozenset(stop_ids), max_tokens)
     if field is not None:
-        given = "nothing that could be sampled"
+        given = "no token that could be sampled"
         allowed = "settings that always leave a token, with allowed_token_ids, bad_words and "
         raise BadRequest(field, given, f"{allowed}min_tokens taken together")
 

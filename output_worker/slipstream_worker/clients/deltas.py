@@ -104,7 +104,7 @@ class SlowEntries:
         "has_wide",
         "is_all",
         "left",
-        "moves",
+        "new_cursors",
         "spans",
         "texts",
     )
@@ -115,7 +115,9 @@ class SlowEntries:
         self.ended_at: list[int] = []
         self.ended: list[WorkerStream] = []  # streams whose end is in the message
         self.ends: list[End] = []
-        self.moves: list[tuple[WorkerStream, TextCursor]] = []  # each reader's cursor afterwards
+        self.new_cursors: list[
+            tuple[WorkerStream, TextCursor]
+        ] = []  # each reader's cursor afterwards
         self.spans: list[tuple[int, int, int]] = []  # row, first token, number of tokens
         self.is_all = True  # whether everything due is in the message
         self.has_wide = False
@@ -151,31 +153,31 @@ class SlowEntries:
         is_whole = stop.unit == output.log.num_units
         self.is_all &= is_whole
         if output.end is not None and is_whole:
-            self.ended_at.append(len(self.moves))
+            self.ended_at.append(len(self.new_cursors))
             self.ended.append(stream)
             self.ends.append(output.end)
         self.chars.append(start.num_chars)
         self.texts.append(text)
         num_tokens = stop.num_tokens - start.num_tokens
         self.spans.append((worker_row, start.num_tokens, num_tokens))
-        self.moves.append((stream, stop))
+        self.new_cursors.append((stream, stop))
         self.left -= ENTRY_BYTES + len(text) + token_bytes * num_tokens
 
     def commit(self, columns: StreamColumns) -> None:
         """Move the cursors; call it once the message has been sent."""
-        if not self.moves:
+        if not self.new_cursors:
             return
-        for stream, cursor in self.moves:
+        for stream, cursor in self.new_cursors:
             assert stream.reader is not None
             stream.reader.cursor = cursor
         is_dirty = columns.cells.is_dirty
         for stream in self.ended:
             is_dirty[stream.worker_row] = False
-        for stream, cursor in self.moves:
+        for stream, cursor in self.new_cursors:
             assert stream.output is not None
             if stream.output.end is None:
                 is_dirty[stream.worker_row] = cursor.unit < stream.output.log.num_units
-                columns.speed_up(stream, cursor)
+                columns.make_fast(stream, cursor)
 
 
 _NO_SLOW = SlowEntries()  # shared, read-only

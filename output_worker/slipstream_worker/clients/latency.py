@@ -1,6 +1,10 @@
 """Counts requests and tokens, and measures how long readers wait: time to first token, gaps between
 deltas, time per token, end-to-end time.
 
+- The time per token is that between the first delta and the end, over the tokens after the first
+  delta, which may hold several. vLLM divides by the tokens after the first one, the same number
+  where the first delta holds one token.
+
 - Consecutive messages to exactly the same rows (the same set, see
   `WorkerStreamTable.worker_rows_of`) are counted once for all rows, which have waited equally long.
   The time is written to the columns when another kind of message leaves or the rows change
@@ -59,9 +63,9 @@ class RequestCounters:
         self._finished[reason] = self._finished.get(reason, 0) + 1
         self.num_overrun_tokens += num_cut
 
-    def first(self, stream: WorkerStream, now: float) -> None:
+    def first(self, stream: WorkerStream, num_tokens: int, now: float) -> None:
         """A stream's first tokens were sent."""
-        stream.first_at = now
+        stream.first_at, stream.first_tokens = now, num_tokens
         if stream.arrived_at:
             self._ttft_s.add(max(0.0, now - stream.arrived_at))
 
@@ -69,9 +73,10 @@ class RequestCounters:
         """A stream's end was sent, perhaps again."""
         assert stream.output is not None
         assert stream.output.end is not None
-        num_tokens, took_s = stream.output.end.num_tokens, now - stream.first_at
-        if stream.first_at and num_tokens > 1 and took_s > 0:
-            self._tpot_s.add(took_s / (num_tokens - 1))
+        num_later = stream.output.end.num_tokens - stream.first_tokens
+        took_s = now - stream.first_at
+        if stream.first_at and num_later > 0 and took_s > 0:
+            self._tpot_s.add(took_s / num_later)
         if stream.arrived_at:
             self._e2e_s.add(max(0.0, now - stream.arrived_at))
         stream.arrived_at = stream.first_at = 0.0
@@ -115,15 +120,15 @@ class DeliveryPace:
         if isinstance(built, BuiltScalarDeltas):
             self.flush_deferred()
             self._few(built.fast, now)
-        elif self._went_to(built.fast) and not built.slow.moves:
+        elif self._went_to(built.fast) and not built.slow.new_cursors:
             counters.itl_s.add(now - self._at, len(built.fast))
             self._at = now
         else:
             self.flush_deferred()
-            self._many(built.fast, now)
-            if built.slow.moves:
+            self._many(built.fast, built.fast_tokens, now)
+            if built.slow.new_cursors:
                 self.flush_deferred()
-        if built.slow.moves:
+        if built.slow.new_cursors:
             self._slow(built.slow, now)
 
     def flush_deferred(self) -> None:
@@ -136,7 +141,8 @@ class DeliveryPace:
         """Whether the last message had exactly these rows."""
         return self._worker_rows is not None and self._worker_rows.version == worker_rows.version
 
-    def _many(self, worker_rows: RowSet, now: float) -> None:
+    def _many(self, worker_rows: RowSet, counts: Int64s, now: float) -> None:
+        """counts: tokens of each row in the message, [n]."""
         if not len(worker_rows):
             return
         before = self._columns.delivered_at.take(worker_rows.array)
@@ -145,19 +151,20 @@ class DeliveryPace:
             self._counters.itl_s.add(now - first, len(worker_rows))
         else:
             is_first = before == 0.0
-            for worker_row in worker_rows.array[is_first].tolist():
-                self._first(worker_row, now)
+            new, num_tokens = worker_rows.array[is_first].tolist(), counts[is_first].tolist()
+            for worker_row, num in zip(new, num_tokens, strict=True):
+                self._first(worker_row, num, now)
             self._counters.itl_s.add_all(now - before[~is_first])
         self._worker_rows, self._at = worker_rows, now
 
     def _few(self, spans: Sequence[Span], now: float) -> None:
         delivered_at, itl_s = self._columns.cells.delivered_at, self._counters.itl_s
         last, num = 0.0, 0  # rows in a run with the same last delivery
-        for worker_row, _, _ in spans:
+        for worker_row, _, num_tokens in spans:
             before = delivered_at[worker_row]
             delivered_at[worker_row] = now
             if not before:
-                self._first(worker_row, now)
+                self._first(worker_row, num_tokens, now)
             elif before == last:
                 num += 1
             else:
@@ -171,7 +178,7 @@ class DeliveryPace:
         delivered_at, counters = self._columns.cells.delivered_at, self._counters
         last, num = 0.0, 0  # as above
         for (stream, _), (worker_row, start, num_tokens) in zip(
-            slow.moves, slow.spans, strict=True
+            slow.new_cursors, slow.spans, strict=True
         ):
             if not num_tokens:
                 continue
@@ -179,7 +186,7 @@ class DeliveryPace:
             delivered_at[worker_row] = now
             if not before:
                 if not start:
-                    counters.first(stream, now)
+                    counters.first(stream, num_tokens, now)
             elif before == last:
                 num += 1
             else:
@@ -191,8 +198,8 @@ class DeliveryPace:
         for stream in slow.ended:
             counters.last(stream, now)
 
-    def _first(self, worker_row: int, now: float) -> None:
+    def _first(self, worker_row: int, num_tokens: int, now: float) -> None:
         """The first delta of a fast row in this process."""
         stream = self._columns.streams[worker_row]
         if stream is not None and not self._columns.cells.sent_tokens[worker_row]:
-            self._counters.first(stream, now)
+            self._counters.first(stream, num_tokens, now)

@@ -6,10 +6,10 @@ A port has the client's session, the rows it reads, and the state messages that 
   in a socket.
 - A client without credit is sent nothing; what it misses is merged into the next message.
 - With the interval "auto", first tokens and ends leave at once, and everything else while fewer
-  than AUTO_ROOM messages are unacknowledged. Every token streams under light load; under heavy load
-  messages merge by themselves.
-- At most _MAX_STATES state messages are queued for a client. Beyond that its session is ended, as a
-  new attach restores whatever still holds.
+  than AUTO_MAX_UNACKED messages are unacknowledged. Every token streams under light load; under
+  heavy load messages merge by themselves.
+- At most _MAX_QUEUED_MESSAGES state messages are queued for a client. Beyond that its session is
+  ended, as a new attach restores whatever still holds.
 - An attach drops what was queued: the client then requests its streams, and from which position.
 """
 
@@ -35,8 +35,8 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 Int64s = npt.NDArray[np.int64]
 
 Receipt = list[WorkerStream]  # streams whose end was in the message
-AUTO_ROOM = 2
-_MAX_STATES = 2**16
+AUTO_MAX_UNACKED = 2
+_MAX_QUEUED_MESSAGES = 2**16
 
 FrontAcceptor = Router[WorkerToClient, ClientToWorker, Receipt]
 
@@ -50,21 +50,21 @@ class ClientPort:
         session: Session[Receipt],
         columns: StreamColumns,
         counters: RequestCounters,
-        room: int | None = None,
+        max_unacked: int | None = None,
     ) -> None:
-        """`room`: number of unacknowledged messages from which on only first tokens and ends are
-        sent; None: no such limit.
+        """`max_unacked`: number of unacknowledged messages from which on only first tokens and ends
+        are sent; None: no such limit.
         """
         self._acceptor = acceptor
-        self._room = room
+        self._max_unacked = max_unacked
         self._session = session
         self._columns = columns
         self._pace = DeliveryPace(columns, counters)
-        self._states: deque[WorkerToClient] = deque()
-        self._numbers: list[int] = []  # rows of the streams being sent, ascending
+        self._messages: deque[WorkerToClient] = deque()
+        self._sending: list[int] = []  # rows of the streams being sent, ascending
         self._worker_rows: RowSet | None = None  # the same as an array, made on demand
         self._first_worker_row = 0  # slow row to begin with, if not all fit
-        self._has_news = False
+        self._is_due = False
         self.streams: set[WorkerStream] = set()  # read by this client
 
     @property
@@ -75,20 +75,20 @@ class ClientPort:
     @property
     def unsent(self) -> Sequence[WorkerToClient]:
         """State messages that wait for credit."""
-        return self._states
+        return self._messages
 
     @property
     def has_unsent(self) -> bool:
         """Whether anything waits for credit."""
-        return bool(self._states) or self._has_news
+        return bool(self._messages) or self._is_due
 
     def attach(self, session: Session[Receipt]) -> None:
         """Start over with a new session, in which the client requests its streams again."""
         self._session = session
-        self._states.clear()
+        self._messages.clear()
         self._pace.flush_deferred()
-        self._numbers, self._worker_rows = [], None
-        self._has_news = False
+        self._sending, self._worker_rows = [], None
+        self._is_due = False
         for stream in self.streams:
             assert stream.reader is not None
             stream.reader.is_waiting = True
@@ -96,21 +96,21 @@ class ClientPort:
 
     def enqueue(self, body: WorkerToClient) -> None:
         """Queue a state message."""
-        self._states.append(body)
+        self._messages.append(body)
 
-    def state_prompt(self, stream: WorkerStream, handle: int) -> None:
+    def enqueue_prompt_logprobs(self, stream: WorkerStream, handle: int) -> None:
         """Queue the log-probabilities of a stream's prompt, if requested and complete."""
         for start, columns in self._columns.prompts.pieces(stream.worker_row):
-            self._states.append(PromptLogprobs(handle, start, columns))
+            self._messages.append(PromptLogprobs(handle, start, columns))
 
     def read(self, stream: WorkerStream, reader: Reader) -> None:
-        """Make the client this stream's reader. Nothing is sent of it before `send_from_here`."""
+        """Make the client this stream's reader. Nothing is sent of it before `start_sending`."""
         reader.is_waiting = True
         stream.reader = reader
         self.streams.add(stream)
         self._drop_worker_row(stream.worker_row)
 
-    def send_from_here(self, stream: WorkerStream) -> None:
+    def start_sending(self, stream: WorkerStream) -> None:
         """Send the stream from its reader's cursor on, which is the end of the reader's copy."""
         assert stream.reader is not None
         stream.reader.is_waiting = False
@@ -118,10 +118,10 @@ class ClientPort:
         worker_row = stream.worker_row
         self._columns.handles[worker_row] = stream.reader.handle
         self._columns.is_dirty[worker_row] = True
-        self._has_news = True
+        self._is_due = True
         self._insert_worker_row(worker_row)
 
-    def leave(self, stream: WorkerStream) -> None:
+    def stop_reading(self, stream: WorkerStream) -> None:
         """The client no longer reads this stream. Idempotent."""
         self.streams.discard(stream)
         self._drop_worker_row(stream.worker_row)
@@ -129,14 +129,14 @@ class ClientPort:
     def supersede(self, stream: WorkerStream) -> None:
         """Another reader has taken over this stream: notify the client."""
         assert stream.reader is not None
-        self.leave(stream)
-        self._states.append(Superseded(stream.reader.handle))
+        self.stop_reading(stream)
+        self._messages.append(Superseded(stream.reader.handle))
 
     def mark_due(self) -> None:
         """Some stream of the client may have something new."""
-        self._has_news = True
+        self._is_due = True
 
-    def take_over(self) -> list[WorkerStream]:
+    def take_ended(self) -> list[WorkerStream]:
         """The streams whose end has been acknowledged since the last call."""
         # a stream that another client has taken over is left to that client
         receipts = self._session.link.take_receipts()
@@ -149,35 +149,37 @@ class ClientPort:
         session = self._session
         if not session.is_open:
             return False
-        if len(self._states) > _MAX_STATES:
+        if len(self._messages) > _MAX_QUEUED_MESSAGES:
             self._acceptor.reattach(session)
-            self._states.clear()
+            self._messages.clear()
             return False
-        while self._states and self._acceptor.send(session, self._states[0], []):
-            self._states.popleft()
+        while self._messages and self._acceptor.send(session, self._messages[0], []):
+            self._messages.popleft()
         has_sent = False
-        while self._has_news and not self._states and session.link.has_credit:
-            is_crowded = self._room is not None and session.link.num_unacked >= self._room
+        while self._is_due and not self._messages and session.link.has_credit:
+            is_crowded = (
+                self._max_unacked is not None and session.link.num_unacked >= self._max_unacked
+            )
             built = self._build(urgent=is_crowded)
             if built is None:
                 # a row that is not due yet is marked again by its next token
-                self._has_news = is_crowded
+                self._is_due = is_crowded
                 break
             if not self._acceptor.send(session, built.message, built.slow.ended):
                 break
             has_sent = True
             self._pace.left(built, monotonic())
             built.commit(self._columns)
-            if built.slow.moves:
-                self._first_worker_row = built.slow.moves[-1][0].worker_row + 1
+            if built.slow.new_cursors:
+                self._first_worker_row = built.slow.new_cursors[-1][0].worker_row + 1
             if built.is_all:
-                self._has_news = is_crowded
+                self._is_due = is_crowded
                 break
         return has_sent
 
     def _build(self, *, urgent: bool) -> deltas.BuiltDeltas | BuiltScalarDeltas | None:
         """A message of what is due, if anything is."""
-        columns, few = self._columns, self._numbers
+        columns, few = self._columns, self._sending
         if len(few) > FEW:
             worker_rows = self._worker_rows
             if worker_rows is None:
@@ -221,7 +223,7 @@ class ClientPort:
         ]
 
     def _insert_worker_row(self, worker_row: int) -> None:
-        numbers = self._numbers
+        numbers = self._sending
         at = bisect_left(numbers, worker_row)
         if at == len(numbers) or numbers[at] != worker_row:
             self._pace.flush_deferred()
@@ -229,7 +231,7 @@ class ClientPort:
             self._worker_rows = None
 
     def _drop_worker_row(self, worker_row: int) -> None:
-        numbers = self._numbers
+        numbers = self._sending
         at = bisect_left(numbers, worker_row)
         if at < len(numbers) and numbers[at] == worker_row:
             self._pace.flush_deferred()

@@ -2,10 +2,10 @@
 
 - A query is not kept across sessions: the client repeats it after an attach. If its session ends,
   the query is withdrawn, or its answer dropped if it is already being processed.
-- Streams and queries share one prompt process, which handles short prompts in order and long ones
-  beside them (`long_prompts`). It is therefore given only a few short queries at a time, and one
-  long one, so that no stream's prompt waits for more than these. Further queries wait here, short
-  and long ones apart; beyond a bound they are rejected.
+- Streams and queries share one tokenizer process, which handles short prompts in order and long
+  ones beside them (`long_prompts`). It is therefore given only a few short queries at a time, and
+  one long one, so that no stream's prompt waits for more than these. Further queries wait here,
+  short and long ones apart; beyond a bound they are rejected.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from slipstream_ipc.messages import (
     WorkerToClient,
 )
 from slipstream_ipc.validation.chat_template import (
-    MAX_QUESTION_CHARS,
-    MAX_QUESTION_TOKENS,
+    MAX_QUERY_CHARS,
+    MAX_QUERY_TOKENS,
     MAX_SPELLED_TOKENS,
     check_token_ids,
 )
@@ -35,7 +35,7 @@ from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.long_prompts import is_long, num_prompt_chars, size_of
 
-MAX_ASKED_CHARS = 2**16  # limit on the short queries in the prompt process, approximate
+MAX_CHARS_IN_PROCESS = 2**16  # limit on the short queries in the tokenizer process, approximate
 MAX_UNREAD = 1024  # queued messages of a client, beyond which its queries fail
 MAX_UNREAD_BYTES = 2**25  # of the answers among them
 
@@ -46,70 +46,70 @@ class ClientQueries:
     def __init__(self, readers: StreamReaders, prompts: RenderSource) -> None:
         self._readers = readers
         self._prompts = prompts
-        self._asked: dict[int, Query] = {}  # in the prompt process, by its key
+        self._in_process: dict[int, Query] = {}  # in the tokenizer process, by its key
         # keyed by whether the queries are long
-        self._queues = {False: QueryQueue(MAX_ASKED_CHARS), True: QueryQueue(1)}
+        self._queues = {False: QueryQueue(MAX_CHARS_IN_PROCESS), True: QueryQueue(1)}
 
-    def tokenize(self, client: bytes, asked: Tokenize) -> None:
+    def tokenize(self, client: bytes, message: Tokenize) -> None:
         """Answer a Tokenize, at once if it is invalid."""
-        if (asked.text is None) == (not asked.messages):
+        if (message.text is None) == (not message.messages):
             fault = BadRequest("prompt", "both or none", "one of text and messages").fault
-            self._readers.port(client).enqueue(Tokenized(asked.number, fault=fault))
+            self._readers.port(client).enqueue(Tokenized(message.number, fault=fault))
             return
-        num_chars = num_prompt_chars(asked.text, asked.messages, asked.template)
-        if num_chars > MAX_QUESTION_CHARS:
-            allowed = f"at most {MAX_QUESTION_CHARS}"
+        num_chars = num_prompt_chars(message.text, message.messages, message.template)
+        if num_chars > MAX_QUERY_CHARS:
+            allowed = f"at most {MAX_QUERY_CHARS}"
             fault = BadRequest("prompt", f"{num_chars} characters", allowed).fault
-            self._readers.port(client).enqueue(Tokenized(asked.number, fault=fault))
+            self._readers.port(client).enqueue(Tokenized(message.number, fault=fault))
             return
         render = Render(
             0,
-            asked.text,
-            asked.messages,
-            template=asked.template,
-            add_special_tokens=asked.add_special_tokens,
-            with_strings=asked.with_strings,
-            is_question=True,
-            max_tokens=MAX_SPELLED_TOKENS if asked.with_strings else MAX_QUESTION_TOKENS,
+            message.text,
+            message.messages,
+            template=message.template,
+            add_special_tokens=message.add_special_tokens,
+            with_strings=message.with_strings,
+            is_query=True,
+            max_tokens=MAX_SPELLED_TOKENS if message.with_strings else MAX_QUERY_TOKENS,
         )
-        self._ask(client, asked.number, render)
+        self._add(client, message.number, render)
 
-    def detokenize(self, client: bytes, asked: Detokenize, card: ModelCard) -> None:
+    def detokenize(self, client: bytes, message: Detokenize, card: ModelCard) -> None:
         """Answer a Detokenize, at once if it is invalid."""
         try:
-            check_token_ids(asked.token_ids, card)
+            check_token_ids(message.token_ids, card)
         except BadRequest as error:
-            self._readers.port(client).enqueue(Detokenized(asked.number, fault=error.fault))
+            self._readers.port(client).enqueue(Detokenized(message.number, fault=error.fault))
             return
         render = Render(
             0,
-            is_question=True,
-            token_ids=asked.token_ids,
-            skip_special_tokens=asked.skip_special_tokens,
+            is_query=True,
+            token_ids=message.token_ids,
+            skip_special_tokens=message.skip_special_tokens,
         )
-        self._ask(client, asked.number, render)
+        self._add(client, message.number, render)
 
     def answered(self, answer: Rendered) -> bool:
-        """Forward an answer of the prompt process; returns whether it belongs to a query."""
-        question = self._asked.pop(answer.key, None)
-        if question is None:
+        """Forward an answer of the tokenizer process; returns whether it belongs to a query."""
+        query = self._in_process.pop(answer.key, None)
+        if query is None:
             return False
-        self._answer(question, answer)
-        queue = self._queues[is_long(question.render)]
-        queue.done(question)
-        self._ask_more(queue)
+        self._answer(query, answer)
+        queue = self._queues[is_long(query.render)]
+        queue.done(query)
+        self._send_waiting(queue)
         return True
 
     def withdraw(self, client: bytes) -> None:
         """Drop the queries of a client whose session has ended."""
         for queue in self._queues.values():
             queue.withdraw(client)
-        for key in [key for key, asked in self._asked.items() if asked.client == client]:
+        for key in [key for key, message in self._in_process.items() if message.client == client]:
             if self._prompts.withdraw(key):
-                question = self._asked.pop(key)
-                self._queues[is_long(question.render)].done(question)
+                query = self._in_process.pop(key)
+                self._queues[is_long(query.render)].done(query)
         for queue in self._queues.values():
-            self._ask_more(queue)
+            self._send_waiting(queue)
 
     def beat(self) -> None:
         """Withdraw the queries of clients that are not attached."""
@@ -118,20 +118,21 @@ class ClientQueries:
                 if not self._is_here(client):
                     self.withdraw(client)
 
-    def _ask(self, client: bytes, number: int, render: Render) -> None:
-        question = Query(client, number, render, size_of(render))
+    def _add(self, client: bytes, number: int, render: Render) -> None:
+        public_key = self._readers.port(client).session.public_key
+        query = Query(client, number, render, size_of(render), public_key)
         queue = self._queues[is_long(render)]
-        why = queue.why_full(question)
+        why = queue.why_full(query)
         if why:
-            self._answer(question, Rendered(0, fault=Fault("overloaded", why)))
+            self._answer(query, Rendered(0, fault=Fault("overloaded", why)))
             return
-        queue.add(question)
-        self._ask_more(queue)
+        queue.add(query)
+        self._send_waiting(queue)
 
-    def _ask_more(self, queue: QueryQueue) -> None:
-        """Pass waiting queries to the prompt process, as many as it may have."""
-        while (question := queue.next()) is not None:
-            self._asked[self._prompts.ask(question.render)] = question
+    def _send_waiting(self, queue: QueryQueue) -> None:
+        """Pass waiting queries to the tokenizer process, as many as it may have."""
+        while (query := queue.next()) is not None:
+            self._in_process[self._prompts.ask(query.render)] = query
 
     def _is_here(self, client: bytes) -> bool:
         try:
@@ -139,17 +140,17 @@ class ClientQueries:
         except KeyError:
             return False
 
-    def _answer(self, question: Query, answer: Rendered) -> None:
-        if not self._is_here(question.client):
+    def _answer(self, query: Query, answer: Rendered) -> None:
+        if not self._is_here(query.client):
             return  # its client has gone
-        port = self._readers.port(question.client)
+        port = self._readers.port(query.client)
         if _leaves_much_unread(port.unsent):
-            why = "answers to questions before this one have not been read"
+            why = "the answers to earlier queries have not been read"
             answer = Rendered(0, fault=Fault("overloaded", why))
-        if question.render.token_ids is not None:
-            port.enqueue(Detokenized(question.number, answer.text, answer.fault))
+        if query.render.token_ids is not None:
+            port.enqueue(Detokenized(query.number, answer.text, answer.fault))
         else:
-            port.enqueue(Tokenized(question.number, answer.token_ids, answer.strings, answer.fault))
+            port.enqueue(Tokenized(query.number, answer.token_ids, answer.strings, answer.fault))
 
 
 def _leaves_much_unread(unsent: Sequence[WorkerToClient]) -> bool:

@@ -46,17 +46,17 @@ class StreamReaders:
         detokenizers: DetokenizerFactory,
         counters: RequestCounters,
         retention: Retention,
-        room: int | None,
+        max_unacked: int | None,
     ) -> None:
-        """`room`: see `ClientPort`."""
+        """`max_unacked`: see `ClientPort`."""
         self._front = front
         self._columns = columns
         self._detokenizers = detokenizers
         self._counters = counters
         self._retention = retention
-        self._room = room
+        self._max_unacked = max_unacked
         self._clients: dict[bytes, ClientPort] = {}
-        self._vanished: list[tuple[float, Session[Receipt]]] = []  # with their deadlines
+        self._disconnected: list[tuple[float, Session[Receipt]]] = []  # with their deadlines
         self._awaiting: dict[WorkerStream, None] = {}  # streams whose readers are ahead of us
 
     @property
@@ -71,18 +71,20 @@ class StreamReaders:
 
     # ---- clients -------------------------------------------------------------------------
 
-    def greet(self, session: Session[Receipt]) -> None:
+    def attach_client(self, session: Session[Receipt]) -> None:
         """A client attached, for the first time or again."""
         port = self._clients.get(session.identity)
         if port is None:
-            port = ClientPort(self._front, session, self._columns, self._counters, room=self._room)
+            port = ClientPort(
+                self._front, session, self._columns, self._counters, max_unacked=self._max_unacked
+            )
             self._clients[session.identity] = port
         else:
             port.attach(session)
             for stream in port.streams:
-                if stream.leaves_at == inf:
+                if stream.expires_at == inf:
                     # it may have all of it, or have dropped it, and its message was lost
-                    self._retention.leave_after_grace(stream)
+                    self._retention.expire_after_grace(stream)
 
     def port(self, client: bytes) -> ClientPort:
         """The port of an attached client. Raises KeyError if there is none."""
@@ -102,10 +104,10 @@ class StreamReaders:
         """Clients gone for good since the last call: away for the grace time, or stalled."""
         now = self._retention.now
         for session in self._front.take_lost():
-            self._vanished.append((now + self._retention.grace_s, session))
+            self._disconnected.append((now + self._retention.grace_s, session))
         gone = [session.identity for session in self._front.take_stalled()]
-        while self._vanished and self._vanished[0][0] <= now:
-            _, session = self._vanished.pop(0)
+        while self._disconnected and self._disconnected[0][0] <= now:
+            _, session = self._disconnected.pop(0)
             port = self._clients.get(session.identity)
             if port is not None and port.session is session:
                 gone.append(session.identity)
@@ -114,11 +116,11 @@ class StreamReaders:
     def flush(self) -> bool:
         """Send every client what is due; returns whether deltas were sent."""
         if self._awaiting:
-            self._look_for_places()
+            self._retry_awaiting()
         has_sent = False
         for port in self._clients.values():
-            for stream in port.take_over():
-                self._retention.leave_after_grace(stream)
+            for stream in port.take_ended():
+                self._retention.expire_after_grace(stream)
             has_sent |= port.has_unsent and port.flush()
         return has_sent
 
@@ -138,18 +140,18 @@ class StreamReaders:
         except Diverged as error:
             port.enqueue(_diverged(handle, error))
             if stream.reader is not None and stream.reader.is_called(client, handle):
-                self._leave_unread(stream)
+                self._drop_reader(stream)
             return
         before = stream.reader
         if before is not None:
             if before.is_called(client, handle):
-                port.leave(stream)
+                port.stop_reading(stream)
             else:
                 self._clients[before.client].supersede(stream)
                 stream.past_readers.append((before.client, before.handle))
         port.read(stream, reader)
-        stream.leaves_at = inf
-        self._place(stream, reader, cursor)
+        stream.expires_at = inf
+        self._start_when_reached(stream, reader, cursor)
 
     def is_reader(self, stream: WorkerStream, client: bytes, handle: int | None) -> bool:
         """Whether a client that has this handle for the stream may act on it."""
@@ -158,7 +160,7 @@ class StreamReaders:
             return stream.registration is not None and stream.registration.owner == client
         return reader.client == client and handle in (None, reader.handle)
 
-    def has_news(self, worker_rows: Int64s | Sequence[int]) -> None:
+    def mark_due(self, worker_rows: Int64s | Sequence[int]) -> None:
         """These rows have new tokens: mark the ports of their readers' clients as due."""
         if len(self._clients) <= _FEW_CLIENTS:
             for port in self._clients.values():
@@ -178,7 +180,7 @@ class StreamReaders:
     def opened(self, stream: WorkerStream) -> None:
         """A stream has its row, and perhaps tokens: locate the end of its reader's copy."""
         if stream.reader is not None and stream.reader.awaited is not None:
-            self._look_again(stream, stream.reader)
+            self._retry_locate(stream, stream.reader)
 
     def ended(self, stream: WorkerStream) -> None:
         """A stream has ended: send the rest to its reader, or let it leave after the grace time."""
@@ -188,7 +190,7 @@ class StreamReaders:
             self._columns.is_dirty[stream.worker_row] = True
             self._clients[reader.client].mark_due()
         else:
-            self._retention.leave_after_grace(stream)
+            self._retention.expire_after_grace(stream)
 
     def accept(self, stream: WorkerStream) -> None:
         """Send Accepted to the stream's reader."""
@@ -196,7 +198,7 @@ class StreamReaders:
         if reader is not None and reader.is_listening and admit is not None:
             port = self._clients[reader.client]
             port.enqueue(Accepted(reader.handle, admit.prompt_ids))
-            port.state_prompt(stream, reader.handle)
+            port.enqueue_prompt_logprobs(stream, reader.handle)
 
     def reject(self, stream: WorkerStream, fault: Fault) -> None:
         """Send Rejected to the stream's reader, which no longer reads it."""
@@ -204,13 +206,13 @@ class StreamReaders:
             port = self._clients[stream.reader.client]
             if stream.reader.is_listening:  # else it submits again, and is answered then
                 port.enqueue(Rejected(stream.reader.handle, fault))
-            port.leave(stream)
+            port.stop_reading(stream)
 
     def forget(self, stream: WorkerStream) -> None:
         """A stream is forgotten, or has lost its row."""
         self._awaiting.pop(stream, None)
         if stream.reader is not None:
-            self._clients[stream.reader.client].leave(stream)
+            self._clients[stream.reader.client].stop_reading(stream)
 
     def clear(self) -> None:
         """All streams are forgotten."""
@@ -223,40 +225,42 @@ class StreamReaders:
             return None  # looked for again when the stream is registered
         return locate(self._columns, stream, position, self._detokenizers)
 
-    def _place(self, stream: WorkerStream, reader: Reader, cursor: TextCursor | None) -> None:
+    def _start_when_reached(
+        self, stream: WorkerStream, reader: Reader, cursor: TextCursor | None
+    ) -> None:
         """Start sending to the reader, once the stream has reached the end of its copy."""
         if cursor is None:
             self._awaiting[stream] = None
         else:
             self._awaiting.pop(stream, None)
             reader.cursor = cursor
-            self._clients[reader.client].send_from_here(stream)
+            self._clients[reader.client].start_sending(stream)
 
-    def _look_again(self, stream: WorkerStream, reader: Reader) -> None:
+    def _retry_locate(self, stream: WorkerStream, reader: Reader) -> None:
         """A stream has grown whose reader is ahead of this worker."""
         assert reader.awaited is not None
         try:
-            self._place(stream, reader, self._locate(stream, reader.awaited))
+            self._start_when_reached(stream, reader, self._locate(stream, reader.awaited))
         except Diverged as error:
             self._awaiting.pop(stream, None)
             self._clients[reader.client].enqueue(_diverged(reader.handle, error))
-            self._leave_unread(stream)
+            self._drop_reader(stream)
 
-    def _leave_unread(self, stream: WorkerStream) -> None:
+    def _drop_reader(self, stream: WorkerStream) -> None:
         """Remove the stream's reader, which has been sent a rejection."""
         assert stream.reader is not None
-        self._clients[stream.reader.client].leave(stream)
+        self._clients[stream.reader.client].stop_reading(stream)
         self._awaiting.pop(stream, None)
         stream.reader = None
-        self._retention.leave_after_grace(stream)
+        self._retention.expire_after_grace(stream)
 
-    def _look_for_places(self) -> None:
+    def _retry_awaiting(self) -> None:
         for stream in list(self._awaiting):
             if stream.reader is None or stream.reader.awaited is None:
                 del self._awaiting[stream]
             elif self._columns.is_dirty[stream.worker_row]:  # since the last look
                 self._columns.is_dirty[stream.worker_row] = False
-                self._look_again(stream, stream.reader)
+                self._retry_locate(stream, stream.reader)
 
 
 def _diverged(handle: int, error: Diverged) -> Rejected:

@@ -1,6 +1,6 @@
 """Compiles a tokenizer's decoder to a `TokenTable`, and tests the table before it is used.
 
-Needs `tokenizers`, so it runs in the prompt process; the worker reads the table that it writes.
+Needs `tokenizers`, so it runs in the tokenizer process; the worker reads the table that it writes.
 
 - The tokenizer's own answers are used, never a reimplementation: `id_to_token` names each token, of
   an added token only "special" matters, and each decoder step is run to see what it makes of a
@@ -74,13 +74,15 @@ def _compile(steps: list[dict[str, Any]], tokens: _Texts, special: tuple[int, ..
     num_stripped = 0
     for name, step in zip(names, steps, strict=True):
         if name == "Strip" and step["stop"]:
-            raise _refusal(names, "Strip cuts the end of a text, which a stream does not know")
+            raise _refusal(
+                names, "Strip removes text at the end, which a stream does not know in advance"
+            )
         if name == "Fuse":
             is_fused = True
         elif name == "Strip" and is_fused and maker != "ByteLevel" and step["content"] == " ":
             num_stripped += step["start"]
         elif maker or is_fused:
-            raise _refusal(names, f"{name} stands behind {maker or 'Fuse'}")
+            raise _refusal(names, f"{name} follows {maker or 'Fuse'}")
         elif name in ("ByteLevel", "ByteFallback"):
             maker = name
         elif name in ("Replace", "Metaspace", "WordPiece", "Strip"):
@@ -90,7 +92,7 @@ def _compile(steps: list[dict[str, Any]], tokens: _Texts, special: tuple[int, ..
 
     if maker == "ByteLevel":
         if first != texts:
-            raise _refusal(names, "ByteLevel stands behind a rule for the first token")
+            raise _refusal(names, "ByteLevel follows a rule for the first token")
         byte_of_char = _byte_of_char()
         pieces = [None if text is None else _bytes_of_text(text, byte_of_char) for text in texts]
         return TokenTable("bytelevel", tuple(pieces), special)

@@ -82,4 +82,4 @@ def _piece(tokenizer: Any, token_id: int) -> bytes | None:
         return token
     if isinstance(token, str) and len(token) == 1 and ord(token) < 256:
         return bytes([ord(token)])
-    raise UnsupportedDecoder(f"its token {token_id} ({str(token)[:20]!r}) stands for no bytes")
+    raise UnsupportedDecoder(f"its token {token_id} ({str(token)[:20]!r}) is not made of bytes")

@@ -83,7 +83,7 @@ def load_table(path: Path) -> TokenTable:
     """Read the table at `path`. Raises OSError, or TableFileError for a foreign or damaged file."""
     content = path.read_bytes()
     if not content.startswith(_HEADER):
-        raise TableFileError(f"{path} is no token table of format version {FORMAT_VERSION}")
+        raise TableFileError(f"{path} is not a token table of format version {FORMAT_VERSION}")
     body_at = len(_HEADER) + _CHECKSUM_BYTES
     checksum, body = content[len(_HEADER) : body_at], content[body_at:]
     if checksum != _checksum(body):
@@ -91,7 +91,7 @@ def load_table(path: Path) -> TokenTable:
     try:
         return msgspec.msgpack.decode(body, type=TokenTable)
     except msgspec.DecodeError as error:
-        raise TableFileError(f"{path} holds no token table: {error}") from error
+        raise TableFileError(f"{path} is not a valid token table: {error}") from error
 
 
 def _checksum(body: bytes) -> bytes:

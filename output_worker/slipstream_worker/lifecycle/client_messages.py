@@ -1,4 +1,4 @@
-"""Handles clients' messages, and prompts that come back from the prompt process.
+"""Handles clients' messages, and prompts that come back from the tokenizer process.
 
 - A submission is idempotent by its stream id; the same id with other content is a conflict.
 - Clients' messages are handled only once all earlier streams are known (SyncDone; see `worker`), so
@@ -58,7 +58,7 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
-_CONFLICT = Fault("conflict", "this stream id is taken by another request", "stream_id")
+_CONFLICT = Fault("conflict", "this stream id is used by another request", "stream_id")
 
 
 class ClientMessages:
@@ -88,7 +88,7 @@ class ClientMessages:
         self._render_queue = render_queue
         self._counters = counters
         self._detokenizers = detokenizers
-        self._questions = ClientQueries(readers, prompts)
+        self._queries = ClientQueries(readers, prompts)
         self.is_draining = False  # new requests are rejected
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -96,8 +96,8 @@ class ClientMessages:
         lifecycle = self._lifecycle
         match body:
             case Hello():
-                self._questions.withdraw(session.identity)  # it repeats its queries after an attach
-                self._readers.greet(session)
+                self._queries.withdraw(session.identity)  # it repeats its queries after an attach
+                self._readers.attach_client(session)
                 self._front.welcome(session, card)
             case Submit():
                 self._submit_all(session, body, card)
@@ -110,22 +110,22 @@ class ClientMessages:
                 ):
                     lifecycle.abort(stream)
             case Tokenize():
-                self._questions.tokenize(session.identity, body)
+                self._queries.tokenize(session.identity, body)
             case Detokenize():
-                self._questions.detokenize(session.identity, body, card)
+                self._queries.detokenize(session.identity, body, card)
             case Cancel():
                 found = tuple([lifecycle.cancel(stream_id) for stream_id in body.stream_ids])
                 self._readers.port(session.identity).enqueue(Cancelled(body.number, found))
             case Goodbye():
-                self._questions.withdraw(session.identity)
+                self._queries.withdraw(session.identity)
                 self._front.close(session)
-                lifecycle.dismiss(session.identity)
+                lifecycle.remove_client(session.identity)
             case Ping():
                 pass  # the router has answered it
 
     def rendered(self, answer: Rendered, card: ModelCard) -> None:
-        """Continue with the streams whose prompt the prompt process has finished."""
-        if self._questions.answered(answer):
+        """Continue with the streams whose prompt the tokenizer process has finished."""
+        if self._queries.answered(answer):
             return
         for stream in self._render_queue.answered(answer.key):
             if self._streams.get(stream.stream_id) is not stream:
@@ -134,18 +134,20 @@ class ClientMessages:
                 self._lifecycle.reject(stream, answer.fault)
                 continue
             try:
-                self._set_out(stream, answer, card)
+                self._register_and_submit(stream, answer, card)
             except Exception as error:
                 logger.exception("a stream failed")
-                why = f"{type(error).__name__} while the request was taken in"
+                why = f"{type(error).__name__} while accepting the request"
                 self._lifecycle.fail(stream, why)
 
     def beat(self) -> None:
         """Drop queries of clients that have gone. Call it regularly."""
-        self._questions.beat()
+        self._queries.beat()
 
     def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
         lifecycle = self._lifecycle
+        if session.public_key:  # a client with a key cannot choose its tenant
+            submit = structs.replace(submit, tenant=session.public_key)
         submission = _read(submit)
         for answer in answers_of(submit):
             known = self._streams.get(answer.stream_id)
@@ -157,7 +159,7 @@ class ClientMessages:
                 self._submit(session, answer, submission, card)
             except Exception as error:
                 logger.exception("a submission failed")
-                why = f"{type(error).__name__} while the request was taken in"
+                why = f"{type(error).__name__} while accepting the request"
                 taken_in = self._streams.get(answer.stream_id)
                 if taken_in is not None and taken_in is not known:
                     lifecycle.fail(taken_in, why)
@@ -192,30 +194,32 @@ class ClientMessages:
             if why:
                 self._reject(session, submit.handle, Fault("overloaded", why))
                 return
-        known_as = submission.fingerprint(submit)
-        stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=known_as)
+        fingerprint = submission.fingerprint(submit)
+        stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=fingerprint)
         stream.params = submission.params(submit)
         stream.arrived_at = self._retention.now
         self._streams.add(stream)
         self._readers.read(stream, session.identity, submit.handle, _position(submit))
         if render is None:
-            self._set_out(stream, Rendered(0), card)
+            self._register_and_submit(stream, Rendered(0), card)
         else:
             stream.submit = structs.replace(submit, text=None, messages=())  # kept in `render`
             self._render_queue.ask(stream, render, tenant)
 
     def _submit_again(
-        self, session: Session[Receipt], submit: Submit, known: WorkerStream, known_as: bytes
+        self, session: Session[Receipt], submit: Submit, known: WorkerStream, fingerprint: bytes
     ) -> None:
         """A duplicate: its client attached again before it got an answer, or was replaced."""
-        if known.fingerprint != known_as:
+        if known.fingerprint != fingerprint:
             self._reject(session, submit.handle, _CONFLICT)
             return
         self._readers.read(known, session.identity, submit.handle, _position(submit))
         if known.stage in (Stage.RUNNING, Stage.ENDED):
             self._readers.accept(known)
 
-    def _set_out(self, stream: WorkerStream, rendered: Rendered, card: ModelCard) -> None:
+    def _register_and_submit(
+        self, stream: WorkerStream, rendered: Rendered, card: ModelCard
+    ) -> None:
         """Register a stream whose tokens are all known, and submit it to the core."""
         assert stream.submit is not None
         assert stream.params is not None
@@ -229,7 +233,7 @@ class ClientMessages:
                 card,
                 bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
                 params=stream.params,
-                known_as=stream.fingerprint,
+                fingerprint=stream.fingerprint,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)
@@ -247,7 +251,7 @@ class ClientMessages:
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
             port = self._readers.port(session.identity)
             port.enqueue(Accepted(resume.handle, stream.registration.prompt_ids))
-            port.state_prompt(stream, resume.handle)
+            port.enqueue_prompt_logprobs(stream, resume.handle)
         self._readers.read(stream, session.identity, resume.handle, position)
 
     def _reject(
@@ -265,11 +269,11 @@ def _read(submit: Submit) -> Submission | Fault:
         return error.fault
     except Exception as error:
         logger.exception("a submission failed")
-        return Fault("engine", f"{type(error).__name__} while the request was taken in")
+        return Fault("engine", f"{type(error).__name__} while accepting the request")
 
 
 def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> Render | None:
-    """What the prompt process has to do for it; None if nothing."""
+    """What the tokenizer process has to do for it; None if nothing."""
     if submit.token_ids and not bad_words:
         return None
     return Render(

@@ -50,7 +50,7 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 
 logger = logging.getLogger(__name__)
 
-_POSITIONS_A_MESSAGE = 16384
+_POSITIONS_PER_MESSAGE = 16384
 
 Int64s = npt.NDArray[np.int64]
 
@@ -112,36 +112,36 @@ class CoreMessages:
             case ComputedPromptLogprobs():
                 self._prompt(message)
             case Forgotten():
-                self._retention.bury(message.stream_ids)
+                self._retention.add_tombstones(message.stream_ids)
             case Suspects():
                 lifecycle.suspect(message.incarnation, message.stream_ids)
             case SyncDone():
                 self.is_synced = True
                 self._core.is_fresh = False
             case AttachRefused():
-                logger.error("the core refuses us: %s", message.fault.message)
+                logger.error("the core refused the attach: %s", message.fault.message)
             case _:
-                raise ProtocolError(f"{type(message).__name__} is not for a worker")
+                raise ProtocolError(f"a worker does not accept {type(message).__name__}")
 
     def _attached(self, welcome: Welcome) -> None:
         self.card = structs.replace(welcome.model, path=self._tokenizer)
         self._core.restart()
-        self._streams.displace_all()
+        self._streams.clear_core_rows()
         if not self.is_synced:
             # a fresh attach, perhaps not the first one: the core replays everything
             self._core.is_fresh = True
             self._lifecycle.clear()
             return
         known = [stream for stream in self._streams.all() if stream.output is not None]
-        for cut in range(0, max(len(known), 1), _POSITIONS_A_MESSAGE):
-            part = known[cut : cut + _POSITIONS_A_MESSAGE]
+        for cut in range(0, max(len(known), 1), _POSITIONS_PER_MESSAGE):
+            part = known[cut : cut + _POSITIONS_PER_MESSAGE]
             histories = [self._columns.token_ids(stream) for stream in part]
             self._core.enqueue(
                 Positions(
                     tuple(stream.stream_id for stream in part),
                     pack_u32([len(history) for history in histories]),
                     pack_u64([history_digest(history) for history in histories]),
-                    cut + _POSITIONS_A_MESSAGE >= len(known),
+                    cut + _POSITIONS_PER_MESSAGE >= len(known),
                 )
             )
 
@@ -154,11 +154,11 @@ class CoreMessages:
         try:
             output = open_output(admit, self._detokenizers)
         except Exception:
-            logger.exception("a stream cannot be taken up again")
+            logger.exception("a stream cannot be restored")
             self._core.enqueue(Forget((admit.stream_id,)))
             return
         stream = WorkerStream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
-        lifecycle.take_up(stream, admit, output, message.row)
+        lifecycle.restore(stream, admit, output, message.row)
         # its tokens follow, up to this end if an abort or an error ended it
         if message.end is not None:
             lifecycle.replay(stream, message.end)
@@ -179,7 +179,7 @@ class CoreMessages:
             return
         reader = stream.reader
         if reader is not None and reader.is_listening:
-            self._readers.port(reader.client).state_prompt(stream, reader.handle)
+            self._readers.port(reader.client).enqueue_prompt_logprobs(stream, reader.handle)
 
     def _step(self, step: Step) -> None:
         """New tokens of many streams: the hot path."""
@@ -211,13 +211,13 @@ class CoreMessages:
         if lifecycle.replaying:
             worker_rows, counts, token_ids = self._take_replayed(worker_rows, counts, token_ids)
         if len(worker_rows):
-            needs_care = columns.append(worker_rows, counts, token_ids)
+            needs_check = columns.append(worker_rows, counts, token_ids)
             if tracer is not None:
                 tracer.add(SpanKind.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
-            self._push(worker_rows, counts, token_ids, np.flatnonzero(needs_care))
+            self._push(worker_rows, counts, token_ids, np.flatnonzero(needs_check))
             if tracer is not None:
                 tracer.add(SpanKind.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-            self._readers.has_news(worker_rows.array)
+            self._readers.mark_due(worker_rows.array)
         self._core.checked(step.step)
 
     def _is_for_few(self, step: Step) -> bool:
@@ -249,14 +249,14 @@ class CoreMessages:
                 [worker_row for worker_row, _ in known],
                 tuple([token_id for _, token_id in known]),
             )
-        care = columns.append_few(worker_rows, ids)
+        to_check = columns.append_few(worker_rows, ids)
         if tracer is not None:
             tracer.add(SpanKind.STOP_CHECK, begin_ns, begin_ns := monotonic_ns(), step.step)
-        for at in care:
+        for at in to_check:
             self._push_one(worker_rows[at], ids[at : at + 1])
         if tracer is not None:
             tracer.add(SpanKind.DETOKENISE, begin_ns, monotonic_ns(), step.step)
-        self._readers.has_news(worker_rows)
+        self._readers.mark_due(worker_rows)
 
     def _push_one(self, worker_row: int, token_ids: Sequence[int]) -> None:
         stream = self._columns.streams[worker_row]
@@ -265,7 +265,7 @@ class CoreMessages:
             self._lifecycle.push(stream, token_ids)
         except Exception as error:
             logger.exception("a stream failed")
-            self._lifecycle.fail(stream, f"{type(error).__name__} while its output was handled")
+            self._lifecycle.fail(stream, f"{type(error).__name__} while processing its output")
 
     def _push(
         self, worker_rows: RowSet, counts: Int64s | None, token_ids: UInt32s, entries: Int64s
@@ -311,5 +311,5 @@ class CoreMessages:
         if len(wrong):
             at = int(wrong[0])
             raise ProtocolError(
-                f"{counts[at]} tokens from {starts[at]} on, of a stream of {have[at]}"
+                f"{counts[at]} tokens from position {starts[at]} on, expected {have[at]}"
             )

@@ -59,9 +59,9 @@ class StreamLifecycle:
         render_queue: RenderQueue[WorkerStream],
         counters: RequestCounters,
         *,
-        least_interval: int = 1,
+        min_interval: int = 1,
     ) -> None:
-        """`least_interval`: lower limit for the streams' intervals, in tokens per delta."""
+        """`min_interval`: lower limit for the streams' intervals, in tokens per delta."""
         self._core = core
         self._streams = streams
         self._columns = columns
@@ -69,8 +69,8 @@ class StreamLifecycle:
         self._retention = retention
         self._render_queue = render_queue
         self._counters = counters
-        self._least_interval = least_interval
-        self._struck_by = -1  # incarnation of the core that sent the suspects counted last
+        self._min_interval = min_interval
+        self._last_incarnation = -1  # incarnation of the core that sent the suspects counted last
         self._num_ended = 0  # ended streams that are kept
         self.replaying: set[WorkerStream] = set()  # short of their replayed end
 
@@ -82,20 +82,20 @@ class StreamLifecycle:
         stream.output = output
         stream.submit = stream.params = None
         stream.fingerprint = admit.fingerprint
-        stream.interval = max(admit.params.stream_interval, self._least_interval)
+        stream.interval = max(admit.params.stream_interval, self._min_interval)
         stream.strikes = admit.strikes
         stream.struck_at = len(admit.output_ids) // 4
         self._columns.open(stream, admit)
         self._readers.opened(stream)
 
-    def take_up(
+    def restore(
         self, stream: WorkerStream, admit: Admit, output: StreamOutput, core_row: int
     ) -> None:
         """Take over a stream of an earlier worker; its reader has yet to attach."""
         self._streams.add(stream)
         self.register(stream, admit, output)
-        self._streams.place(stream, core_row)
-        self._retention.leave_after_grace(stream)
+        self._streams.assign_core_row(stream, core_row)
+        self._retention.expire_after_grace(stream)
 
     def submit(self, stream: WorkerStream) -> None:
         """Submit a stream to the core, unless the tokens it came with have ended it already."""
@@ -110,10 +110,10 @@ class StreamLifecycle:
 
     def admitted(self, stream: WorkerStream, core_row: int) -> None:
         """The core runs a stream in this row, or continues it after an attach."""
-        self._streams.place(stream, core_row)
+        self._streams.assign_core_row(stream, core_row)
         if stream.stage is Stage.ENDED:
-            self._streams.silence(stream)
-            self._tell_end(stream)  # it ended while the core was away
+            self._streams.ignore_tokens(stream)
+            self._report_end(stream)  # it ended while the core was away
         elif stream.stage is Stage.SUBMITTED:
             stream.stage = Stage.RUNNING
             assert stream.registration is not None
@@ -138,9 +138,9 @@ class StreamLifecycle:
 
     def suspect(self, incarnation: int, stream_ids: Sequence[bytes]) -> None:
         """Count a crash against the streams its core was running. incarnation: the next core's."""
-        if incarnation == self._struck_by:
+        if incarnation == self._last_incarnation:
             return  # repeated after an attach
-        self._struck_by = incarnation
+        self._last_incarnation = incarnation
         for stream_id in stream_ids:
             stream = self._streams.get(stream_id)
             if stream is None or stream.output is None or stream.output.end is not None:
@@ -151,7 +151,7 @@ class StreamLifecycle:
             stream.struck_at = num_tokens
             if stream.strikes >= _MAX_STRIKES:
                 times = f"{stream.strikes} times in a row"
-                self.fail(stream, f"the engine died {times} over this request, at last alone")
+                self.fail(stream, f"this request crashed the engine {times}, the last time alone")
 
     def refused(self, stream: WorkerStream, fault: Fault) -> None:
         """The core refused a stream, or had to end it."""
@@ -172,7 +172,7 @@ class StreamLifecycle:
         assert stream.output is not None
         if stream.output.end is None and push_slow(self._columns, stream, token_ids):
             self._ended(stream)
-            self._tell_end(stream)
+            self._report_end(stream)
 
     def replay(self, stream: WorkerStream, end: End) -> None:
         """A stream of an earlier worker ended by `end`; its tokens follow and do not imply it."""
@@ -221,12 +221,12 @@ class StreamLifecycle:
         if stream.stage in (Stage.RENDERING, Stage.SUBMITTED):
             self.reject(stream, fault)
         elif stream.output is not None and stream.output.end is None:
-            self._columns.slow_down(stream, self._columns.num_tokens(stream))
-            stream.output.break_off(fault)
+            self._columns.make_slow(stream, self._columns.num_tokens(stream))
+            stream.output.end_with_error(fault)
             self._ended(stream)
-            self._tell_end(stream)
+            self._report_end(stream)
 
-    def dismiss(self, client: bytes) -> None:
+    def remove_client(self, client: bytes) -> None:
         """A client is gone for good: end the streams that only it could read. Idempotent."""
         for stream in self._readers.remove(client):
             if stream.stage is Stage.RENDERING:
@@ -234,7 +234,7 @@ class StreamLifecycle:
                 continue
             if stream.stage is not Stage.ENDED:
                 self.abort(stream)
-            self._retention.leave_at(stream, self._retention.now)
+            self._retention.expire_at(stream, self._retention.now)
 
     def end_all(self, fault: Fault) -> None:
         """End all running streams with a fault, after releasing the text they hold back."""
@@ -247,26 +247,26 @@ class StreamLifecycle:
     def _end(self, stream: WorkerStream, reason: FinishReason, fault: Fault | None = None) -> None:
         self._finish(stream, reason, fault)
         self._ended(stream)
-        self._tell_end(stream)
+        self._report_end(stream)
 
     def _finish(
         self, stream: WorkerStream, reason: FinishReason, fault: Fault | None = None
     ) -> None:
         """End a stream for a reason its tokens do not imply, even if its detokeniser raises."""
         assert stream.output is not None
-        self._columns.slow_down(stream, self._columns.num_tokens(stream))
+        self._columns.make_slow(stream, self._columns.num_tokens(stream))
         try:
             stream.output.finish(reason, fault)
         except Exception as error:
             logger.exception("a stream failed at its end")
-            why = f"{type(error).__name__} at the stream's end"
-            stream.output.break_off(Fault("engine", why))
+            why = f"{type(error).__name__} while ending the stream"
+            stream.output.end_with_error(Fault("engine", why))
 
     def _ended(self, stream: WorkerStream) -> None:
         stream.stage = Stage.ENDED
         self._num_ended += 1
         self.replaying.discard(stream)
-        self._streams.silence(stream)
+        self._streams.ignore_tokens(stream)
         assert stream.registration is not None
         token_bytes = 16 + 8 * int(self._columns.widths[stream.worker_row])
         num_tokens = self._columns.num_tokens(stream)
@@ -280,7 +280,7 @@ class StreamLifecycle:
         self._retention.ended(stream, held_bytes)
         self._readers.ended(stream)
 
-    def _tell_end(self, stream: WorkerStream) -> None:
+    def _report_end(self, stream: WorkerStream) -> None:
         """Report to the core an end that was decided here."""
         assert stream.output is not None
         end = stream.output.end
@@ -311,7 +311,7 @@ class StreamLifecycle:
     def beat(self) -> None:
         """Dismiss clients that stayed away, and forget streams whose time has come."""
         for client in self._readers.take_gone():
-            self.dismiss(client)
+            self.remove_client(client)
         gone = self._retention.take_due()
         for stream in gone:
             if stream.stage is not Stage.ENDED:

@@ -25,7 +25,7 @@ class StopStrings:
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
         """Raises ValueError if `stops` is empty or contains an empty string."""
         if not stops or "" in stops:
-            raise ValueError(f"stop takes one or more strings that are not empty, not {stops!r}")
+            raise ValueError(f"stop: got {stops!r}, allowed: strings that are not empty")
         self._stops = tuple(stops)
         self._include = include_stop_str_in_output
         self._min_len = min(map(len, stops))

@@ -113,7 +113,7 @@ class StreamOutput:
         self._num_chars = self._num_emitted = cursor.num_chars
         self.log = TextLog(cursor)
 
-    def take_whole(self, texts: Sequence[str]) -> None:
+    def append_whole(self, texts: Sequence[str]) -> None:
         """Append whole tokens with these texts, which end nothing; each is released at once."""
         self.log.append_each(texts, self.num_tokens)
         self.num_tokens += len(texts)
@@ -126,7 +126,7 @@ class StreamOutput:
             self._release(self._held + tail, self.num_tokens)
             self.end = End(reason, self.num_tokens, fault=fault)
 
-    def break_off(self, fault: Fault) -> None:
+    def end_with_error(self, fault: Fault) -> None:
         """End with an error; text held back is lost and the detokeniser is not called."""
         if self.end is None:
             self.log.append("", self.log.num_tokens)

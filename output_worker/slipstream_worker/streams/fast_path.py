@@ -63,7 +63,7 @@ class PlainTokens:
         self.harmless[number] = self.is_known[number] = False
         return number, True
 
-    def learn(self, number: int, token_id: int, *, is_harmless: bool) -> None:
+    def record_harmless(self, number: int, token_id: int, *, is_harmless: bool) -> None:
         """Record whether a token is harmless for a set of stop strings."""
         self.is_known[number, token_id] = True
         self.harmless[number, token_id] = is_harmless

@@ -119,14 +119,14 @@ def check_answer(answer: Submit) -> None:
 
 def _check_submit(submit: Submit) -> SamplingParams:
     if submit.others and (submit.was_accepted or submit.output_ids or submit.num_tokens):
-        allowed = "none where a stream that was accepted is asked for again"
+        allowed = "none for a stream that was accepted before"
         raise BadRequest("others", f"{len(submit.others)} of them", allowed)
     check_label(submit.label, submit.priority)
     check_cache_salt(submit.cache_salt)
     params = decode_params(submit.params)
     check_params(params)
     if params.n != 1:
-        raise BadRequest("n", params.n, "1: a stream is one answer")
+        raise BadRequest("n", params.n, "1, as a stream is one answer")
     given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
     if given != 1:
         raise BadRequest("prompt", f"{given} prompts", "one of text, token_ids and messages")
@@ -145,11 +145,11 @@ def register(
     *,
     bad_words: BadWords = _NO_BAD_WORDS,
     params: SamplingParams,
-    known_as: bytes,
+    fingerprint: bytes,
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
-    `params` and `known_as`, the fingerprint, come from its Submission. Without a given seed, the
+    `params` and `fingerprint` come from its Submission. Without a given seed, the
     seed follows from the stream's id.
     """
     max_tokens = check_prompt(u32(prompt_ids), params, card)
@@ -176,7 +176,7 @@ def register(
         owner=client,
         tenant=tenant_of(submit, client),
         handle=submit.handle,
-        fingerprint=known_as,
+        fingerprint=fingerprint,
         output_ids=submit.output_ids,
         was_accepted=submit.was_accepted,
         cache_salt=submit.cache_salt,

@@ -35,13 +35,13 @@ def locate(
     """
     if position.num_tokens <= columns.num_tokens(stream):
         if stream.logprobs_from > position.num_tokens:
-            raise Diverged("the log-probabilities from there on went with a server that is no more")
+            raise Diverged("the log-probabilities from there on were lost with an earlier server")
         if position.digest is not None or position.checksum is not None:
             copy = columns.token_ids(stream)[: position.num_tokens]
             if position.digest not in (None, history_digest(copy)) or (
                 position.checksum not in (None, history_checksum(copy.astype("<u4").tobytes()))
             ):
-                raise Diverged("the reader has other tokens of this stream")
+                raise Diverged("the client's tokens are not this stream's")
         cursor = _cursor_at(columns, stream, position, detokenizers)
         if cursor is not None:
             return cursor
@@ -69,7 +69,7 @@ def _cursor_at(
             and num_tokens == columns.sent_tokens[worker_row]
         ):
             return TextCursor(0, num_chars, num_tokens)
-        columns.slow_down(stream, columns.num_tokens(stream))
+        columns.make_slow(stream, columns.num_tokens(stream))
     cursor = output.log.find(num_chars, num_tokens)
     if cursor is not None or output.log.starts_at_zero:
         return cursor

@@ -1,6 +1,6 @@
 """How long streams are kept without a reader, and which ids have been forgotten.
 
-- A stream is given up at its latest `leaves_at`; `inf` means never. One that has not ended by then
+- A stream is given up at its latest `expires_at`; `inf` means never. One that has not ended by then
   has to be aborted by the caller.
 - If ended streams together take more than _MAX_ENDED_BYTES, the oldest of those that no reader is
   still receiving are given up at once.
@@ -20,12 +20,12 @@ from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTa
 from slipstream_worker.streams.tombstones import Tombstones
 
 _MAX_ENDED_BYTES = 256 * 2**20  # of ended streams, kept for readers that attach again
-_LEAST_TOMBSTONES = 2**16
-_LEAST_LEAVING = 1024
-LEAST_UNREAD_S = 10.0
-_LEAST_ABORTED = 2**12
+_MIN_TOMBSTONES = 2**16
+_MIN_EXPIRING = 1024
+MIN_UNREAD_S = 10.0
+_MIN_ABORTED = 2**12
 ABORTED = Fault("bad_request", "aborted before it was accepted")
-_FORGOTTEN = Fault("unknown_stream", "this stream has ended, and what it said is forgotten")
+_FORGOTTEN = Fault("unknown_stream", "this stream has ended, and its output is no longer kept")
 
 
 class Retention:
@@ -35,29 +35,29 @@ class Retention:
 
     def __init__(self, streams: WorkerStreamTable, grace_s: float) -> None:
         self._streams = streams
-        self._leaving: list[tuple[float, int, bytes]] = []  # heap: time, serial number, stream id
-        self._num_left = 0
+        self._expiring: list[tuple[float, int, bytes]] = []  # heap: time, serial number, stream id
+        self._serial = 0
         self._ended: dict[WorkerStream, None] = {}  # oldest first
         self._ended_bytes = 0
-        self._tombstones = Tombstones(_LEAST_TOMBSTONES)
-        self._aborted = Tombstones(_LEAST_ABORTED)  # while their prompts were being tokenised
+        self._tombstones = Tombstones(_MIN_TOMBSTONES)
+        self._aborted = Tombstones(_MIN_ABORTED)  # while their prompts were being tokenised
         self.grace_s = grace_s
         self.now = 0.0
 
-    def leave_at(self, stream: WorkerStream, when: float) -> None:
+    def expire_at(self, stream: WorkerStream, when: float) -> None:
         """Give the stream up at `when`, unless it is read again before."""
-        stream.leaves_at = when
-        if len(self._leaving) >= 2 * len(self._streams) + _LEAST_LEAVING:
+        stream.expires_at = when
+        if len(self._expiring) >= 2 * len(self._streams) + _MIN_EXPIRING:
             self._drop_withdrawn()
-        self._num_left += 1  # ties in the heap never compare ids
-        heapq.heappush(self._leaving, (when, self._num_left, stream.stream_id))
+        self._serial += 1  # ties in the heap never compare ids
+        heapq.heappush(self._expiring, (when, self._serial, stream.stream_id))
 
-    def leave_after_grace(self, stream: WorkerStream) -> None:
+    def expire_after_grace(self, stream: WorkerStream) -> None:
         """Give the stream up after the grace time, unless it is read again before. A running stream
-        is kept for at least LEAST_UNREAD_S, as long as clients take to attach again.
+        is kept for at least MIN_UNREAD_S, as long as clients take to attach again.
         """
-        least_s = 0.0 if stream.stage is Stage.ENDED else LEAST_UNREAD_S
-        self.leave_at(stream, self.now + max(least_s, self.grace_s))
+        least_s = 0.0 if stream.stage is Stage.ENDED else MIN_UNREAD_S
+        self.expire_at(stream, self.now + max(least_s, self.grace_s))
 
     def ended(self, stream: WorkerStream, held_bytes: int) -> None:
         """A stream has ended; it takes `held_bytes` of memory until it is forgotten."""
@@ -75,15 +75,15 @@ class Retention:
         """The streams whose time has come. Their ids are remembered as forgotten from now on."""
         self._make_room()
         due = []
-        while self._leaving and self._leaving[0][0] <= self.now:
-            stream = self._streams.get(heapq.heappop(self._leaving)[2])
-            if stream is not None and stream.leaves_at <= self.now:
-                stream.leaves_at = inf  # the heap has an entry for each `leave_at`
+        while self._expiring and self._expiring[0][0] <= self.now:
+            stream = self._streams.get(heapq.heappop(self._expiring)[2])
+            if stream is not None and stream.expires_at <= self.now:
+                stream.expires_at = inf  # the heap has an entry for each `expire_at`
                 self._tombstones.add(stream.stream_id)
                 due.append(stream)
         return due
 
-    def bury(self, stream_ids: Iterable[bytes]) -> None:
+    def add_tombstones(self, stream_ids: Iterable[bytes]) -> None:
         """Remember ids of streams that an earlier worker has forgotten."""
         for stream_id in stream_ids:
             self._tombstones.add(stream_id)
@@ -111,11 +111,11 @@ class Retention:
         """Drop outdated heap entries: a stream may be left and read again very often."""
         valid = {
             (when, stream_id): number
-            for when, number, stream_id in self._leaving
-            if (stream := self._streams.get(stream_id)) is not None and stream.leaves_at == when
+            for when, number, stream_id in self._expiring
+            if (stream := self._streams.get(stream_id)) is not None and stream.expires_at == when
         }
-        self._leaving = [(when, number, stream_id) for (when, stream_id), number in valid.items()]
-        heapq.heapify(self._leaving)
+        self._expiring = [(when, number, stream_id) for (when, stream_id), number in valid.items()]
+        heapq.heapify(self._expiring)
 
     def _make_room(self) -> None:
         """Give up the oldest ended streams while they take too much memory together."""
@@ -124,6 +124,6 @@ class Retention:
         for stream in list(self._ended):
             if self._ended_bytes <= _MAX_ENDED_BYTES:
                 break
-            if stream.leaves_at != inf:  # else its reader has not acknowledged its end
+            if stream.expires_at != inf:  # else its reader has not acknowledged its end
                 self.removed(stream)
-                self.leave_at(stream, self.now)
+                self.expire_at(stream, self.now)

@@ -4,7 +4,8 @@
   the fast path. When several tokens arrive together, only those that hold text back pass through
   the output, and those that follow until it is settled again. Otherwise a worker that has fallen
   behind would do more work per token than one that has not, and fall further behind.
-- A token that was checked after a settled output may prove harmless (`StreamColumns.learn`).
+- A token that was checked after a settled output may prove harmless
+  (`StreamColumns.record_harmless`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     output, worker_row, fast = stream.output, stream.worker_row, columns.fast
     assert output is not None
     if columns.is_fast[worker_row]:
-        columns.slow_down(stream, columns.num_tokens(stream) - len(token_ids))
+        columns.make_slow(stream, columns.num_tokens(stream) - len(token_ids))
     first, most_tokens = columns.cells.firsts[worker_row], columns.cells.max_tokens[worker_row]
     at, num = 0, len(token_ids)
     while at < num:
@@ -33,9 +34,9 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
             while at < stop and columns.is_plain_for(fast, worker_row, token_ids[at]):
                 at += 1
             if at > begin:
-                output.take_whole([fast.texts[first + id_] for id_ in token_ids[begin:at]])
+                output.append_whole([fast.texts[first + id_] for id_ in token_ids[begin:at]])
                 continue
-            columns.learn(stream, token_ids[at])
+            columns.record_harmless(stream, token_ids[at])
         if output.push(token_ids[at : at + 1]):
             return True
         at += 1

@@ -91,12 +91,13 @@ class WorkerStream:
     )
     logprobs_from: int = 0  # first token with log-probabilities, if they were asked for
     pending_end: End | None = None  # a replayed end, until its tokens have arrived
-    leaves_at: float = inf  # when it is to be ended and forgotten; inf while it is read
+    expires_at: float = inf  # when it is to be ended and forgotten; inf while it is read
     held_bytes: int = 0  # memory it takes, once it has ended
     strikes: int = 0  # cores that crashed while running it, without progress in between
     struck_at: int = 0  # number of tokens at the last of these crashes
     arrived_at: float = 0.0  # when it was submitted; 0.0: to another worker, or its end was sent
     first_at: float = 0.0  # when its first tokens were sent; 0.0: not yet
+    first_tokens: int = 0  # number of tokens sent then
     is_counted: bool = False  # its end was decided and counted by another worker
 
 
@@ -146,12 +147,12 @@ class WorkerStreamTable:
         assert stream.stream_id not in self._by_id
         self._by_id[stream.stream_id] = stream
 
-    def place(self, stream: WorkerStream, core_row: int) -> None:
+    def assign_core_row(self, stream: WorkerStream, core_row: int) -> None:
         """Assign this core row to the stream; a stream that had the row before loses it."""
-        self._vacate(stream)
+        self._clear_core_row(stream)
         before = self._by_row.get(core_row)
         if before is not None:
-            self._vacate(before)
+            self._clear_core_row(before)
         self._by_row[core_row] = stream
         stream.core_row = core_row
         if core_row >= len(self._worker_rows):
@@ -160,7 +161,7 @@ class WorkerStreamTable:
             )
         self._set_worker_row(core_row, stream.worker_row)
 
-    def silence(self, stream: WorkerStream) -> None:
+    def ignore_tokens(self, stream: WorkerStream) -> None:
         """Drop further tokens of a stream that has ended, which the core may still send."""
         if stream.core_row is not None and self._by_row.get(stream.core_row) is stream:
             self._set_worker_row(stream.core_row, 0)
@@ -172,17 +173,17 @@ class WorkerStreamTable:
         self._worker_rows[:] = 0
         self._last = _NOTHING
 
-    def displace_all(self) -> None:
+    def clear_core_rows(self) -> None:
         """Invalidate all core rows: after an attach the core assigns new ones."""
         for stream in list(self._by_row.values()):
-            self._vacate(stream)
+            self._clear_core_row(stream)
 
     def remove(self, stream: WorkerStream) -> None:
         """Forget a stream. Idempotent."""
-        self._vacate(stream)
+        self._clear_core_row(stream)
         self._by_id.pop(stream.stream_id, None)
 
-    def _vacate(self, stream: WorkerStream) -> None:
+    def _clear_core_row(self, stream: WorkerStream) -> None:
         if stream.core_row is not None and self._by_row.get(stream.core_row) is stream:
             del self._by_row[stream.core_row]
             self._set_worker_row(stream.core_row, 0)

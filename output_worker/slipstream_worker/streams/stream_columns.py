@@ -80,8 +80,8 @@ UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 Bools = npt.NDArray[np.bool_]
 
-_NOBODY = 0
-_FEWEST_LINES = 64
+_NO_ROW = 0
+_MIN_ROWS = 64
 
 
 class StreamColumns(RowTable):
@@ -105,9 +105,9 @@ class StreamColumns(RowTable):
 
     def __init__(self, fast: TextColumns | None) -> None:
         """If `fast` is None, no row is ever fast."""
-        super().__init__(_FEWEST_LINES)
+        super().__init__(_MIN_ROWS)
         self.fast = fast
-        self.tokens = TokenLog(np.uint32)
+        self.tokens = TokenLog()
         self.logprobs = LogprobLog()
         self.prompts = PromptLogprobLog()
         self.streams: list[WorkerStream | None] = [None]
@@ -116,7 +116,7 @@ class StreamColumns(RowTable):
         self.has_logprobs = False  # whether any row so far has had some
         self._latest = NO_ROWS  # rows of the last `append`, …
         self._sorted: Int64s | None = None  # … the same in ascending order, computed on demand
-        self._rules = self._rules_of(NO_ROWS.array)
+        self._constants = self._constants_of(NO_ROWS.array)
         self._num_with_stops = 0
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
@@ -178,8 +178,8 @@ class StreamColumns(RowTable):
 
     def close(self, stream: WorkerStream) -> None:
         """Free the stream's row. Idempotent."""
-        worker_row, stream.worker_row = stream.worker_row, _NOBODY
-        if worker_row == _NOBODY:
+        worker_row, stream.worker_row = stream.worker_row, _NO_ROW
+        if worker_row == _NO_ROW:
             return
         assert stream.registration is not None
         self.streams[worker_row] = None
@@ -218,29 +218,29 @@ class StreamColumns(RowTable):
         self.is_dirty[worker_rows] = True
         if worker_row_set.version != self._latest.version:
             self._latest, self._sorted = worker_row_set, None
-            self._rules = self._rules_of(worker_rows)
+            self._constants = self._constants_of(worker_rows)
         fast = self.fast
         if fast is None:
             return np.ones(len(worker_rows), np.bool_)
-        firsts, max_tokens, stop_low, stop_high = self._rules
+        firsts, max_tokens, stop_low, stop_high = self._constants
         of_token = worker_rows
         if counts is not None:
             of_token = np.repeat(worker_rows, counts)
-            firsts, _, stop_low, stop_high = self._rules_of(of_token)
+            firsts, _, stop_low, stop_high = self._constants_of(of_token)
         at = np.minimum(token_ids, fast.vocab_size) + firsts
-        needs_care = ~self._plain.is_plain.take(at)
+        needs_check = ~self._plain.is_plain.take(at)
         if self._num_with_stops:
             shared = fast.low.take(at) & stop_low
             shared |= fast.high.take(at) & stop_high
             some = np.flatnonzero(shared)
             if len(some):
                 ids = np.minimum(token_ids[some], fast.vocab_size)
-                needs_care[some] |= ~self._plain.harmless[self._sets[of_token[some]], ids]
+                needs_check[some] |= ~self._plain.harmless[self._sets[of_token[some]], ids]
         if counts is not None:
-            needs_care = np.logical_or.reduceat(needs_care, np.cumsum(counts) - counts)
-        needs_care |= ~self.is_fast.take(worker_rows)
-        needs_care |= before + (1 if counts is None else counts) >= max_tokens
-        return needs_care
+            needs_check = np.logical_or.reduceat(needs_check, np.cumsum(counts) - counts)
+        needs_check |= ~self.is_fast.take(worker_rows)
+        needs_check |= before + (1 if counts is None else counts) >= max_tokens
+        return needs_check
 
     def append_few(self, worker_rows: Sequence[int], token_ids: Sequence[int]) -> list[int]:
         """Scalar version of `append`, for one new token in each of a few rows.
@@ -250,7 +250,7 @@ class StreamColumns(RowTable):
         lengths = self.tokens.append_few(worker_rows, token_ids)
         cells, fast = self.cells, self.fast
         is_dirty, is_fast, max_tokens = cells.is_dirty, cells.is_fast, cells.max_tokens
-        care = []
+        to_check = []
         for index, worker_row in enumerate(worker_rows):
             is_dirty[worker_row] = True
             if (
@@ -259,8 +259,8 @@ class StreamColumns(RowTable):
                 or lengths[index] >= max_tokens[worker_row]
                 or not self.is_plain_for(fast, worker_row, token_ids[index])
             ):
-                care.append(index)
-        return care
+                to_check.append(index)
+        return to_check
 
     def flush_deferred(self) -> None:
         """Do the work that `append` has deferred; called once everything due has been sent."""
@@ -284,7 +284,7 @@ class StreamColumns(RowTable):
 
     # ---- the two ways --------------------------------------------------------------------
 
-    def slow_down(self, stream: WorkerStream, num_tokens: int) -> None:
+    def make_slow(self, stream: WorkerStream, num_tokens: int) -> None:
         """Make the row slow: its output catches up to `num_tokens`, and sees all further tokens."""
         worker_row, output = stream.worker_row, stream.output
         if not self.is_fast[worker_row]:
@@ -297,11 +297,11 @@ class StreamColumns(RowTable):
         if num_tokens > sent.num_tokens:
             ids = self.tokens.read(worker_row, sent.num_tokens, num_tokens)
             texts, first = self.fast.texts, int(self._firsts[worker_row])
-            output.take_whole([texts[first + token_id] for token_id in ids.tolist()])
+            output.append_whole([texts[first + token_id] for token_id in ids.tolist()])
         if stream.reader is not None:
             stream.reader.cursor = sent
 
-    def learn(self, stream: WorkerStream, token_id: int) -> None:
+    def record_harmless(self, stream: WorkerStream, token_id: int) -> None:
         """Record whether this token, after a settled output, is harmless for the row's stop
         strings.
         """
@@ -312,9 +312,9 @@ class StreamColumns(RowTable):
             at = self.cells.firsts[stream.worker_row] + token_id
             assert stream.output is not None
             is_harmless = fast.lens.item(at) >= 0 and stream.output.is_harmless(fast.texts[at])
-            self._plain.learn(number, token_id, is_harmless=is_harmless)
+            self._plain.record_harmless(number, token_id, is_harmless=is_harmless)
 
-    def speed_up(self, stream: WorkerStream, sent: TextCursor) -> None:
+    def make_fast(self, stream: WorkerStream, sent: TextCursor) -> None:
         """Make the row fast if its output is settled and everything released lies before `sent`."""
         worker_row, output = stream.worker_row, stream.output
         assert output is not None
@@ -335,11 +335,13 @@ class StreamColumns(RowTable):
         worker_rows, counts: i64 [n]. token_ids: u32 [sum of counts].
         """
         assert self.fast is not None
-        each_one = len(token_ids) == len(worker_rows)
-        at = token_ids + self._firsts[worker_rows if each_one else np.repeat(worker_rows, counts)]
+        is_one_each = len(token_ids) == len(worker_rows)
+        at = (
+            token_ids + self._firsts[worker_rows if is_one_each else np.repeat(worker_rows, counts)]
+        )
         texts = list(map(self.fast.texts.__getitem__, at.tolist()))
         lens = self.fast.lens[at]
-        if each_one:
+        if is_one_each:
             return texts, lens
         ends = np.cumsum(counts)
         begins = ends - counts
@@ -359,7 +361,7 @@ class StreamColumns(RowTable):
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _rules_of(self, worker_rows: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
+    def _constants_of(self, worker_rows: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
         """Columns of these rows that stay constant while a stream has its row."""
         return (
             self._firsts.take(worker_rows),

@@ -32,9 +32,9 @@ class Tombstones:
                 self._new[begin : begin + len(_ZEROS)] = _ZEROS[: len(self._new) - begin]
             self._num_new = 0
         table, key = self._new, _key_of(stream_id)
-        place = self._find(table, key)
-        if not table[place]:
-            table[place] = key
+        index = self._find(table, key)
+        if not table[index]:
+            table[index] = key
             self._num_new += 1
 
     def __contains__(self, stream_id: bytes) -> bool:
@@ -43,10 +43,10 @@ class Tombstones:
 
     def _find(self, table: memoryview[int], key: int) -> int:
         """The index of the key, or of the empty cell for it."""
-        place = key & self._mask
-        while table[place] and table[place] != key:
-            place = (place + 1) & self._mask
-        return place
+        index = key & self._mask
+        while table[index] and table[index] != key:
+            index = (index + 1) & self._mask
+        return index
 
     def _empty(self) -> memoryview[int]:
         # `b"\0" * n`, not `bytearray(n)`: that would commit its memory page by page, later

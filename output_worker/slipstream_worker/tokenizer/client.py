@@ -1,4 +1,4 @@
-"""The worker's side of the prompt process: the child, its socket, and the unanswered prompts.
+"""The worker's side of the tokenizer process: the child, its socket, and the unanswered prompts.
 
 - A child that dies is restarted, and once ready is sent again what it had not answered. A prompt
   that was being rendered in two deaths is refused. The child's note (`render_note`) has the prompts
@@ -6,6 +6,9 @@
   may be rendered at once (`long_prompts`), the long one is refused only if no such short one was.
 - A child that sends no beats for `hang_timeout_s` is killed; so is a restarted one that takes
   longer than LOAD_S to load. The first child may take as long as its tokenizer needs.
+- A long prompt that takes too long is refused, and its child killed, as the thread that renders it
+  cannot be ended otherwise; no other prompt is charged. The time is counted in beats that the child
+  sends meanwhile, so the time of a stopped process or machine does not count.
 - A child that sends an undecodable answer is killed and so replaced, since its next answers could
   be wrong. So is a restarted one that cannot load the tokenizer, or loads a different one.
 - Restarts are spaced by `slipstream_ipc.backoff`; prompts wait meanwhile. After `wait_s` without a
@@ -30,13 +33,13 @@ from slipstream_ipc.backoff import RestartBackoff
 from slipstream_ipc.messages import (
     ErrorCode,
     Fault,
-    FromPromptProcess,
-    PromptReady,
+    FromTokenizerProcess,
     Render,
     Rendered,
     State,
+    TokenizerReady,
 )
-from slipstream_ipc.process import PARENT_PID_VARIABLE, SILENT_S, STATUS_FD_VARIABLE
+from slipstream_ipc.process import BEAT_S, PARENT_PID_VARIABLE, SILENT_S, STATUS_FD_VARIABLE
 from slipstream_worker.tokenizer.fair_order import FairOrder
 from slipstream_worker.tokenizer.long_prompts import is_long, size_of
 from slipstream_worker.tokenizer.render_note import RenderNote
@@ -45,8 +48,10 @@ logger = logging.getLogger(__name__)
 
 LOAD_S = 120.0
 WAIT_S = 60.0
+LONG_S = 60.0  # for any long prompt, and besides
+LONG_CHARS_PER_S = 2**14  # an eighth of what the demo model's tokenizer does on a busy machine
 _STOP_WITHIN_S = 1.0
-_NO_PROCESS = "no prompt can be tokenised at the moment: the server's log says why"
+_NO_PROCESS = "prompts cannot be tokenised at the moment: see the server's log"
 
 
 class RenderSource(Protocol):
@@ -61,7 +66,7 @@ class RenderSource(Protocol):
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether one of the sockets that a poller has reported is this source's."""
 
-    def receive(self) -> Iterable[Rendered | PromptReady]:
+    def receive(self) -> Iterable[Rendered | TokenizerReady]:
         """The answers that have arrived."""
 
     def beat(self, now: float) -> Iterable[Rendered]:
@@ -69,7 +74,7 @@ class RenderSource(Protocol):
 
 
 class TokenizerClient:
-    """Sends prompts to the prompt process and receives their ids."""
+    """Sends prompts to the tokenizer process and receives their ids."""
 
     def __init__(
         self,
@@ -79,29 +84,34 @@ class TokenizerClient:
         *,
         hang_timeout_s: float = 10.0,
         wait_s: float = WAIT_S,
+        long_s: float = LONG_S,
     ) -> None:
         """`config`: the fields of a TokenizerConfig except address and note_fd.
 
         hang_timeout_s: silence after which the child is replaced. wait_s: how long prompts wait for
-        a child that is ready.
+        a child that is ready. long_s: how long a long prompt may take, besides 1 s for each
+        LONG_CHARS_PER_S characters.
         """
         self._config = {**config, "address": address}
         self._hang_timeout_s = hang_timeout_s
         self._wait_s = wait_s
+        self._long_s = long_s
         self._socket = context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         # no high-water mark: `_waiting` holds what is unanswered anyway, and is sent only once
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.bind(address)
         self._encode = msgspec.msgpack.Encoder().encode
-        self._decoder = msgspec.msgpack.Decoder[FromPromptProcess](FromPromptProcess)
+        self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
         self._long = FairOrder()  # the long ones among them, one at a time
+        self._num_long_beats = 0  # of the child, since it began the current long prompt
+        self._has_culprit = False  # the child was killed over a prompt that is refused already
         self._strikes: dict[int, int] = {}
         self._next_key = 0
         self._note = RenderNote()
         self._pauses = RestartBackoff()
-        self._first: PromptReady | None = None  # which every restarted child has to match
+        self._first: TokenizerReady | None = None  # which every restarted child has to match
         self._is_ready = False
         self._has_spoken = False  # since the last beat
         self._heard_at: float | None = None  # None: not checked since its start
@@ -144,7 +154,7 @@ class TokenizerClient:
         """Whether this client's socket is one that a poller has reported."""
         return self._socket in arrived
 
-    def receive(self) -> Iterator[Rendered | PromptReady]:
+    def receive(self) -> Iterator[Rendered | TokenizerReady]:
         """The answers that have arrived."""
         while self._socket.poll(0):
             data = self._socket.recv()
@@ -152,7 +162,7 @@ class TokenizerClient:
                 answer = self._decoder.decode(data)
             except (msgspec.DecodeError, ValueError, RecursionError) as error:
                 logger.error(
-                    "the prompt process said %d bytes that are no answer: %s", len(data), error
+                    "invalid answer of %d bytes from the tokenizer process: %s", len(data), error
                 )
                 self._kill()
                 continue
@@ -164,11 +174,13 @@ class TokenizerClient:
                 self._long.discard(answer.key)
                 self._send_long()
                 yield answer
-            elif isinstance(answer, PromptReady):
+            elif isinstance(answer, TokenizerReady):
                 if self._child is None or answer.pid != self._child.pid:
                     continue  # from an earlier child
                 self._ready(answer)
                 yield answer
+            elif self._long.current in self._note.in_progress():
+                self._num_long_beats += 1
 
     def beat(self, now: float) -> Iterator[Rendered]:
         """Restart a dead child, kill one that hangs; yields refusals of prompts given up."""
@@ -176,14 +188,17 @@ class TokenizerClient:
             if now >= self._start_at:
                 self._restart(now)
         elif self._child.poll() is not None:
-            yield from self._died(now, f"the prompt process died (code {self._child.returncode})")
+            yield from self._died(
+                now, f"the tokenizer process died (code {self._child.returncode})"
+            )
         elif self._heard_at is None or self._has_spoken or self._socket.poll(0):
             self._heard_at = now  # unread messages are signs of life, too
         else:
             most_s = self._hang_timeout_s if self._is_ready else LOAD_S
             if (self._is_ready or self._first is not None) and now >= self._heard_at + most_s:
-                logger.error("the prompt process hangs: no sign of life for %g s", most_s)
+                logger.error("the tokenizer process hangs: no sign of life for %g s", most_s)
                 self._kill()
+        yield from self._check_long()
         self._has_spoken = False
         if self._is_ready:
             self._ready_at = now if self._ready_at is None else self._ready_at
@@ -214,18 +229,19 @@ class TokenizerClient:
         self._socket.close()
         self._note.close()
 
-    def _ready(self, ready: PromptReady) -> None:
+    def _ready(self, ready: TokenizerReady) -> None:
         """The child has loaded its tokenizer, or failed to."""
         said = msgspec.structs.replace(ready, pid=0, why_not="")
         if not ready.error and self._first is None:
             self._first = said
         if said != self._first:
             if self._first is not None:
-                another = "its tokenizer is another one than that which text is decoded with"
-                logger.error("the prompt process cannot serve: %s", ready.error or another)
+                another = "its tokenizer differs from the one that text is decoded with"
+                logger.error("the tokenizer process cannot serve: %s", ready.error or another)
             self._kill()
             return
         self._is_ready = True
+        self._num_long_beats = 0
         self.num_failed = 0
         for request in self._waiting.values():
             if not is_long(request) or request.key == self._long.current:
@@ -235,9 +251,9 @@ class TokenizerClient:
     def _died(self, now: float, how: str) -> Iterator[Rendered]:
         served_s = 0.0 if self._ready_at is None else now - self._ready_at
         pause_s = self._pauses.after(served_s)
-        more = f"; the next one is started in {pause_s:g} s" if pause_s else "; starting another"
+        more = f"; restarting it in {pause_s:g} s" if pause_s else "; restarting it"
         logger.error("%s%s", how, more)
-        yield from self._strike()
+        yield from self._count_death()
         self.num_failed += self._ready_at is None
         self._child, self._ready_at, self._is_ready = None, None, False
         self._start_at = now + pause_s
@@ -251,7 +267,7 @@ class TokenizerClient:
         except OSError as error:
             pause_s = self._pauses.after(0.0)
             self._start_at = now + pause_s
-            logger.error("the prompt process cannot be started, again in %g s: %s", pause_s, error)
+            logger.error("cannot start the tokenizer process, retrying in %g s: %s", pause_s, error)
 
     def _kill(self) -> None:
         """What it was sent is sent to the next child; its exit is noticed by the next beat."""
@@ -259,15 +275,31 @@ class TokenizerClient:
         if self._child is not None:
             self._child.kill()
 
-    def _strike(self) -> Iterator[Rendered]:
+    def _check_long(self) -> Iterator[Rendered]:
+        """Refuse the current long prompt if it has taken too long, and end its thread."""
+        key = self._long.current
+        if key is None or not self._is_ready or not self._num_long_beats:
+            return
+        most_s = self._long_s + size_of(self._waiting[key]) / LONG_CHARS_PER_S
+        if self._num_long_beats * BEAT_S / 2 < most_s:  # beats are at least that far apart
+            return
+        logger.error("the tokenizer process hangs over a long prompt, for more than %g s", most_s)
+        yield self._refuse(key, f"the prompt was not tokenised within {most_s:.0f} s")
+        self._has_culprit = True
+        self._kill()
+
+    def _count_death(self) -> Iterator[Rendered]:
         """After a death: charge the prompts being rendered, and refuse one that has died twice."""
-        suspects = [key for key in self._note.under_way() if key in self._waiting]
+        suspects = [key for key in self._note.in_progress() if key in self._waiting]
+        if self._has_culprit:
+            suspects.clear()
+        self._has_culprit = False
         self._note.clear()
         for key in suspects:
             self._strikes[key] = self._strikes.get(key, 0) + 1
         for key in suspects:
             if self._strikes[key] > 1:
-                yield self._refuse(key, "the prompt process died twice of this prompt")
+                yield self._refuse(key, "this prompt crashed the tokenizer process twice")
                 return
 
     def _refuse_all(self) -> Iterator[Rendered]:
@@ -283,6 +315,7 @@ class TokenizerClient:
     def _send_long(self) -> None:
         """Send the next long prompt, if none is being rendered."""
         if self._is_ready and (key := self._long.next()) is not None:
+            self._num_long_beats = 0
             self._send(self._waiting[key])
 
     def _send(self, request: Render) -> None:

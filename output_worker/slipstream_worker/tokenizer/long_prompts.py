@@ -4,7 +4,7 @@ A text of 8 MiB took the demo model's tokenizer 67 s on a busy machine, during w
 was tokenised. The tokenizers library releases the interpreter's lock while it works: beside that
 text, a prompt of five words took 0.5 ms at the 99th percentile, and 44 ms at most.
 
-- The prompt process renders one long prompt at a time, on a separate thread, beside short ones.
+- The tokenizer process renders one long prompt at a time, on a separate thread, beside short ones.
 - A prompt that cannot fit the model is refused after part of it has been tokenised (`is_too_long`),
   so that it costs hardly more than the longest prompt that fits.
 """
@@ -72,13 +72,13 @@ class LongPromptThread:
         self._work = work
         self._asked: SimpleQueue[Render] = SimpleQueue()
         self._done: deque[Rendered] = deque()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # daemon: work in progress cannot be cancelled
         threading.Thread(target=self._run, name="long prompts", daemon=True).start()
 
     def fileno(self) -> int:
         """Readable when `take_rendered` has something."""
-        return self._bell
+        return self._wakeup_fd
 
     def put(self, request: Render) -> None:
         """Queue a request."""
@@ -86,14 +86,14 @@ class LongPromptThread:
 
     def take_rendered(self) -> list[Rendered]:
         """Answers since the last call. Call it when the descriptor is readable."""
-        os.eventfd_read(self._bell)
+        os.eventfd_read(self._wakeup_fd)
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def _run(self) -> None:
         try:
             while True:
                 self._done.append(self._work(self._asked.get()))
-                os.eventfd_write(self._bell, 1)
+                os.eventfd_write(self._wakeup_fd, 1)
         except BaseException:  # without this thread the process would still look healthy
-            logger.exception("the thread of long prompts failed")
+            logger.exception("the long-prompt thread failed")
             os._exit(1)  # the worker replaces us

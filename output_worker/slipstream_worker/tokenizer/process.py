@@ -1,4 +1,4 @@
-"""The prompt process: chat templates and tokenising, away from the worker's loop.
+"""The tokenizer process: renders prompts (`prompt_rendering`), away from the worker's loop.
 
 Loads the tokenizer, and compiles its decoder to the table that the worker reads. A bad prompt
 results in an error answer; it does not end the process.
@@ -20,35 +20,31 @@ from time import monotonic
 from typing import Any
 
 import msgspec
-import numpy as np
 import zmq
 from msgspec import Struct
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from slipstream_ipc.atomic_file import write_atomically
-from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.errors import BadRequest, brief
-from slipstream_ipc.messages import Fault, PromptBeat, PromptReady, Render, Rendered
+from slipstream_ipc.errors import brief
+from slipstream_ipc.messages import Render, Rendered, TokenizerBeat, TokenizerReady
 from slipstream_ipc.process import BEAT_S, start_child
-from slipstream_ipc.validation.chat_template import read_template, template_message
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
 from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
-from slipstream_worker.tokenizer.bad_words import bad_word_ids
-from slipstream_worker.tokenizer.long_prompts import LongPromptThread, is_long, is_too_long
+from slipstream_worker.tokenizer.long_prompts import LongPromptThread, is_long
+from slipstream_worker.tokenizer.prompt_rendering import render
 from slipstream_worker.tokenizer.render_note import RenderNote
 
 logger = logging.getLogger(__name__)
 
-MAX_ANSWER_BYTES = 4 * 2**20  # of text in the answer to a query; it has to fit a message
 _CONVERTERS = ("sentencepiece", "tiktoken")  # which transformers needs for other file formats
 _LAST_WORDS_MS = 1000  # linger for the error message
 
 
 class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a prompt process."""
+    """Settings of a tokenizer process."""
 
     tokenizer: str  # a folder or a hub id
     address: str  # the worker's socket
@@ -93,7 +89,7 @@ def main() -> int:
         now = monotonic()
         if now >= beat_at:
             beat_at = now + BEAT_S / 2
-            socket.send(encode(PromptBeat()))
+            socket.send(encode(TokenizerBeat()))
         if arrived.get(socket):
             request = decoder.decode(socket.recv())
             if is_long(request):
@@ -117,8 +113,8 @@ def _do_without_torch() -> None:
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # it would warn about the missing torch
 
 
-def prepare(config: TokenizerConfig) -> tuple[Any, PromptReady]:
-    """The tokenizer, and the PromptReady for the worker: its table's path, or the error."""
+def prepare(config: TokenizerConfig) -> tuple[Any, TokenizerReady]:
+    """The tokenizer, and the TokenizerReady for the worker: its table's path, or the error."""
     try:
         tokenizer = load_tokenizer(config)
     except BaseException as error:
@@ -127,18 +123,18 @@ def prepare(config: TokenizerConfig) -> tuple[Any, PromptReady]:
         # for a broken tokenizer.json the libraries may raise a bare KeyError
         kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
         said = brief(" ".join(str(error).split()))
-        why = f"cannot load the tokenizer {config.tokenizer!r} ({kind}{said}); needed "
-        why += "is a folder or hub id with a sound tokenizer.json: the model's own, or --tokenizer"
+        why = f"cannot load the tokenizer {config.tokenizer!r} ({kind}{said}); allowed: a folder "
+        why += "or hub id with a valid tokenizer.json, the model's own or that of --tokenizer"
         missing = [name for name in _CONVERTERS if find_spec(name) is None]
         if missing:
             why += f"; a tokenizer.model or tiktoken file needs {', '.join(missing)}: "
             why += "pip install 'slipstream[tokenizers]'"
-        return None, PromptReady("", "", error=why)
+        return None, TokenizerReady("", "", error=why)
     try:
         return tokenizer, prepare_table(tokenizer, Path(config.cache_dir))
     except OSError as error:
-        why = f"cannot write the cache folder: {error} (XDG_CACHE_HOME names another)"
-        return None, PromptReady("", "", error=why)
+        why = f"cannot write the cache folder: {error} (set XDG_CACHE_HOME to use another)"
+        return None, TokenizerReady("", "", error=why)
 
 
 def load_tokenizer(config: TokenizerConfig) -> Any:
@@ -159,7 +155,7 @@ def load_tokenizer(config: TokenizerConfig) -> Any:
     return tokenizer
 
 
-def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
+def prepare_table(tokenizer: Any, cache_dir: Path) -> TokenizerReady:
     """Find the compiled decoder in the cache, or compile it.
 
     If no table can represent it, writes tokenizer.json for the window. Raises OSError.
@@ -178,11 +174,11 @@ def prepare_table(tokenizer: Any, cache_dir: Path) -> PromptReady:
             save_table(table_path, compile_table(backend))
         except UnsupportedDecoder as why_not:
             write_atomically(json_path, as_json)
-            return PromptReady(str(json_path), "", why_not=str(why_not))
-    return PromptReady("", str(table_path))
+            return TokenizerReady(str(json_path), "", why_not=str(why_not))
+    return TokenizerReady("", str(table_path))
 
 
-def _prepare_slow(tokenizer: Any, cache_dir: Path) -> PromptReady:
+def _prepare_slow(tokenizer: Any, cache_dir: Path) -> TokenizerReady:
     """`prepare_table` for a tokenizer that transformers runs in Python, which has no fallback."""
     name = type(tokenizer).__name__
     try:
@@ -193,101 +189,9 @@ def _prepare_slow(tokenizer: Any, cache_dir: Path) -> PromptReady:
         except (OSError, TableFileError):
             save_table(path, compile_slow(tokenizer, pieces))
     except UnsupportedDecoder as why_not:
-        why = f"{name} has no tokenizer.json, and its decode cannot be followed: {why_not}"
-        return PromptReady("", "", error=why)
-    return PromptReady("", str(path))
-
-
-def render(tokenizer: Any, request: Render) -> Rendered:
-    """The ids of a prompt, or the text of ids. Any error is the answer to this request alone."""
-    try:
-        if request.token_ids is not None:
-            return _decoded(tokenizer, request, request.token_ids)
-        if request.messages and not tokenizer.chat_template:
-            fault = Fault("bad_request", "this model has no chat template", "messages")
-            return Rendered(request.key, fault=fault)
-        ids = _prompt_ids(tokenizer, request)
-        if request.is_question and 0 < request.max_tokens < len(ids):
-            raise _too_long(request, f"{len(ids)} tokens")
-        words = bad_word_ids(tokenizer, request.bad_words)
-        strings = tokenizer.convert_ids_to_tokens(ids) if request.with_strings else ()
-        if request.with_strings:
-            _check_size("prompt", "".join(strings))
-    except BadRequest as error:
-        return Rendered(request.key, fault=error.fault)
-    except BaseException as error:
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
-        field = "messages" if request.messages else "prompt"
-        if request.token_ids is not None:
-            field = "token_ids"
-        # only the client gets the text: it may quote the prompt, which must not be logged
-        logger.debug("a prompt could not be rendered: %s", type(error).__name__)
-        why = brief(f"{field}: {error}")
-        return Rendered(request.key, fault=Fault("bad_request", why, field))
-    return Rendered(
-        request.key,
-        pack_u32(np.asarray(ids, np.uint32)),
-        bad_word_ids=pack_u32([token_id for word in words for token_id in word]),
-        bad_word_counts=pack_u32([len(word) for word in words]),
-        strings=tuple(strings),
-    )
-
-
-def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
-    """Raises BadRequest, and whatever the template raises."""
-    text, add_special_tokens = request.text, True
-    if request.messages:
-        template = request.template
-        tools, kwargs = read_template(template)
-        text, add_special_tokens = (
-            tokenizer.apply_chat_template(
-                [
-                    template_message(message, f"messages[{index}]")
-                    for index, message in enumerate(request.messages)
-                ],
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=template.add_generation_prompt,
-                continue_final_message=template.continue_final_message,
-                **kwargs,
-            ),
-            False,
-        )
-    if text is None:
-        return []
-
-    def num_tokens(part: str) -> int:
-        return len(tokenizer(part, add_special_tokens=False)["input_ids"])
-
-    if is_too_long(text, request.max_tokens, num_tokens):
-        given = f"{len(text)} characters, more than {request.max_tokens} tokens"
-        raise _too_long(request, given)
-    if request.add_special_tokens is not None:
-        add_special_tokens = request.add_special_tokens
-    ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-    return ids
-
-
-def _too_long(request: Render, given: str) -> BadRequest:
-    """The error for a prompt that is too long. A stream's prompt leaves room for one token."""
-    most = request.max_tokens if request.is_question else request.max_tokens - 1
-    field = "with_strings" if request.with_strings else "prompt"
-    return BadRequest(field, given, f"at most {most} tokens")
-
-
-def _decoded(tokenizer: Any, request: Render, column: bytes) -> Rendered:
-    ids = u32(column).tolist()  # checked by the worker
-    text = tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens)
-    _check_size("token_ids", text)
-    return Rendered(request.key, text=text)
-
-
-def _check_size(field: str, text: str) -> None:
-    num_bytes = len(text.encode())
-    if num_bytes > MAX_ANSWER_BYTES:
-        allowed = f"what has an answer of at most {MAX_ANSWER_BYTES}"
-        raise BadRequest(field, f"{num_bytes} bytes of text", allowed)
+        why = f"{name} has no tokenizer.json, and its decoding is not supported: {why_not}"
+        return TokenizerReady("", "", error=why)
+    return TokenizerReady("", str(path))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Streams' prompts on their way through the prompt process, and the limits on them.
+"""Streams' prompts on their way through the tokenizer process, and the limits on them.
 
 - Streams with the same prompt, such as the `n` answers of a request, wait for one rendering of it.
 - Long prompts (see `long_prompts`) and short ones have separate limits: long prompts never cause a
@@ -48,7 +48,7 @@ class _QueueLoad:
 @dataclass(slots=True, eq=False)
 class _Rendering(Generic[Waiter]):
     render: Render
-    key: int  # in the prompt process
+    key: int  # in the tokenizer process
     size: int  # characters
     load: _QueueLoad  # the load it is counted in
     tenant: bytes  # charged with its characters
@@ -69,10 +69,10 @@ class RenderQueue(Generic[Waiter]):
         """Why a stream of this tenant has to be rejected; empty if it may wait for this prompt."""
         load = self._loads[is_long(render)]
         if load.streams[tenant] >= 2 * MAX_RENDERING - load.num_streams:
-            return f"{load.streams[tenant]} prompts wait to be tokenised already"
+            return f"{load.streams[tenant]} prompts are waiting to be tokenised already"
         is_full = load.chars[tenant] >= 2 * MAX_RENDERING_CHARS - load.num_chars
         if is_full and render not in self._by_prompt:
-            return f"prompts of {load.chars[tenant]} characters wait to be tokenised already"
+            return f"prompts of {load.chars[tenant]} characters are waiting to be tokenised already"
         return ""
 
     def ask(self, stream: Waiter, render: Render, tenant: bytes = b"") -> None:

@@ -1,4 +1,4 @@
-"""A note of the prompts being rendered by a prompt process, for its worker to read after it has
+"""A note of the prompts being rendered by a tokenizer process, for its worker to read after it has
 died.
 
 It is memory mapped by both: it outlives the process however that ends, and writing to it takes no
@@ -33,7 +33,7 @@ class RenderNote:
         """Remove the note."""
         self._keys[is_long] = 0
 
-    def under_way(self) -> list[int]:
+    def in_progress(self) -> list[int]:
         """Keys of the prompts being rendered now, or when the process died; the short one first."""
         return [key for key in self._keys if key]
 

@@ -160,7 +160,7 @@ def test_a_stack_with_keys(
             assert len(texts) == 1
         _, theirs = add_client(tmp_path / "others", "them")
         (theirs.parent / "server.key").write_bytes((folder / "server.key").read_bytes())
-        with pytest.raises(SlipstreamError, match="does not let in this client's key"):
+        with pytest.raises(SlipstreamError, match="does not accept this client's key"):
             Client(tcp, keys=theirs)
         with pytest.raises(SlipstreamError, match="CURVE keys here"):
             Client(tcp, insecure=True, timeout_s=2.0)

@@ -100,20 +100,6 @@ def test_generate_writes_the_prompts_logprobs_first(address, capsys):
     assert sum(len(delta["token_ids"]) for delta in deltas) == 3
 
 
-@pytest.mark.slow
-def test_generate_starts_a_stack_of_its_own_and_is_quiet_about_it():
-    options = ["--prompt", "Once", "--max-tokens", "6", "--temperature", "0"]
-    process = subprocess.Popen(
-        [*COMMAND, "generate", "simulated:step_ms=1", *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    out, err = wait_for(process)
-    assert (process.returncode, err) == (0, "")
-    assert out.strip()
-
-
 def test_generate_ends_when_nobody_reads_on(address):
     process = subprocess.Popen(
         [*COMMAND, "generate", "--address", address, "--prompt", "x", "--max-tokens", "3000"],
@@ -148,9 +134,27 @@ def test_ctrl_c_ends_generate_in_one_line(address):
     ("arguments", "said"),
     [
         ([], "slipstream: the following arguments are required: COMMAND"),
-        (["generate"], "slipstream generate: the following arguments are required: --prompt"),
-        (["generate", "--prompt", "x", "--top", "3"], "slipstream generate: "),
-        (["bench", "throughput", "--num-requests", "x"], "slipstream bench throughput: "),
+        (
+            ["serv"],
+            "slipstream: unknown command 'serv'; did you mean serve? (see slipstream --help",
+        ),
+        (["gpt"], "slipstream: unknown command 'gpt'; there are serve, generate, chat, "),
+        (["demo", "kil"], "slipstream demo: unknown demo 'kil'; did you mean kill?"),
+        (["bench", "thruput"], "slipstream bench: unknown benchmark 'thruput'; did you mean thr"),
+        (["keys"], "slipstream keys: the following arguments are required: DIR"),
+        (
+            ["generate", "x", "--temprature", "0"],
+            "slipstream generate: unknown option --temprature; did you mean --temperature? (see ",
+        ),
+        (
+            ["serve", "--max-num-seq", "3"],
+            "slipstream serve: unknown option --max-num-seq; did you mean --max-num-seqs? ",
+        ),
+        (["serve", "--max_num_seq=3"], "slipstream serve: unknown option --max-num-seq; did you"),
+        (["serve", "--qqqqqqqqqqqq"], "slipstream serve: unknown option --qqqqqqqqqqqq (see "),
+        (["serve", "gpt2", "gpt3"], "slipstream serve: unexpected argument 'gpt3'"),
+        (["serve", "gpt2", "--model", "gpt3"], "slipstream serve: two models are given, 'gpt2' "),
+        (["bench", "throughput", "--num-request", "1"], "slipstream bench throughput: unknown opt"),
     ],
 )
 def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
@@ -180,7 +184,20 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
             "generate: api_key: got '(not shown)', allowed: nothing where --address is given",
         ),
         (["chat", "--address", "tcp://x"], "chat: address: got 'tcp://x', allowed: "),
-        (["bench", "throughput", "--input-len", "0"], "bench: input_len: got 0, allowed: "),
+        (
+            ["bench", "throughput", "--num-requests", "x"],
+            "bench throughput: num_requests: got 'x', allowed: an integer >= 1",
+        ),
+        (["generate"], "generate: TEXT: got None, allowed: a prompt, or - for standard input"),
+        (
+            ["serve", "--max_num_seqs", "0"],
+            "serve: max_num_seqs: got '0', allowed: an integer >= 1",
+        ),
+        (["serve", "--port", "1", "--no-http"], "serve: http_port: got 1, allowed: nothing"),
+        (
+            ["bench", "throughput", "--input-len", "0"],
+            "bench throughput: input_len: got 0, allowed: ",
+        ),
         (
             ["generate", "gpt2", "--address", "ipc:///x", "--prompt", "x"],
             "generate: model: got 'gpt2', allowed: nothing where --address is given",
@@ -201,18 +218,20 @@ def test_what_the_server_refuses_is_one_line_and_code_2(address, capsys):
     assert capsys.readouterr().err.startswith("slipstream generate: max_tokens: got 1000000")
 
 
-def test_a_stack_that_fails_is_one_line_and_code_1():
+def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "generate", "simulated:stp_ms=1", "--prompt", "x"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
     )
     out, err = wait_for(process)
     assert (process.returncode, out) == (1, "")
-    assert err.startswith("slipstream generate: core: ")
-    assert "known: step_ms" in err
-    assert err.count("\n") == 1
+    started, error = err.splitlines()
+    assert started == "no server runs: starting one with simulated:stp_ms=1 ..."
+    assert error.startswith("slipstream generate: core: ")
+    assert "known: step_ms" in error
 
 
 def test_a_fault_of_our_own_is_told_as_such(monkeypatch, capsys):
@@ -328,17 +347,18 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
     deadline = threading.Timer(PATIENCE_S, process.kill)
     deadline.start()
     try:
-        lines = [process.stdout.readline() for _ in range(6)]
+        lines = [process.stdout.readline() for _ in range(7)]
         ready = {line.split(" (process ")[0]: line for line in lines[:3]}
         assert set(ready) == {"core ready", "worker ready", "http ready"}
         http_address = ready["http ready"].split("serving on ")[1].strip()
         assert http_address.startswith("http://127.0.0.1:")
         address = f"ipc://{folder}/client.sock"
         assert lines[3].startswith(f"serving at {address}")
-        assert address in lines[4]
+        assert lines[4] == f"open {http_address} in a browser, or try:\n"
+        assert address in lines[5]
         curl = f"curl -N {http_address}/v1/completions"
-        assert lines[5].strip().startswith(curl)
-        example = lines[5].strip().replace("$SLIPSTREAM_API_KEY", "a-secret")
+        assert lines[6].strip().startswith(curl)
+        example = lines[6].strip().replace("$SLIPSTREAM_API_KEY", "a-secret")
         streamed = subprocess.run(example, shell=True, capture_output=True, text=True, check=True)
         assert streamed.stdout.endswith("data: [DONE]\n\n")
         with Client(address) as client:
@@ -351,7 +371,7 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = wait_for(process)
         assert process.returncode == 0
-        assert out == "stopping; what runs may take 10 s more; another Ctrl-C ends it now\n"
+        assert out == "stopping; running requests may take 10 s more; Ctrl-C again ends them now\n"
         assert "Traceback" not in err
         assert "a-secret" not in err + "".join(lines)
         assert "supervisor INFO draining (SIGINT)" in err

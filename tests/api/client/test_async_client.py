@@ -298,7 +298,7 @@ def test_a_closed_client_takes_nothing(worker: FakeWorker, run: Any) -> None:
 def test_a_fault_of_the_connection_ends_what_waits(
     worker: FakeWorker, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: ClientStreamTable, message: Any) -> None:
+    def fail(self: ClientStreamTable, message: Any, now: float) -> None:
         raise ZeroDivisionError("ours")
 
     async def main() -> None:
@@ -331,6 +331,49 @@ def test_close_ends_waiting_tasks(worker: FakeWorker, run: Any) -> None:
         await client.close()
         with pytest.raises(ClosedError):
             await client.connect()
+
+    run(main())
+
+
+def test_accepted_is_awaited_before_the_first_delta(worker: FakeWorker, run: Any) -> None:
+    async def main() -> None:
+        async with AsyncClient(worker.address) as client:
+            stream = client.stream("x")
+            waiting = asyncio.ensure_future(stream.accepted())
+            submit = await away(worker.expect, Submit)
+            assert not waiting.done()
+            await away(worker.accept, submit)
+            await waiting
+            await stream.accepted()
+            worker.send(deltas(Entry(submit.handle, "y", end=end_of("y"))))
+            assert await read(stream) == "y"
+            refused = client.stream("z")
+            worker.reject(await away(worker.expect, Submit), Fault("overloaded", "full"))
+            with pytest.raises(OverloadedError, match="full"):
+                await refused.accepted()
+            left = client.stream("z")
+            waiting = asyncio.ensure_future(left.accepted())
+            submit = await away(worker.expect, Submit)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert (await away(worker.expect, Abort)).stream_id == submit.stream_id
+
+    run(main())
+
+
+def test_a_missing_socket_is_named_at_once(address: str, run: Any) -> None:
+    async def main() -> None:
+        client = AsyncClient(address)
+        with pytest.raises(ConnectionLostError, match="no such socket"):
+            await client.generate("asked before the client is connected")
+        with pytest.raises(ConnectionLostError, match="no such socket"):
+            await client.connect()
+        worker = await away(FakeWorker, address)
+        worker.script = echo
+        assert (await client.generate("hello")).text == "hello"
+        await client.close()
+        worker.stop()
 
     run(main())
 

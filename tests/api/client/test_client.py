@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +38,9 @@ from slipstream import (
     SupersededError,
     UnknownStreamError,
 )
+from slipstream.client.connection.presence import why_absent
+from slipstream.client.endpoints import LOCK_NAME
+from slipstream_ipc import messages
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
@@ -197,6 +204,67 @@ def read(stream: Stream) -> str:
     return "".join(delta.text for delta in stream)
 
 
+# ---- acceptance ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["delta", "cumulative", "final"])
+def test_accepted_waits_for_the_server(client: Client, worker: FakeWorker, kind: Any) -> None:
+    stream = client.stream("x", output_kind=kind)
+    submit = worker.expect(Submit)
+    with pytest.raises(TimeoutError, match=r"in 0\.01 s"):
+        stream.accepted(timeout_s=0.01)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(stream.accepted)
+        patience = Patience()
+        while stream._state.wakeup is None:
+            patience.check("it does not wait")
+        handle = worker.accept(submit)
+        waiting.result(PATIENCE_S)
+    stream.accepted(timeout_s=0)
+    assert stream.prompt_token_ids == [1, 2]
+    worker.send(deltas(Entry(handle, "y", end=end_of("y"))))
+    assert [delta.text for delta in stream] == ["y"]
+    stream.accepted()
+
+
+def test_accepted_raises_what_the_server_refuses_with(client: Client, worker: FakeWorker) -> None:
+    stream = client.stream("x")
+    worker.reject(worker.expect(Submit), Fault("overloaded", "full"))
+    for wait in (stream.accepted, stream.accepted, stream.__next__):
+        with pytest.raises(OverloadedError, match="full"):
+            wait()
+    unknown = client.resume("ab" * 16)
+    worker.send(UnknownStreams((worker.expect(Resume).handle,)))
+    with pytest.raises(UnknownStreamError):
+        unknown.accepted()
+    failed, handle = start(client, worker)
+    end = end_of("", "error", fault=Fault("engine", "broken"))
+    worker.send(deltas(Entry(handle, "", end=end)))
+    failed.accepted()  # it was, and failed later
+    with pytest.raises(EngineError, match="broken"):
+        next(failed)
+
+
+def test_what_was_closed_is_not_accepted(client: Client, worker: FakeWorker) -> None:
+    stream = client.stream("x")
+    worker.expect(Submit)
+    stream.close()
+    with pytest.raises(ClosedError, match="before it was accepted"):
+        stream.accepted()
+
+
+def test_acceptance_wakes_no_other_reader(client: Client, worker: FakeWorker) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        many = pool.submit(client.generate_many, ["a", "b"])
+        handles = [worker.expect(Submit).handle]
+        handles += [handles[0] + 1]
+        for handle in handles:
+            worker.send(Accepted(handle, b""))
+        for handle in handles:
+            worker.send(deltas(Entry(handle, "y", end=end_of("y"))))
+        assert [each.text for each in many.result(PATIENCE_S)] == ["y", "y"]
+
+
 # ---- prompts and parameters ----------------------------------------------------------------
 
 
@@ -220,7 +288,7 @@ def test_params_label_priority_and_salt_travel(client: Client, worker: FakeWorke
     assert (submit.label, submit.priority) == (stream.label, -3) == ("mine", -3)
     assert submit.cache_salt == "tenant"
     assert submit.stream_id.hex() == stream.id
-    assert decode_params(submit.params) == SamplingParams(temperature=0, stop=("a", "b"))
+    assert decode_params(submit.params) == messages.SamplingParams(temperature=0, stop=("a", "b"))
 
 
 def test_bad_requests_fail_before_anything_is_sent(client: Client, worker: FakeWorker) -> None:
@@ -228,7 +296,9 @@ def test_bad_requests_fail_before_anything_is_sent(client: Client, worker: FakeW
         ("x", {"max_token": 3}, "parameter"),
         ("x", {"temperature": "hot"}, "temperature"),
         ("x", {"top_p": 2.0}, "top_p"),
-        ("x", {"params": SamplingParams(), "top_p": 0.5}, "params"),
+        ("x", {"sampling_params": SamplingParams(), "top_p": 0.5}, "sampling_params"),
+        ("x", {"tools": [{}]}, "tools"),
+        ("x", {"chat_template_kwargs": {}}, "prompt"),
         ([], {}, "prompt"),
         ([5, 1000], {}, "prompt_token_ids"),
         ([1] * 2048, {}, "prompt"),
@@ -727,6 +797,42 @@ def test_missing_server_is_named(address: str) -> None:
         Client(address, timeout_s=0.1)
     assert address in str(caught.value)
     assert isinstance(caught.value, ConnectionError)
+
+
+@pytest.mark.parametrize("is_left_behind", [False, True])
+def test_a_missing_socket_is_named_at_once(address: str, is_left_behind: bool) -> None:
+    if is_left_behind:
+        with closing(socket.socket(socket.AF_UNIX)) as left:
+            left.bind(address.removeprefix("ipc://"))
+    reason = "nothing listens" if is_left_behind else "no such socket"
+    with pytest.raises(ConnectionLostError, match=reason) as caught:
+        Client(address)
+    assert "slipstream serve" in str(caught.value)
+    with pytest.raises(ConnectionLostError, match=r"for .* s: start one"):  # for all of that time
+        Client(address, timeout_s=1.5)
+
+
+def test_a_server_that_starts_is_waited_for(address: str) -> None:
+    folder = Path(address.removeprefix("ipc://")).parent
+    (folder / LOCK_NAME).write_text(str(os.getpid()))
+    assert why_absent(address) is None
+    (folder / LOCK_NAME).write_text("")  # about to be written
+    assert why_absent(address) is None
+    (folder / LOCK_NAME).write_text(str(ended_pid()))
+    assert why_absent(address) == "there is no such socket"
+    (folder / LOCK_NAME).unlink()
+    assert why_absent(address) == "there is no such socket"
+    assert why_absent("tcp://127.0.0.1:1") is None
+    worker = FakeWorker(address)
+    assert why_absent(address) is None
+    worker.stop()
+
+
+def ended_pid() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def test_server_that_stays_away_ends_what_waits(

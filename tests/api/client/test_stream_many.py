@@ -177,6 +177,37 @@ def test_leaving_and_letting_go_abort(client: Client, worker: FakeWorker) -> Non
     assert worker.expect(Abort).stream_id == submit.stream_id
 
 
+def test_closed_streams_hold_no_deltas(client: Client, worker: FakeWorker) -> None:
+    def read_another() -> None:
+        """What was sent before it has arrived, and what is due has left."""
+        other = client.stream("x")
+        handle = worker.expect_and_accept()
+        worker.send(deltas(Entry(handle, "o", end=end_of("o"))))
+        assert [delta.text for delta in other] == ["o"]
+
+    streams, alone = client.stream_many(["a", "b"]), client.stream("c")
+    handles = [worker.expect_and_accept() for _ in range(3)]
+    together = deltas(*(Entry(handle, "x") for handle in handles[:2]))
+    worker.send(together, deltas(*(Entry(handle, "y", 1) for handle in handles[:2])))
+    worker.send(deltas(Entry(handles[2], "x")), deltas(Entry(handles[2], "y", 1)))
+    read_another()
+    assert next(iter(streams))[1].text == "x"
+    assert next(alone).text == "x"
+    assert streams._group.unread
+    assert alone._state.deltas
+    streams.close()
+    alone.close()
+    assert not streams._group.unread
+    assert not alone._state.deltas
+    for _ in range(3):
+        worker.expect(Abort)
+    worker.send(*(deltas(Entry(handle, "late", 2)) for handle in handles))
+    read_another()
+    assert not streams._group.unread
+    assert not alone._state.deltas
+    assert list(streams) == list(alone) == []
+
+
 def test_the_client_closes_and_says_so(worker: FakeWorker) -> None:
     client = Client(worker.address)
     streams = client.stream_many(["a", "b"])

@@ -85,7 +85,7 @@ def test_refusals_name_the_field(client: Client, field: str, options: dict[str, 
 def test_settings_that_leave_nothing_to_say_are_refused(client: Client) -> None:
     only = greedy(client, "a", max_tokens=1).prompt_token_ids[-1:]
     assert greedy(client, allowed_token_ids=only, max_tokens=3).token_ids == [*only] * 3
-    with pytest.raises(BadRequestError, match="nothing that could be sampled") as caught:
+    with pytest.raises(BadRequestError, match="no token that could be sampled") as caught:
         greedy(client, allowed_token_ids=only, bad_words=["a"])
     assert caught.value.field == "bad_words"
 

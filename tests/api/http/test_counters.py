@@ -11,13 +11,13 @@ import msgspec
 import pytest
 
 from slipstream.http.app import App
-from slipstream.http.auth import Keys
+from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
-from slipstream.http.counters import GONE, HttpCounters
+from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.responses import Version
+from slipstream.http.openai.response_bodies import Version
 from slipstream.http.openai.vocabulary import TokenTexts
-from slipstream.http.wire import json_response
+from slipstream.http.response_encoding import json_response
 from slipstream_ipc.messages import Status
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
@@ -57,12 +57,12 @@ def test_a_streamed_answer() -> None:
 def test_a_client_that_leaves() -> None:
     counters = HttpCounters()
     early, late, after = exchange(counters), exchange(counters), exchange(counters)
-    early.leave()
+    early.disconnect()
     late.begin_stream()
-    late.leave()
+    late.disconnect()
     late.write(b"data: 1\n\n")
     after.respond(json_response(200, Version("x")))
-    after.leave()
+    after.disconnect()
     assert counters.numbers(1) == numbers(0, 0, _499=1, _200=2)
 
 
@@ -79,17 +79,17 @@ def test_a_client_that_leaves() -> None:
 )
 def test_what_clients_make_up_makes_no_new_counters(path: str, pattern: str) -> None:
     io: Any = SimpleNamespace(model=None)
-    app = App(io, Keys(()), TokenTexts("nowhere"), Limits())
+    app = App(io, ApiKeys(()), TokenTexts("nowhere"), Limits())
     assert app.pattern_of(path) == pattern
 
 
 def test_whatever_clients_do_the_numbers_fit_into_a_beat() -> None:
     """Every path with every status, all often: what does not fit would never be told again."""
     io: Any = SimpleNamespace(model=None)
-    app = App(io, Keys(()), TokenTexts("nowhere"), Limits())
+    app = App(io, ApiKeys(()), TokenTexts("nowhere"), Limits())
     counters = HttpCounters(app.pattern_of)
-    paths = [*app.endpoints, *app._pages, "/nonsense"]
-    statuses = [each.value for each in HTTPStatus if each >= 200] + [GONE]
+    paths = [*app.endpoints, *app._page_handlers, "/nonsense"]
+    statuses = [each.value for each in HTTPStatus if each >= 200] + [CLIENT_CLOSED]
     for status in sorted(statuses, reverse=True):
         for path in paths:
             counters.answered(path, status)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from slipstream.http import time_slice
-from slipstream.http.time_slice import Parts, Share, at_once
+from slipstream.http.time_slice import Parts, TimeSlicedQueue, run_all
 
 
 def told_by(share_s: float, monkeypatch: Any) -> list[str]:
     """What is done in which order where some work has three parts, some one, and others run."""
-    monkeypatch.setattr(time_slice, "SHARE_S", share_s)
+    monkeypatch.setattr(time_slice, "SLICE_S", share_s)
     told: list[str] = []
 
     def work(name: str, num_parts: int) -> Callable[[], bool]:
@@ -28,9 +28,9 @@ def told_by(share_s: float, monkeypatch: Any) -> list[str]:
         return part
 
     async def main() -> None:
-        loop, share = asyncio.get_running_loop(), Share()
-        share.add(work("long", 3))
-        share.add(work("short", 1))
+        loop, slices = asyncio.get_running_loop(), TimeSlicedQueue()
+        slices.add(work("long", 3))
+        slices.add(work("short", 1))
 
         def other(num_left: int) -> None:
             told.append("other")
@@ -40,7 +40,7 @@ def told_by(share_s: float, monkeypatch: Any) -> list[str]:
         loop.call_soon(other, 3)
         while told.count("other") < 4:  # noqa: ASYNC110  (it has the loop turn)
             await asyncio.sleep(0)
-        share.add(work("late", 1))
+        slices.add(work("late", 1))
         await asyncio.sleep(0)
 
     asyncio.run(main())
@@ -64,6 +64,6 @@ def test_all_parts_at_once_have_the_same_result():
             raise fault
         return "all"
 
-    assert at_once(parts(None)) == "all"
+    assert run_all(parts(None)) == "all"
     with pytest.raises(KeyError):
-        at_once(parts(KeyError()))
+        run_all(parts(KeyError()))

@@ -39,7 +39,7 @@ def test_a_full_disk_is_told_by_the_supervisor(tmp_path: Path) -> None:
     said = serve_on_a_small_disk(tmp_path, fill="! cat /dev/zero > filled 2> /dev/null")
     assert said == (
         f"slipstream serve: runtime directory {tmp_path}/run cannot be written (No space left on "
-        "device): make room there, or give another one (runtime_dir)\n"
+        "device): free space there, or choose another runtime_dir\n"
     )
 
 
@@ -59,7 +59,7 @@ def test_a_disk_without_files_left_is_told_by_the_process_that_needs_one(
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(OSError, match=r"cannot be written \(Not a directory\): make room"),
+        pytest.raises(OSError, match=r"cannot be written \(Not a directory\): free space"),
         RuntimeDirectory(tmp_path / "file" / "run"),
     ):
         pass

@@ -16,9 +16,9 @@ from tests.helpers.patience import PATIENCE_S
 from slipstream.stack.children import listeners
 from slipstream.stack.children.listeners import (
     LISTENERS_VARIABLE,
+    Acceptor,
     ConnectionShares,
     Listeners,
-    Taker,
 )
 
 
@@ -54,8 +54,8 @@ def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_open(monkeypatch):
 def test_what_is_handed_down_is_inherited(monkeypatch):
     ours = Listeners.at("127.0.0.1", 0)
     port = ours.port
-    monkeypatch.setenv(LISTENERS_VARIABLE, ours.handed_down(3))
-    ours.shares().tell(7)
+    monkeypatch.setenv(LISTENERS_VARIABLE, ours.for_child(3))
+    ours.shares().set(7)
     for one in ours.sockets:
         one.detach()  # this process is its own child
     found = Listeners.inherited()
@@ -64,8 +64,8 @@ def test_what_is_handed_down_is_inherited(monkeypatch):
     assert not any(os.get_inheritable(fd) for fd in found.fds)
     assert Listeners.inherited() is None  # once
     theirs = found.shares()
-    theirs.tell(7 + 5)
-    assert theirs.are_uneven  # it has seen the seven
+    theirs.set(7 + 5)
+    assert theirs.is_ahead  # it has seen the seven
     found.close()
 
 
@@ -74,7 +74,7 @@ def test_no_sockets_are_handed_down_once_they_are_closed(monkeypatch):
         ours.stop()
         ours.stop()  # once more is nothing
         assert ours.port is None
-        monkeypatch.setenv(LISTENERS_VARIABLE, ours.handed_down(0))
+        monkeypatch.setenv(LISTENERS_VARIABLE, ours.for_child(0))
         found = Listeners.inherited()
         assert found is not None
         assert found.sockets == []
@@ -82,24 +82,24 @@ def test_no_sockets_are_handed_down_once_they_are_closed(monkeypatch):
 
 def shares_of(*counts: int) -> list[ConnectionShares]:
     fd = ConnectionShares.new_file()
-    found = [ConnectionShares(fd, place) for place in range(len(counts))]
+    found = [ConnectionShares(fd, front_index) for front_index in range(len(counts))]
     os.close(fd)
     for one, count in zip(found, counts, strict=True):
-        one.tell(count)
+        one.set(count)
     return found
 
 
 def test_who_has_more_than_others():
-    assert [one.are_uneven for one in shares_of(100)] == [False]  # there are no others
-    assert [one.are_uneven for one in shares_of(4, 0)] == [False, False]
-    assert [one.are_uneven for one in shares_of(5, 3, 0)] == [True, False, False]
+    assert [one.is_ahead for one in shares_of(100)] == [False]  # there are no others
+    assert [one.is_ahead for one in shares_of(4, 0)] == [False, False]
+    assert [one.is_ahead for one in shares_of(5, 3, 0)] == [True, False, False]
     first, second = shares_of(9, 0)
-    second.leave()
-    assert not first.are_uneven
+    second.clear()
+    assert not first.is_ahead
 
 
 class Kept(asyncio.Protocol):
-    """A connection that its taker counts."""
+    """A connection that its acceptor counts."""
 
     def __init__(self, taken: list[Kept]) -> None:
         self._taken = taken
@@ -117,7 +117,7 @@ async def until(is_so) -> None:
 
 def second_of(listeners: Listeners) -> Listeners:
     """As another process has them, which shares them."""
-    held = json.loads(listeners.handed_down(1))
+    held = json.loads(listeners.for_child(1))
     sockets = [one.dup() for one in listeners.sockets]
     for one in sockets:
         one.setblocking(False)
@@ -130,10 +130,10 @@ def burst(port: int | None, num: int) -> list[socket.socket]:
     return [connected(port) for _ in range(num)]
 
 
-def end(takers: list[Taker], shares: list[list[Kept]], clients: list[socket.socket]) -> None:
-    for taker in takers:
-        taker.close()
-        taker.close()  # once more is nothing
+def end(acceptors: list[Acceptor], shares: list[list[Kept]], clients: list[socket.socket]) -> None:
+    for acceptor in acceptors:
+        acceptor.close()
+        acceptor.close()  # once more is nothing
     for share in shares:
         for kept in share:
             kept.transport.abort()
@@ -142,24 +142,24 @@ def end(takers: list[Taker], shares: list[list[Kept]], clients: list[socket.sock
 
 
 def test_who_has_more_leaves_a_burst_to_who_has_less(monkeypatch):
-    monkeypatch.setattr(listeners, "_LEAVE_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(listeners, "_YIELD_S", 10 * PATIENCE_S)
 
     async def main() -> None:
         first = Listeners.at("127.0.0.1", 0)
         port, second = first.port, second_of(first)
         shares: list[list[Kept]] = [[], []]
-        takers = [Taker(first, lambda: Kept(shares[0]), 1000)]
+        acceptors = [Acceptor(first, lambda: Kept(shares[0]), 1000)]
         clients = burst(port, 40)
         await until(lambda: len(shares[0]) == 40)
-        takers.append(Taker(second, lambda: Kept(shares[1]), 1000))
+        acceptors.append(Acceptor(second, lambda: Kept(shares[1]), 1000))
         clients += burst(port, 36)
         await until(lambda: sum(map(len, shares)) == 76)
         assert [len(one) for one in shares] == [40, 36]
         for kept in shares[0][:8]:
             kept.transport.abort()
-            takers[0].release()
-        assert not takers[0]._shares.are_uneven
-        end(takers, shares, clients)
+            acceptors[0].release()
+        assert not acceptors[0]._shares.is_ahead
+        end(acceptors, shares, clients)
 
     asyncio.run(main())
 
@@ -168,12 +168,12 @@ def test_nobody_waits_for_one_that_hangs():
     async def main() -> None:
         first = Listeners.at("127.0.0.1", 0)
         second = second_of(first)
-        second.shares().tell(0)  # and takes nothing
+        second.shares().set(0)  # and takes nothing
         shares: list[list[Kept]] = [[], []]
         clients = burst(first.port, 64)
-        taker = Taker(first, lambda: Kept(shares[0]), 1000)
+        acceptor = Acceptor(first, lambda: Kept(shares[0]), 1000)
         await until(lambda: len(shares[0]) == 64)
-        end([taker], shares, clients)
+        end([acceptor], shares, clients)
         second.close()
 
     asyncio.run(main())
@@ -186,16 +186,16 @@ def test_there_are_no_more_than_there_may_be(monkeypatch, caplog):
         listeners = Listeners.at("127.0.0.1", 0)
         taken: list[Kept] = []
         clients = burst(listeners.port, 5)
-        taker = Taker(listeners, lambda: Kept(taken), 3)
+        acceptor = Acceptor(listeners, lambda: Kept(taken), 3)
         await until(lambda: caplog.text)
         assert len(taken) <= 3
         await until(lambda: len(taken) == 3)
-        taker.release()
+        acceptor.release()
         await until(lambda: len(taken) == 4)
-        end([taker], [taken], clients)
+        end([acceptor], [taken], clients)
 
     asyncio.run(main())
-    assert "as many as there may be" in caplog.text
+    assert "the limit of connections is reached" in caplog.text
 
 
 def test_what_one_has_not_taken_waits_for_the_next():
@@ -203,9 +203,9 @@ def test_what_one_has_not_taken_waits_for_the_next():
         first = Listeners.at("127.0.0.1", 0)
         held = second_of(first)  # as the supervisor holds it
         taken: list[Kept] = []
-        Taker(first, lambda: Kept(taken), 1000).close()
+        Acceptor(first, lambda: Kept(taken), 1000).close()
         clients = burst(held.port, 1)
-        second = Taker(held, lambda: Kept(taken), 1000)
+        second = Acceptor(held, lambda: Kept(taken), 1000)
         await until(lambda: len(taken) == 1)
         end([second], [taken], clients)
 
@@ -229,11 +229,13 @@ def test_where_there_is_no_room_it_takes_more_after_a_while(monkeypatch, caplog)
             one.listen()
             one.setblocking(False)
             taken: list[Kept] = []
-            taker = Taker(Listeners([one], ConnectionShares.new_file()), lambda: Kept(taken), 1000)
+            acceptor = Acceptor(
+                Listeners([one], ConnectionShares.new_file()), lambda: Kept(taken), 1000
+            )
             with connected(listeners.port_of(one)):
                 await until(lambda: len(taken) == 1)
                 taken[0].transport.abort()
-            taker.close()
+            acceptor.close()
 
     asyncio.run(main())
     assert "Too many open files" in caplog.text

@@ -57,7 +57,7 @@ def test_a_kill_is_from_within_where_the_kernel_counts_one(events: Path, is_coun
         assert select.select([child.status], [], [], PATIENCE_S)[0]
         say(events, 3)  # of another's, before its last beat
         child.read_status()
-        assert child.heard_at is not None
+        assert child.last_beat_at is not None
         if is_counted:
             say(events, 4)
         os.kill(child.pid, signal.SIGKILL)
@@ -65,4 +65,4 @@ def test_a_kill_is_from_within_where_the_kernel_counts_one(events: Path, is_coun
     finally:
         exit_ = child.reap()
     how = "signal SIGKILL, the kernel's: out of memory" if is_counted else "signal SIGKILL"
-    assert exit_ == ChildExit(how, within=is_counted)
+    assert exit_ == ChildExit(how, is_own_fault=is_counted)

@@ -52,9 +52,9 @@ def test_spares_have_a_budget_too_and_whoever_used_it_up_is_told_so() -> None:
     role = Role(ChildSpec("core", ("nothing",), msgspec.Raw(b"{}"), has_spare=True), 1, 60.0)
     told = []
     for now in (1.0, 2.0):
-        spare: Any = SimpleNamespace(settled_at=0.0)
+        spare: Any = SimpleNamespace(available_at=0.0)
         role.spare = spare
-        told.append(role.lost(spare, ChildExit("signal SIGKILL", within=False), now))
+        told.append(role.note_exit(spare, ChildExit("signal SIGKILL", is_own_fault=False), now))
         assert role.spare is None
     assert told == [True, False]
     assert role.spare_due_at is None

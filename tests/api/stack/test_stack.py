@@ -147,7 +147,7 @@ def test_a_process_that_dies_is_replaced_and_named_by_its_new_number(watched, fa
         assert stack.pids == {**pids, "core": event.pid} != pids
         watched(*descendants(stack))
         assert stack.is_running
-    dead = f"core (process {pids['core']}) ended: signal SIGKILL; another takes its place"
+    dead = f"core (process {pids['core']}) ended: signal SIGKILL; another one replaces it"
     assert capfd.readouterr().err.count(dead) == 1
 
 

@@ -290,7 +290,7 @@ def test_the_end_of_standard_input_ends_it(start):
     running.pids_when_ready()
     running.process.stdin.close()
     assert running.end() == 0
-    assert "parent asked" in running.log()
+    assert "the parent requested it" in running.log()
 
 
 @pytest.mark.slow
@@ -334,7 +334,7 @@ def test_a_child_that_takes_long_to_die_is_waited_for(start):
     for _ in range(2):
         running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
-    assert "it is left" not in running.log()
+    assert "it is abandoned" not in running.log()
 
 
 def test_a_child_that_reports_an_error_ends_the_stack_with_it(start):
@@ -383,7 +383,7 @@ def test_a_killed_child_is_replaced_and_the_stack_goes_on(start):
     assert again.seconds > 0
     assert psutil.pid_exists(pids["core"])
     log = running.log()
-    assert f"worker (process {pids['worker']}) ended: signal SIGKILL; another takes" in log
+    assert f"worker (process {pids['worker']}) ended: signal SIGKILL; another one replaces" in log
     assert f"worker is process {again.pid} now" in log
     running.process.terminate()
     assert running.end() == 0
@@ -456,7 +456,7 @@ def test_a_hung_child_is_killed_and_reaped_before_another_starts(start, deed, wi
     else:
         os.kill(pids["core"], signal.SIGSTOP)
     ended = running.expect(ProcessEnded)
-    assert (ended.name, ended.how) == ("core", "hung: no sign of life for 1 s")
+    assert (ended.name, ended.how) == ("core", "hung: no heartbeat for 1 s")
     assert not psutil.pid_exists(pids["core"])  # not even a zombie
     assert running.expect(ProcessRestarted).detail == f"2 {within}"
     assert psutil.pid_exists(pids["worker"])
@@ -466,7 +466,7 @@ def test_a_child_that_hangs_behind_its_loading_before_its_first_beat_is_killed(s
     code = "say(loading=True); say(ready=True); forever()"
     running = start(core=code, hang_timeout_s=1.0)
     running.pids_when_ready()
-    assert running.expect(ProcessEnded).how == "hung: no sign of life for 1 s"
+    assert running.expect(ProcessEnded).how == "hung: no heartbeat for 1 s"
 
 
 def test_a_child_that_is_stopped_again_and_again_did_nothing_itself(start):
@@ -512,6 +512,8 @@ def test_a_spare_takes_over_and_another_follows(start):
     pids = running.pids_when_ready()
     spare = running.expect(SpareReady)
     assert (spare.name, spare.seconds > 0) == ("worker", True)
+    assert running.log().count("started ") == len(pids), "spares start quietly"
+    assert "spare" not in running.log()
     for _ in range(2):
         os.kill(pids["worker"], signal.SIGKILL)
         again = running.expect(ProcessRestarted)
@@ -613,7 +615,7 @@ def test_what_does_not_end_within_drain_s_is_ended(start):
     running.process.terminate()
     running.expect(StackDraining)
     assert running.end() == 0
-    assert "0.1 s are over" in running.log()
+    assert "drain_s=0.1 is over" in running.log()
 
 
 def test_a_second_signal_ends_the_drain(start):

@@ -186,7 +186,7 @@ def test_a_model_without_a_tokenizer_refuses_grammars(make_core) -> None:
     it = ask(box.worker(), 0)
     box.until(lambda: it.is_over)
     assert it.fault.code == "bad_request"
-    assert "not served for this model" in it.fault.message
+    assert "not supported for this model" in it.fault.message
 
 
 def test_a_stream_that_could_not_end_is_refused(make_core) -> None:
@@ -258,12 +258,12 @@ def test_a_step_that_fails_ends_only_who_fails_alone(make_core, alone) -> None:
 def test_a_grammar_that_breaks_ends_its_stream_alone(make_core, alone, monkeypatch) -> None:
     box = make_core(model=MODEL)
     worker = box.worker()
-    held = [ask(worker, n) for n in range(4)]
-    broken = held[3]
+    broken = ask(worker, 3, grammar=StructuredOutputs(regex="[a-z ]{200,}"))  # not over at once
+    held = [*(ask(worker, n) for n in range(3)), broken]
     # not for the others, whose grammars may take longer to compile than this answer to end
     box.until(lambda: len(broken.token_ids) >= 3)
     grammars = box.core.handler._manager._grammars
-    state, _ = grammars._states[broken.row]
+    state, _ = grammars._matchers[broken.row]
     monkeypatch.setattr(state, "_matcher", None, raising=False)
     box.until(lambda: broken.is_over and all(is_done(it) for it in held if it is not broken))
     assert broken.fault.code == "engine"

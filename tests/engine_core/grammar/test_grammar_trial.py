@@ -68,7 +68,7 @@ def pid_of(trial: GrammarTrial) -> int:
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_longer_than_the_stack_is_refused(trial: GrammarTrial, name: str) -> None:
-    with pytest.raises(GrammarError, match="does not survive"):
+    with pytest.raises(GrammarError, match="crashes the grammar library"):
         trial.ask(CHAINS[name])
     assert trial.ask(GOOD)
 
@@ -76,7 +76,7 @@ def test_a_chain_longer_than_the_stack_is_refused(trial: GrammarTrial, name: str
 @pytest.mark.parametrize("name", SLOW)
 def test_what_takes_too_long_to_compile_is_refused(trial: GrammarTrial, name: str) -> None:
     trial.ask(GOOD)
-    with pytest.raises(GrammarError, match="processor time"):
+    with pytest.raises(GrammarError, match="CPU time"):
         trial.ask(SLOW[name])
     assert trial.ask(GOOD)
 

@@ -59,7 +59,7 @@ class Served:
 
     def __init__(self, runner: TorchRunner, *, budget: int) -> None:
         self.runner = runner
-        self.log = TokenLog(np.uint32)
+        self.log = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.log,
             num_blocks=runner.num_blocks,

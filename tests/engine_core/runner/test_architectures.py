@@ -44,7 +44,7 @@ def test_refused_with_the_reason(architecture: Any, tmp_path: Path) -> None:
     said = str(error.value)
     assert architecture.refused in said
     assert architecture.config_class.removesuffix("Config").removesuffix("Text")[:4] in said
-    assert "served" in said  # and what is allowed
+    assert "supported" in said  # and what is allowed
 
 
 def test_windows_are_shorter_than_what_is_served() -> None:

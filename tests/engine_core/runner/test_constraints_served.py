@@ -55,7 +55,7 @@ class Served:
 
     def __init__(self, runner: TorchRunner, *, budget: int, num_blocks: int = 400) -> None:
         self.runner = runner
-        self.tokens = TokenLog(np.uint32)
+        self.tokens = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.tokens,
             num_blocks=num_blocks,
@@ -83,7 +83,7 @@ class Served:
             min_p=0.0,
             seed=it.params.seed or 0,
             worker_ends=False,
-            rules=it.rules,
+            constraints=it.constraints,
         )
         self.scheduler.add(request)
 
@@ -92,7 +92,7 @@ class Served:
         in_flight: deque[StepPlan] = deque()
         while self.scheduler.has_work or in_flight:
             while len(in_flight) < 2 and (plan := self.scheduler.schedule(acked)) is not None:
-                if plan.rules is not None and plan.rules.refill is not None:
+                if plan.constraints is not None and plan.constraints.refill is not None:
                     self.num_refills += 1
                 self.runner.launch(self._broken(plan))
                 in_flight.append(plan)
@@ -220,4 +220,4 @@ def test_plans_of_requests_without_rules_have_none(runner: TorchRunner) -> None:
     served.add(0, asked((1, 2, 3), temperature=0.0))
     plan = served.scheduler.schedule(np.zeros(4, np.int64))
     assert plan is not None
-    assert plan.rules is None
+    assert plan.constraints is None

@@ -137,8 +137,8 @@ def test_a_checkpoint_in_its_own_type_is_not_refused_and_stays_a_mapping(
     with caplog.at_level(logging.WARNING):
         runner = load_runner(config)
     runner.close()
-    assert "stay in the checkpoint's mapping" in caplog.text
-    assert "the cache may grow" in caplog.text
+    assert "they stay memory-mapped" in caplog.text
+    assert "the KV cache may grow" in caplog.text
 
 
 @pytest.mark.parametrize("cache", [{"kv_cache_gib": 500_000.0}, {"num_blocks": 2**50}])
@@ -156,7 +156,9 @@ def test_a_cache_that_the_system_does_not_give_is_refused_too(
     """Where limits of the process are lower than the machine's memory."""
     monkeypatch.setattr(torch_factory, "read_host_memory", lambda: None)
     folder = str(save_model(tmp_path))
-    with pytest.raises(ModelLoadError, match=r"what memory this process may have; lower kv_cache"):
+    with pytest.raises(
+        ModelLoadError, match=r"do not fit into this process's memory; lower kv_cache"
+    ):
         load_runner(
             CoreConfig(model=folder, address="unused", device="cpu", kv_cache_gib=500_000.0)
         )

@@ -29,7 +29,7 @@ from transformers import LlamaConfig
 from slipstream_bench.models.tiny_models import ARCHITECTURES
 from slipstream_core.runner.cuda.decode_graphs import KINDS
 from slipstream_core.runner.cuda.readback import EndedStep, StepReadback
-from slipstream_core.runner.memory import dearest, largest_plan
+from slipstream_core.runner.kv_cache_size import costliest_plan, largest_plan
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.sampling.logprobs import PendingLogprobs
 from slipstream_core.runner.torch_runner import TorchRunner
@@ -100,9 +100,9 @@ def decoding(num: int, **columns: Any) -> StepPlan:
     return replace(plan, **{**greedy, **columns})
 
 
-def rules_of(num: int) -> Any:
+def constraints_of(num: int) -> Any:
     """All kinds, on all of `num` rows."""
-    columns, tokens = ConstraintColumns(), TokenLog(np.uint32)
+    columns, tokens = ConstraintColumns(), TokenLog()
     params: dict[str, Any] = {
         "logit_bias": {5: 1.5},
         "presence_penalty": 0.5,
@@ -114,8 +114,8 @@ def rules_of(num: int) -> Any:
         it = asked((1, 2, 3), words=((7,), (4, 5)), **params, **more)
         tokens.open(row)
         tokens.extend(row, np.array(it.prompt, np.uint32))
-        assert it.rules is not None
-        columns.add(row, it.rules)
+        assert it.constraints is not None
+        columns.add(row, it.constraints)
     rows = np.arange(num)
     return columns.plan(rows, rows, tokens, np.full(num, 3))
 
@@ -152,8 +152,8 @@ STEPS: dict[str, dict[str, Any]] = {
         ),
     },
     "ids that are masked": {"masked_rows": np.array([0, 2]), "masked_ids": np.array([4, 9])},
-    "rules": {"rules": rules_of(3)},
-    "rules, drawn": DRAWN | {"rules": rules_of(3)},
+    "constraints": {"constraints": constraints_of(3)},
+    "constraints, drawn": DRAWN | {"constraints": constraints_of(3)},
 }
 
 
@@ -230,7 +230,7 @@ def test_a_step_of_chunks_alone_is_enqueued(runner: TorchRunner) -> None:
 
 def test_the_dearest_step_is_enqueued(runner: TorchRunner) -> None:
     plan = largest_plan(3, 40, max_model_len=MAX_MODEL_LEN, block_size=BLOCK, vocab_size=VOCAB)
-    plan = dearest(plan, VOCAB)
+    plan = costliest_plan(plan, VOCAB)
     runner.sample(plan, np.full((3, -(-VOCAB // 32)), -1, np.int32))
     assert isinstance(step(runner, plan), StepReadback)
 

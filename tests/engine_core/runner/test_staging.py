@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.host_device import HostCopies
 
-from slipstream_core.runner.staging import CopyMark, Field, HostCopies, Layout, Staging
+from slipstream_core.runner.staging import CopyEvent, Field, Layout, Staging
 
 CPU = torch.device("cpu")
 DTYPES = [np.int64, np.int32, np.float32]
@@ -39,7 +40,7 @@ class Lagging:
     def host(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 
-    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyMark:
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> CopyEvent:
         def copy() -> None:
             self.arrived.append(source.view(torch.int64).tolist())
             target.copy_(source)
@@ -50,10 +51,10 @@ class Lagging:
 
     fetch = upload
 
-    def before_reuse(self, mark: CopyMark) -> None:
-        mark.synchronize()
+    def wait_for(self, event: CopyEvent) -> None:
+        event.synchronize()
 
-    def here(self) -> CopyMark:
+    def record(self) -> CopyEvent:
         return self.waiting[-1]
 
 

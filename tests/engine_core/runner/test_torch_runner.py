@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from tests.helpers.host_device import HostCopies, HostRecorder
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.torch_driver import (
     BLOCK,
@@ -30,10 +31,8 @@ from transformers import LlamaForCausalLM
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.attention import torch_backend
-from slipstream_core.runner.cuda.recorder import HostRecorder
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import LoadedModel, load_model
-from slipstream_core.runner.staging import HostCopies
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepFailed
@@ -263,7 +262,7 @@ def test_a_length_that_was_asked_for_is_kept_or_refused(
     config = CoreConfig(model=str(llama), address="", device="cpu", block_size=16, num_blocks=5)
     runner = load_runner(config)
     assert runner.info.max_model_len == 64
-    assert "reaches 256 tokens, but the cache holds 64" in caplog.text
+    assert "supports 256 tokens, but the KV cache holds 64" in caplog.text
     runner.close()
     runner = load_runner(msgspec.structs.replace(config, max_model_len=60))
     assert runner.info.max_model_len == 60

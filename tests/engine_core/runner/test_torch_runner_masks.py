@@ -87,7 +87,7 @@ class Loop:
 
     def __init__(self, runner: TorchRunner, depth: int, budget: int = 16) -> None:
         self.runner, self.depth = runner, depth
-        self.tokens = TokenLog(np.uint32)
+        self.tokens = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.tokens,
             num_blocks=runner.num_blocks,

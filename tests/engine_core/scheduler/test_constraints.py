@@ -39,7 +39,7 @@ class Course:
     def __init__(self) -> None:
         self.columns = ConstraintColumns()
         self.keeper = LogitsProcessors(VOCAB, CPU, num_state_slots=64, max_model_len=128)
-        self.tokens = TokenLog(np.uint32)
+        self.tokens = TokenLog()
         self.prompt_lens = np.zeros(64, np.int64)
         self.asked: dict[int, Asked] = {}
         self.outputs: dict[int, list[int]] = {}
@@ -51,22 +51,22 @@ class Course:
         self.tokens.extend(row, np.array([*it.prompt, *outputs], np.uint32))
         self.prompt_lens[row] = len(it.prompt)
         self.asked[row], self.outputs[row] = it, list(outputs)
-        if it.rules is not None:
-            self.columns.add(row, it.rules)
+        if it.constraints is not None:
+            self.columns.add(row, it.constraints)
 
     def preempt(self, row: int) -> None:
         self.flush_deferred()  # it is admitted again when nothing of it is in flight
-        self.columns.leave([row])
+        self.columns.deactivate([row])
 
     def remove(self, row: int) -> None:
         self.flush_deferred()
-        self.columns.leave([row])
+        self.columns.deactivate([row])
         self.columns.remove([row])
         self.tokens.drop(row)
         del self.asked[row], self.outputs[row]
 
     def plan(self, rows: Sequence[int]) -> ConstraintPlan | None:
-        places = np.array([i for i, r in enumerate(rows) if self.asked[r].rules], np.int64)
+        places = np.array([i for i, r in enumerate(rows) if self.asked[r].constraints], np.int64)
         if not len(places):
             return None
         with_rules = np.array(rows, np.int64)[places]
@@ -218,13 +218,13 @@ def test_a_batch_that_stays_the_same_is_told_the_same() -> None:
     assert first.rows.tolist() == [0, 2]
     again = course.plan([4, 3, 5])
     assert again is not None
-    assert (again.rules, again.refill) == (first.rules, None)
+    assert (again.constraints, again.refill) == (first.constraints, None)
     assert again.rows.tolist() == [1, 2]
-    course.columns.leave([4])  # has no lanes: nothing changes for the others
-    assert course.plan([3, 5]).rules is first.rules
-    course.columns.leave([5])
+    course.columns.deactivate([4])  # has no lanes: nothing changes for the others
+    assert course.plan([3, 5]).constraints is first.constraints
+    course.columns.deactivate([5])
     other = course.plan([3, 5])
-    assert other.rules is not first.rules
+    assert other.constraints is not first.constraints
     assert other.refill is None  # it needs none, and 3 has kept its own
 
 
@@ -300,7 +300,7 @@ def test_lanes_that_a_failed_step_was_to_fill_are_not_looked_for() -> None:
     assert behind.refill is None
     with pytest.raises(RuntimeError, match="state slot 19 of 16"):
         course.keeper.apply(torch.zeros(20, VOCAB), behind)
-    course.columns.leave(range(20))  # all of them compute their tokens anew
+    course.columns.deactivate(range(20))  # all of them compute their tokens anew
     course.step(range(20), torch.randn(20, VOCAB), range(20))
 
 
@@ -316,7 +316,7 @@ def test_a_list_of_allowed_ids_costs_as_much_as_a_set_of_them() -> None:
         assert plan.refill is not None
         sizes = [
             value.size
-            for part in (plan.rules, plan.refill)
+            for part in (plan.constraints, plan.refill)
             for name in part.__dataclass_fields__
             if isinstance(value := getattr(part, name), np.ndarray)
         ]
@@ -333,11 +333,11 @@ def test_answers_of_a_request_share_what_is_allowed() -> None:
     for row in range(5):
         course.add(row, asked(allowed_token_ids=(4, 5, 4)))
     course.add(5, asked(allowed_token_ids=(6,)))
-    assert len({id(course.columns._rules[row].allowed) for row in range(5)}) == 1
+    assert len({id(course.columns._by_row[row].allowed) for row in range(5)}) == 1
     plan = course.plan(range(6))
     assert plan is not None
     assert plan.refill is not None
-    assert plan.rules.allowed_state_slots.tolist() == [0, 0, 0, 0, 0, 1]
+    assert plan.constraints.allowed_state_slots.tolist() == [0, 0, 0, 0, 0, 1]
     assert plan.refill.allowed_state_slots.tolist() == [0, 1]
     course.keeper.apply(torch.zeros(6, VOCAB), plan)
     course.step(range(6), torch.randn(6, VOCAB), range(6))
@@ -348,13 +348,13 @@ def test_answers_of_a_request_share_what_is_allowed() -> None:
     plan = course.plan([1, 6, 7])
     assert plan is not None
     assert plan.refill is not None
-    assert plan.rules.allowed_state_slots.tolist() == [0, 1, 0]
+    assert plan.constraints.allowed_state_slots.tolist() == [0, 1, 0]
     assert plan.refill.allowed_state_slots.tolist() == [1, 0]
     course.keeper.apply(torch.zeros(3, VOCAB), plan)
     course.step([1, 6, 7], torch.randn(3, VOCAB), range(3))
     for row in (1, 2, 3, 4, 6, 7):
         course.remove(row)
-    assert not course.columns._allowed._kept
+    assert not course.columns._allowed._masks
 
 
 def test_ids_that_a_failed_step_was_to_bring_are_brought_by_the_next_row() -> None:
@@ -365,7 +365,7 @@ def test_ids_that_a_failed_step_was_to_bring_are_brought_by_the_next_row() -> No
     assert failed is not None  # and is never applied
     course.add(1, asked(allowed_token_ids=(4, 5)))
     course.step([1], torch.randn(1, VOCAB), [0])
-    course.columns.leave([0])
+    course.columns.deactivate([0])
     course.step([0, 1], torch.randn(2, VOCAB), [0, 1])
 
 

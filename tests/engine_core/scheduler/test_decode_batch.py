@@ -24,7 +24,7 @@ class Twin:
 
     def __init__(self, *, anew: bool, **limits: Any) -> None:
         self.anew = anew
-        self.log = TokenLog(np.uint32, rows=2)
+        self.log = TokenLog(rows=2)
         self.scheduler = Scheduler(
             tokens=self.log, max_num_batched_tokens=200, max_model_len=40, **limits
         )
@@ -66,7 +66,7 @@ class Twin:
         plan = self.in_flight.popleft()
         assert np.array_equal(plan.block_tables, self.tables.popleft()), "written under the device"
         if self.anew:
-            self.scheduler._course = DecodeStreak()
+            self.scheduler._streak = DecodeStreak()
         ids = (np.arange(int(plan.samples.sum())) * 7 + plan.step) % 11
         it = self.scheduler.complete(plan, ids)
         sampled = tuple(each.tolist() for each in (it.rows, it.token_ids, it.index, it.ended))

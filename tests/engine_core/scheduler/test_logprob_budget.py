@@ -12,6 +12,7 @@ from slipstream_core import logprob_budget
 from slipstream_core.logprob_budget import LogprobBudget, outputs_bytes, step_len
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 
+TENANTS = (b"one", b"other")
 STEP = 4  # outputs; the length of a page would be more than the model of the tests takes
 
 
@@ -20,8 +21,10 @@ class RoomyHarness(Harness):
 
     def __init__(self, limits: Limits, num_bytes: int) -> None:
         super().__init__(limits)
-        self.room = LogprobBudget(num_bytes)
-        self.scheduler._room = self.scheduler._running_set._room = self.room
+        self.logprob_budget = LogprobBudget(num_bytes)
+        self.scheduler._logprob_budget = self.scheduler._running_set._logprob_budget = (
+            self.logprob_budget
+        )
         self.num_bytes = num_bytes
         self.ended: list[int] = []  # rows that still hold what is there
         self.largest = 0  # bytes that a stream may take alone
@@ -29,11 +32,18 @@ class RoomyHarness(Harness):
     def add_wanting(self, num_logprobs: int, max_tokens: int, outputs: int, salt: int) -> None:
         row = min(set(range(64)) - self.streams.keys() - set(self.ended))
         size = outputs_bytes(num_logprobs, 1) if num_logprobs >= 0 else 0
-        if not self.room.promise(size):
+        if not self.logprob_budget.reserve(size):
             return
-        self.room.open(row, size)
+        self.logprob_budget.open(row, size)
         prompt = prompt_of(3, salt)
-        self.add(prompt, max_tokens, row=row, outputs=outputs, num_logprobs=num_logprobs)
+        tenant = TENANTS[salt % len(TENANTS)]
+        self.add(
+            *(prompt, max_tokens),
+            row=row,
+            outputs=outputs,
+            num_logprobs=num_logprobs,
+            tenant=tenant,
+        )
         if size:
             self.largest = max(self.largest, outputs_bytes(num_logprobs, max_tokens + STEP))
 
@@ -41,22 +51,27 @@ class RoomyHarness(Harness):
         num_logprobs = self.streams[row].request.num_logprobs
         num_outputs = self.log.length(row) - len(self.streams[row].prompt)
         super().forget(row)
-        self.room.shrink(row, outputs_bytes(num_logprobs, num_outputs) if num_logprobs >= 0 else 0)
+        self.logprob_budget.shrink(
+            row, outputs_bytes(num_logprobs, num_outputs) if num_logprobs >= 0 else 0
+        )
         self.ended.append(row)
 
     def forget_ended(self, num: int = 1) -> None:
         for row in self.ended[:num]:
-            self.room.close(row)
+            self.logprob_budget.close(row)
         del self.ended[:num]
 
     def check_room(self) -> None:
-        assert self.room.num_promised == sum(self.room._held.values())
-        assert self.room.num_promised <= self.num_bytes + self.largest
+        assert self.logprob_budget.num_reserved == sum(self.logprob_budget._reserved.values())
+        assert self.logprob_budget.num_reserved <= self.num_bytes + self.largest
         requests = self.scheduler._requests
         for row, stream in self.streams.items():
             if stream.request.num_logprobs >= 0:
-                assert requests.known[row] <= requests.room[row], "sampled without room"
+                assert requests.known[row] <= requests.logprob_limit[row], "sampled without room"
         assert self.scheduler.num_running + self.scheduler.num_waiting == len(self.streams)
+        by_tenant = [self.scheduler.waiting_of(tenant) for tenant in TENANTS]
+        assert sum(num for num, _ in by_tenant) == self.scheduler.num_waiting
+        assert sum(num for _, num in by_tenant) == self.scheduler.num_waiting_tokens
 
     def run(self, *, fails: bool = False) -> bool:
         """A step, one ahead; whether anything went on."""
@@ -107,8 +122,8 @@ def test_rows_that_grow_keep_to_the_room_and_all_of_them_end(
                 assert harness.ended, "rows wait, and nothing will ever be freed"
                 harness.forget_ended()
         harness.forget_ended(len(harness.ended))
-        assert harness.room.num_promised == 0
-        assert not harness.room.waiting
+        assert harness.logprob_budget.num_reserved == 0
+        assert not harness.logprob_budget.waiting
         assert harness.scheduler.num_free_blocks == limits.num_blocks - 1
 
 
@@ -120,7 +135,7 @@ def test_the_first_goes_on_when_all_that_hold_room_wait_for_more() -> None:
         while not harness.ended:
             assert harness.run()
         assert harness.ended == [0]
-        assert harness.room.waiting == {1, 2}
+        assert harness.logprob_budget.waiting == {1, 2}
         assert not harness.run()  # beyond the bound is only one at a time
         order = []
         while harness.ended or harness.streams:
@@ -131,25 +146,39 @@ def test_the_first_goes_on_when_all_that_hold_room_wait_for_more() -> None:
         assert order == [0, 1, 2]
 
 
+def test_a_tenants_rows_that_wait_for_room_count_as_waiting() -> None:
+    with patch.object(logprob_budget, "PAGE_LEN", STEP):
+        harness = RoomyHarness(Limits(), 3 * outputs_bytes(3, 1))
+        for salt in range(3):
+            harness.add_wanting(3, 20, 0, salt)
+        while not harness.ended:
+            harness.run()
+        assert harness.logprob_budget.waiting == {1, 2}
+        num_tokens = [int(harness.scheduler._requests.known[row]) for row in (1, 2)]
+        assert harness.scheduler.waiting_of(TENANTS[1]) == (1, num_tokens[0])
+        assert harness.scheduler.waiting_of(TENANTS[0]) == (1, num_tokens[1])
+        assert harness.scheduler.waiting_of(b"a third") == (0, 0)
+
+
 def test_who_grows_comes_before_who_asks_to_be_taken() -> None:
-    room = LogprobBudget(100)
+    logprob_budget = LogprobBudget(100)
     for row in (1, 2):
-        assert room.promise(40)
-        room.open(row, 40)
-    assert not room.grow(1, 40)
-    room.waiting.add(1)
-    assert not room.promise(10)
-    assert room.promise(0)
-    assert room.promise(10, was_accepted=True)
-    room.open(3, 10)
-    room.shrink(2, 8)
-    assert room.num_promised == 58
-    assert room.was_freed
-    assert room.grow(1, 40)
-    room.waiting.remove(1)
+        assert logprob_budget.reserve(40)
+        logprob_budget.open(row, 40)
+    assert not logprob_budget.grow(1, 40)
+    logprob_budget.waiting.add(1)
+    assert not logprob_budget.reserve(10)
+    assert logprob_budget.reserve(0)
+    assert logprob_budget.reserve(10, was_accepted=True)
+    logprob_budget.open(3, 10)
+    logprob_budget.shrink(2, 8)
+    assert logprob_budget.num_reserved == 58
+    assert logprob_budget.was_freed
+    assert logprob_budget.grow(1, 40)
+    logprob_budget.waiting.remove(1)
     for row in (1, 1, 2, 3):
-        room.close(row)
-    assert room.num_promised == 0
+        logprob_budget.close(row)
+    assert logprob_budget.num_reserved == 0
 
 
 def test_steps_of_wide_rows_are_few_tokens() -> None:

@@ -31,7 +31,7 @@ BLOCK = 4
 def test_every_position_is_looked_at(
     prompts: list[tuple[int, int, int]], budget: int, num_blocks: int, depth: int
 ) -> None:
-    tokens = TokenLog(np.uint32)
+    tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=num_blocks,

@@ -350,7 +350,7 @@ def test_a_probation_of_several_chunks_is_alone_throughout() -> None:
     harness = Harness(Limits(max_num_batched_tokens=4))
     harness.add(prompt_of(3), 4)
     harness.launch()
-    long = harness.add(prompt_of(10, 1), 4, on_probation=True)
+    long = harness.add(prompt_of(10, 1), 4, is_suspect=True)
     assert harness.launch() is None
     harness.collect()
     for num_tokens in (4, 4, 2):
@@ -363,22 +363,22 @@ def test_a_probation_of_several_chunks_is_alone_throughout() -> None:
     harness.finish()
 
 
-def test_those_that_run_give_way_to_one_on_probation() -> None:
+def test_those_that_run_give_way_to_a_suspect() -> None:
     harness = Harness(Limits(num_blocks=6, block_size=4, max_model_len=20, max_num_seqs=2))
     harness.add(prompt_of(7), 9, outputs=2)
     harness.add(prompt_of(7, 1), 9)
     harness.launch()
     harness.collect()
-    harness.add(prompt_of(6, 2), 9, on_probation=True, priority=5)
+    harness.add(prompt_of(6, 2), 9, is_suspect=True, priority=5)
     assert rows_of(harness.launch()) == [2]
     assert harness.scheduler.num_preemptions == 1
     harness.collect()
     harness.finish()
 
 
-def test_one_on_probation_that_may_not_run_keeps_nobody() -> None:
+def test_a_suspect_that_may_not_run_keeps_nobody() -> None:
     harness = Harness(Limits(max_unacked=3))
-    stuck = harness.add(prompt_of(4), 8, outputs=3, on_probation=True)
+    stuck = harness.add(prompt_of(4), 8, outputs=3, is_suspect=True)
     harness.add(prompt_of(4, 1), 8)
     assert rows_of(harness.launch()) == [1]
     harness.acknowledge()
@@ -388,11 +388,11 @@ def test_one_on_probation_that_may_not_run_keeps_nobody() -> None:
     harness.finish()
 
 
-def test_a_request_on_probation_can_be_removed_at_any_time() -> None:
+def test_a_suspect_can_be_removed_at_any_time() -> None:
     harness = Harness()
     harness.add(prompt_of(4), 8)
-    harness.add(prompt_of(4, 1), 8, on_probation=True)
-    harness.add(prompt_of(4, 2), 8, on_probation=True)
+    harness.add(prompt_of(4, 1), 8, is_suspect=True)
+    harness.add(prompt_of(4, 2), 8, is_suspect=True)
     harness.abort(2)
     assert rows_of(harness.launch()) == [1]
     harness.abort(1)
@@ -495,7 +495,7 @@ class AnyOrder(RuleBasedStateMachine):
         worker_ends=st.booleans(),
         stop_token_ids=st.sampled_from([(), (3,), (1, 2, 3)]),
         num_logprobs=st.sampled_from([-1, 0, 2]),
-        on_probation=st.sampled_from([False, False, False, True]),
+        is_suspect=st.sampled_from([False, False, False, True]),
     )
     def add(self, prompt: list[int], **params: Any) -> None:
         prompt = prompt[: self.harness.limits.max_model_len - 1]
@@ -550,8 +550,8 @@ class AnyOrder(RuleBasedStateMachine):
         assert 0 not in owned
         assert len(owned) + scheduler.num_free_blocks == scheduler.num_blocks - 1
         assert scheduler.num_running + scheduler.num_waiting == len(self.harness.streams)
-        on_probation = [row for row in self.harness.streams if self.harness.is_on_probation(row)]
-        assert len(scheduler._probation) == len(on_probation)
+        suspects = [row for row in self.harness.streams if self.harness.is_suspect(row)]
+        assert len(scheduler._suspects) == len(suspects)
 
     def teardown(self) -> None:
         if hasattr(self, "harness"):

@@ -110,7 +110,7 @@ class Harness:
             "enable_prefix_caching": True,
         } | limits
         self.block_size: int = self.limits["block_size"]
-        self.log = TokenLog(np.uint32, rows=2)
+        self.log = TokenLog(rows=2)
         self.scheduler = Scheduler(tokens=self.log, **self.limits)
         self.blocks = self.scheduler._blocks
         self.num_looked_up = 0  # requests, from their beginnings
@@ -132,10 +132,10 @@ class Harness:
         def checked(row: int, *, reserved: int = 0) -> Any:
             found = find_room(row, reserved=reserved)
             if found is None:
-                remembered, blocks._lack = blocks._lack, None
+                remembered, blocks._shortage = blocks._shortage, None
                 num_before = self.num_looked_up
                 assert find_room(row, reserved=reserved) is None
-                self.num_looked_up, blocks._lack = num_before, remembered
+                self.num_looked_up, blocks._shortage = num_before, remembered
             return found
 
         blocks._find, blocks.find_room = looked_up, checked
@@ -476,7 +476,7 @@ def test_who_read_what_a_failed_step_was_to_write_starts_again() -> None:
     assert harness.collect() == []
     assert harness.collect() == [bystander]
     harness.check()
-    assert not harness.scheduler._requests.on_probation.any()
+    assert not harness.scheduler._requests.is_suspect.any()
     harness.launch()
     assert sorted(harness.collect()) == [reader, bystander, late]
     harness.finish()
@@ -524,7 +524,7 @@ class AnyOrder(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         cache_salt=st.sampled_from(["", "", "", "x"]),
         use_prefix_cache=st.sampled_from([True, True, True, False]),
-        on_probation=st.sampled_from([False, False, False, False, True]),
+        is_suspect=st.sampled_from([False, False, False, False, True]),
         worker_ends=st.booleans(),
     )
     def add(self, length: int, tail: list[int], **more: Any) -> None:

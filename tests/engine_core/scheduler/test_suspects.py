@@ -37,7 +37,7 @@ def test_only_the_request_that_fails_alone_ends(make_core, undisturbed, at_step)
     box.runner.fails = lambda ids: poison_id in ids and len(box.runner.launched) >= at_step
     box.until(lambda: all(it.is_over for it in held))
     assert poison.fault.code == "engine"
-    assert "computed alone" in poison.fault.message
+    assert "was alone in this step" in poison.fault.message
     assert "no such luck" in poison.fault.message
     assert all(it.is_whole for it in others)
     assert same_as_alone(others, undisturbed)
@@ -213,17 +213,17 @@ def test_deaths_without_any_progress_end_nobody_who_lives_alone(make_core, undis
     assert same_as_alone(held, undisturbed)
 
 
-def test_others_wait_while_one_is_on_probation_and_go_on_after(make_core, undisturbed) -> None:
+def test_others_wait_while_one_is_suspect_and_go_on_after(make_core, undisturbed) -> None:
     box = make_core(max_num_batched_tokens=4)
     worker = box.worker()
     held = [worker.admit(PROMPTS[0], 60)]
     box.until(lambda: len(held[0].token_ids) > 2)
-    on_probation = [worker.admit(list(range(1, 14)), 10, strikes=2) for _ in range(2)]
+    suspects = [worker.admit(list(range(1, 14)), 10, strikes=2) for _ in range(2)]
     begun = len(box.runner.launched)
-    held += on_probation
+    held += suspects
     box.until(lambda: all(it.is_whole for it in held))
     launched = box.runner.launched[begun:]
-    for it in on_probation:
+    for it in suspects:
         steps = [ids for ids in launched if it.admit.stream_id in ids]
         assert [len(ids) for ids in steps[:4]] == [1] * 4, "13 tokens in steps of 4"
         assert max(len(ids) for ids in steps) > 1

@@ -192,7 +192,7 @@ def test_newcomers_without_end_keep_nobody_from_his_next_turn() -> None:
 
 
 def test_ten_thousand_of_one_tenant_delay_anothers_by_a_few_steps() -> None:
-    tokens = TokenLog(np.uint32)
+    tokens = TokenLog()
     scheduler = Scheduler(
         tokens=tokens,
         num_blocks=400,
@@ -267,17 +267,20 @@ def test_a_tenant_alone_may_have_all_that_may_wait() -> None:
     def alone(num: int, num_tokens: int) -> WaitingLoad:
         return WaitingLoad(num, num_tokens, num, num_tokens)
 
-    assert taken(admission(), 1, alone) == (10, "10 requests wait already")
-    assert taken(admission(), 300, alone) == (3, "900 tokens wait already")
-    assert taken(admission(most=1000), 100, alone) == (10, "1000 tokens wait already")
+    assert taken(admission(), 1, alone) == (10, "10 requests are waiting already")
+    assert taken(admission(), 300, alone) == (3, "900 tokens are waiting already")
+    assert taken(admission(most=1000), 100, alone) == (10, "1000 tokens are waiting already")
 
 
 def test_there_is_room_for_others_where_one_has_all_it_may() -> None:
     def beside(num: int, num_tokens: int) -> WaitingLoad:
         return WaitingLoad(10 + num, 1000 + num_tokens, num, num_tokens)
 
-    assert taken(admission(), 1, beside) == (5, "5 requests of this tenant wait already, 15 in all")
-    message = "500 tokens of this tenant wait already, 1500 in all"
+    assert taken(admission(), 1, beside) == (
+        5,
+        "5 requests of this tenant are waiting already, 15 in all",
+    )
+    message = "500 tokens of this tenant are waiting already, 1500 in all"
     assert taken(admission(most=100), 100, beside) == (5, message)
 
 

@@ -132,7 +132,7 @@ def test_a_full_file_system_costs_the_note_alone(tmp_path: Path) -> None:
         pytest.skip(f"file systems cannot be mounted here: {ended.stderr}")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "None ['full']\n"
-    assert ended.stderr.startswith("ERROR no note is kept of what is computed: [Errno 28]")
+    assert ended.stderr.startswith("ERROR cannot write the crash note: [Errno 28]")
 
 
 def test_where_there_is_no_room_no_others_note_is_left(

@@ -48,14 +48,14 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
 ) -> None:
     """Each action: a request comes that wants so many, or (-1) one that runs is forgotten, or given
     up while it waits."""
-    room = LogprobBudget(most)
-    held = PendingAdmissions(NoGrammars(), room)  # type: ignore[arg-type]
+    logprob_budget = LogprobBudget(most)
+    held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
     asking: deque[Admit] = deque()
     running: deque[tuple[int, Admit]] = deque()
 
     def take(admit: Admit) -> None:
         row = int.from_bytes(admit.stream_id, "little")
-        room.open(row, first_bytes(admit))
+        logprob_budget.open(row, first_bytes(admit))
         running.append((row, admit))
 
     def take_ready() -> None:
@@ -66,7 +66,7 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
     for number, (wanted, wants_some, is_first) in enumerate(actions):
         if wanted >= 0:
             admit = registration(number, wanted if wants_some else None)
-            if held.promise(admit):
+            if held.reserve(admit):
                 take(admit)
                 assert not (wants_some and asking)
             else:
@@ -74,22 +74,22 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
                 held.put(b"w", admit)
                 asking.append(admit)
         elif is_first and running:
-            room.close(running.popleft()[0])
+            logprob_budget.close(running.popleft()[0])
         elif asking:
             held.drop(asking.pop().stream_id)
         take_ready()
         sizes = [size for _, it in running if (size := first_bytes(it))]
-        assert sum(sizes) == room.num_promised
+        assert sum(sizes) == logprob_budget.num_reserved
         assert sum(sizes) <= most or len(sizes) == 1
         assert len(held) == len(asking)
         if asking:
             assert sizes
             assert sum(sizes) + first_bytes(asking[0]) > most
     while running:
-        room.close(running.popleft()[0])
+        logprob_budget.close(running.popleft()[0])
         take_ready()
     assert not len(held)
-    assert room.num_promised == 0
+    assert logprob_budget.num_reserved == 0
 
 
 def test_outputs_that_come_without_their_logprobs_take_no_room() -> None:
@@ -172,15 +172,15 @@ def test_who_was_accepted_once_waits_for_nobody(make_core) -> None:
 
 
 def test_who_is_taken_when_it_asks_again_is_not_held_any_longer() -> None:
-    room = LogprobBudget(1)
-    held = PendingAdmissions(NoGrammars(), room)  # type: ignore[arg-type]
+    logprob_budget = LogprobBudget(1)
+    held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
     first, second = registration(1, 0), structs.replace(registration(2, 0), was_accepted=True)
-    assert held.promise(first)
-    room.open(0, first_bytes(first))
-    assert not held.promise(second)
+    assert held.reserve(first)
+    logprob_budget.open(0, first_bytes(first))
+    assert not held.reserve(second)
     held.put(b"w", second)
-    room.close(0)
-    assert held.promise(second)  # said again, before anybody looked who is ready
+    logprob_budget.close(0)
+    assert held.reserve(second)  # said again, before anybody looked who is ready
     assert list(held.ready()) == []
     assert len(held) == 0
 

@@ -25,7 +25,7 @@ class Side:
     """A port with its histories, and the worker's end of it."""
 
     def __init__(self, num_rows: int = 4) -> None:
-        self.tokens, self.logprobs, self.cursors = TokenLog(np.uint32), LogprobLog(), Cursors()
+        self.tokens, self.logprobs, self.cursors = TokenLog(), LogprobLog(), Cursors()
         self.credit = 16
         self.takes = True
         self.sent: list[Any] = []

@@ -42,7 +42,7 @@ def test_a_portion_lies_between_cursor_and_end() -> None:
     assert as_dict(portion) == {0: (0, 1), 3: (2, 2)}
     assert not cursors.lags(rows, lengths).any()
     assert not len(cursors.next_portion(RowSet(rows), lengths, 100).rows)
-    cursors.untake(portion)
+    cursors.rewind(portion)
     assert as_dict(cursors.next_portion(RowSet(rows), lengths, 100)) == {0: (0, 1), 3: (2, 2)}
 
 
@@ -92,19 +92,19 @@ def test_acknowledgement_of_an_earlier_life_is_void() -> None:
 
 def test_what_goes_on_is_not_looked_up() -> None:
     cursors, rows = opened(0, 1), row_set(0, 1)
-    assert cursors.take_next(rows, 100) is None, "nothing is known of them"
+    assert cursors.next_in_streak(rows, 100) is None, "nothing is known of them"
     first = cursors.next_portion(rows, ints(1, 1), 100)
     for start in (1, 2):
-        portion = cursors.take_next(rows, 2)
+        portion = cursors.next_in_streak(rows, 2)
         assert portion is not None
         assert as_dict(portion) == {0: (start, 1), 1: (start, 1)}
-    assert cursors.take_next(rows, 1) is None, "over the budget"
-    assert cursors.take_next(row_set(0, 1), 2) is None, "another set"
+    assert cursors.next_in_streak(rows, 1) is None, "over the budget"
+    assert cursors.next_in_streak(row_set(0, 1), 2) is None, "another set"
     cursors.acknowledge(portion)
     cursors.acknowledge(first)
     assert cursors.acked[:2].tolist() == [3, 3]
-    cursors.untake(portion)
-    assert cursors.take_next(rows, 2) is None, "they have two positions to be sent"
+    cursors.rewind(portion)
+    assert cursors.next_in_streak(rows, 2) is None, "they have two positions to be sent"
     assert as_dict(cursors.next_portion(rows, ints(4, 4), 100)) == {0: (2, 2), 1: (2, 2)}
 
 
@@ -112,12 +112,12 @@ def test_what_goes_on_is_not_looked_up() -> None:
 def test_who_comes_or_goes_ends_what_goes_on(what: str) -> None:
     cursors, rows = opened(0, 1, 2), row_set(0, 1)
     cursors.next_portion(rows, ints(1, 1), 100)
-    assert cursors.take_next(rows, 2) is not None
+    assert cursors.next_in_streak(rows, 2) is not None
     if what == "open":
         cursors.open(1, 0)
     else:
         cursors.close(1)
-    assert cursors.take_next(rows, 2) is None
+    assert cursors.next_in_streak(rows, 2) is None
     expected = {0: (2, 1), 1: (0, 3)} if what == "open" else {0: (2, 1)}
     assert as_dict(cursors.next_portion(rows, ints(3, 3), 100)) == expected
 
@@ -187,7 +187,7 @@ def test_a_short_row_is_served_among_long_ones_that_never_end() -> None:
 def test_an_acknowledgement_that_comes_late_takes_nothing_back() -> None:
     cursors, rows = opened(0), row_set(0)
     first = cursors.next_portion(rows, np.array([1]), 9)
-    second = cursors.take_next(rows, 9)
+    second = cursors.next_in_streak(rows, 9)
     assert second is not None
     cursors.acknowledge(second)
     assert cursors.acked[0] == 2
@@ -240,7 +240,7 @@ class AgainstDicts(RuleBasedStateMachine):
         leaves=st.booleans(),
         acks=st.booleans(),
     )
-    def take_next(self, times: int, budget: int, leaves: bool, acks: bool) -> None:
+    def next_in_streak(self, times: int, budget: int, leaves: bool, acks: bool) -> None:
         for _ in range(times):
             self.lengths[self.rows.array] += 1
             self._take(budget, leaves, is_steady=self.is_steady)
@@ -250,7 +250,7 @@ class AgainstDicts(RuleBasedStateMachine):
     def _take(self, budget: int, leaves: bool, *, is_steady: bool = False) -> None:
         rows = self.rows
         lengths = self.lengths[rows.array]
-        portion = self.cursors.take_next(rows, budget) if is_steady else None
+        portion = self.cursors.next_in_streak(rows, budget) if is_steady else None
         if portion is None:
             portion = self.cursors.next_portion(rows, lengths, budget)
         else:
@@ -263,7 +263,7 @@ class AgainstDicts(RuleBasedStateMachine):
                 self.lengths[row] <= self.sent[row] for row in rows.tolist() if row in self.opened
             )
         if not leaves:
-            self.cursors.untake(portion)
+            self.cursors.rewind(portion)
             return
         for row, (start, count) in as_dict(portion).items():
             assert start == self.sent[row]
@@ -274,10 +274,10 @@ class AgainstDicts(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def acknowledge(self, which: int) -> None:
         if self.flying:
-            portion, lives = self.flying.pop(which % len(self.flying))
+            portion, generations = self.flying.pop(which % len(self.flying))
             self.cursors.acknowledge(portion)
             for row, (start, count) in as_dict(portion).items():
-                life = lives[row]
+                life = generations[row]
                 self.acked[life] = max(self.acked[life], start + count)
 
     @rule()

@@ -19,24 +19,21 @@ ROWS = 7
 
 
 class AgainstLists(RuleBasedStateMachine):
-    @initialize(width=st.integers(1, 3), rows=st.integers(1, 9))
-    def begin(self, width: int, rows: int) -> None:
-        self.width = width
-        self.log = TokenLog(np.uint32, width, rows=rows)
-        self.lists: dict[int, list[list[int]]] = {}
+    @initialize(rows=st.integers(1, 9))
+    def begin(self, rows: int) -> None:
+        self.log = TokenLog(rows=rows)
+        self.lists: dict[int, list[int]] = {}
         self.next_value = 0
         self.latest: RowSet | None = None  # rows appended to last
         for row in range(ROWS - 2):
             self.open(row)
 
-    def _values(self, num: int) -> list[list[int]]:
+    def _values(self, num: int) -> list[int]:
         self.next_value += num
-        first = self.next_value - num
-        return [[(first + i) * 3 + j for j in range(self.width)] for i in range(num)]
+        return list(range(self.next_value - num, self.next_value))
 
-    def _array(self, values: list[list[int]]) -> np.ndarray[Any, Any]:
-        array = np.array(values, np.uint32).reshape(-1, self.width)
-        return array[:, 0] if self.width == 1 else array
+    def _array(self, values: list[int]) -> np.ndarray[Any, Any]:
+        return np.array(values, np.uint32)
 
     @rule(row=st.integers(0, ROWS))
     def open(self, row: int) -> None:
@@ -154,7 +151,7 @@ TestAgainstLists.settings = settings(max_examples=60, stateful_step_count=25, de
 
 
 def test_what_was_read_is_a_copy() -> None:
-    log = TokenLog(np.uint32)
+    log = TokenLog()
     log.open(0)
     log.extend(0, np.arange(3))
     read = log.read(0, 0, 3)
@@ -164,7 +161,7 @@ def test_what_was_read_is_a_copy() -> None:
 
 
 def test_what_came_last_goes_with_its_row() -> None:
-    log = TokenLog(np.uint32)
+    log = TokenLog()
     rows = RowSet(np.array([0]))
     log.open(0)
     log.append(rows, np.array([7], np.uint32))
@@ -178,7 +175,7 @@ def test_what_came_last_goes_with_its_row() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(-1, 1), (0, 4), (2, 1), (4, 4)])
 def test_positions_outside_of_the_history(start: int, stop: int) -> None:
-    log = TokenLog(np.uint32)
+    log = TokenLog()
     log.open(0)
     log.extend(0, np.arange(3))
     with pytest.raises(IndexError, match="outside"):
@@ -186,14 +183,14 @@ def test_positions_outside_of_the_history(start: int, stop: int) -> None:
 
 
 def test_memory_is_used_again() -> None:
-    log = TokenLog(np.float32, 2, rows=1)
+    log = TokenLog(rows=1)
     for _ in range(50):
         log.open(0)
-        log.extend(0, np.ones((5 * PAGE_LEN, 2)))
+        log.extend(0, np.ones(5 * PAGE_LEN, np.uint32))
         assert log.num_pages_used == 5
         log.drop(0)
     assert log.num_pages_used == 0
-    assert log._table.num_places < 20 * PAGE_LEN
+    assert log._table.num_indices < 20 * PAGE_LEN
 
 
 @given(st.lists(st.integers(0, 2**32 - 1)), st.sampled_from([np.uint32, np.int64]))

@@ -16,7 +16,17 @@ from tests.helpers.ports import free_port
 from zmq.utils import z85
 
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import Abort, AttachRefused, Goodbye, Hello, ModelCard, Ping, Welcome
+from slipstream_ipc.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    AttachRefused,
+    Frame,
+    Goodbye,
+    Hello,
+    ModelCard,
+    Ping,
+    Welcome,
+)
 from slipstream_ipc.transport.addresses import (
     check_listen_address,
     check_private,
@@ -91,7 +101,7 @@ def test_a_link_counts_as_what_it_points_to_only_where_it_is_ours(
 
 def test_what_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch(0o600)
-    with pytest.raises(PermissionError, match="no folder"):
+    with pytest.raises(PermissionError, match="not a folder"):
         check_private(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         check_private(tmp_path / "nothing")
@@ -258,7 +268,7 @@ def test_a_secret_that_others_can_read_is_refused(folder: Path) -> None:
 def test_a_folder_that_others_can_write_is_refused(folder: Path) -> None:
     folder.chmod(0o770)
     for load in (load_server_keys, load_client_keys):
-        with pytest.raises(PermissionError, match="let in"):
+        with pytest.raises(PermissionError, match="which clients are accepted"):
             load(folder)
 
 
@@ -349,6 +359,28 @@ def test_one_router_serves_ipc_without_keys_and_tcp_with_them(
     assert router.recv_multipart()[1] == b"hello"
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["", "held"])
+def test_a_session_has_the_key_that_its_client_came_with(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, folder: Path, is_held: bool
+) -> None:
+    server, client = load_server_keys(folder), load_client_keys(folder)
+    tcp = free_tcp()
+    socket = bind_router(context, address, Listener(tcp, server))
+    router: Router[Any, Any, Any] = Router(socket, front_codec(), window=4)
+    for where, access, expected in (
+        (tcp, Access(client), client.pair.public),
+        (address, None, b""),
+    ):
+        dealer = new_dealer(context, where, os.urandom(16), access)
+        hello = Hello(PROTOCOL_VERSION, os.urandom(16))
+        dealer.send(client_codec().encode(Frame(1, 0, 0, hello)))
+        assert socket.poll(POLL_MS)
+        if is_held:
+            router.queue_hellos()
+        ((session, body),) = router.receive(0.0)
+        assert (body, session.public_key) == (hello, expected)
+
+
 def strangers(server: ServerKeys, client: ClientKeys) -> dict[str, Access]:
     return {
         "a key that is not let in": Access(ClientKeys(server.pair.public, pair())),
@@ -410,6 +442,20 @@ def test_a_client_is_let_in_and_shut_out_while_the_server_runs(
     folder.chmod(0o777)  # anybody may have put a key there
     assert not gets_in(context, router, tcp, Access(load_client_keys_unchecked(folder)))
     folder.chmod(0o700)
+
+
+def test_a_gate_outlives_a_folder_that_it_cannot_trust(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, folder: Path
+) -> None:
+    server, client = load_server_keys(folder), load_client_keys(folder)
+    tcp = free_tcp()
+    router = bind_router(context, address, Listener(tcp, server))
+    folder.chmod(0o777)  # before the first handshake
+    assert not gets_in(context, router, tcp, Access(client))
+    folder.chmod(0o700)
+    dealer = new_dealer(context, tcp, os.urandom(16), Access(client))
+    dealer.send(b"x")
+    assert router.poll(POLL_MS)
 
 
 def load_client_keys_unchecked(folder: Path) -> ClientKeys:
@@ -529,7 +575,7 @@ def test_a_client_attaches_over_tcp(
 @pytest.mark.parametrize(
     ("who", "says"),
     [
-        ("a key that is not let in", "does not let in this client's key"),
+        ("a key that is not let in", "does not accept this client's key"),
         ("no keys", "one side uses CURVE keys here, the other does not"),
     ],
 )

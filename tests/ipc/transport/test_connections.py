@@ -40,10 +40,10 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.integers(1, 4), st.integers(1, 3))
 def test_who_is_shut_down(
-    events: list[tuple[str, int]], max_connections: int, max_strangers: int
+    events: list[tuple[str, int]], max_connections: int, max_without_hello: int
 ) -> None:
     """Against a list that is searched: a connection is (descriptor, inode, where from, heard)."""
-    table = ConnectionTable(max_connections, max_strangers)
+    table = ConnectionTable(max_connections, max_without_hello)
     model: list[list[object]] = []
     for inode, (event, fd) in enumerate(events):
         of_fd = [one for one in model if one[0] == fd]
@@ -62,7 +62,7 @@ def test_who_is_shut_down(
         while True:
             remote = [one for one in model if one[2:] == ["remote", False]]
             local = [one for one in model if one[2:] == ["local", False]]
-            if len(remote) <= max_strangers and len(model) <= max_connections:
+            if len(remote) <= max_without_hello and len(model) <= max_connections:
                 break
             if not remote and not local:
                 break

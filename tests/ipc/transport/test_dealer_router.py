@@ -109,25 +109,25 @@ def test_what_a_dying_peer_sent_last_is_read_first(hop: Any) -> None:
 def test_who_cannot_serve_yet_says_so_and_keeps_the_newest_hello(hop: Any) -> None:
     attacher, other = hop.attacher(), hop.attacher(b"other")
 
-    def hold() -> None:
-        hop.acceptor.hold()
+    def queue_hellos() -> None:
+        hop.acceptor.queue_hellos()
         for each in hop.attachers:
             hop.answers[each] += each.receive(hop.now)
 
-    hop.until(lambda: attacher.is_starting and other.is_starting, hold)
+    hop.until(lambda: attacher.is_starting and other.is_starting, queue_hellos)
     assert not attacher.is_attached
     for _ in range(3):  # its patience ends, and it tries again
         hop.now += 100.0
         attacher.beat(hop.now)
         assert not attacher.is_starting
-        hop.until(lambda: attacher.is_starting, hold)
+        hop.until(lambda: attacher.is_starting, queue_hellos)
     assert attacher.epoch == 4
     raw = Raw(hop)
     raw.say(Goodbye(), epoch=7)
-    hop.until(lambda: raw.socket.poll(0), hold)
+    hop.until(lambda: raw.socket.poll(0), queue_hellos)
     assert isinstance(client_codec().decode(raw.socket.recv()).body, Reattach)
     raw.say(Hello(PROTOCOL_VERSION + 1, b"raw"))
-    hop.until(lambda: raw.socket.poll(0), hold)
+    hop.until(lambda: raw.socket.poll(0), queue_hellos)
     assert isinstance(client_codec().decode(raw.socket.recv()).body, AttachRefused)
     assert hop.acceptor.sessions == []
     hop.serve()
@@ -515,7 +515,7 @@ def test_a_few_messages_may_wait_for_what_says_that_they_have_come(hop: Any) -> 
 
     for seq in (1, 2):
         raw.say(Abort(b"x"), seq=seq)
-    hop.until(lambda: session.link.num_untold == 2, receive)
+    hop.until(lambda: session.link.num_owed_acks == 2, receive)
     assert not raw.socket.poll(0)
     raw.say(Abort(b"x"), seq=3)  # that is too many
     hop.until(lambda: raw.socket.poll(0), receive)

@@ -223,7 +223,7 @@ class Sender:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self.tokens = TokenLog(np.uint32, rows=1)
+        self.tokens = TokenLog(rows=1)
         self.cursors = Cursors(rows=1)
         self.streams: dict[bytes, Stream] = {}
         self.free_rows: list[int] = []
@@ -347,7 +347,7 @@ class Sender:
         columns = (portion.rows.array, values, portion.counts, portion.starts)
         if self.acceptor.send(session, Step(1, *map(pack_u32, columns)), portion):
             return True
-        self.cursors.untake(portion)
+        self.cursors.rewind(portion)
         return False
 
     def _publish_text(self, session: Session[Any]) -> bool:

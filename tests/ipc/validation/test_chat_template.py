@@ -17,7 +17,7 @@ from slipstream_ipc.messages import (
     ToolCall,
 )
 from slipstream_ipc.validation.chat_template import (
-    MAX_QUESTION_TOKENS,
+    MAX_QUERY_TOKENS,
     MAX_TOOLS,
     RESERVED,
     check_token_ids,
@@ -126,7 +126,7 @@ def test_arguments_that_are_no_object_are_named(arguments):
 def test_ids_that_may_be_asked_about():
     check_token_ids(pack_u32([0, 999]), MODEL)
     check_token_ids(b"", MODEL)
-    for column in (b"123", pack_u32([1000]), bytes(4 * MAX_QUESTION_TOKENS + 4)):
+    for column in (b"123", pack_u32([1000]), bytes(4 * MAX_QUERY_TOKENS + 4)):
         with pytest.raises(BadRequest, match="token_ids: got") as caught:
             check_token_ids(column, MODEL)
         assert caught.value.field == "token_ids"

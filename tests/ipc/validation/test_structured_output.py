@@ -26,12 +26,19 @@ GOOD = [
     StructuredOutputs(choice=("x",) * MAX_CHOICES),
     StructuredOutputs(json_object=True),
     StructuredOutputs(regex="a", json_object=False),
+    StructuredOutputs(json="{}", disable_any_whitespace=True),
+    StructuredOutputs(json_object=True, disable_any_whitespace=True),
 ]
 BAD = [
     ("structured_outputs", StructuredOutputs()),
     ("structured_outputs", StructuredOutputs(json_object=False)),
     ("structured_outputs", StructuredOutputs(json_object=True, regex="a")),
     ("structured_outputs", StructuredOutputs(regex="a", choice=("a",))),
+    ("structured_outputs", StructuredOutputs(disable_any_whitespace=True)),
+    (
+        "structured_outputs.disable_any_whitespace",
+        StructuredOutputs(regex="a", disable_any_whitespace=True),
+    ),
     ("structured_outputs.json", StructuredOutputs(json="x" * (MAX_SCHEMA_BYTES + 1))),
     ("structured_outputs.json", StructuredOutputs(json={"x": "é" * (MAX_SCHEMA_BYTES // 2)})),
     ("structured_outputs.json", StructuredOutputs(json={"x": object()})),

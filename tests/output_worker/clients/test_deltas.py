@@ -50,14 +50,14 @@ def push(columns: StreamColumns, stream: WorkerStream, *token_ids: int) -> None:
             worker_row, counts, LogprobColumns(width, some, some, pack_u32(ids))
         )
     if columns.append(worker_row, counts, ids).any():
-        columns.slow_down(stream, columns.num_tokens(stream) - len(ids))
+        columns.make_slow(stream, columns.num_tokens(stream) - len(ids))
         stream.output.push(list(token_ids))
 
 
 def fast(columns: StreamColumns, *streams: WorkerStream) -> RowSet:
     """The lines of streams, made fast."""
     for stream in streams:
-        columns.speed_up(stream, stream.reader.cursor)
+        columns.make_fast(stream, stream.reader.cursor)
         assert columns.is_fast[stream.worker_row]
     return RowSet(np.array([stream.worker_row for stream in streams]))
 
@@ -76,7 +76,7 @@ def test_first_token_and_end_are_due_at_once_the_rest_by_interval(columns, way: 
         built = deltas.build(columns, worker_rows, [] if way == "fast" else [it])
         built.commit(columns)
         if way == "slow":
-            columns.slow_down(it, columns.num_tokens(it))
+            columns.make_slow(it, columns.num_tokens(it))
 
     push(columns, it, 1)
     assert is_due()
@@ -87,7 +87,7 @@ def test_first_token_and_end_are_due_at_once_the_rest_by_interval(columns, way: 
         assert is_due() is due
     send()
     assert not is_due()
-    columns.slow_down(it, columns.num_tokens(it))
+    columns.make_slow(it, columns.num_tokens(it))
     it.output.finish("abort")
     assert deltas.is_due(it)
 
@@ -98,7 +98,7 @@ def test_an_entry_carries_what_lies_behind_the_cursor(columns) -> None:
     push(columns, it, 1)
     push(columns, other, 2)
     deltas.build(columns, worker_rows, [it]).commit(columns)
-    columns.slow_down(it, 1)
+    columns.make_slow(it, 1)
     push(columns, it, 0, 2)
     push(columns, other, 1, 2, 1)
     it.output.finish("abort")
@@ -147,7 +147,7 @@ def test_a_message_keeps_to_its_budget_and_the_end_comes_last(columns, way: str)
     texts, num_messages, ended = [], 0, []
     while not ended:
         if way == "fast" and columns.sent_tokens[it.worker_row] == 20_000:
-            columns.slow_down(it, 20_000)
+            columns.make_slow(it, 20_000)
         is_fast = columns.is_fast[it.worker_row]
         if not is_fast and it.output.end is None:
             it.output.finish("abort")
@@ -195,7 +195,7 @@ def test_urgent_are_first_tokens_and_ends_alone(columns) -> None:
     assert deltas.is_urgent(it)
     assert len(deltas.due_fast(columns, worker_rows, urgent=True)) == 1
     deltas.build(columns, worker_rows, [it]).commit(columns)
-    columns.slow_down(it, 1)
+    columns.make_slow(it, 1)
     push(columns, it, 1)
     push(columns, other, 1)
     assert deltas.is_due(it)

@@ -68,8 +68,8 @@ class World:
             care = np.flatnonzero(needs).tolist()
         for at in care:
             if columns.is_fast[worker_rows[at]]:
-                columns.slow_down(streams[at], columns.num_tokens(streams[at]) - 1)
-                columns.learn(streams[at], ids[at])
+                columns.make_slow(streams[at], columns.num_tokens(streams[at]) - 1)
+                columns.record_harmless(streams[at], ids[at])
             streams[at].output.push([ids[at]])
         return care
 
@@ -148,7 +148,7 @@ def fast_world() -> World:
     ]
     world = World(admits, is_few=True)
     for stream in world.streams:
-        world.columns.speed_up(stream, stream.reader.cursor)
+        world.columns.make_fast(stream, stream.reader.cursor)
     return world
 
 

@@ -68,7 +68,8 @@ class World:
         self.expect([*fast.tolist(), *slow], num_tokens)
         told = message([*slow, *fast.tolist()], num_tokens)
         entries = self.entries(slow, num_tokens)
-        built = BuiltDeltas(told, entries, fast, NONE, NONE, NONE, is_all=True)
+        counts = np.full(len(fast), num_tokens)
+        built = BuiltDeltas(told, entries, fast, NONE, counts, NONE, is_all=True)
         self.pace.left(built, self.now)
 
     def few(self, fast: list[int], slow: list[int], num_tokens: int) -> None:
@@ -85,7 +86,7 @@ class World:
         for worker_row in slow:
             stream = self.columns.streams[worker_row]
             assert stream is not None
-            entries.moves.append((stream, None))  # type: ignore[arg-type]
+            entries.new_cursors.append((stream, None))  # type: ignore[arg-type]
             entries.spans.append((worker_row, 0, num_tokens))
         return entries
 
@@ -144,13 +145,32 @@ def test_an_end_is_timed_once_however_often_it_is_told():
     world.now += 2.0
     for _ in range(2):
         entries = world.entries([1], 0)
-        entries.ended = [entries.moves[0][0]]
+        entries.ended = [entries.new_cursors[0][0]]
         built = BuiltDeltas(message([1], 0), entries, NO_ROWS, NONE, NONE, NONE, is_all=True)
         world.pace.left(built, world.now)
     found = world.counters.numbers(WorkerGauges()).counters
     assert (found.tpot_s.num, found.e2e_s.num) == (1, 1)
     assert found.tpot_s.sum == pytest.approx(2.0 / 4)
     assert found.e2e_s.sum == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("num_first", [1, 3, 5])
+@pytest.mark.parametrize("kind", ["few", "many", "slow"])
+def test_time_per_token_leaves_out_all_tokens_of_the_first_delta(kind: str, num_first: int) -> None:
+    world = World()
+    if kind == "few":
+        world.few([1], [], num_first)
+    elif kind == "many":
+        world.many(RowSet(np.array([1, 2])), [], num_first)
+    else:
+        world.many(NO_ROWS, [1], num_first)
+    world.now += 2.0  # its other tokens, of 5, and its end come later
+    stream = world.columns.streams[1]
+    assert stream is not None
+    world.counters.last(stream, world.now)
+    found = world.counters.numbers(WorkerGauges()).counters.tpot_s
+    assert found.num == (num_first < 5)
+    assert found.sum == pytest.approx(2.0 / (5 - num_first) if num_first < 5 else 0.0)
 
 
 def test_a_stream_taken_over_has_no_time_to_first_token():

@@ -1,4 +1,4 @@
-"""Questions on their way through the prompt process, which tests play."""
+"""Questions on their way through the tokenizer process, which tests play."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from slipstream_ipc.messages import (
     Tokenized,
 )
 from slipstream_ipc.validation.chat_template import (
-    MAX_QUESTION_CHARS,
-    MAX_QUESTION_TOKENS,
+    MAX_QUERY_CHARS,
+    MAX_QUERY_TOKENS,
     MAX_SPELLED_TOKENS,
 )
 from slipstream_worker.clients import queries as module
@@ -40,6 +40,7 @@ class Port:
         self.said: list[Any] = []
         self.session = self
         self.is_open = True
+        self.public_key = b""
 
     def enqueue(self, body: Any) -> None:
         self.said.append(body)
@@ -92,47 +93,47 @@ def prompts() -> Prompts:
 
 
 @pytest.fixture
-def questions(readers: Any, prompts: Any) -> ClientQueries:
+def queries(readers: Any, prompts: Any) -> ClientQueries:
     return ClientQueries(readers, prompts)
 
 
-def test_each_gets_its_own_answer(questions, readers, prompts):
-    questions.tokenize(ME, Tokenize(7, "hi", with_strings=True, add_special_tokens=False))
-    questions.detokenize(ME, Detokenize(7, pack_u32([1, 2]), skip_special_tokens=True), MODEL)
+def test_each_gets_its_own_answer(queries, readers, prompts):
+    queries.tokenize(ME, Tokenize(7, "hi", with_strings=True, add_special_tokens=False))
+    queries.detokenize(ME, Detokenize(7, pack_u32([1, 2]), skip_special_tokens=True), MODEL)
     first, second = prompts.asked
     assert (first.text, first.with_strings, first.add_special_tokens) == ("hi", True, False)
     assert (second.token_ids, second.skip_special_tokens) == (pack_u32([1, 2]), True)
-    assert first.is_question
-    assert questions.answered(Rendered(2, text="ab"))
-    assert questions.answered(Rendered(1, pack_u32([5]), strings=("h",)))
+    assert first.is_query
+    assert queries.answered(Rendered(2, text="ab"))
+    assert queries.answered(Rendered(1, pack_u32([5]), strings=("h",)))
     assert readers.ports[ME].said == [Detokenized(7, "ab"), Tokenized(7, pack_u32([5]), ("h",))]
-    assert not questions.answered(Rendered(1))  # is answered; it is some stream's
+    assert not queries.answered(Rendered(1))  # is answered; it is some stream's
 
 
-def test_a_fault_is_an_answer(questions, readers):
+def test_a_fault_is_an_answer(queries, readers):
     fault = Fault("bad_request", "no", "prompt")
-    questions.tokenize(ME, Tokenize(1, messages=(ChatMessage("user", "x"),)))
-    assert questions.answered(Rendered(1, fault=fault))
+    queries.tokenize(ME, Tokenize(1, messages=(ChatMessage("user", "x"),)))
+    assert queries.answered(Rendered(1, fault=fault))
     assert readers.ports[ME].said == [Tokenized(1, fault=fault)]
 
 
-def test_who_has_gone_is_not_answered(questions, readers):
-    questions.tokenize(ME, Tokenize(1, "x"))
+def test_who_has_gone_is_not_answered(queries, readers):
+    queries.tokenize(ME, Tokenize(1, "x"))
     port = readers.ports.pop(ME)
-    assert questions.answered(Rendered(1, pack_u32([5])))
+    assert queries.answered(Rendered(1, pack_u32([5])))
     assert port.said == []
 
 
 @pytest.mark.parametrize("asked", [Tokenize(4), Tokenize(4, "x", (ChatMessage("user", "x"),))])
-def test_one_prompt_to_a_question(questions, readers, prompts, asked):
-    questions.tokenize(ME, asked)
+def test_one_prompt_to_a_question(queries, readers, prompts, asked):
+    queries.tokenize(ME, asked)
     (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.field) == (4, "prompt")
     assert not prompts.asked
 
 
-def test_wrong_ids_are_refused_before_anybody_is_asked(questions, readers, prompts):
-    questions.detokenize(ME, Detokenize(4, pack_u32([1000])), MODEL)
+def test_wrong_ids_are_refused_before_anybody_is_asked(queries, readers, prompts):
+    queries.detokenize(ME, Detokenize(4, pack_u32([1000])), MODEL)
     (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.code, answer.fault.field) == (4, "bad_request", "token_ids")
     assert not prompts.asked
@@ -142,95 +143,95 @@ def test_wrong_ids_are_refused_before_anybody_is_asked(questions, readers, promp
     ("name", "is_long"),
     [("MAX_WAITING", False), ("MAX_WAITING", True), ("MAX_WAITING_CHARS", True)],
 )
-def test_who_asks_too_much_is_turned_away(questions, readers, prompts, monkeypatch, name, is_long):
+def test_who_asks_too_much_is_turned_away(queries, readers, prompts, monkeypatch, name, is_long):
     text, other = (LONG, "short") if is_long else ("short", LONG)
     monkeypatch.setattr(lane, name, 8 * (1 if name == "MAX_WAITING" else len(text)))
     readers.ports[b"other"] = Port()
     for number in range(5):
-        questions.tokenize(ME, Tokenize(number, text))
+        queries.tokenize(ME, Tokenize(number, text))
     (answer,) = readers.ports[ME].said
     assert (answer.number, answer.fault.code) == (4, "overloaded")
     for number in range(3):
-        questions.tokenize(b"other", Tokenize(number, text))
+        queries.tokenize(b"other", Tokenize(number, text))
     (answer,) = readers.ports[b"other"].said
     assert (answer.number, answer.fault.code) == (2, "overloaded"), "half of what was left"
-    assert questions.answered(Rendered(1))
-    questions.tokenize(b"other", Tokenize(3, text))
+    assert queries.answered(Rendered(1))
+    queries.tokenize(b"other", Tokenize(3, text))
     assert len(readers.ports[b"other"].said) == 1
-    questions.tokenize(ME, Tokenize(5, other))
+    queries.tokenize(ME, Tokenize(5, other))
     assert other in prompts.texts
 
 
-def test_prompts_of_streams_wait_for_few_characters_of_questions(questions, prompts):
-    """What the prompt process has not been asked yet does not lie before them."""
+def test_prompts_of_streams_wait_for_few_characters_of_questions(queries, prompts):
+    """What the tokenizer process has not been asked yet does not lie before them."""
     text = "x" * LONG_CHARS
     for number in range(9):
-        questions.tokenize(ME, Tokenize(number, text))
-    assert len(prompts.asked) == module.MAX_ASKED_CHARS // LONG_CHARS == 4
+        queries.tokenize(ME, Tokenize(number, text))
+    assert len(prompts.asked) == module.MAX_CHARS_IN_PROCESS // LONG_CHARS == 4
     for key in range(1, 6):
-        assert questions.answered(Rendered(key))
+        assert queries.answered(Rendered(key))
         assert len(prompts.asked) == 4 + key
 
 
-def test_short_questions_pass_long_ones_of_which_one_is_asked(questions, readers, prompts):
+def test_short_questions_pass_long_ones_of_which_one_is_asked(queries, readers, prompts):
     for number in range(15):
-        questions.tokenize(ME, Tokenize(number, "x" * MAX_QUESTION_CHARS))
-    questions.tokenize(ME, Tokenize(16, LONG))
-    questions.tokenize(ME, Tokenize(17, "hello"))
-    questions.detokenize(ME, Detokenize(18, pack_u32([5])), MODEL)
+        queries.tokenize(ME, Tokenize(number, "x" * MAX_QUERY_CHARS))
+    queries.tokenize(ME, Tokenize(16, LONG))
+    queries.tokenize(ME, Tokenize(17, "hello"))
+    queries.detokenize(ME, Detokenize(18, pack_u32([5])), MODEL)
     assert not readers.ports[ME].said
-    assert [size_of(render) for render in prompts.asked] == [MAX_QUESTION_CHARS, 5, 1]
-    assert questions.answered(Rendered(1))
+    assert [size_of(render) for render in prompts.asked] == [MAX_QUERY_CHARS, 5, 1]
+    assert queries.answered(Rendered(1))
     assert prompts.texts[3:] == [LONG], "of the long ones the shorter goes first"
 
 
-def test_clients_take_turns(questions, readers, prompts):
+def test_clients_take_turns(queries, readers, prompts):
     readers.ports |= {b"b": Port(), b"c": Port()}
     for client in (ME, b"b", b"c"):
         for number in range(3):
-            questions.tokenize(client, Tokenize(number, f"{client.decode()}{number} {LONG}"))
+            queries.tokenize(client, Tokenize(number, f"{client.decode()}{number} {LONG}"))
     for key in range(1, 10):
-        assert questions.answered(Rendered(key))
+        assert queries.answered(Rendered(key))
     turns = [text.split()[0] for text in prompts.texts if text is not None]
     assert turns == ["me0", "me1", "b0", "c0", "me2", "b1", "c1", "b2", "c2"]
 
 
 @pytest.mark.parametrize("has_begun", [False, True])
-def test_who_leaves_asks_no_more(questions, readers, prompts, has_begun):
+def test_who_leaves_asks_no_more(queries, readers, prompts, has_begun):
     readers.ports[b"other"] = Port()
     prompts.has_begun = has_begun
     for number in range(3):
-        questions.tokenize(ME, Tokenize(number, LONG))
-    questions.tokenize(ME, Tokenize(3, "hello"))
-    questions.tokenize(b"other", Tokenize(0, LONG + "y"))
+        queries.tokenize(ME, Tokenize(number, LONG))
+    queries.tokenize(ME, Tokenize(3, "hello"))
+    queries.tokenize(b"other", Tokenize(0, LONG + "y"))
     assert prompts.texts == [LONG, "hello"]
-    questions.beat()
+    queries.beat()
     assert not prompts.withdrawn
     readers.ports[ME].is_open = False
-    questions.beat()
+    queries.beat()
     if has_begun:
         assert len(prompts.asked) == 2
-        assert questions.answered(Rendered(1))
-        assert questions.answered(Rendered(2))
+        assert queries.answered(Rendered(1))
+        assert queries.answered(Rendered(2))
     else:
         assert prompts.withdrawn == [1, 2]
     assert prompts.texts[2:] == [LONG + "y"]
-    assert questions.answered(Rendered(3))
+    assert queries.answered(Rendered(3))
     assert not readers.ports[ME].said
     assert [answer.number for answer in readers.ports[b"other"].said] == [0]
 
 
-def test_how_many_tokens_there_may_be(questions, prompts):
-    questions.tokenize(ME, Tokenize(1, "x"))
-    questions.tokenize(ME, Tokenize(2, "x", with_strings=True))
+def test_how_many_tokens_there_may_be(queries, prompts):
+    queries.tokenize(ME, Tokenize(1, "x"))
+    queries.tokenize(ME, Tokenize(2, "x", with_strings=True))
     limits = [render.max_tokens for render in prompts.asked]
-    assert limits == [MAX_QUESTION_TOKENS, MAX_SPELLED_TOKENS]
+    assert limits == [MAX_QUERY_TOKENS, MAX_SPELLED_TOKENS]
 
 
-def test_a_text_that_is_too_long_is_not_tokenised(questions, readers, prompts):
-    questions.tokenize(ME, Tokenize(1, "x" * (MAX_QUESTION_CHARS + 1)))
-    turns = tuple([ChatMessage("user", "x" * (MAX_QUESTION_CHARS // 2))] * 2)
-    questions.tokenize(ME, Tokenize(2, messages=turns))
+def test_a_text_that_is_too_long_is_not_tokenised(queries, readers, prompts):
+    queries.tokenize(ME, Tokenize(1, "x" * (MAX_QUERY_CHARS + 1)))
+    turns = tuple([ChatMessage("user", "x" * (MAX_QUERY_CHARS // 2))] * 2)
+    queries.tokenize(ME, Tokenize(2, messages=turns))
     faults = [(answer.number, answer.fault.field) for answer in readers.ports[ME].said]
     assert faults == [(1, "prompt"), (2, "prompt")]
     assert not prompts.asked
@@ -246,11 +247,11 @@ def test_who_asks_and_does_not_read_costs_a_bounded_number_of_bytes(
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 1000)
     prompts = Prompts()
-    questions = ClientQueries(readers, prompts)  # type: ignore[arg-type]
+    queries = ClientQueries(readers, prompts)  # type: ignore[arg-type]
     for number in range(20):
-        questions.tokenize(ME, Tokenize(number, "a"))
+        queries.tokenize(ME, Tokenize(number, "a"))
         key = len(prompts.asked)
-        assert questions.answered(Rendered(key, token_ids=bytes(400)))
+        assert queries.answered(Rendered(key, token_ids=bytes(400)))
     said = readers.ports[ME].said
     assert [each.number for each in said] == list(range(20))  # each has its answer
     assert sum(len(each.token_ids) for each in said) == 1200

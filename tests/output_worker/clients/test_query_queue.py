@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_ipc.messages import Render
-from slipstream_worker.clients.query_queue import Query, QueryQueue
+from slipstream_worker.clients.query_queue import MAX_WAITING, Query, QueryQueue
 
 CLIENTS = [b"a", b"b", b"c"]
 MAX_ASKED = 10
 RENDER = Render(0, "x")
 
+KEYS = {b"a": b"", b"b": b"key", b"c": b"key"}
 acts = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.sampled_from(CLIENTS), st.integers(0, 20)),
@@ -31,18 +32,18 @@ def test_every_question_is_asked_once_unless_it_is_withdrawn(
     asked: list[Query] = []
 
     def ask_more() -> None:
-        while (question := lane.next()) is not None:
+        while (query := lane.next()) is not None:
             assert sum(each.size for each in asked) < MAX_ASKED
-            waiting.remove(question)
-            asked.append(question)
+            waiting.remove(query)
+            asked.append(query)
         assert not waiting or sum(each.size for each in asked) >= MAX_ASKED
         assert set(lane.clients) == {each.client for each in waiting + asked}
 
     for number, (act, client, size) in enumerate(acts):
         if act == "ask":
-            question = Query(client, number, RENDER, size)
-            lane.add(question)
-            waiting.append(question)
+            query = Query(client, number, RENDER, size, KEYS[client])
+            lane.add(query)
+            waiting.append(query)
         elif act == "leave":
             lane.withdraw(client)
             waiting = [each for each in waiting if each.client != client]
@@ -72,10 +73,35 @@ def test_a_client_waits_for_one_question_of_each_other() -> None:
     assert len(turns) == 101
 
 
+def test_clients_with_one_key_are_one_tenant() -> None:
+    lane = QueryQueue(1)
+    for number in range(20):  # as many clients
+        lane.add(Query(b"%d" % number, 0, RENDER, 1, b"key"))
+    lane.add(Query(b"a", 0, RENDER, 1))
+    first = lane.next()
+    turns = []
+    while first is not None:
+        turns.append(first.tenant)
+        lane.done(first)
+        first = lane.next()
+    assert turns[:3] == [b"key", b"a", b"key"]
+    assert len(turns) == 21
+    num = 0
+    while not lane.why_full(query := Query(b"%d" % num, 0, RENDER, 1, b"key")):
+        lane.add(query)
+        num += 1
+    assert num == MAX_WAITING // 2
+    assert not lane.why_full(Query(b"a", 0, RENDER, 1))
+    lane.withdraw(b"3")  # that client's alone
+    assert not lane.why_full(query)
+    lane.add(query)
+    assert lane.why_full(query)
+
+
 def test_there_is_always_room_for_somebody_new() -> None:
     lane = QueryQueue(1)
     for number in range(6):
-        question = Query(b"%d" % number, 0, RENDER, 100_000)
-        assert not lane.why_full(question)
-        while not lane.why_full(question):
-            lane.add(question)
+        query = Query(b"%d" % number, 0, RENDER, 100_000)
+        assert not lane.why_full(query)
+        while not lane.why_full(query):
+            lane.add(query)

@@ -19,7 +19,8 @@ from slipstream_worker.detokenizer import compiler as compiling
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import PanicError
 from slipstream_worker.detokenizer.window import WindowDetokenizerFactory
-from slipstream_worker.tokenizer.process import TokenizerConfig, prepare, render
+from slipstream_worker.tokenizer.process import TokenizerConfig, prepare
+from slipstream_worker.tokenizer.prompt_rendering import render
 
 WORD, EMPTY = 0, 1
 
@@ -82,7 +83,7 @@ def test_a_tokenizer_that_cannot_be_loaded_is_told_with_what_is_needed(
     tokenizer, ready = prepare(config)
     assert tokenizer is None
     assert why in ready.error
-    assert "a sound tokenizer.json" in ready.error
+    assert "a valid tokenizer.json" in ready.error
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault_of_the_tokenizer(

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import PromptReady, Render, Rendered
+from slipstream_ipc.messages import Render, Rendered, TokenizerReady
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
@@ -110,14 +110,14 @@ def test_byt5_is_served_by_the_prompt_process(byt5: Path, tmp_path: Path) -> Non
     options: dict[str, object] = {"tokenizer": str(byt5), "cache_dir": str(tmp_path / "cache")}
     with zmq.Context() as context:
         prompts = TokenizerClient(context, f"ipc://{tmp_path}/p", options)
-        answers: list[Rendered | PromptReady] = []
+        answers: list[Rendered | TokenizerReady] = []
         keys = [prompts.ask(Render(0, TEXT)), prompts.ask(Render(0, TEXT * 1000))]
         while len(answers) < 3:
             assert prompts.socket.poll(int(PATIENCE_S * 1e3))
             answers += prompts.receive()
         prompts.close()
     ready, short, long = answers
-    assert isinstance(ready, PromptReady)
+    assert isinstance(ready, TokenizerReady)
     assert not ready.error
     assert isinstance(short, Rendered)
     assert isinstance(long, Rendered)

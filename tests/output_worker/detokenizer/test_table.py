@@ -85,7 +85,7 @@ def test_missing_file(tmp_path: Path) -> None:
 def test_foreign_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "foreign"
     path.write_bytes(content)
-    with pytest.raises(TableFileError, match="no token table of format version"):
+    with pytest.raises(TableFileError, match="is not a token table of format version"):
         load_table(path)
 
 

@@ -40,7 +40,9 @@ class Told:
             RequestCounters(),
         )
         self.retention = Retention(self.streams, 60.0)
-        readers = StreamReaders(anybody, self.columns, anybody, counters, self.retention, room=None)
+        readers = StreamReaders(
+            anybody, self.columns, anybody, counters, self.retention, max_unacked=None
+        )
         kept = self.streams, self.columns, readers, self.retention
         self.lifecycle = StreamLifecycle(anybody, *kept, anybody, counters)
         self.from_core = CoreMessages(
@@ -114,7 +116,7 @@ def test_streams_are_cancelled_whichever_client_reads_them() -> None:
     told = Told()
     told.streams.add(running := WorkerStream(b"r" * 16, Stage.RENDERING))
     told.streams.add(ended := WorkerStream(b"e" * 16, Stage.ENDED))
-    told.retention.bury([b"f" * 16])
+    told.retention.add_tombstones([b"f" * 16])
     asked = (ended.stream_id, running.stream_id, b"?" * 16, b"f" * 16)
     assert [told.lifecycle.cancel(each) for each in asked] == [
         "ended",

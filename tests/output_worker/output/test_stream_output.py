@@ -231,7 +231,7 @@ def test_what_is_held_back_is_flushed_before_an_abort() -> None:
 def test_a_broken_off_stream_shows_no_more_than_was_released() -> None:
     output = make(Case([], ["abb"], False, 0, 30, []))
     output.push([5, 1, 2])
-    output.break_off(Fault("engine", "test"))
+    output.end_with_error(Fault("engine", "test"))
     assert output.end is not None
     assert (output.end.reason, output.end.num_tokens) == ("error", 1)
     assert output.log.num_tokens == 1

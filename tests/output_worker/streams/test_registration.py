@@ -28,7 +28,7 @@ def test_allowed_ids_are_registered_once_each() -> None:
     for given, expected in (((5,) * 300_000, (5,)), ((9, 3, 9, 7), (3, 7, 9))):
         submit = submission(allowed_token_ids=given)
         params = Submission(submit).params(submit)
-        admit = register(submit, PROMPT, b"c", CARD, params=params, known_as=b"")
+        admit = register(submit, PROMPT, b"c", CARD, params=params, fingerprint=b"")
         assert admit.params.allowed_token_ids == expected
 
 
@@ -43,16 +43,16 @@ def test_answers_are_known_however_they_are_asked_for() -> None:
     submission_of_all = Submission(asked)
     found = [submission_of_all.fingerprint(answer) for answer in answers_of(asked)]
     assert len(set(found)) == 4
-    for index, (answer, known_as) in enumerate(zip(answers_of(asked), found, strict=True)):
-        assert Submission(answer).fingerprint(answer) == known_as
+    for index, (answer, fingerprint) in enumerate(zip(answers_of(asked), found, strict=True)):
+        assert Submission(answer).fingerprint(answer) == fingerprint
         own = encode_params(SamplingParams(seed=5 + index, logit_bias={3: 1.0}))
         again = structs.replace(
             answer, handle=99, params=own, seed=None, was_accepted=True, output_ids=PROMPT
         )
-        assert Submission(again).fingerprint(again) == known_as
+        assert Submission(again).fingerprint(again) == fingerprint
         for other in ({"seed": 77}, {"token_ids": pack_u32([1])}, {"stream_id": b"o" * 16}):
             changed = structs.replace(again, **other)
-            assert Submission(changed).fingerprint(changed) != known_as
+            assert Submission(changed).fingerprint(changed) != fingerprint
 
 
 def test_a_prompt_is_hashed_once_for_all_of_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,4 +76,4 @@ def test_whom_a_stream_is_for_is_registered_and_part_of_no_fingerprint() -> None
     assert len({Submission(one).fingerprint(one) for one in (submit, claimed)}) == 1
     for one, tenant in ((submit, b"c"), (claimed, b"t")):
         params = Submission(one).params(one)
-        assert register(one, PROMPT, b"c", CARD, params=params, known_as=b"").tenant == tenant
+        assert register(one, PROMPT, b"c", CARD, params=params, fingerprint=b"").tenant == tenant

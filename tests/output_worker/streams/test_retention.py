@@ -23,10 +23,10 @@ def test_one_that_nobody_acknowledges_keeps_no_others() -> None:
     streams = WorkerStreamTable()
     keeping = Retention(streams, grace_s=60.0)
     stuck = ended(streams, keeping)
-    assert stuck.leaves_at == inf
+    assert stuck.expires_at == inf
     for _ in range(100):
         stream = ended(streams, keeping)
-        keeping.leave_at(stream, keeping.now)
+        keeping.expire_at(stream, keeping.now)
         assert keeping.take_due() == [stream]
         keeping.removed(stream)
     assert list(keeping._ended) == [stuck]
@@ -38,19 +38,19 @@ def test_the_oldest_that_nobody_waits_for_make_room(monkeypatch: pytest.MonkeyPa
     keeping = Retention(streams, grace_s=60.0)
     waited_for, *others = [ended(streams, keeping) for _ in range(4)]
     for stream in others:
-        keeping.leave_after_grace(stream)
+        keeping.expire_after_grace(stream)
     assert keeping.take_due() == others[:2]
     assert keeping.take_due() == []
     keeping.now = 61.0
     assert keeping.take_due() == others[2:]
-    assert waited_for.leaves_at == inf
+    assert waited_for.expires_at == inf
 
 
 def test_it_is_known_why_a_stream_is_gone() -> None:
     streams = WorkerStreamTable()
     keeping = Retention(streams, grace_s=0.0)
     stream = ended(streams, keeping)
-    keeping.leave_after_grace(stream)
+    keeping.expire_after_grace(stream)
     assert not keeping.has_been(stream.stream_id)
     keeping.take_due()
     assert keeping.has_been(stream.stream_id)
@@ -64,11 +64,11 @@ def test_a_stream_that_is_left_and_come_back_to_very_often_costs_no_more() -> No
     streams = WorkerStreamTable()
     keeping = Retention(streams, grace_s=60.0)
     stream, other = ended(streams, keeping), ended(streams, keeping)
-    keeping.leave_after_grace(other)
+    keeping.expire_after_grace(other)
     for _ in range(10_000):
-        keeping.leave_after_grace(stream)
-        stream.leaves_at = inf
-    assert len(keeping._leaving) < 2000
+        keeping.expire_after_grace(stream)
+        stream.expires_at = inf
+    assert len(keeping._expiring) < 2000
     keeping.now = 61.0
     assert keeping.take_due() == [other]
 
@@ -78,7 +78,7 @@ def test_one_that_goes_on_has_time_to_be_come_back_to() -> None:
     keeping = Retention(streams, grace_s=0.0)
     running = WorkerStream(secrets.token_bytes(16), Stage.RUNNING, worker_row=1)
     streams.add(running)
-    keeping.leave_after_grace(running)
+    keeping.expire_after_grace(running)
     assert keeping.take_due() == []
-    keeping.now = module.LEAST_UNREAD_S
+    keeping.now = module.MIN_UNREAD_S
     assert keeping.take_due() == [running]

@@ -88,7 +88,7 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
             send(columns, streams, copies, is_few=data.draw(st.booleans()))
     for stream, oracle in zip(streams, oracles, strict=True):
         if oracle.end is None:
-            columns.slow_down(stream, columns.num_tokens(stream))
+            columns.make_slow(stream, columns.num_tokens(stream))
             stream.output.finish("abort")
             oracle.finish("abort")
         columns.is_dirty[stream.worker_row] = True
@@ -117,10 +117,12 @@ def push(
     chosen = [n for n in going if data.draw(st.booleans())]
     if not chosen:
         return
-    each_one = data.draw(st.booleans())
-    spans = [data.draw(st.lists(TOKENS, min_size=1, max_size=1 if each_one else 4)) for _ in chosen]
+    is_one_each = data.draw(st.booleans())
+    spans = [
+        data.draw(st.lists(TOKENS, min_size=1, max_size=1 if is_one_each else 4)) for _ in chosen
+    ]
     worker_rows = np.array([streams[n].worker_row for n in chosen])
-    counts = None if each_one else np.array([len(span) for span in spans])
+    counts = None if is_one_each else np.array([len(span) for span in spans])
     ids = np.array([token for span in spans for token in span], np.uint32)
     widths = [int(columns.widths[worker_row]) for worker_row in worker_rows]
     if any(widths):
@@ -130,12 +132,12 @@ def push(
             0, bytes(4 * len(values)), bytes(4 * len(values)), pack_u32(ranked), pack_u32(widths)
         )
         columns.logprobs.append_columns(RowSet(worker_rows), counts, logprobs)
-    if each_one and data.draw(st.booleans()):
+    if is_one_each and data.draw(st.booleans()):
         care_of = columns.append_few(worker_rows.tolist(), ids.tolist())
-        needs_care = [at in care_of for at in range(len(worker_rows))]
+        needs_check = [at in care_of for at in range(len(worker_rows))]
     else:
-        needs_care = columns.append(RowSet(worker_rows), counts, ids).tolist()
-    for n, span, care in zip(chosen, spans, needs_care, strict=True):
+        needs_check = columns.append(RowSet(worker_rows), counts, ids).tolist()
+    for n, span, care in zip(chosen, spans, needs_check, strict=True):
         told[n] += span
         oracles[n].push(span)
         if care:
@@ -237,29 +239,29 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
             b"", Stage.RUNNING, registration=admit, output=open_output(admit, FACTORY)
         )
         columns.open(stream, admit)
-        columns.speed_up(stream, START)
+        columns.make_fast(stream, START)
         return stream
 
-    def needs_care(stream: WorkerStream, token: int) -> bool:
+    def needs_check(stream: WorkerStream, token: int) -> bool:
         worker_row = RowSet(np.array([stream.worker_row]))
         [care] = columns.append(worker_row, None, np.array([token], np.uint32))
         if care:
-            columns.learn(stream, token)
+            columns.record_harmless(stream, token)
         return bool(care)
 
     ab = 3
     first = new("aa", "bc")
-    assert needs_care(first, ab), "its first character begins a stop string"
-    assert needs_care(first, ab), "and its last one, too: it is not harmless"
+    assert needs_check(first, ab), "its first character begins a stop string"
+    assert needs_check(first, ab), "and its last one, too: it is not harmless"
     second = new("ac")
-    assert needs_care(second, ab)
-    assert not needs_care(second, ab), "ab can not begin ac"
-    assert not needs_care(new("ac"), ab), "known for the set, not the stream"
+    assert needs_check(second, ab)
+    assert not needs_check(second, ab), "ab can not begin ac"
+    assert not needs_check(new("ac"), ab), "known for the set, not the stream"
     third = new("ad")  # takes the place of the oldest set
-    assert needs_care(third, ab)
-    assert not needs_care(third, ab)
-    assert needs_care(first, ab)
-    assert not needs_care(second, ab)
+    assert needs_check(third, ab)
+    assert not needs_check(third, ab)
+    assert needs_check(first, ab)
+    assert not needs_check(second, ab)
 
 
 def test_worker_rows_are_taken_again_and_keep_nothing() -> None:

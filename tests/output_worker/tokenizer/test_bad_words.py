@@ -13,7 +13,7 @@ from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Render
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
-from slipstream_worker.tokenizer.process import render
+from slipstream_worker.tokenizer.prompt_rendering import render
 
 KINDS = ["byte_level", "llama_2", "metaspace_always", "word_piece"]
 WORDS = ["the", "return value", "list", "é漢"]

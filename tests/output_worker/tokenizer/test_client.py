@@ -1,4 +1,4 @@
-"""The worker's side of its prompt process, with a child that tests play."""
+"""The worker's side of its tokenizer process, with a child that tests play."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import zmq
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_ipc.messages import PromptReady, Render, Rendered
+from slipstream_ipc.messages import Render, Rendered, TokenizerReady
 from slipstream_worker.tokenizer.client import TokenizerClient
 
 PATIENCE_MS = int(PATIENCE_S * 1e3)
@@ -46,7 +46,7 @@ def test_no_prompt_is_lost_however_many_wait(
     prompts = TokenizerClient(context, address, {})
     socket = context.socket(zmq.PAIR)
     socket.connect(address)
-    socket.send(msgspec.msgpack.encode(PromptReady("", "")))
+    socket.send(msgspec.msgpack.encode(TokenizerReady("", "")))
     assert prompts.socket.poll(PATIENCE_MS)
     assert len(list(prompts.receive())) == 1
     keys = [prompts.ask(Render(0, "a prompt " * 100)) for _ in range(5000)]
@@ -85,11 +85,11 @@ def test_a_child_that_says_what_is_no_answer_is_replaced_and_asked_again(
     socket = context.socket(zmq.PAIR)
     socket.connect(address)
 
-    def arrived() -> list[Rendered | PromptReady]:
+    def arrived() -> list[Rendered | TokenizerReady]:
         assert prompts.socket.poll(PATIENCE_MS)
         return list(prompts.receive())
 
-    ready = msgspec.msgpack.encode(PromptReady("", ""))
+    ready = msgspec.msgpack.encode(TokenizerReady("", ""))
     socket.send(ready)
     assert len(arrived()) == 1
     key = prompts.ask(Render(0, "a prompt"))

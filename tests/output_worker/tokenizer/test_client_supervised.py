@@ -1,4 +1,4 @@
-"""The prompt process is watched as the stack's other processes are.
+"""The tokenizer process is watched as the stack's other processes are.
 
 With a child that tests play, on a clock of their own; then with real ones, which are stopped,
 killed, and robbed of their tokenizer.
@@ -23,15 +23,15 @@ from tests.helpers.played_prompts import PlayedPrompts
 from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import PromptBeat, PromptReady, Render, Rendered
-from slipstream_ipc.process import SILENT_S
-from slipstream_worker.tokenizer.client import LOAD_S, TokenizerClient
+from slipstream_ipc.messages import ChatMessage, Render, Rendered, TokenizerBeat, TokenizerReady
+from slipstream_ipc.process import BEAT_S, SILENT_S
+from slipstream_worker.tokenizer.client import LOAD_S, LONG_CHARS_PER_S, LONG_S, TokenizerClient
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS
 
 PATIENCE_MS = int(PATIENCE_S * 1e3)
 HANG_TIMEOUT_S = 10.0
 WAIT_S = 30.0
-READY = PromptReady("", "table")
+READY = TokenizerReady("", "table")
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 class Played(PlayedPrompts):
     """One that speaks for its children, four beats a second."""
 
-    def say(self, what: PromptReady | PromptBeat | Rendered) -> None:
-        if isinstance(what, PromptReady) and not what.pid:
+    def say(self, what: TokenizerReady | TokenizerBeat | Rendered) -> None:
+        if isinstance(what, TokenizerReady) and not what.pid:
             what = msgspec.structs.replace(what, pid=self.children[-1].pid)
         self.socket.send(msgspec.msgpack.encode(what))
         assert self.prompts.socket.poll(PATIENCE_MS)
@@ -75,7 +75,7 @@ def test_a_child_that_beats_no_more_is_replaced(played: Played) -> None:
     assert played.prompts.condition(played.now) == "ready"
     for _ in range(100):
         played.pass_time(HANG_TIMEOUT_S - 2)
-        played.say(PromptBeat())
+        played.say(TokenizerBeat())
         played.pass_time(0.25)
         assert played.prompts.condition(played.now) == "ready"
     played.pass_time(SILENT_S)
@@ -91,7 +91,7 @@ def test_an_answer_says_that_it_lives_and_so_does_one_that_is_unread(played: Pla
     """Where the worker itself was stopped, what its child said meanwhile lies there unread."""
     played.say(READY)
     played.pass_time(1)
-    played.socket.send(msgspec.msgpack.encode(PromptBeat()))
+    played.socket.send(msgspec.msgpack.encode(TokenizerBeat()))
     assert played.prompts.socket.poll(PATIENCE_MS)
     played.now += 100 * HANG_TIMEOUT_S
     played.pass_time(1)
@@ -116,10 +116,10 @@ def test_the_first_may_load_for_as_long_as_it_takes_and_a_successor_not(played: 
 
 
 @pytest.mark.parametrize(
-    "said", [PromptReady("", "", error="no file"), PromptReady("", "another table")]
+    "said", [TokenizerReady("", "", error="no file"), TokenizerReady("", "another table")]
 )
 def test_a_successor_with_no_tokenizer_or_another_is_tried_again_with_pauses(
-    played: Played, said: PromptReady
+    played: Played, said: TokenizerReady
 ) -> None:
     played.say(READY)
     played.pass_time(STEADY_S + 1)
@@ -162,11 +162,58 @@ def test_what_a_dead_one_said_last_is_not_its_successors(played: Played) -> None
     played.pass_time(STEADY_S + 1)
     played.children[-1].kill()
     played.pass_time(0.25)
-    played.say(PromptReady("", "", error="no file", pid=1))
+    played.say(TokenizerReady("", "", error="no file", pid=1))
     played.pass_time(1)
     assert len(played.children) == 2
-    played.say(PromptReady("", "table", pid=1))
+    played.say(TokenizerReady("", "table", pid=1))
     assert played.prompts.condition(played.now) == "restarting"
+
+
+def asked(played: Played) -> list[int]:
+    """The keys of the prompts that were sent since the last call."""
+    keys = []
+    while played.socket.poll(100):
+        keys.append(msgspec.msgpack.decode(played.socket.recv(), type=Render).key)
+    return keys
+
+
+def test_a_long_prompt_has_as_many_beats_as_its_size_takes(played: Played) -> None:
+    played.say(READY)
+    size = 8 * LONG_CHARS_PER_S
+    hung, other = (played.prompts.ask(Render(0, letter * size)) for letter in "xy")
+    short = played.prompts.ask(Render(0, "short"))
+    assert asked(played) == [hung, short]
+    note = played.prompts._note
+    for _ in range(1000):  # it has not begun with it
+        played.say(TokenizerBeat())
+        assert played.pass_time(0.25) == []
+    note.begin(hung, is_long=True)
+    most = int((LONG_S + 8) / (BEAT_S / 2))
+    for num_deaths in (1, 2):  # it begins anew where another process does
+        for _ in range(most - 1):
+            played.say(TokenizerBeat())
+            assert played.pass_time(0.25) == []
+        if num_deaths == 1:
+            note.end(is_long=True)  # it is not to blame for the death
+            played.children[-1].kill()
+            played.pass_time(0.5)
+            played.say(READY)
+            assert asked(played) == [hung, short]
+            note.begin(hung, is_long=True)
+    num_children = len(played.children)
+    note.begin(short, is_long=False)
+    played.say(TokenizerBeat())
+    (refusal,) = played.pass_time(1.0)
+    assert refusal.key == hung
+    assert refusal.fault is not None
+    assert refusal.fault.code == "engine"
+    assert "not tokenised within 68 s" in refusal.fault.message
+    assert len(played.children) == num_children + 1
+    played.say(READY)
+    assert asked(played) == [short, other]
+    note.begin(short, is_long=False)  # dies of it: the first time that it is charged
+    played.children[-1].kill()
+    assert played.pass_time(2.0) == []
 
 
 # ---- real processes ----------------------------------------------------------------------------
@@ -257,6 +304,34 @@ def test_the_loop_beats_beside_a_long_prompt(make_real) -> None:
         num_beats += real.num_heard if key not in real.answers else 0
     assert num_beats, "none, as long as it was worked at"
     assert len(u32(real.answers[key].token_ids)) > LONG_CHARS
+
+
+def test_a_long_prompt_that_never_ends_is_refused_and_harms_no_other(make_real) -> None:
+    real = make_real(long_s=2.0)
+    (real.model / "chat_template.jinja").write_text(
+        "{{ messages[0].content }}{% if 'never' in messages[0].content %}"
+        "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
+        "{% endif %}"
+    )
+    os.kill(real.pid, signal.SIGKILL)  # the next one has this template
+    real.wait_for("restarting")
+    real.wait_for("ready")
+    before = real.pid
+    expected = real.ids("a prompt")
+
+    def long_chat(word: str) -> int:
+        said = (word + " ") * (2 * LONG_CHARS // len(word))
+        return real.prompts.ask(Render(0, messages=(ChatMessage("user", said),)))
+
+    hung, fine = long_chat("never"), long_chat("ever")
+    while hung not in real.answers:
+        assert real.ids("a prompt") == expected
+    fault = real.answers[hung].fault
+    assert fault is not None
+    assert (fault.code, "was not tokenised within" in fault.message) == ("engine", True)
+    assert real.answer(fine).fault is None
+    assert real.ids("a prompt") == expected
+    assert real.pid != before
 
 
 def test_two_kills_of_an_idle_process_refuse_nobody(make_real) -> None:

@@ -16,7 +16,7 @@ from tests.helpers.played_prompts import PlayedPrompts
 
 from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import ChatMessage, PromptReady, Render, Rendered
+from slipstream_ipc.messages import ChatMessage, Render, Rendered, TokenizerReady
 from slipstream_worker.tokenizer import long_prompts
 from slipstream_worker.tokenizer.client import TokenizerClient
 from slipstream_worker.tokenizer.fair_order import FAIRNESS, FairOrder
@@ -122,7 +122,7 @@ def test_a_thread_answers_all_in_their_order() -> None:
 class Played(PlayedPrompts):
     """One that says what its child was asked."""
 
-    def answer(self, *answers: Rendered | PromptReady) -> None:
+    def answer(self, *answers: Rendered | TokenizerReady) -> None:
         for answer in answers:
             self.socket.send(msgspec.msgpack.encode(answer))
             assert self.prompts.socket.poll(PATIENCE_MS)
@@ -146,7 +146,7 @@ class Played(PlayedPrompts):
         self.now += STEADY_S  # so that the next one is started at once
         self.children[-1].kill()
         refused = [answer.key for answer in self.prompts.beat(self.now)]
-        self.answer(PromptReady("", "", pid=self.children[-1].pid))
+        self.answer(TokenizerReady("", "", pid=self.children[-1].pid))
         return refused
 
 
@@ -154,7 +154,7 @@ class Played(PlayedPrompts):
 def played(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Played]:
     with zmq.Context() as context:
         found = Played(context, monkeypatch, tmp_path)
-        found.answer(PromptReady("", "", pid=found.children[-1].pid))
+        found.answer(TokenizerReady("", "", pid=found.children[-1].pid))
         yield found
         found.close()
 
@@ -228,7 +228,7 @@ def test_what_is_withdrawn_while_there_is_no_child_is_not_asked_again(played: Pl
     assert list(played.prompts.beat(played.now)) == []
     assert withdraw(keys[0])
     assert withdraw(keys[2])
-    played.answer(PromptReady("", "", pid=played.children[-1].pid))
+    played.answer(TokenizerReady("", "", pid=played.children[-1].pid))
     assert played.asked(1) == [keys[1]]
     played.answer(Rendered(keys[1]))
 

@@ -1,4 +1,4 @@
-"""Which streams wait for which prompt; tests play the prompt process."""
+"""Which streams wait for which prompt; tests play the tokenizer process."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_long_prompts_and_short_ones_are_bounded_apart(
 ) -> None:
     monkeypatch.setattr(module, name, bound)
     renderings.ask(stream(), Render(0, one))
-    assert "wait to be tokenised already" in renderings.why_full(Render(0, one + "y"))
+    assert "are waiting to be tokenised already" in renderings.why_full(Render(0, one + "y"))
     assert not renderings.why_full(Render(0, other))
 
 

@@ -236,7 +236,7 @@ def test_more_than_may_wait_is_turned_away_at_once_vllm_18826(make_stack, expect
     stack.until(lambda: all(s.is_over for s in streams))
     turned_away = [s.fault for s in streams if s.fault is not None]
     assert {fault.code for fault in turned_away} == {"overloaded"}
-    assert "5 requests wait already" in turned_away[0].message
+    assert "5 requests are waiting already" in turned_away[0].message
     served = [(it, same) for it, same in zip(streams, plain, strict=True) if it.end is not None]
     assert 5 <= len(served) <= 7
     assert all(it.text == same.text for it, same in served)
@@ -291,7 +291,7 @@ def test_a_reader_that_does_not_read_costs_bounded_memory(
     port = stack.worker.readers.port(slow.hop._identity)
     assert len(sizes) <= WINDOW
     assert sum(sizes) < WINDOW * MESSAGE_BUDGET_BYTES
-    assert len(port._states) == 0
+    assert len(port._messages) == 0
     assert port.session.link.num_unacked <= WINDOW
     num_before = len(sizes)
     slow.is_reading = True

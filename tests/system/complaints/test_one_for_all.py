@@ -162,7 +162,7 @@ def test_no_limit_evicts_a_stream_that_runs_sglang_2812(make_stack, expected, mo
     """There the state of running requests was evicted when there were too many, and its absence
     ended the detokeniser, and so the server."""
     monkeypatch.setattr("slipstream_worker.streams.retention._MAX_ENDED_BYTES", 100)
-    monkeypatch.setattr("slipstream_worker.streams.retention._LEAST_TOMBSTONES", 2)
+    monkeypatch.setattr("slipstream_worker.streams.retention._MIN_TOMBSTONES", 2)
     [plain] = expected(PROMPTS[:1], max_tokens=300, stop=("q}",))
     stack = make_stack(grace_s=1000.0, max_num_seqs=8)
     client = stack.client()

@@ -130,7 +130,7 @@ def test_a_stalled_loop_is_noticed_and_replaced_vllm_36451(stack, name) -> None:
     stack.events()
     os.kill(stack.pids[name], signal.SIGSTOP)
     ended = wait_for(stack, ProcessEnded, name)
-    assert ended.how == f"hung: no sign of life for {HANG_TIMEOUT_S} s"
+    assert ended.how == f"hung: no heartbeat for {HANG_TIMEOUT_S} s"
     wait_for(stack, ProcessRestarted, name)
     answer = ask(connect(stack), prompt="a", max_tokens=3)
     assert answer.status == 200

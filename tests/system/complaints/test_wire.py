@@ -197,7 +197,7 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
         sender, receiver = stack.worker.readers._front._codec, client.hop._codec
         link = stack.worker.readers.port(client.hop._identity).session.link
     else:
-        sender, receiver = stack.core.handler._acceptor._codec, stack.worker._core._attacher._codec
+        sender, receiver = stack.core.handler._acceptor._codec, stack.worker._core._dealer._codec
         [link] = [session.link for session in stack.core.handler._acceptor.sessions]
     sent: list[tuple[bytes, int]] = []
     got: list[bytes] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.http_front import Raw
 from tests.helpers.patience import PATIENCE_S
+from tests.helpers.ports import free_port
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import AsyncClient, Client, ConnectionLostError, Stack, Stream
@@ -124,6 +127,48 @@ def test_what_is_asked_for_while_it_drains_is_answered_by_the_next(
         assert not late[-1]._state.is_over
         with start(folder):
             assert {"".join(delta.text for delta in each) for each in late} == {whole[1]}
+
+
+def read_events(raw: Raw, said: bytes = b"") -> tuple[str, str, bool]:
+    """The text of an event stream until its end, the last id, and whether the answer is whole."""
+    try:
+        while chunk := raw.read_chunk():
+            said += chunk
+    except (ConnectionError, AssertionError):
+        pass  # cut off
+    text, last = "", ""
+    for event in said.decode().split("\n\n"):
+        lines = dict(line.partition(": ")[::2] for line in event.splitlines())
+        last = lines.get("id", last)
+        data = lines.get("data", "[DONE]")
+        if data != "[DONE]" and "choices" in (body := json.loads(data)):
+            text += "".join(choice["text"] for choice in body["choices"])
+    return text, last, said.endswith(b"data: [DONE]\n\n")
+
+
+def test_over_http_the_same_request_again_gets_the_rest(folder: Path, whole: list[str]) -> None:
+    port = free_port()
+    body = {"prompt": PROMPTS[0], "stream": True, **PARAMS}
+    with start(folder, http_port=port) as stack, Raw(port) as raw, Raw(port) as waiting:
+        waiting.post("/v1/completions", {"prompt": PROMPTS[1], **PARAMS})
+        raw.post("/v1/completions", body, "Accept: text/event-stream")
+        assert raw.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
+        first = raw.read_chunk()  # so the request before it is taken as well
+        end(stack)
+        answer = waiting.read()
+        assert (answer.status, answer.error["code"]) == (503, "overloaded")
+        assert "shutting down" in answer.error["message"]
+        assert answer.headers["retry-after"]
+        text, last, is_whole = read_events(raw, first)
+        assert whole[0].startswith(text)
+        assert not is_whole
+        with start(folder, http_port=port), Raw(port) as again:
+            header = (f"Last-Event-ID: {last}",) if last else ()
+            again.post("/v1/completions", body, *header)
+            assert again.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
+            rest, _, is_whole = read_events(again)
+    assert text + rest == whole[0]
+    assert is_whole
 
 
 def test_none_comes(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.helpers.simulated_tokens import expected_tokens
 
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_ipc.columns import u32
@@ -86,7 +87,7 @@ def test_replay_1024x8k_with_logprobs_never_reattaches_nor_stalls_core(
     assert all(stream is not None and stream.end is None for stream in streams)
     stack.until(lambda: all(it.is_over for it in read), within_s=300)
     for it, prompt in zip(read, prompts, strict=False):
-        expected = stack.core.runner.text.expected_tokens(prompt, num_outputs + MORE)
+        expected = expected_tokens(stack.core.runner.text, prompt, num_outputs + MORE)
         assert it.end.reason == "length"
         assert it.token_ids == [int(token_id) for token_id in expected]
         assert len(it.ranks) == len(it.token_ids)

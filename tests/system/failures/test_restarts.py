@@ -128,7 +128,7 @@ def test_a_device_that_never_ends_a_step_is_replaced_and_named():
     ):
         stack.events()
         stream = client.stream("a", max_tokens=1)  # one that nobody holds is aborted
-        how = "exit code 1 (a step has not ended within 0.5 s (step_timeout_s))"
+        how = "exit code 1 (a step did not finish within 0.5 s (step_timeout_s))"
         assert wait_for(stack, ProcessEnded).how == how
         failed = wait_for(stack, StackFailed)
         assert how in failed.error
@@ -281,7 +281,7 @@ def assert_all_end(mark: str) -> None:
 @pytest.mark.parametrize("victims", [["supervisor"], ["worker", "supervisor"]])
 @pytest.mark.parametrize("moment", [ProcessStarted, StackReady, SpareReady])
 def test_nobody_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, victims):
-    """Among them the prompt processes: their worker may die before they can ask to die with it."""
+    """Tokenizer processes too: their worker may die before they ask to die with it."""
     mark = secrets.token_hex(8)
     plan = plan_stack(settings_from({"model": "simulated:"}), tmp_path / "run", os.getpid())
     supervisor = subprocess.Popen(
@@ -300,7 +300,7 @@ def test_nobody_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, vict
                 pids[event.name] = event.pid
             if isinstance(event, moment) and "worker" in pids:
                 break
-        # a prompt process is there, and has most likely not come to its first line yet
+        # a tokenizer process is there, and has most likely not come to its first line yet
         worker = psutil.Process(pids["worker"])
         while not worker.children():
             assert worker.is_running()

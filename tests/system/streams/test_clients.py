@@ -293,7 +293,7 @@ def test_a_superseded_reader_that_attaches_anew_takes_nothing_back(make_stack, e
     stack.clients.remove(old)
     after = new.resume(before.state.stream_id, *before.position)
     stack.until(lambda: len(after.state.deltas) > 5)
-    old.session._attacher.attach(stack.now())
+    old.session._dealer.attach(stack.now())
     stack.clients.append(old)
     stack.until(lambda: before.is_over)
     assert isinstance(before.state.error, SupersededError)
@@ -311,9 +311,9 @@ def test_a_server_that_loads_its_model_is_there(make_stack, expected) -> None:
     stack.kill_core()
     stack.kill_worker()
     stack.start_worker()
-    attacher = client.session._attacher
+    dealer = client.session._dealer
     for _ in range(30):
-        stack.until(lambda: attacher.is_starting)
+        stack.until(lambda: dealer.is_starting)
         stack.pass_time(5.0)
         stack.step()
     assert not stream.is_over
@@ -368,7 +368,7 @@ def test_an_accepted_stream_waits_longer_for_a_worker_than_a_new_one(make_stack,
 def test_a_client_that_acknowledges_nothing_costs_a_bounded_number_of_answers(
     make_stack, expected, monkeypatch
 ) -> None:
-    monkeypatch.setattr("slipstream_worker.clients.ports._MAX_STATES", 20)
+    monkeypatch.setattr("slipstream_worker.clients.ports._MAX_QUEUED_MESSAGES", 20)
     [plain] = expected(PROMPTS[:1], max_tokens=60)
     stack = make_stack()
     client = Client(stack)
@@ -392,7 +392,7 @@ def test_a_client_that_acknowledges_nothing_costs_a_bounded_number_of_answers(
 
     stack.until(hear)
     port = stack.worker.readers._clients[b"deaf"]
-    assert not port._states
+    assert not port._messages
     finish(stack, [stream])
     assert (stream.text, stream.token_ids) == (plain.text, plain.token_ids)
     socket.close(linger=0)

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from slipstream.prompt_logprobs import prompt_logprobs_of
 from slipstream_ipc.messages import Resume, Suspects
-from slipstream_worker.streams.retention import LEAST_UNREAD_S
+from slipstream_worker.streams.retention import MIN_UNREAD_S
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 
@@ -244,7 +244,7 @@ def test_a_forgotten_id_is_not_run_again_by_the_next_worker(make_stack, how) -> 
         client.streams.clear()
         client.hop.attach(stack.now())
         stack.until(lambda: client.hop.is_attached)
-        stack.pass_time(LEAST_UNREAD_S)
+        stack.pass_time(MIN_UNREAD_S)
     stack.until(stack.holds_nothing)
     for _ in range(2):  # a link that fails in between tells nothing anew
         stack.kill_worker()
@@ -260,7 +260,7 @@ def test_a_forgotten_id_is_not_run_again_by_the_next_worker(make_stack, how) -> 
 
 def test_only_so_many_ids_outlive_a_worker(make_stack, monkeypatch) -> None:
     monkeypatch.setattr("slipstream_core.workers.handler._MAX_FORGOTTEN", 3)
-    monkeypatch.setattr("slipstream_core.workers.handler._FORGOTTEN_A_MESSAGE", 2)
+    monkeypatch.setattr("slipstream_core.workers.handler._FORGOTTEN_PER_MESSAGE", 2)
     stack = make_stack(grace_s=0.0)
     client = stack.client()
     streams = []
@@ -360,4 +360,4 @@ def test_only_what_makes_no_progress_over_three_deaths_is_failed(make_stack) -> 
     stack.core = core
     stack.until(lambda: stuck.is_over)
     assert stuck.end.reason == "error"
-    assert "died 3 times" in stuck.end.fault.message
+    assert "crashed the engine 3 times" in stuck.end.fault.message

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from msgspec import structs
+from tests.helpers.ports import free_port
+
+from slipstream.cli.keys import add_client, make_folder
+from slipstream_ipc.messages import Submit, Tokenize
+from slipstream_ipc.transport.curve import Access, load_client_keys
 
 
 @pytest.mark.parametrize("dies", ["nobody", "worker", "core", "both"])
@@ -49,6 +57,39 @@ def test_whom_a_stream_is_for_outlives_everybody(make_stack) -> None:
     stack.until(lambda: len(stack.worker.streams) == 3)
     found = sorted(it.registration.tenant for it in stack.worker.streams.all())
     assert found == expected
+
+
+def test_over_tcp_a_tenant_is_a_key_however_many_clients_have_it(
+    make_stack, tmp_path: Path
+) -> None:
+    make_folder(tmp_path / "keys")
+    _, secret = add_client(tmp_path / "keys", "other")
+    mine, others = load_client_keys(tmp_path / "keys"), load_client_keys(secret)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    stack = make_stack(listen=address, keys=str(tmp_path / "keys"))
+    local = stack.client()
+    clients = [stack.client(address, Access(keys)) for keys in (mine, mine, others)]
+
+    def named(submit: Submit) -> Submit:
+        return structs.replace(submit, tenant=b"named by itself")
+
+    expected = [mine.pair.public, mine.pair.public, others.pair.public, b"named by itself"]
+    streams = []
+    for number, client in enumerate([*clients, local]):
+        streams.append(client.submit(f"number {number}", max_tokens=400))
+        client._waiting[-1] = named(client._waiting[-1])
+    streams.append(clients[0].submit("names none", max_tokens=400))
+    expected.append(mine.pair.public)
+    stack.until(lambda: all(it.accepted for it in streams))
+    found = {it.stream_id: it.registration.tenant for it in stack.worker.streams.all()}
+    assert [found[it.stream_id] for it in streams] == expected
+    stack.prompts.is_held = True
+    for client in clients:
+        client.send(Tokenize(0, "x"))
+    asked = stack.worker._from_clients._queries._in_process
+    stack.until(lambda: len(asked) == 3)
+    keys = [mine.pair.public] * 2 + [others.pair.public]
+    assert sorted(query.tenant for query in asked.values()) == sorted(keys)
 
 
 def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -> None:

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tests.helpers.mini_stack import MiniStack
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream_worker.streams.retention import LEAST_UNREAD_S
+from slipstream_worker.streams.retention import MIN_UNREAD_S
 from slipstream_worker.streams.stream import Stage, WorkerStream
 
 PROMPTS = [f"Annex {n}: what goes on though nobody listens." for n in range(3)]
@@ -91,7 +91,7 @@ def test_a_client_that_attaches_anew_and_never_asks(stack: Any, streams: Any) ->
     [client] = stack.clients
     client.streams.clear()
     client.hop.attach(stack.now())
-    let_pass(stack, GRACE_S + LEAST_UNREAD_S)
+    let_pass(stack, GRACE_S + MIN_UNREAD_S)
     stack.until(is_given_up(stack))
     assert stack.worker.readers.num_clients == 1
 
@@ -108,7 +108,7 @@ def test_a_reader_that_is_told_it_diverged(stack: Any, streams: Any, is_new_work
         client.hop.attach(stack.now())
     stack.until(lambda: all(it.is_over for it in streams))
     assert {it.fault.code for it in streams} == {"diverged"}
-    let_pass(stack, GRACE_S + LEAST_UNREAD_S)
+    let_pass(stack, GRACE_S + MIN_UNREAD_S)
     stack.until(is_given_up(stack))
     assert stack.worker.readers.num_clients == 1
 
@@ -123,7 +123,7 @@ def test_a_resubmission_that_diverges(stack: Any, streams: Any) -> None:
     stack.until(lambda: all(it.is_over for it in streams))
     assert all(it.is_unknown for it in streams)
     assert {it.fault.code for it in streams} == {"diverged"}
-    let_pass(stack, GRACE_S + LEAST_UNREAD_S)
+    let_pass(stack, GRACE_S + MIN_UNREAD_S)
     stack.until(is_given_up(stack))
     assert stack.worker.readers.num_clients == 1
 
@@ -149,13 +149,13 @@ def test_somebody_else_may_come_to_read_within_the_grace_time(stack: Any, stream
 
 def has_a_deadline(worker: Any, stream: WorkerStream) -> bool:
     """The invariant, from what the worker keeps."""
-    if stream.stage is Stage.ENDED or stream.leaves_at < inf:
+    if stream.stage is Stage.ENDED or stream.expires_at < inf:
         return True
     reader = stream.reader
     if reader is None or not reader.is_listening:
         return False
     session = worker.readers.port(reader.client).session
-    vanished = [session for _, session in worker.readers._vanished]
+    vanished = [session for _, session in worker.readers._disconnected]
     return session.is_open or session in vanished or session in worker._front._lost
 
 
@@ -180,7 +180,7 @@ class Unread(RuleBasedStateMachine):
             for client in list(stack.clients):
                 silence(stack, client)
             stack.until(lambda: stack.worker.card is not None and stack.worker._from_core.is_synced)
-            let_pass(stack, GRACE_S + LEAST_UNREAD_S)
+            let_pass(stack, GRACE_S + MIN_UNREAD_S)
             stack.until(stack.holds_nothing)
         finally:
             stack.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.queries import Question
+from slipstream.client.connection.queries import Query
 from slipstream.client.connection.session import GOODBYE_S, TICK_S, ClientSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
@@ -39,8 +39,9 @@ class LoopIO:
         *,
         access: Access | None = None,
         outlives_server: bool = True,
+        fails_early: bool = False,
     ) -> None:
-        """`outlives_server`: see `ClientSession`."""
+        """`outlives_server`, `fails_early`: see `ClientSession`."""
         self._tracer = tracer
         self.loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -53,6 +54,7 @@ class LoopIO:
             time.monotonic(),
             access=access,
             outlives_server=outlives_server,
+            fails_early=fails_early,
         )
         self._is_turn_due = False
         self._is_closed = False
@@ -90,13 +92,13 @@ class LoopIO:
             self._session.end_all(_closed)
         self._schedule()
 
-    def ask(self, question: Question) -> Future[Any]:
+    def ask(self, query: Query) -> Future[Any]:
         """The future answer of the server, or a ConnectionLostError. Set in the loop's thread."""
         future: Future[Any] = Future()
         if self._is_closed:
             future.set_exception(_closed())
             return future
-        self._session.ask(question, future, time.monotonic(), _call)
+        self._session.ask(query, future, time.monotonic(), _call)
         self._schedule()
         return future
 

@@ -36,16 +36,16 @@ from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.chat_template import check_token_ids, template_options
 from slipstream_ipc.validation.sampling_params import token_ids_from
 
-Question = Tokenize | Detokenize | Cancel
+Query = Tokenize | Detokenize | Cancel
 Found = Tokenized | Detokenized | Cancelled
 
-Send = Callable[[Question], bool]
+Send = Callable[[Query], bool]
 Post = Callable[[Callable[[], None]], None]
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
-    question: Question
+class _PendingQuery:
+    query: Query
     future: Future[Any]
     since: float
 
@@ -54,18 +54,18 @@ class PendingQueries:
     """The unanswered queries of one client."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, _Asked] = {}  # by number, oldest first
+        self._asked: dict[int, _PendingQuery] = {}  # by number, oldest first
         self._due: dict[int, None] = {}  # numbers of those not sent yet
         self._next_number = 0
 
-    def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
-        """Fulfil `future` with the answer to `question`, whose number is set here.
+    def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
+        """Fulfil `future` with the answer to `query`, whose number is set here.
 
         post: calls its argument in the connection's thread; may itself be called from any thread.
         """
         number = self._next_number
         self._next_number = (number + 1) % 2**32
-        self._asked[number] = _Asked(replace(question, number=number), future, now)
+        self._asked[number] = _PendingQuery(replace(query, number=number), future, now)
         self._due[number] = None
 
         def on_done(future: Future[Any]) -> None:
@@ -82,7 +82,7 @@ class PendingQueries:
         """Send due queries until `send` returns False."""
         while self._due:
             number = next(iter(self._due))
-            if not send(self._asked[number].question):
+            if not send(self._asked[number].query):
                 return
             del self._due[number]
 
@@ -91,7 +91,7 @@ class PendingQueries:
         asked = self._asked.get(found.number)
         if asked is None:
             return
-        _check(asked.question, found)
+        _check(asked.query, found)
         del self._asked[found.number]
         self._due.pop(found.number, None)
         if not asked.future.set_running_or_notify_cancel():
@@ -118,7 +118,7 @@ class PendingQueries:
 
 def checked_template(
     tools: Any = None,
-    kwargs: Any = None,
+    chat_template_kwargs: Any = None,
     add_generation_prompt: bool | None = None,
     continue_final_message: bool | None = None,
 ) -> TemplateOptions:
@@ -126,7 +126,7 @@ def checked_template(
     try:
         return template_options(
             tools,
-            kwargs,
+            chat_template_kwargs,
             add_generation_prompt=add_generation_prompt is not False,
             continue_final_message=bool(continue_final_message),
         )
@@ -156,7 +156,7 @@ def new_tokenize(
             0, text, messages, template or TemplateOptions(), add_special_tokens, with_strings
         )
         if not fits_message(asked):
-            given = "a question larger than a message"
+            given = "a query larger than a message"
             raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES} bytes")
     except BadRequest as error:
         raise bad_request(error) from None
@@ -185,18 +185,18 @@ def _ids(given: object) -> npt.NDArray[np.uint32]:
         raise BadRequest("token_ids", given, "a sequence of integers in [0, 2**32)") from None
 
 
-def _check(question: Question, found: Found) -> None:
-    match question, found:
+def _check(query: Query, found: Found) -> None:
+    match query, found:
         case Tokenize(), Tokenized():
             num_ids = len(u32(found.token_ids, "token_ids"))
             is_right = found.fault is not None or (
-                len(found.strings) == num_ids * question.with_strings
+                len(found.strings) == num_ids * query.with_strings
             )
         case Detokenize(), Detokenized():
             is_right = True
         case Cancel(), Cancelled():
-            is_right = len(found.found) == len(question.stream_ids)
+            is_right = len(found.found) == len(query.stream_ids)
         case _:
             is_right = False
     if not is_right:
-        raise ProtocolError("an answer that does not fit its question")
+        raise ProtocolError("an answer that does not fit its query")

@@ -8,7 +8,8 @@ A thread (`ThreadIO`) or an event loop (`LoopIO`) drives it, and passes the curr
   slow reader neither counts as a dead client nor delays other streams. Unread deltas are merged
   (`merge_unread`), so they take no more memory than the answer.
 - A server that says goodbye counts as gone, like one that died: streams that it had accepted
-  continue with the next server at its address, and streams that it rejected are submitted there.
+  continue with the next server at its address, and streams that it rejected are submitted there. A
+  session that does not outlive its server fails them with OverloadedError instead.
 - When the server has been away for `timeout_s`, everything that waits for it fails; later requests
   wait anew. An accepted stream waits six times as long: its output would be lost, and a server
   that ran before is probably being replaced.
@@ -25,11 +26,17 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.outbox import Outbox
-from slipstream.client.connection.queries import PendingQueries, Post, Question
+from slipstream.client.connection.pending_requests import PendingRequests
+from slipstream.client.connection.presence import why_absent
+from slipstream.client.connection.queries import PendingQueries, Post, Query
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.errors import ConnectionLostError, EngineError, SlipstreamError
+from slipstream.errors import (
+    ConnectionLostError,
+    EngineError,
+    OverloadedError,
+    SlipstreamError,
+)
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     Accepted,
@@ -57,6 +64,7 @@ TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
 GOODBYE_S = 0.5  # how long a client waits for the server to acknowledge its goodbye
 
 _MAX_BREACHES = 3
+_ABSENT_S = 1.0  # without a server to be expected, where `fails_early`
 _ACCEPTED_WAIT = 6  # times `timeout_s`, for accepted streams
 _WHAT_TO_DO = (
     "start one with scripts/launch or `slipstream serve`, or say where it is "
@@ -88,8 +96,13 @@ class ClientSession:
         *,
         access: Access | None = None,
         outlives_server: bool = True,
+        fails_early: bool = False,
     ) -> None:
-        """outlives_server: whether to wait for another server when the server says goodbye."""
+        """outlives_server: whether to wait for another server when the server says goodbye.
+        fails_early: until the first attach, whether to wait no longer than _ABSENT_S where no
+        server is to be expected (`why_absent`).
+        """
+        self._fails_early = fails_early
         self._outlives_server = outlives_server
         self._has_left = False  # the server has said goodbye
         self.address = address
@@ -97,12 +110,12 @@ class ClientSession:
         self.model: ModelCard | None = None  # as last reported by the server
         self._table = ClientStreamTable()
         self._callers: list[_Caller] = []
-        self._outbox = Outbox(self._table)
-        self._questions = PendingQueries()
+        self._requests = PendingRequests(self._table)
+        self._queries = PendingQueries()
         self._lost_at: float | None = now
         self._num_breaches = 0  # of the protocol, since the last valid message
         self._goodbye_epoch: int | None = None  # the attach in which goodbye was sent
-        self._attacher: Dealer[ClientToWorker, WorkerToClient, StreamState | None] = Dealer(
+        self._dealer: Dealer[ClientToWorker, WorkerToClient, StreamState | None] = Dealer(
             context,
             address,
             client_codec(),
@@ -115,13 +128,13 @@ class ClientSession:
     @property
     def is_attached(self) -> bool:
         """Whether the session is attached to a server, as far as is known."""
-        return self._attacher.is_attached
+        return self._dealer.is_attached
 
     # ---- what may be asked for ---------------------------------------------------------------
 
     def connect(self, future: Future[ModelCard], now: float) -> None:
         """Fulfil `future` when the server answers; ConnectionLostError after `timeout_s`."""
-        if self._attacher.is_attached and self.model is not None:
+        if self._dealer.is_attached and self.model is not None:
             future.set_result(self.model)
         else:
             self._callers.append(_Caller(future, now))
@@ -130,14 +143,14 @@ class ClientSession:
         """Submit a new stream, or one to be resumed."""
         state.submitted_at = now
         self._table.add(state)
-        self._outbox.ask(state)
+        self._requests.add(state)
 
-    def ask(self, question: Question, future: Future[Any], now: float, post: Post) -> None:
+    def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
         """Fulfil `future` with the server's answer; ConnectionLostError after `timeout_s`.
 
         post: see `PendingQueries.ask`.
         """
-        self._questions.ask(question, future, now, post)
+        self._queries.ask(query, future, now, post)
 
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream, which then still receives its End."""
@@ -145,13 +158,13 @@ class ClientSession:
             self._table.give_up(state, None)
         elif not state.is_over and not state.is_abort_wanted:
             state.is_abort_wanted = True
-            self._outbox.abort(state)
+            self._requests.abort(state)
 
     def abandon(self, state: StreamState) -> None:
         """End the stream at once, without waiting for the server."""
         if not state.is_over:
             self._table.give_up(state, None)
-            self._outbox.abort(state)
+            self._requests.abort(state)
 
     def end_all(self, error: Callable[[], SlipstreamError]) -> None:
         """Fail all waiting calls and all streams, each with a new error."""
@@ -163,13 +176,13 @@ class ClientSession:
     def turn(self, now: float) -> bool:
         """Receive, send what is due, and wake readers. Returns whether deltas arrived."""
         has_deltas = self._receive(now)
-        self._attacher.beat(now)
-        if self._attacher.is_attached:
+        self._dealer.beat(now)
+        if self._dealer.is_attached:
             self._lost_at = None
-            self._outbox.flush(self._attacher.send)
-            self._questions.flush(self._send_question)
+            self._requests.flush(self._dealer.send)
+            self._queries.flush(self._send_query)
         else:
-            self._outbox.clear()
+            self._requests.clear()
             self._count_absence(now)
         self._table.wake()
         return has_deltas
@@ -180,71 +193,72 @@ class ClientSession:
         Until then, call it again when the socket is readable; call `close` after GOODBYE_S at the
         latest.
         """
-        attacher = self._attacher
-        for _ in attacher.receive(now):
+        dealer = self._dealer
+        for _ in dealer.receive(now):
             pass
-        if self._goodbye_epoch is None and attacher.send(Goodbye(), None):
-            self._goodbye_epoch = attacher.epoch
-        if not attacher.is_attached:
+        if self._goodbye_epoch is None and dealer.send(Goodbye(), None):
+            self._goodbye_epoch = dealer.epoch
+        if not dealer.is_attached:
             return True
         if self._goodbye_epoch is None:
             return False  # without credit
-        return attacher.epoch != self._goodbye_epoch or attacher.num_unacked == 0
+        return dealer.epoch != self._goodbye_epoch or dealer.num_unacked == 0
 
     def close(self) -> None:
         """Close the socket, without a goodbye."""
-        self._attacher.close()
+        self._dealer.close()
 
     def _receive(self, now: float) -> bool:
         table = self._table
         has_deltas = False
-        for body in self._attacher.receive(now):
+        for body in self._dealer.receive(now):
             try:
                 match body:
                     case Deltas():
                         has_deltas = True
-                        if not table.deliver(body):
-                            self._attacher.attach(now)
+                        if not table.deliver(body, now):
+                            self._dealer.attach(now)
                         self._num_breaches = 0
                     case Accepted():
                         table.accept(body)
                     case PromptLogprobs():
                         if not table.take_prompt(body):
-                            self._attacher.attach(now)
+                            self._dealer.attach(now)
                     case Rejected() if body.is_leaving and self._outlives_server:
                         table.turn_away(body)
                     case Rejected():
                         unread = table.reject(body)
                         if unread is not None:
-                            self._outbox.abort(unread)
+                            self._requests.abort(unread)
                     case Superseded():
                         table.supersede(body)
                     case UnknownStreams():
                         for state in table.lose(body):
-                            self._outbox.ask(state)
+                            self._requests.add(state)
                     case Tokenized() | Detokenized() | Cancelled():
-                        self._questions.answer(body)
+                        self._queries.answer(body)
                         self._num_breaches = 0
                     case Welcome():
                         self._greet(body.model)
                     case AttachRefused() if body.is_leaving and self._outlives_server:
                         self._has_left = True
-                        if self._attacher.is_attached:
-                            self._attacher.attach(now)
+                        if self._dealer.is_attached:
+                            self._dealer.attach(now)
                     case AttachRefused():
-                        self._fail_waiting(partial(SlipstreamError, body.fault))
-                        if self._attacher.is_attached:  # else `beat` retries, after its interval
-                            self._attacher.attach(now)
+                        kind = OverloadedError if body.is_leaving else SlipstreamError
+                        self._fail_waiting(partial(kind, body.fault))
+                        if self._dealer.is_attached:  # else `beat` retries, after its interval
+                            self._dealer.attach(now)
             except ProtocolError as error:
                 self._note_breach(error)
-                self._attacher.attach(now)
-        for abandoned in self._attacher.take_receipts():
+                self._dealer.attach(now)
+        for abandoned in self._dealer.take_receipts():
             if abandoned is not None:
                 table.forget(abandoned)
         return has_deltas
 
-    def _send_question(self, question: Question) -> bool:
-        return self._attacher.send(question, None)
+    def _send_query(self, query: Query) -> bool:
+        return self._dealer.send(query, None)
 
     def _note_breach(self, error: ProtocolError) -> None:
         """Count a breach; after _MAX_BREACHES, attaching anew has not helped: fail what waits."""
@@ -260,20 +274,24 @@ class ClientSession:
         callers, self._callers = self._callers, []
         for caller in callers:
             caller.future.set_result(model)
-        self._outbox.refill()
-        self._questions.refill()
+        self._requests.refill()
+        self._queries.refill()
 
     def _count_absence(self, now: float) -> None:
         """Fail what has waited for `timeout_s` without a server. A server that loads its model
         counts as present: it answers each attach with that.
         """
-        if self._attacher.is_starting:
+        if self._dealer.is_starting:
             self._lost_at = None
             return
         if self._lost_at is None:
             self._lost_at = now
-        latest = now - self.timeout_s
-        if self._lost_at > latest:
+        if self._fails_early and self.model is None and self._lost_at <= now - _ABSENT_S:
+            absent = why_absent(self.address)
+            if absent is not None:
+                why = f"no Slipstream server at {self.address}: {absent}; {_WHAT_TO_DO}"
+                self._fail_older(partial(ConnectionLostError, Fault("engine", why)), _ABSENT_S, now)
+        if self._lost_at > now - self.timeout_s:
             return
         was_there = self.model is not None
         what = (
@@ -281,16 +299,25 @@ class ClientSession:
         )
         if self._has_left:
             what = "the Slipstream server has shut down, and none has come in its place at"
-        trouble = self._attacher.trouble  # a server answers, but the handshake fails
+        trouble = self._dealer.trouble  # a server answers, but the handshake fails
         why = f"{what} {self.address} for {now - self._lost_at:.3g} s: {trouble or _WHAT_TO_DO}"
-        error = partial(ConnectionLostError, Fault("engine", why))
+        self._fail_older(partial(ConnectionLostError, Fault("engine", why)), self.timeout_s, now)
+
+    def _fail_older(
+        self, error: Callable[[], SlipstreamError], waited_s: float, now: float
+    ) -> None:
+        """Fail what has waited for `waited_s`, and accepted streams after _ACCEPTED_WAIT times the
+        timeout.
+        """
+        assert self._lost_at is not None
+        latest = now - waited_s
         for state in self._table.streams:
             is_accepted = state.prompt_ids is not None
             if is_accepted and self._lost_at > now - _ACCEPTED_WAIT * self.timeout_s:
                 continue
             if state.submitted_at <= latest:
                 self._table.give_up(state, error())
-        self._questions.fail(error, latest)
+        self._queries.fail(error, latest)
         for caller in list(self._callers):
             if caller.since <= latest:
                 self._callers.remove(caller)
@@ -300,5 +327,5 @@ class ClientSession:
         callers, self._callers = self._callers, []
         for caller in callers:
             caller.future.set_exception(error())
-        self._questions.fail(error)
+        self._queries.fail(error)
         self._table.give_up_all(error)

@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 
 from slipstream.client.connection.mailbox import Mailbox
-from slipstream.client.connection.queries import Question
+from slipstream.client.connection.queries import Query
 from slipstream.client.connection.session import GOODBYE_S, TICK_S, ClientSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
@@ -40,7 +40,9 @@ class ThreadIO:
         tracer: Tracer | None = None,
         *,
         access: Access | None = None,
+        fails_early: bool = False,
     ) -> None:
+        """`fails_early`: see `ClientSession`."""
         self.address = address
         self.timeout_s = timeout_s
         self._tracer = tracer
@@ -50,7 +52,13 @@ class ThreadIO:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._session = ClientSession(
-            self._context, address, timeout_s, self._poller, time.monotonic(), access=access
+            self._context,
+            address,
+            timeout_s,
+            self._poller,
+            time.monotonic(),
+            access=access,
+            fails_early=fails_early,
         )
         self._thread = threading.Thread(target=self._run, name="slipstream-client", daemon=True)
         atexit.register(self.close)
@@ -74,10 +82,10 @@ class ThreadIO:
         """Submit the stream's request. On a closed connection it ends with a ClosedError."""
         self._commands.post(partial(self._submit, state))
 
-    def ask(self, question: Question) -> Future[Any]:
+    def ask(self, query: Query) -> Future[Any]:
         """The future answer of the server; ConnectionLostError after `timeout_s` without one."""
         future: Future[Any] = Future()
-        self._commands.post(partial(self._ask, question, future, time.monotonic()))
+        self._commands.post(partial(self._ask, query, future, time.monotonic()))
         return future
 
     def abort(self, state: StreamState) -> None:
@@ -114,8 +122,8 @@ class ThreadIO:
         if self._ending is not None:
             self._session.end_all(self._ending)
 
-    def _ask(self, question: Question, future: Future[Any], since: float) -> None:
-        self._session.ask(question, future, since, self._commands.post)
+    def _ask(self, query: Query, future: Future[Any], since: float) -> None:
+        self._session.ask(query, future, since, self._commands.post)
         if self._ending is not None:
             self._session.end_all(self._ending)
 

@@ -45,6 +45,10 @@ class StreamGroup:
         """Whether every stream is over. Read this before `unread`."""
         return self.num_over == len(self.states)
 
+    def close(self) -> None:
+        """Drop unread deltas, and those that arrive from now on. From the reader's thread."""
+        self.unread = deque(maxlen=0)
+
     def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
         """Add a message whose entries belong to the streams at `indices`."""
         texts = batch.message.texts

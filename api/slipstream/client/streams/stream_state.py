@@ -49,6 +49,7 @@ class StreamState:
     was_sent: bool = False  # the server may know the stream
     was_resubmitted: bool = False  # during the current attach
     is_abort_wanted: bool = False
+    awaits_acceptance: bool = False  # the reader waits for `prompt_ids`, which wakes it then
     group: GroupMember | None = None  # the group that the stream is read in
     index: int = 0  # in the group
     resubmittable: Submit | None = None
@@ -65,6 +66,13 @@ class StreamState:
             self.resubmittable = replace(self.resubmittable, tenant=tenant)
             if is_first:
                 self.request = self.resubmittable
+
+    def drop_deltas(self) -> None:
+        """Drop unread deltas, and those that arrive from now on. From the reader's thread, for a
+        stream that is in no group.
+        """
+        self.deltas = deque(maxlen=0)
+        self.push = self.deltas.append
 
     @property
     def stream_id(self) -> bytes:

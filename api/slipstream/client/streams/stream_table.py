@@ -129,6 +129,8 @@ class ClientStreamTable:
         if state is not None:
             u32(message.prompt_ids, "prompt_ids")
             state.prompt_ids = message.prompt_ids
+            if state.awaits_acceptance:
+                self._woken.append(state)
 
     def take_prompt(self, message: PromptLogprobs) -> bool:
         """Add log-probabilities of a stream's prompt; False if they leave a gap.
@@ -201,8 +203,10 @@ class ClientStreamTable:
         why = "the server does not have this stream any more: submit the request again"
         self._fail(state, StreamLostError(Fault("unknown_stream", why)))
 
-    def deliver(self, message: Deltas) -> bool:
+    def deliver(self, message: Deltas, now: float = 0.0) -> bool:
         """Deliver the entries to their streams; False if one of them leaves a gap.
+
+        now: in seconds of the monotonic clock.
 
         Raises: ProtocolError where the columns do not match.
         """
@@ -210,7 +214,7 @@ class ClientStreamTable:
         ends: dict[int, End] = {}
         if message.ends:
             ends.update(zip(u32(message.ended).tolist(), message.ends, strict=True))
-        batch = DeltaBatch(message, ends)
+        batch = DeltaBatch(message, ends, now)
         handles = message.handles
         is_worth_it = handles == self._last_handles or len(message.texts) >= MANY
         self._last_handles = handles

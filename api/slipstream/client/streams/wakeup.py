@@ -12,7 +12,7 @@ no stream but the cause it is rung for, so an unused stream is garbage collected
 from __future__ import annotations
 
 import asyncio
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, Protocol, TypeVar
 
 Rung = TypeVar("Rung")
@@ -36,9 +36,14 @@ class ThreadWakeup(Generic[Rung]):
         """Wake the thread. May be called from any thread."""
         self._queue.put(cause)
 
-    def wait(self) -> Rung:
-        """Wait for the next ring and return its cause. Earlier rings are queued."""
-        return self._queue.get()
+    def wait(self, timeout_s: float | None = None) -> Rung | None:
+        """Wait for the next ring and return its cause; None after `timeout_s`. Earlier rings are
+        queued.
+        """
+        try:
+            return self._queue.get(timeout=timeout_s)
+        except Empty:
+            return None
 
 
 class TaskWakeup:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from slipstream.http.wire import Response, json_response
+from slipstream.http.response_encoding import Response, json_response
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreNumbers,
@@ -75,45 +75,45 @@ class LiveNumbers(Struct, frozen=True):
     timeline: Timeline = Timeline()
 
 
-class Live:
+class LiveStatistics:
     """Recent statistics, and the response computed from them."""
 
     def __init__(self) -> None:
-        self._told: deque[Statistics] = deque()  # oldest first
+        self._reports: deque[Statistics] = deque()  # oldest first
         self._response: Response | None = None
         self._model: str | None = None
 
-    def take(self, statistics: Statistics) -> None:
+    def add(self, statistics: Statistics) -> None:
         """Add a report; drop those older than the windows."""
-        self._told.append(statistics)
-        while self._told[0].at_s < statistics.at_s - _LATENCY_S - 1.0:
-            self._told.popleft()
+        self._reports.append(statistics)
+        while self._reports[0].at_s < statistics.at_s - _LATENCY_S - 1.0:
+            self._reports.popleft()
         self._response = None
 
     def response(self, model: str | None, states: dict[str, str]) -> Response:
         """The response. states: of processes, by name, used until statistics have come."""
-        if self._response is None or self._model != model or not self._told:
+        if self._response is None or self._model != model or not self._reports:
             self._model = model
             self._response = json_response(200, self._numbers(model, states), _NO_STORE)
         return self._response
 
     def _numbers(self, model: str | None, states: dict[str, str]) -> LiveNumbers:
-        if not self._told:
+        if not self._reports:
             return LiveNumbers(model, processes={name: Process(it) for name, it in states.items()})
-        newest = self._told[-1]
+        newest = self._reports[-1]
         cores, workers = _cores(newest), _workers(newest)
         earlier = self._before(newest.at_s - _LATENCY_S)
         gauges = [core.gauges for core in cores.values()]
         num_blocks = sum(each.num_blocks for each in gauges)
         num_used = sum(each.num_used_blocks for each in gauges)
-        lately = self._before(newest.at_s - _RATE_S)
+        recent_report = self._before(newest.at_s - _RATE_S)
         return LiveNumbers(
             model,
             running=sum(each.num_running for each in gauges) if cores else None,
             waiting=sum(each.num_waiting for each in gauges) if cores else None,
             cache_use=num_used / num_blocks if num_blocks else None,
-            tokens_per_s=_rate(_workers(lately), workers),
-            device_busy=_busy_share(_cores(lately), cores),
+            tokens_per_s=_rate(_workers(recent_report), workers),
+            device_busy=_busy_share(_cores(recent_report), cores),
             ttft_s=_percentiles(
                 (_histogram(earlier, name, "ttft_s"), worker.counters.ttft_s)
                 for name, worker in workers.items()
@@ -132,7 +132,9 @@ class Live:
 
     def _before(self, at_s: float) -> Statistics:
         """The newest report from `at_s` or before; the oldest if there is none."""
-        return next((each for each in reversed(self._told) if each.at_s <= at_s), self._told[0])
+        return next(
+            (each for each in reversed(self._reports) if each.at_s <= at_s), self._reports[0]
+        )
 
 
 def _cores(statistics: Statistics) -> dict[str, CoreNumbers]:
@@ -217,12 +219,12 @@ def _timeline(
         return Timeline()
     origin_us = min(spans.at_us for spans in (*engine, *text)) - SPAN_US
     return Timeline(
-        steps=_lane(engine, origin_us),
-        work=[(begin, end) for begin, end, _ in _lane(text, origin_us)],
+        steps=_clipped_spans(engine, origin_us),
+        work=[(begin, end) for begin, end, _ in _clipped_spans(text, origin_us)],
     )
 
 
-def _lane(told: Iterable[Spans], origin_us: int) -> list[tuple[int, int, int]]:
+def _clipped_spans(reports: Iterable[Spans], origin_us: int) -> list[tuple[int, int, int]]:
     """Spans that begin within `SPAN_US` after `origin_us`, in order; their ends are clipped."""
-    spans = sorted(span for each in told for span in since(each, origin_us))
+    spans = sorted(span for each in reports for span in since(each, origin_us))
     return [(begin, min(end, SPAN_US), num) for begin, end, num in spans if begin < SPAN_US]

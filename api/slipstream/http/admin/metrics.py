@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from slipstream.http.wire import Response
+from slipstream.http.response_encoding import Response
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreNumbers,
@@ -39,9 +39,9 @@ PREFIX = "slipstream:"
 
 _PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 _OPEN = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
-_LES = (*map(str, BOUNDS_S), "+Inf")
-_UP = "process_up"
-_NO_COUNTS = (0,) * len(_LES)
+_BUCKET_BOUNDS = (*map(str, BOUNDS_S), "+Inf")
+_PROCESS_UP = "process_up"
+_NO_COUNTS = (0,) * len(_BUCKET_BOUNDS)
 
 
 class _Family(Struct, frozen=True):
@@ -71,108 +71,117 @@ def _by_path(front: FrontNumbers) -> dict[tuple[str, ...], int]:
     return {(path, status): num for (status, _, path), num in pairs}
 
 
-def _singly(tally: dict[str, int]) -> dict[tuple[str, ...], int]:
+def _by_label(tally: dict[str, int]) -> dict[tuple[str, ...], int]:
     return {(name,): num for name, num in tally.items()}
 
 
-def _of_core() -> Iterator[_Family]:
+def _core_metrics() -> Iterator[_Family]:
     def gauge(name: str, help_: str, value: Callable[[CoreNumbers], float]) -> _Family:
         return _Family(_Gauge, name, help_, CoreNumbers, value)
 
     def counter(name: str, help_: str, field: str) -> _Family:
         return _Family(_Counter, name, help_, CoreNumbers, lambda n: getattr(n.counters, field))
 
-    yield gauge("num_requests_running", "Requests being computed.", lambda n: n.gauges.num_running)
+    yield gauge(
+        "num_requests_running", "Requests that are running.", lambda n: n.gauges.num_running
+    )
     yield gauge(
         "num_requests_waiting",
-        "Requests that wait, preempted ones too.",
+        "Requests that wait to be scheduled, preempted ones included.",
         lambda n: n.gauges.num_waiting,
     )
-    yield gauge("kv_cache_usage_perc", "Cache blocks in use; 1 is all of them.", _cache_use)
-    yield gauge("num_kv_cache_blocks", "Blocks of the cache.", lambda n: n.gauges.num_blocks)
-    yield counter("num_preemptions", "Requests that gave up their blocks.", "num_preemptions")
+    yield gauge("kv_cache_usage_perc", "Share of the KV cache blocks in use, 0 to 1.", _cache_use)
+    yield gauge("num_kv_cache_blocks", "Blocks of the KV cache.", lambda n: n.gauges.num_blocks)
+    yield counter("num_preemptions", "Preemptions of requests.", "num_preemptions")
     yield counter(
-        "prefix_cache_queries", "Tokens looked for in the prefix cache.", "num_prefix_queries"
+        "prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", "num_prefix_queries"
     )
-    yield counter("prefix_cache_hits", "Tokens found there, not computed.", "num_prefix_hits")
-    yield counter("generation_tokens", "Tokens sampled for answers.", "num_sampled_tokens")
+    yield counter(
+        "prefix_cache_hits", "Prompt tokens found in the prefix cache.", "num_prefix_hits"
+    )
+    yield counter("generation_tokens", "Tokens sampled for outputs.", "num_sampled_tokens")
     yield counter(
         "computed_tokens",
-        "Tokens that went through the model, again after a preemption.",
+        "Tokens computed by the model; after a preemption they are computed again.",
         "num_computed_tokens",
     )
-    yield counter("engine_steps", "Steps of the model.", "num_steps")
-    yield counter("device_busy_seconds", "Time with a step under way.", "device_busy_s")
+    yield counter("engine_steps", "Engine steps.", "num_steps")
+    yield counter("device_busy_seconds", "Time in which a step was running.", "device_busy_s")
     yield counter(
         "device_idle_seconds",
-        "Time without one though requests were there. Idle share: idle / (busy + idle).",
+        "Time with requests but no running step. Idle share: idle / (busy + idle).",
         "device_idle_s",
     )
-    yield _histogram("step_time_seconds", "One step of the model.", CoreNumbers, "step_s")
+    yield _histogram("step_time_seconds", "Duration of an engine step.", CoreNumbers, "step_s")
     yield _histogram(
-        "request_queue_time_seconds", "From admission to the first step.", CoreNumbers, "queue_s"
+        "request_queue_time_seconds",
+        "Time from a request's admission to its first step.",
+        CoreNumbers,
+        "queue_s",
     )
 
 
-def _of_worker() -> Iterator[_Family]:
+def _worker_metrics() -> Iterator[_Family]:
     def counter(name: str, help_: str, field: str) -> _Family:
         return _Family(_Counter, name, help_, WorkerNumbers, lambda n: getattr(n.counters, field))
 
     yield _Family(
         _Gauge,
         "num_streams_kept",
-        "Streams that have ended, kept for readers that come back.",
+        "Ended streams that are kept for readers that resume.",
         WorkerNumbers,
         lambda n: n.gauges.num_kept_streams,
     )
     yield _Family(
         _Gauge,
         "num_clients",
-        "Clients that are attached, fronts among them.",
+        "Attached clients, HTTP fronts included.",
         WorkerNumbers,
         lambda n: n.gauges.num_clients,
     )
-    yield counter("requests_accepted", "Requests that the engine took.", "num_accepted")
-    yield counter("prompt_tokens", "Tokens of their prompts.", "num_prompt_tokens")
+    yield counter("requests_accepted", "Requests accepted by the engine.", "num_accepted")
+    yield counter("prompt_tokens", "Prompt tokens of accepted requests.", "num_prompt_tokens")
     yield _Family(
         _Counter,
         "request_success",
-        "Streams that have ended, by finish reason.",
+        "Ended streams by finish reason.",
         WorkerNumbers,
-        lambda n: _singly(n.counters.finished),
+        lambda n: _by_label(n.counters.finished),
         ("finished_reason",),
     )
     yield _Family(
         _Counter,
         "requests_rejected",
-        "Requests that were not taken, by reason.",
+        "Rejected requests by error code.",
         WorkerNumbers,
-        lambda n: _singly(n.counters.rejected),
+        lambda n: _by_label(n.counters.rejected),
         ("code",),
     )
-    yield counter("client_messages", "Messages with deltas to clients.", "num_messages")
+    yield counter("client_messages", "Messages with deltas sent to clients.", "num_messages")
     yield counter(
-        "deltas", "Deltas of streams. Coalescing factor: delivered_tokens / deltas.", "num_deltas"
+        "deltas",
+        "Deltas sent to clients. Coalescing factor: delivered_tokens / deltas.",
+        "num_deltas",
     )
-    yield counter("delivered_tokens", "Tokens in those.", "num_delivered_tokens")
+    yield counter("delivered_tokens", "Tokens in deltas sent to clients.", "num_delivered_tokens")
     for name, help_, field in (
-        ("time_to_first_token", "From a request's arrival to its first delta.", "ttft_s"),
-        ("inter_token_latency", "Between two deltas of a stream.", "itl_s"),
+        ("time_to_first_token", "Time from a request's arrival to its first delta.", "ttft_s"),
+        ("inter_token_latency", "Time between two deltas of a stream.", "itl_s"),
         (
             "request_time_per_output_token",
-            "From a stream's first delta to its end, by token but the first.",
+            "Mean time per token of a stream, after its first delta.",
             "tpot_s",
         ),
-        ("e2e_request_latency", "From a request's arrival to its end's leaving.", "e2e_s"),
+        ("e2e_request_latency", "Time from a request's arrival until its end is sent.", "e2e_s"),
     ):
         yield _histogram(f"{name}_seconds", help_, WorkerNumbers, field)
 
 
-def _of_fronts() -> Iterator[_Family]:
+def _front_metrics() -> Iterator[_Family]:
     yield _Family(
         _Counter,
         "http_requests",
-        "Answers by path and status; 499: the client left before.",
+        "HTTP responses by path and status; 499: the client disconnected before.",
         FrontNumbers,
         _by_path,
         ("path", "status"),
@@ -180,59 +189,59 @@ def _of_fronts() -> Iterator[_Family]:
     yield _Family(
         _Counter,
         "http_stream_chunks",
-        "Chunks of streamed answers.",
+        "Chunks of streamed HTTP responses.",
         FrontNumbers,
         lambda n: n.counters.num_chunks,
     )
     yield _Family(
         _Gauge,
         "http_open_streams",
-        "Answers that are being streamed.",
+        "HTTP responses being streamed.",
         FrontNumbers,
         lambda n: n.gauges.num_open_streams,
     )
     yield _Family(
         _Gauge,
         "http_connections",
-        "Connections of clients.",
+        "Open HTTP connections.",
         FrontNumbers,
         lambda n: n.gauges.num_connections,
     )
 
 
-def _of_all() -> Iterator[_Family]:
+def _process_metrics() -> Iterator[_Family]:
     yield _Family(
         _Counter,
         "overrun_tokens",
-        "Tokens that were sampled behind their request's end.",
+        "Tokens sampled after their request had ended.",
         CoreNumbers | WorkerNumbers,
         lambda n: n.counters.num_overrun_tokens,
     )
     yield _Family(
         _Gauge,
-        _UP,
-        "Whether it is ready and shows signs of life.",
+        _PROCESS_UP,
+        "Whether the process is ready and sends heartbeats.",
         None,
         lambda p: float(p.state == "ready"),
     )
     yield _Family(
         _Counter,
         "process_restarts",
-        "Times that it was replaced.",
+        "Restarts of the process.",
         None,
         lambda p: p.num_restarts,
     )
     yield _Family(
         _Counter,
         "process_cpu_seconds",
-        "CPU time, of those that it replaced too.",
+        "CPU time of the process and of those it replaced.",
         None,
         lambda p: p.cpu_s,
     )
     yield _Family(
         _Gauge,
         "process_resident_memory_bytes",
-        "Memory.",
+        "Resident memory of the process.",
         None,
         lambda p: p.rss_bytes,
     )
@@ -242,7 +251,7 @@ def _histogram(name: str, help_: str, of: type, field: str) -> _Family:
     return _Family(_Histogram, name, help_, of, lambda n: getattr(n.counters, field))
 
 
-_FAMILIES = (*_of_core(), *_of_worker(), *_of_fronts(), *_of_all())
+_FAMILIES = (*_core_metrics(), *_worker_metrics(), *_front_metrics(), *_process_metrics())
 
 
 class Metrics:
@@ -295,16 +304,20 @@ class _Collector(Collector):
             labels = ("model_name", "process", *family.labels)
             metric: Any = family.kind(PREFIX + family.name, family.help, labels=labels)
             for name, process in metrics.statistics.processes.items():
-                _add(metric, family, [metrics.model_name, name], process)
-            told = metrics.statistics.processes
-            if told and family.name == _UP:  # all that is known of a process without statistics
-                for name in metrics.states.keys() - told.keys():
+                _add_sample(metric, family, [metrics.model_name, name], process)
+            reported = metrics.statistics.processes
+            if (
+                reported and family.name == _PROCESS_UP
+            ):  # all that is known of a process without statistics
+                for name in metrics.states.keys() - reported.keys():
                     process = ProcessStatistics(state=metrics.states[name])
-                    _add(metric, family, [metrics.model_name, name], process)
+                    _add_sample(metric, family, [metrics.model_name, name], process)
             yield metric
 
 
-def _add(metric: Any, family: _Family, labels: list[str], process: ProcessStatistics) -> None:
+def _add_sample(
+    metric: Any, family: _Family, labels: list[str], process: ProcessStatistics
+) -> None:
     if family.of is None:
         metric.add_metric(labels, family.value(process))
         return
@@ -313,7 +326,7 @@ def _add(metric: Any, family: _Family, labels: list[str], process: ProcessStatis
     value = family.value(process.numbers)
     if isinstance(value, Histogram):
         counts = accumulate(value.counts or _NO_COUNTS)
-        metric.add_metric(labels, list(zip(_LES, counts, strict=True)), value.sum)
+        metric.add_metric(labels, list(zip(_BUCKET_BOUNDS, counts, strict=True)), value.sum)
     elif isinstance(value, dict):
         for more, num in value.items():
             metric.add_metric([*labels, *more], num)

@@ -9,13 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 from importlib.resources import files
 
-from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.wire import Response
+from slipstream.http.exchange import Exchange, Handler, HttpRequest
+from slipstream.http.response_encoding import Response
 
 _FOLDER = files("slipstream.http").joinpath("page")
 _START = "index.html"
@@ -37,8 +36,6 @@ _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
 )
 
-Handler = Callable[[HttpRequest, Exchange], None]
-
 
 def page_handlers() -> dict[str, dict[str, Handler]]:
     """Handlers of the files, by path and method; the page itself is at `/`."""
@@ -57,12 +54,12 @@ def _response(name: str, body: bytes) -> Response:
 
 def _answer(response: Response, request: HttpRequest, exchange: Exchange) -> None:
     tag = response.headers[0][1]
-    if is_one_of(tag, request.headers.get(b"if-none-match", b"")):
+    if matches_etag(tag, request.headers.get(b"if-none-match", b"")):
         response = Response(304, response.body, response.headers, response.content_type)
     exchange.respond(response)
 
 
-def is_one_of(tag: bytes, given: bytes) -> bool:
+def matches_etag(tag: bytes, given: bytes) -> bool:
     """Whether an If-None-Match header matches this entity tag, by weak comparison."""
     named = [each.strip().removeprefix(b"W/") for each in given.split(b",")]
     return tag in named or named == [b"*"]

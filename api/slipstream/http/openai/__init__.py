@@ -1,1 +1,1 @@
-"""The endpoints that run the model, OpenAI's and others: their requests, streams and answers."""
+"""OpenAI's JSON: the types of request and response bodies, log-probabilities and token texts."""

@@ -1,8 +1,8 @@
 """The fast path of `logprobs`: a delta's log-probabilities as JSON, made from columns without an
 object per candidate. The bytes are identical to those of the slow path.
 
-- A token's text is encoded once (`TokenTexts.written`) and the values of a message in one call; an
-  event only joins bytes.
+- A token's text is encoded once (`TokenTexts.token_json`) and the values of a message in one call;
+  an event only joins bytes.
 - Where the result could differ from the slow path (chats: a tie at the last rank), None is returned
   and the caller takes the slow path.
 """
@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.delta_batch import DeltaBatch
-from slipstream.http.openai.logprobs import LEAST, TextPlace
+from slipstream.http.openai.logprobs import MIN_LOGPROB, TextPosition
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta, candidates_of, single_of
 from slipstream_ipc.columns import f32, u32
 
 _COMPLETION = b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[{%b}]}'
-_ONE = _COMPLETION.replace(b"%b", b"%d", 1)
+_COMPLETION_OF_ONE = _COMPLETION.replace(b"%b", b"%d", 1)
 _CHAT = b'{"content":[%b],"refusal":null}'
 _encode = msgspec.json.Encoder().encode
 
@@ -41,49 +41,52 @@ class _Columns(NamedTuple):
     """All candidates of a message, each token's own before its top candidates."""
 
     shown: list[bytes]  # per candidate, as an entry of top_logprobs
-    is_odd: list[bool]  # per token: it takes the slow path
+    has_tie: list[bool]  # per token: it takes the slow path
 
 
-def completion_json(delta: Delta, texts: TokenTexts, place: TextPlace) -> bytes | None:
-    """A completion's log-probabilities of a delta, whose text begins at `place`, which is advanced
-    past it. None if the delta has none.
+def completion_logprobs_json(
+    delta: Delta, texts: TokenTexts, position: TextPosition
+) -> bytes | None:
+    """A completion's log-probabilities of a delta whose text begins at `position`; advances it.
+
+    None if the delta has none.
     """
     single = single_of(delta)
     if single is not None:  # the usual case
         batch, at = single
-        ids, values, tops = _for_completions(batch, texts)
-        token, offset = texts.written[ids[at]], place.offset
+        ids, values, tops = _completion_tokens(batch, texts)
+        token, offset = texts.token_json[ids[at]], position.offset
         raw = token.raw
-        if place.pending or not raw.isascii():
-            place.advance(raw)
+        if position.pending or not raw.isascii():
+            position.advance(raw)
         else:
-            place.offset += len(raw)  # `advance` inlined
-        return _ONE % (offset, values[at], token.name, tops[at])
+            position.offset += len(raw)  # `advance` inlined
+        return _COMPLETION_OF_ONE % (offset, values[at], token.name, tops[at])
     found = candidates_of(delta)
     if found is None:
         return None
     batch, (begin, end, width, at) = found
-    ids, values, tops = _for_completions(batch, texts)
+    ids, values, tops = _completion_tokens(batch, texts)
     behind = at + (end - begin) // width
     offsets: list[bytes] = []
     names: list[bytes] = []
     for token_id in ids[at:behind]:
-        token = texts.written[token_id]
-        offsets.append(b"%d" % place.offset)
-        place.advance(token.raw)
+        token = texts.token_json[token_id]
+        offsets.append(b"%d" % position.offset)
+        position.advance(token.raw)
         names.append(token.name)
     own, shown = b",".join(values[at:behind]), b"},{".join(tops[at:behind])
     return _COMPLETION % (b",".join(offsets), own, b",".join(names), shown)
 
 
-def chat_json(delta: Delta, texts: TokenTexts) -> bytes | None:
+def chat_logprobs_json(delta: Delta, texts: TokenTexts) -> bytes | None:
     """A chat's log-probabilities of a delta; None if it has none, or needs the slow path."""
     found = candidates_of(delta)
     if found is None:
         return None
     batch, (begin, end, width, rank_begin) = found
-    shown, is_odd = _for_chats(batch, texts)
-    if any(is_odd[rank_begin : rank_begin + (end - begin) // width]):
+    shown, has_tie = _chat_candidates(batch, texts)
+    if any(has_tie[rank_begin : rank_begin + (end - begin) // width]):
         return None
     tokens = [
         shown[at] + b",".join(shown[at + 1 : at + width]) + b"]}" for at in range(begin, end, width)
@@ -92,11 +95,11 @@ def chat_json(delta: Delta, texts: TokenTexts) -> bytes | None:
 
 
 @lru_cache(maxsize=1)  # the streams of a message are written one after another
-def _for_completions(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
+def _completion_tokens(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
     """The tokens of a message, joined as one string with a line per token and then split."""
     columns = batch.message.logprobs
     assert columns is not None
-    ids, values = u32(columns.ids), _least(f32(columns.values))
+    ids, values = u32(columns.ids), _clamped(f32(columns.values))
     widths = batch.token_widths
     own = np.cumsum(widths) - widths  # index of each token's own candidate
     is_kept = ids != np.repeat(ids[own], widths)  # drops the sampled token among the top ones
@@ -104,15 +107,15 @@ def _for_completions(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
     kept_ids: list[int] = ids[is_kept].tolist()
     numbers = _encode(values[is_kept].tolist())[1:-1].split(b",")
     pieces = [b""] * (2 * len(kept_ids))
-    written, key = texts.written, texts.written.key
+    tokens, key = texts.token_json, texts.token_json.key
     pieces[::2] = [key[token_id] for token_id in kept_ids]
     pieces[1::2] = numbers
     starts: list[int] = (np.cumsum(is_kept) - 1)[own].tolist()
-    if written.has_equal_names:
+    if tokens.has_equal_names:
         _name_each_once(pieces, starts)
     own_ids: list[int] = ids[own].tolist()
     for start, token_id in zip(starts, own_ids, strict=True):
-        pieces[2 * start] = written[token_id].first
+        pieces[2 * start] = tokens[token_id].first_key
     tops = b"".join(pieces)[1:].split(b"\n")
     return _Tokens(own_ids, [numbers[start] for start in starts], tops)
 
@@ -129,26 +132,27 @@ def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
 
 
 @lru_cache(maxsize=1)
-def _for_chats(batch: DeltaBatch, texts: TokenTexts) -> _Columns:
+def _chat_candidates(batch: DeltaBatch, texts: TokenTexts) -> _Columns:
     """The candidates of a message. A token's own is followed by the opening of `top_logprobs`."""
     columns = batch.message.logprobs
     assert columns is not None
     ids: list[int] = u32(columns.ids).tolist()
-    values = _encode(_least(f32(columns.values)).tolist())[1:-1].split(b",")
+    values = _encode(_clamped(f32(columns.values)).tolist())[1:-1].split(b",")
     widths = batch.token_widths
     behind = np.cumsum(widths)
     own = (behind - widths).tolist()
-    written = texts.written
+    tokens = texts.token_json
     shown = [
-        written[token_id].head + value + b"}" for token_id, value in zip(ids, values, strict=True)
+        tokens[token_id].chat_head + value + b"}"
+        for token_id, value in zip(ids, values, strict=True)
     ]
-    is_odd: list[bool] = []
+    has_tie: list[bool] = []
     for at, end, rank in zip(own, behind.tolist(), u32(columns.ranks).tolist(), strict=True):
         shown[at] = shown[at][:-1] + b',"top_logprobs":['
-        is_odd.append(rank < end - at and ids[at] not in ids[at + 1 : end])  # a tie
-    return _Columns(shown, is_odd)
+        has_tie.append(rank < end - at and ids[at] not in ids[at + 1 : end])  # a tie
+    return _Columns(shown, has_tie)
 
 
-def _least(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Values, at least `LEAST`."""
-    return np.maximum(values, np.float32(LEAST))
+def _clamped(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Values, at least `MIN_LOGPROB`."""
+    return np.maximum(values, np.float32(MIN_LOGPROB))

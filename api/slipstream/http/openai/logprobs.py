@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from slipstream.delta_batch import Logprob, TokenLogprobs
-from slipstream.http.openai.responses import (
+from slipstream.http.openai.response_bodies import (
     ChatLogprobs,
     CompletionLogprobs,
     LogprobById,
@@ -23,10 +23,10 @@ from slipstream.http.openai.responses import (
 )
 from slipstream.http.openai.vocabulary import TokenTexts
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 
 
-class TextPlace:
+class TextPosition:
     """Where the next token's text begins, for a sequence of tokens. offset: in characters."""
 
     def __init__(self, offset: int = 0, pending: bytes = b"") -> None:
@@ -57,17 +57,17 @@ def chat_logprobs(entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts) -
             TokenLogprob(
                 shown.text,
                 None if shown.raw is None else list(shown.raw),
-                value_of(sampled),
-                [_top(each, texts) for each in _likeliest(entry, k)],
+                shown_logprob(sampled),
+                [_top(each, texts) for each in _top_candidates(entry, k)],
             )
         )
     return ChatLogprobs(content)
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts, place: TextPlace
+    entries: Sequence[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
 ) -> CompletionLogprobs:
-    """The columns of tokens that begin at `place`, which is advanced past them."""
+    """The columns of tokens that begin at `position`, which is advanced past them."""
     offsets: list[int] = []
     values: list[float | None] = []
     tokens: list[str] = []
@@ -75,15 +75,15 @@ def completion_logprobs(
     for entry in entries:
         sampled = next(iter(entry.values()))
         token = texts.of(sampled.token_id)
-        offsets.append(place.offset)
-        place.advance(token.raw or b"")
-        values.append(value_of(sampled))
+        offsets.append(position.offset)
+        position.advance(token.raw or b"")
+        values.append(shown_logprob(sampled))
         tokens.append(token.name)
-        tops.append(likeliest_by_name(entry, k, texts))
+        tops.append(top_logprobs_by_name(entry, k, texts))
     return CompletionLogprobs(offsets, values, tokens, tops)
 
 
-def joined(parts: Sequence[Logprobs]) -> Logprobs:
+def concat_logprobs(parts: Sequence[Logprobs]) -> Logprobs:
     """Concatenate the log-probabilities of consecutive parts of a text, all of one shape."""
     match parts[0]:
         case CompletionLogprobs():
@@ -102,32 +102,32 @@ def joined(parts: Sequence[Logprobs]) -> Logprobs:
             return [entry for part in lists for entry in part]
 
 
-def likeliest_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[str, float]:
+def top_logprobs_by_name(entry: TokenLogprobs, k: int, texts: TokenTexts) -> dict[str, float]:
     """The log-probability of a token and of the top `k` candidates, by name."""
     own = next(iter(entry.values()))
-    top = {texts.of(own.token_id).name: value_of(own)}
-    for each in _likeliest(entry, k):
-        top.setdefault(texts.of(each.token_id).name, value_of(each))
+    top = {texts.of(own.token_id).name: shown_logprob(own)}
+    for each in _top_candidates(entry, k):
+        top.setdefault(texts.of(each.token_id).name, shown_logprob(each))
     return top
 
 
-def by_id(entry: TokenLogprobs, k: int, texts: TokenTexts) -> LogprobsById:
+def candidates_by_id(entry: TokenLogprobs, k: int, texts: TokenTexts) -> LogprobsById:
     """The log-probability of a token and of the top `k` candidates, by token id."""
     own = next(iter(entry.values()))
     return {
-        each.token_id: LogprobById(value_of(each), each.rank, texts.of(each.token_id).text)
-        for each in (own, *_likeliest(entry, k))
+        each.token_id: LogprobById(shown_logprob(each), each.rank, texts.of(each.token_id).text)
+        for each in (own, *_top_candidates(entry, k))
     }
 
 
 def logprobs_by_id(
     entries: Sequence[TokenLogprobs | None], k: int, texts: TokenTexts
 ) -> list[LogprobsById | None]:
-    """`by_id` of each token; None stays None."""
-    return [None if entry is None else by_id(entry, k, texts) for entry in entries]
+    """`candidates_by_id` of each token; None stays None."""
+    return [None if entry is None else candidates_by_id(entry, k, texts) for entry in entries]
 
 
-def _likeliest(entry: TokenLogprobs, k: int) -> list[Logprob]:
+def _top_candidates(entry: TokenLogprobs, k: int) -> list[Logprob]:
     found = [each for each in entry.values() if each.rank <= k]
     return sorted(found, key=lambda each: each.rank)
 
@@ -135,9 +135,9 @@ def _likeliest(entry: TokenLogprobs, k: int) -> list[Logprob]:
 def _top(candidate: Logprob, texts: TokenTexts) -> TopLogprob:
     shown = texts.of(candidate.token_id)
     raw = None if shown.raw is None else list(shown.raw)
-    return TopLogprob(shown.text, raw, value_of(candidate))
+    return TopLogprob(shown.text, raw, shown_logprob(candidate))
 
 
-def value_of(candidate: Logprob) -> float:
-    """A candidate's log-probability, at least `LEAST`."""
-    return max(candidate.logprob, LEAST)
+def shown_logprob(candidate: Logprob) -> float:
+    """A candidate's log-probability, at least `MIN_LOGPROB`."""
+    return max(candidate.logprob, MIN_LOGPROB)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipstream.http.wire import json_text
+from slipstream.http.response_encoding import json_text
 
 _logger = logging.getLogger(__name__)
 _FILE = "tokenizer.json"
@@ -35,26 +35,26 @@ class TokenText(Struct, frozen=True):
     is_added: bool = False  # in addition to the base vocabulary, as special tokens are
 
 
-class Written(Struct, frozen=True, gc=False):
+class TokenJson(Struct, frozen=True, gc=False):
     """One token as JSON.
 
-    name: its name, a JSON string. first: a line break, the name and a colon. head: a chat's entry
-    up to the value of `logprob`. raw: the token's bytes, b"" if unknown.
+    name: its name, a JSON string. first_key: a line break, the name and a colon. chat_head: a
+    chat's entry up to the value of `logprob`. raw: the token's bytes, b"" if unknown.
     """
 
     name: bytes
-    first: bytes
-    head: bytes
+    first_key: bytes
+    chat_head: bytes
     raw: bytes
 
 
 class TokenTexts:
-    """Texts of tokens by id, to be used after `when_loaded`. written: the same as JSON."""
+    """Texts of tokens by id, to be used after `when_loaded`. token_json: the same as JSON."""
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer  # a folder, or a hub id whose files the worker has downloaded
         self._known: dict[int, TokenText] = {}
-        self.written = _AllWritten(self)
+        self.token_json = _TokenJsonCache(self)
         self._vocabulary: _Vocabulary | None = None
         self._loading: asyncio.Future[None] | None = None
 
@@ -95,36 +95,36 @@ class TokenTexts:
             _logger.warning("log-probabilities show token ids, not their texts: %s", error)
 
 
-class _AllWritten(dict[int, Written]):
-    """`Written` by token id, filled on access. key: a comma, the name and a colon, by token id.
+class _TokenJsonCache(dict[int, TokenJson]):
+    """`TokenJson` by token id, filled on access. key: a comma, the name and a colon, by token id.
     has_equal_names: two of the tokens accessed so far have the same name.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._names: set[bytes] = set()
-        self.key = _Keys(self)
+        self.key = _JsonKeys(self)
         self.has_equal_names = False
 
-    def __missing__(self, token_id: int) -> Written:
+    def __missing__(self, token_id: int) -> TokenJson:
         token = self._texts.of(token_id)
         name, raw = json_text(token.name), token.raw
         spelled = b"null" if raw is None else b"[%b]" % b",".join([b"%d" % byte for byte in raw])
         head = b'{"token":%b,"bytes":%b,"logprob":' % (json_text(token.text), spelled)
-        written = self[token_id] = Written(name, b"\n" + name + b":", head, raw or b"")
+        encoded = self[token_id] = TokenJson(name, b"\n" + name + b":", head, raw or b"")
         self.has_equal_names |= name in self._names
         self._names.add(name)
-        return written
+        return encoded
 
 
-class _Keys(dict[int, bytes]):
-    """See `_AllWritten`."""
+class _JsonKeys(dict[int, bytes]):
+    """See `_TokenJsonCache`."""
 
-    def __init__(self, written: _AllWritten) -> None:
-        self._written = written
+    def __init__(self, tokens: _TokenJsonCache) -> None:
+        self._tokens = tokens
 
     def __missing__(self, token_id: int) -> bytes:
-        key = self[token_id] = b",%b:" % self._written[token_id].name
+        key = self[token_id] = b",%b:" % self._tokens[token_id].name
         return key
 
 

@@ -15,7 +15,7 @@ from aiohttp import hdrs, web
 from aiohttp.abc import AbstractAccessLogger
 from msgspec import Struct
 
-from slipstream.trusted_proxies import UNIX, Trusted
+from slipstream.trusted_proxies import UNIX, TrustedProxies
 
 _MAX_PATH = 500  # characters
 
@@ -40,7 +40,7 @@ class AccessLogLine(Struct, frozen=True):
 class AccessLog(AbstractAccessLogger):
     """The access logger that aiohttp calls."""
 
-    def __init__(self, logger: logging.Logger, form: Form, trusted: Trusted) -> None:
+    def __init__(self, logger: logging.Logger, form: Form, trusted: TrustedProxies) -> None:
         super().__init__(logger, form)
         self._trusted = trusted
 

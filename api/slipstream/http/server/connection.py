@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
@@ -41,28 +41,27 @@ from aiohttp.web_protocol import _ErrInfo
 from multidict import CIMultiDict
 
 from slipstream.http.config import Limits
-from slipstream.http.counters import GONE, HttpCounters
+from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.errors import ApiError, error_of, overloaded
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.wire import EVENT_STREAM, Response
+from slipstream.http.response_encoding import EVENT_STREAM, Response
 
 _READ_BYTES = 64 * 1024  # aiohttp's read buffer: above twice that it stops reading the socket
-_CHUNKING = 2  # how many times larger a chunked body may be on the wire than its limit
+_MAX_CHUNKING = 2  # how many times larger a chunked body may be on the wire than its limit
 _NEVER_S = 1e9  # disables aiohttp's keep-alive timeout
 _WITH_BODY = "POST"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SERVER = "slipstream"
 _HEAD_END = b"\r\n\r\n"
-_MOST_APART = 16  # pipelined heads that are fed to aiohttp one at a time
+_MAX_SEPARATE_HEADS = 16  # pipelined heads that are fed to aiohttp one at a time
 _REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _TOO_MANY_HEADERS = "Too many headers"  # prefix of aiohttp's message
-_NAMES = {b"content-type": hdrs.CONTENT_TYPE}  # as aiohttp spells them
 _logger = logging.getLogger(__name__)
 
 Phase = Literal["idle", "head", "body", "answer", "over"]
 
 
-class Host(Protocol):
+class ConnectionServer(Protocol):
     """What a connection needs of its server."""
 
     limits: Limits
@@ -91,8 +90,8 @@ class Host(Protocol):
 class Connection(web.RequestHandler):
     """One client connection: see the module. phase: in `over`, input is ignored."""
 
-    def __init__(self, manager: web.Server, host: Host, **options: Any) -> None:
-        limits = host.limits
+    def __init__(self, manager: web.Server, server: ConnectionServer, **options: Any) -> None:
+        limits = server.limits
         super().__init__(
             manager,
             keepalive_timeout=_NEVER_S,
@@ -104,30 +103,34 @@ class Connection(web.RequestHandler):
             auto_decompress=False,
             **options,
         )
-        self._host = host
+        self._server = server
         self._limits = limits
+        self.write: Callable[[bytes], None]  # to the transport
+        # phase and deadlines
         self.phase: Phase = "idle"
-        self._error: ApiError | None = None  # the input could not be parsed
-        self.version = HttpVersion11  # of the request, before `server` changes it
-        self._is_deaf = False  # input is discarded
-        self.num_held = 0  # bytes, as reported to the host
         self.deadline = inf  # in the loop's time
         self.idle_since = 0.0  # time.monotonic() when it was opened, or at its last answer's end
-        self.write: Callable[[bytes], None]  # to the transport
+        self._body_deadline = inf
         self._num_unsent = 0  # at `deadline`, fewer unsent bytes than this extend the deadline
-        self._num_raw = 0  # bytes of the head or the body that is being read
-        self._num_head = 0  # of them, of a head that is not complete
+        self._linger_ended: asyncio.Future[None] | None = None  # while it lingers
+        # input
+        self.num_held = 0  # bytes of pending requests, as reported to the server
+        self._ignores_input = False
+        self._error: ApiError | None = None  # the input could not be parsed
+        self._num_raw_bytes = 0  # of the head or the body that is being read
+        self._num_head_bytes = 0  # of them, of a head that is not complete
+        self._max_raw_bytes = 0  # of the body
         self._payload: StreamReader = EMPTY_PAYLOAD  # of the request that was read last
-        self._is_last_read = False  # the newest request asks to close the connection
-        self._body: StreamReader | None = None
-        self._most_raw = 0  # of the body
-        self._body_until = inf
-        self._exchange: Exchange | None = None
-        self._answer: asyncio.Future[web.StreamResponse] | None = None
+        self._asks_to_close = False  # the request that was read last ends the connection
+        self._body: StreamReader | None = None  # while it is read
+        # the request that is being answered
+        self.version = HttpVersion11  # as received; `server` changes unknown ones
         self._request = HttpRequest()
-        self._message: web.BaseRequest
-        self._stream: web.StreamResponse
-        self._ended: asyncio.Future[None] | None = None  # while it lingers
+        self._closes_http_1_0 = False  # it is HTTP/1.0, and does not ask to keep the connection
+        self._aiohttp_request: web.BaseRequest | None = None  # while an exchange may answer it
+        self._exchange: Exchange | None = None
+        self._response: asyncio.Future[web.StreamResponse] | None = None  # the complete answer
+        self._stream_response: web.StreamResponse | None = None  # the head of a streamed answer
 
     # ---- called by the event loop ------------------------------------------------------------
 
@@ -136,18 +139,18 @@ class Connection(web.RequestHandler):
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
         self.write = self._transport.write
         self.idle_since = time.monotonic()
-        self._host.connected(self)
+        self._server.connected(self)
         self._set_deadline(self._limits.header_s)
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         self._feed(data)
         if not data:
             return  # aiohttp resumes parsing what it has buffered
         self._hold(self.num_held + len(data))
-        self._num_raw += len(data)
+        self._num_raw_bytes += len(data)
         if self.phase == "body":
             self._check_body()
         elif self.phase == "over":
@@ -158,19 +161,20 @@ class Connection(web.RequestHandler):
         elif self.phase == "idle":
             self.phase = "head"
             self._set_deadline(self._limits.header_s)
-        if self._num_head > self._limits.header_bytes:
-            self._is_deaf = True
+        if self._num_head_bytes > self._limits.header_bytes:
+            self._ignores_input = True
             what = f"the request's line and headers exceed {self._limits.header_bytes} bytes"
             self._queue_refusal(ApiError(431, what))
 
     def eof_received(self) -> None:
-        self._leave()
+        self._on_disconnect()
         self.force_close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self._leave()
-        self._host.disconnected(self)
+        self._on_disconnect()
+        self._payload = EMPTY_PAYLOAD  # it refers to this connection
+        self._server.disconnected(self)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -202,22 +206,30 @@ class Connection(web.RequestHandler):
             else:
                 self.abort()
         elif self.phase in ("head", "body"):
-            self._refuse(ApiError(408, "the request did not come in time"))
+            self.refuse(ApiError(408, "the request was not received in time"))
         else:
             self._hang_up()
 
-    def make_way(self) -> None:
-        """Close this connection, which has no exchange, in favour of a new one."""
+    def evict(self) -> None:
+        """Close this connection, which has no exchange, to make room for a new one."""
         if self.phase == "over":
             self.abort()
         elif self.phase in ("head", "body"):
-            self.give_up(overloaded("the server has as many connections as it may have"))
+            self.refuse(overloaded("the server has reached its limit of connections"))
         else:
             self._hang_up()
 
-    def give_up(self, refusal: ApiError) -> None:
-        """Refuse the pending request and close."""
-        self._refuse(refusal)
+    def refuse(self, refusal: ApiError) -> None:
+        """Refuse the oldest pending request, drop the others, and ignore further input."""
+        self._messages.clear()
+        if self._body is not None and not self._body.is_eof():
+            self._body.set_exception(refusal)
+        else:
+            self._queue_refusal(refusal)
+        self.phase, self._ignores_input = "over", True
+        if self._exchange is None:
+            self._wait_for_reader()
+        self._hold(0)
 
     def stop(self) -> None:
         """The server stops: finish the running answer, if any, and close."""
@@ -229,60 +241,67 @@ class Connection(web.RequestHandler):
     def abort(self) -> None:
         """Close the connection now and drop unsent bytes."""
         self._transport.abort()
-        self._leave()
+        self._on_disconnect()
 
     # ---- called by the exchange --------------------------------------------------------------
 
     def respond(self, response: Response) -> None:
         """Send a complete answer."""
         self._exchange = None
-        self._settle(self._whole(response, self._request))
+        self._set_answer(self._complete(response, self._request))
 
     def begin_stream(self) -> None:
         """Send the head of an event stream immediately."""
-        request = self._request
+        request, aiohttp_request = self._request, self._aiohttp_request
+        assert aiohttp_request is not None
         headers = self._headers(request)
         headers[hdrs.CONTENT_TYPE] = EVENT_STREAM.decode()
         headers[hdrs.CACHE_CONTROL] = "no-cache"
         headers["X-Accel-Buffering"] = "no"  # keeps nginx from buffering events
-        self._stream = stream = web.StreamResponse(headers=headers)
+        self._stream_response = stream = web.StreamResponse(headers=headers)
         if request.version != "1.0":
             stream.enable_chunked_encoding()
-        if request.version == "1.0" or self._is_last:
+        if request.version == "1.0" or self._closes_after:
             stream.force_close()
-        _run(stream.prepare(self._message))
+        _run_now(stream.prepare(aiohttp_request))
 
     def finish(self) -> None:
         """End the stream."""
         self._exchange = None
-        cast(StreamWriter, self._message.writer).set_eof()
-        self._settle(self._stream)
+        assert self._aiohttp_request is not None
+        assert self._stream_response is not None
+        cast(StreamWriter, self._aiohttp_request.writer).set_eof()
+        self._set_answer(self._stream_response)
 
     # ---- called by aiohttp -------------------------------------------------------------------
 
     async def answer(self, message: web.BaseRequest) -> web.StreamResponse:
         """aiohttp's request handler: check the head, read the body, wait for the answer."""
-        self._message = message
         self._request = request = _request_of(message, self.version)
+        self._closes_http_1_0 = request.version == "1.0" and not message.keep_alive
         if self._transport.is_closing():
-            return web.Response(status=GONE)  # never sent
+            return web.Response(status=CLIENT_CLOSED)  # never sent
         try:
-            refusal = self._protocol_refusal(request) or self._host.check_head(request)
+            refusal = self._protocol_refusal(request) or self._server.check_head(request)
             if refusal is not None:
                 return self._refusal(refusal, request)
             request.body = await self._read_body(message.content, request)
         except ApiError as error:
             return self._refusal(error, request)
         except ConnectionError:
-            return web.Response(status=GONE)  # never sent
-        rest = max(self._num_head, self.num_held - len(request.body))
-        self._hold(rest if self._messages else self._num_head)
+            return web.Response(status=CLIENT_CLOSED)  # never sent
+        rest = max(self._num_head_bytes, self.num_held - len(request.body))
+        self._hold(rest if self._messages else self._num_head_bytes)
         self.phase, self.deadline = "answer", inf
-        self._answer = self._loop.create_future()
-        self._exchange = exchange = Exchange(request, self, self._host.counters)
+        self._response = self._loop.create_future()
+        self._exchange = exchange = Exchange(request, self, self._server.counters)
         exchange.is_paused = self.writing_paused
-        self._host.handle(request, exchange)
-        return await self._answer
+        self._aiohttp_request = message
+        self._server.handle(request, exchange)
+        response = await self._response
+        # they refer to this connection: it would have to wait for the garbage collector
+        self._aiohttp_request = self._stream_response = self._response = None
+        return response
 
     def handle_error(
         self,
@@ -317,7 +336,7 @@ class Connection(web.RequestHandler):
             await self._linger()
         elif self.phase != "over":  # else a refusal is queued
             self._wait_for_more()
-        self._host.answered()
+        self._server.answered()
         return resp, is_lost
 
     # ---- within ------------------------------------------------------------------------------
@@ -325,30 +344,34 @@ class Connection(web.RequestHandler):
     def _feed(self, data: bytes) -> None:
         """Feed aiohttp one head at a time: on an error it drops the heads parsed before it."""
         begin = 0
-        while not self._is_deaf and len(self._messages) < _MOST_APART:
+        while not self._ignores_input and len(self._messages) < _MAX_SEPARATE_HEADS:
             end = data.find(_HEAD_END, begin) + len(_HEAD_END)
             if end < len(_HEAD_END) or end == len(data):
                 break
             self._feed_piece(data[begin:end])
             begin = end
-        if not self._is_deaf:
+        if not self._ignores_input:
             self._feed_piece(data[begin:])
 
     def _feed_piece(self, data: bytes) -> None:
         num, is_in_body = len(self._messages), not self._payload.is_eof()
         super().data_received(data)
         if len(self._messages) == num:
-            self._num_head = 0 if is_in_body else self._num_head + len(data)
+            self._num_head_bytes = 0 if is_in_body else self._num_head_bytes + len(data)
             return
         message, self._payload = self._messages[-1]
-        self._num_head = 0
+        self._num_head_bytes = 0
         if isinstance(message, RawRequestMessage):
-            self._is_last_read = message.should_close
+            self._asks_to_close = message.should_close
             return
         self._messages.pop()
         # stop feeding: aiohttp would report the same error again and again
-        self._is_deaf, self._error = True, _syntax_refusal(cast(HttpProcessingError, message.exc))
-        if not (is_in_body or self._is_last_read):
+        self._ignores_input, self._error = (
+            True,
+            _syntax_refusal(cast(HttpProcessingError, message.exc)),
+        )
+        message.exc.__traceback__ = None  # its frames refer to this connection, and to it
+        if not (is_in_body or self._asks_to_close):
             self._queue_refusal(self._error)
 
     def _protocol_refusal(self, request: HttpRequest) -> ApiError | None:
@@ -356,9 +379,9 @@ class Connection(web.RequestHandler):
             what = f"the request's headers exceed {self._limits.header_bytes} bytes"
             return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what)
         if not request.path.startswith("/"):
-            return ApiError(400, "the request's target is no path")
+            return ApiError(400, "the request's target is not a path")
         if request.version not in ("1.0", "1.1"):
-            what = "this server speaks HTTP/1.1 and HTTP/1.0"
+            what = f"HTTP version: got {request.version}, allowed: 1.0, 1.1"
             return ApiError(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, what)
         expected = request.headers.get(b"expect")
         if (
@@ -366,7 +389,7 @@ class Connection(web.RequestHandler):
             and request.version == "1.1"
             and expected.lower() != b"100-continue"
         ):
-            return ApiError(417, "this server knows no expectation but 100-continue")
+            return ApiError(417, "Expect: allowed: 100-continue")
         return None
 
     async def _read_body(self, content: StreamReader, request: HttpRequest) -> bytes:
@@ -374,18 +397,14 @@ class Connection(web.RequestHandler):
         is_read = request.method == _WITH_BODY
         limits = self._limits
         most = limits.body_bytes if is_read else min(limits.body_bytes, limits.stray_body_bytes)
-        what = f"the request's body is larger than {most} bytes"
-        if not is_read:
-            what += f", and {request.method} takes none"
-        too_large = ApiError(413, what, code="request_too_large")
         if int(request.headers.get(b"content-length", b"0")) > most:
-            raise too_large
+            raise _too_large(request, most)
         if not content.is_eof():
             if self._error is not None:
                 raise self._error
-            self.phase, self._body, self._num_raw = "body", content, 0
-            self._most_raw = limits.header_bytes + _CHUNKING * most
-            self._body_until = self._loop.time() + limits.body_s
+            self.phase, self._body, self._num_raw_bytes = "body", content, 0
+            self._max_raw_bytes = limits.header_bytes + _MAX_CHUNKING * most
+            self._body_deadline = self._loop.time() + limits.body_s
             self._wait_for_body()
             if b"expect" in request.headers and request.version != "1.0":
                 self.write(_CONTINUE)
@@ -395,7 +414,7 @@ class Connection(web.RequestHandler):
             while data := await content.readany():
                 num_read += len(data)
                 if num_read > most:
-                    raise too_large
+                    raise _too_large(request, most)
                 if is_read:
                     body += data
         except BaseException:
@@ -406,24 +425,13 @@ class Connection(web.RequestHandler):
         return bytes(body)
 
     def _check_body(self) -> None:
-        if self._num_raw > self._most_raw:
-            self._refuse(ApiError(413, "the request's body has too many chunks", code="too_large"))
+        if self._num_raw_bytes > self._max_raw_bytes:
+            what = "the request's body has too many chunks"
+            self.refuse(ApiError(413, what, code="request_too_large"))
         elif self._error is not None and self._body is not None and not self._body.is_eof():
-            self._refuse(self._error)  # aiohttp's C parser does not fail the body by itself
+            self.refuse(self._error)  # aiohttp's C parser does not fail the body by itself
         else:
             self._wait_for_body()
-
-    def _refuse(self, refusal: ApiError) -> None:
-        """Refuse the oldest pending request, drop the others, and ignore further input."""
-        self._messages.clear()
-        if self._body is not None and not self._body.is_eof():
-            self._body.set_exception(refusal)
-        else:
-            self._queue_refusal(refusal)
-        self.phase, self._is_deaf = "over", True
-        if self._exchange is None:
-            self._wait_for_reader()
-        self._hold(0)
 
     def _queue_refusal(self, refusal: ApiError) -> None:
         info = _ErrInfo(refusal.status, refusal, str(refusal))
@@ -432,56 +440,56 @@ class Connection(web.RequestHandler):
             self._waiter.set_result(None)
 
     def _refusal(self, refusal: ApiError, request: HttpRequest) -> web.StreamResponse:
-        self._host.counters.answered(request.path, refusal.status)
-        self.phase, self._is_deaf = "over", True
+        self._server.counters.answered(request.path, refusal.status)
+        self.phase, self._ignores_input = "over", True
         self._hold(0)
         self._wait_for_reader()
-        response = self._whole(refusal.response(), request)
+        response = self._complete(refusal.response(), request)
         response.force_close()
         return response
 
-    def _whole(self, response: Response, request: HttpRequest) -> web.StreamResponse:
+    def _complete(self, response: Response, request: HttpRequest) -> web.StreamResponse:
         headers = self._headers(request)
         for name, value in response.headers:
-            headers[_spelled(name)] = value.decode("latin-1")
+            headers[_header_name(name)] = value.decode("latin-1")
         if response.status == HTTPStatus.NO_CONTENT:
             whole = web.Response(status=response.status, headers=headers)
         else:
             headers[hdrs.CONTENT_TYPE] = response.content_type.decode()
             whole = web.Response(body=response.body, status=response.status, headers=headers)
-        if self._is_last:
+        if self._closes_after:
             whole.force_close()
         return whole
 
     @property
-    def _is_last(self) -> bool:
+    def _closes_after(self) -> bool:
         """Whether the server closes the connection after this answer.
 
         After a request with an Upgrade header it does: aiohttp loses input that follows its body.
         """
-        return self._host.is_draining or b"upgrade" in self._request.headers
+        return self._server.is_draining or b"upgrade" in self._request.headers
 
     def _headers(self, request: HttpRequest) -> CIMultiDict[str]:
         headers = CIMultiDict({hdrs.SERVER: _SERVER, "X-Request-Id": request.id})
-        if request.version == "1.0" and not self._message.keep_alive:
+        if self._closes_http_1_0:
             headers[hdrs.CONNECTION] = "close"  # the default of HTTP/1.0, unknown to some clients
         for name, value in request.answer_headers:
-            headers.add(_spelled(name), value.decode("latin-1"))
+            headers.add(_header_name(name), value.decode("latin-1"))
         return headers
 
-    def _settle(self, response: web.StreamResponse) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(response)
+    def _set_answer(self, response: web.StreamResponse) -> None:
+        if self._response is not None and not self._response.done():
+            self._response.set_result(response)
 
     def _hold(self, num_bytes: int) -> None:
         if num_bytes != self.num_held:
-            self._host.hold(self, num_bytes)
+            self._server.hold(self, num_bytes)
 
     def _wait_for_more(self) -> None:
         """Set phase and deadline after an answer."""
         if self._messages:
             return
-        if self._num_head:
+        if self._num_head_bytes:
             self.phase = "head"
             self._set_deadline(self._limits.header_s)
         else:
@@ -490,7 +498,7 @@ class Connection(web.RequestHandler):
 
     def _wait_for_body(self) -> None:
         self._set_deadline(self._limits.body_stall_s)
-        self.deadline = min(self.deadline, self._body_until)
+        self.deadline = min(self.deadline, self._body_deadline)
 
     def _wait_for_reader(self) -> None:
         self._set_deadline(self._limits.stall_s, self._transport.get_write_buffer_size())
@@ -499,23 +507,23 @@ class Connection(web.RequestHandler):
         self.deadline = self._loop.time() + seconds
         self._num_unsent = num_unsent
 
-    def _leave(self) -> None:
+    def _on_disconnect(self) -> None:
         """The client has disconnected."""
-        self.phase, self._is_deaf = "over", True
+        self.phase, self._ignores_input = "over", True
         self._wait_for_reader()
         self._hold(0)
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
-            exchange.leave()
-        self._settle(web.Response(status=GONE))  # never sent
+            exchange.disconnect()
+        self._set_answer(web.Response(status=CLIENT_CLOSED))  # never sent
         if self._body is not None and not self._body.is_eof():
             self._body.set_exception(ConnectionResetError())
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        if self._linger_ended is not None and not self._linger_ended.done():
+            self._linger_ended.set_result(None)
 
     def _hang_up(self) -> None:
         """Close the connection once unsent bytes have been sent."""
-        self.phase, self._is_deaf = "over", True
+        self.phase, self._ignores_input = "over", True
         self._wait_for_reader()
         if self._body is not None:
             self._body.set_exception(ConnectionResetError())
@@ -523,7 +531,7 @@ class Connection(web.RequestHandler):
 
     async def _linger(self) -> None:
         """Half-close if possible; discard input until the client closes or `linger_s` is over."""
-        is_refused, self.phase, self._is_deaf = self.phase == "over", "over", True
+        is_refused, self.phase, self._ignores_input = self.phase == "over", "over", True
         transport = self._transport
         if transport.is_closing() or not (is_refused or transport.can_write_eof()):
             return
@@ -534,9 +542,9 @@ class Connection(web.RequestHandler):
         if transport.can_write_eof():
             transport.write_eof()
         transport.resume_reading()
-        self._ended = self._loop.create_future()
-        self._host.answered()
-        await self._ended
+        self._linger_ended = self._loop.create_future()
+        self._server.answered()
+        await self._linger_ended
 
 
 def _request_of(message: web.BaseRequest, given: HttpVersion) -> HttpRequest:
@@ -544,8 +552,8 @@ def _request_of(message: web.BaseRequest, given: HttpVersion) -> HttpRequest:
     the path "".
     """
     raw = {name.lower(): value for name, value in message.raw_headers}
-    name = raw.get(b"x-request-id", b"")
-    request_id = name.decode("ascii") if _REQUEST_ID.fullmatch(name) else _new_id()
+    name = raw.get(b"x-request-id")
+    request_id = name.decode("ascii") if name and _REQUEST_ID.fullmatch(name) else _new_id()
     version = f"{given.major}.{given.minor}"
     url = message.rel_url
     path, query = url.raw_path, url.raw_query_string
@@ -555,10 +563,17 @@ def _request_of(message: web.BaseRequest, given: HttpVersion) -> HttpRequest:
 
 
 def _new_id() -> str:
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
-def _spelled(name: bytes) -> str:
+def _too_large(request: HttpRequest, most: int) -> ApiError:
+    what = f"the request's body is larger than {most} bytes"
+    if request.method != _WITH_BODY:
+        what += f", and {request.method} takes none"
+    return ApiError(413, what, code="request_too_large")
+
+
+def _header_name(name: bytes) -> str:
     return name.decode("ascii")
 
 
@@ -568,10 +583,10 @@ def _syntax_refusal(error: HttpProcessingError) -> ApiError:
         what = "the request's line or headers are too large"
         return ApiError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, what)
     first, *_ = error.message.splitlines() or [""]
-    return ApiError(400, f"this is not HTTP: {first.strip(': ')}")
+    return ApiError(400, f"malformed HTTP: {first.strip(': ')}")
 
 
-def _run(coroutine: Coroutine[Any, Any, object]) -> None:
+def _run_now(coroutine: Coroutine[Any, Any, object]) -> None:
     """Run a coroutine that never suspends."""
     try:
         coroutine.send(None)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 
 from slipstream.http.exchange import HttpRequest
-from slipstream.http.wire import Headers, Response
+from slipstream.http.response_encoding import Headers, Response
 
 _ANY = b"*"
 _REQUEST_HEADERS = b"authorization, content-type, accept, last-event-id, cache-control"

@@ -22,7 +22,7 @@ from slipstream.http.errors import ApiError
 from slipstream.http.exchange import HttpRequest
 
 _ANY = "*"
-_BELOW = "*."
+_SUBDOMAINS = "*."
 _LOCAL = "localhost"
 _SHOWN = 100  # characters of a refused value
 
@@ -34,9 +34,9 @@ class Hosts:
         self._is_open = allowed is None or _ANY in allowed
         given = tuple(name.lower() for name in allowed or ())
         self._names = frozenset(given)
-        self._endings = tuple(name[1:] for name in given if name.startswith(_BELOW))
+        self._endings = tuple(name[1:] for name in given if name.startswith(_SUBDOMAINS))
         self._origins = frozenset(origins)
-        self._is_allowed = lru_cache(maxsize=64)(self._look_up)
+        self._is_allowed = lru_cache(maxsize=64)(self._is_allowed_host)
 
     def check(self, request: HttpRequest) -> ApiError | None:
         """The 403 for a Host that is not allowed; None if it is."""
@@ -67,7 +67,7 @@ class Hosts:
         )
         return ApiError(403, what, code="origin_not_allowed")
 
-    def _look_up(self, host: bytes) -> bool:
+    def _is_allowed_host(self, host: bytes) -> bool:
         name = _name_of(host.decode("latin-1").lower())
         return is_loopback(name) or name in self._names or name.endswith(self._endings or ("\0",))
 

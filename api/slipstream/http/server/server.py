@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from aiohttp import StreamReader, web
 from aiohttp.abc import AbstractStreamWriter
@@ -29,14 +29,15 @@ from slipstream.http.counters import HttpCounters
 from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.server.connection import Connection
-from slipstream.http.time_slice import Share
-from slipstream.stack.children.listeners import Listeners, Taker
+from slipstream.http.time_slice import TimeSlicedQueue
+from slipstream.stack.children.listeners import Acceptor, Listeners
 from slipstream_ipc.telemetry.statistics import FrontNumbers
 from slipstream_ipc.transport.connections import raise_file_limit
 
 _TICK_S = 0.5  # resolution of deadlines
 _RESERVED_DESCRIPTORS = 128  # libzmq aborts the process if it gets none for its sockets
 _MALFORMED = "UNKNOWN"  # the method that aiohttp gives a request it cannot parse
+_REQUEST_CODE = web.RequestHandler._handle_request.__code__
 _NO_HEADERS = CIMultiDictProxy(CIMultiDict[str]())  # aiohttp puts a dict into a malformed one
 
 
@@ -73,15 +74,16 @@ class Server:
         self.counters = HttpCounters(app.pattern_of)
         self._tls = tls
         self._connections: set[Connection] = set()
-        self._new = Share()  # requests to begin
+        self._new_requests = TimeSlicedQueue()  # requests to begin
         self._is_empty = asyncio.Event()
         self.is_draining = False
-        self._is_quiet = asyncio.Event()  # set while draining, once no connection is busy
-        self._ending: Connection | None = None  # being closed to make room for a new one
+        self._is_drained = asyncio.Event()  # set while draining, once no connection is busy
+        self._evicted: Connection | None = None  # being closed to make room for a new one
         self._num_held = 0  # bytes of pending requests
-        self._is_making_room = False
+        self._is_refusing = False
         self._loop = asyncio.get_running_loop()
-        self._taker: Taker | None = None
+        self._loop.set_task_factory(_task)
+        self._acceptor: Acceptor | None = None
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
         self._aiohttp = web.Server(_answer, request_factory=_request)
         self._options = {"access_log": None, "loop": self._loop, **options}
@@ -95,7 +97,7 @@ class Server:
         most = min(self.limits.connections, max(1, raise_file_limit() - _RESERVED_DESCRIPTORS))
         new: Callable[[], Connection] = partial(Connection, self._aiohttp, self, **self._options)
         handshake_s = self.limits.header_s
-        self._taker = Taker(listeners, new, most, self._end_one, self._tls, handshake_s)
+        self._acceptor = Acceptor(listeners, new, most, self._evict_idlest, self._tls, handshake_s)
 
     def connected(self, connection: Connection) -> None:
         """A connection has been made."""
@@ -105,8 +107,8 @@ class Server:
         """A connection has ended."""
         self._connections.discard(connection)
         self.hold(connection, 0)
-        if self._taker is not None:
-            self._taker.release()
+        if self._acceptor is not None:
+            self._acceptor.release()
         if not self._connections:
             self._is_empty.set()
         self.answered()
@@ -114,16 +116,16 @@ class Server:
     def answered(self) -> None:
         """An answer is complete, or its client has disconnected."""
         if self.is_draining and not any(each.is_busy for each in self._connections):
-            self._is_quiet.set()
+            self._is_drained.set()
 
     def hold(self, connection: Connection, num_bytes: int) -> None:
         """A connection now holds `num_bytes` of pending requests."""
         self._num_held += num_bytes - connection.num_held
         connection.num_held = num_bytes
-        if self._num_held > self.limits.requests_bytes and not self._is_making_room:
-            self._is_making_room = True
-            self._make_room()
-            self._is_making_room = False
+        if self._num_held > self.limits.requests_bytes and not self._is_refusing:
+            self._is_refusing = True
+            self._refuse_largest()
+            self._is_refusing = False
 
     def check_head(self, request: HttpRequest) -> ApiError | None:
         """See `Application`."""
@@ -132,19 +134,19 @@ class Server:
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """Queue a request; `app` handles it in a later time slice."""
         self._num_held += len(request.body)
-        self._new.add(partial(self._begin, request, exchange))
+        self._new_requests.add(partial(self._begin, request, exchange))
 
     async def drain(self) -> None:
         """Begin no more streams; wait until all running answers have been sent."""
         self.is_draining = self._app.is_draining = True
         self.answered()
-        await self._is_quiet.wait()
+        await self._is_drained.wait()
 
     def stop_listening(self) -> None:
         """Accept no connections, and no more requests on the open ones."""
         self.is_draining = True
-        if self._taker is not None:
-            self._taker.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
         for connection in list(self._connections):
             connection.stop()
 
@@ -170,22 +172,22 @@ class Server:
         self._num_held -= num_bytes
         return False
 
-    def _end_one(self) -> bool:
+    def _evict_idlest(self) -> bool:
         """Close the connection that has been idle longest. Returns whether one is closing."""
-        if self._ending in self._connections:
+        if self._evicted in self._connections:
             return True
         idle = [each for each in self._connections if not each.is_busy]
-        self._ending = min(idle, key=attrgetter("idle_since"), default=None)
-        if self._ending is not None:
-            self._ending.make_way()
-        return self._ending is not None
+        self._evicted = min(idle, key=attrgetter("idle_since"), default=None)
+        if self._evicted is not None:
+            self._evicted.evict()
+        return self._evicted is not None
 
-    def _make_room(self) -> None:
+    def _refuse_largest(self) -> None:
         while self._num_held > self.limits.requests_bytes and self._connections:
             largest = max(self._connections, key=attrgetter("num_held"))
             if not largest.num_held:
-                break  # the rest is queued in `_new`
-            largest.give_up(overloaded("the server holds too much of incomplete requests"))
+                break  # the rest is queued in `_new_requests`
+            largest.refuse(overloaded("the server holds too many bytes of pending requests"))
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(_TICK_S, self._tick)
@@ -193,6 +195,21 @@ class Server:
         for connection in list(self._connections):
             connection.check_deadline(now)
         self.answered()  # write buffers may have emptied meanwhile
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop,
+    coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any],
+    **options: Any,
+) -> asyncio.Future[Any]:
+    """A task factory that runs aiohttp's task of a request within that of its connection.
+
+    aiohttp awaits it at once, and each task costs turns of the loop. From Python 3.12 on aiohttp
+    starts it eagerly, past the factory.
+    """
+    if getattr(coroutine, "cr_code", None) is _REQUEST_CODE:
+        return cast(asyncio.Future[Any], coroutine)
+    return asyncio.Task(coroutine, loop=loop, **options)
 
 
 async def _answer(message: web.BaseRequest) -> web.StreamResponse:

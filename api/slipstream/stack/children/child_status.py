@@ -27,7 +27,7 @@ def status_of(line: bytes) -> tuple[Status | None, str]:
     try:
         fields = _decode_fields(line)
         if fields.pop("numbers", None) is not None:
-            return _decode(msgspec.json.encode(fields)), f"numbers that cannot be: {why}"
+            return _decode(msgspec.json.encode(fields)), f"invalid numbers: {why}"
     except _UNREADABLE:
         pass
-    return None, f"{len(line)} bytes that are no status: {why}"
+    return None, f"{len(line)} bytes that are not a status: {why}"

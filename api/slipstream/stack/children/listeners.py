@@ -32,71 +32,71 @@ LISTENERS_VARIABLE = "SLIPSTREAM_LISTENERS"
 MAX_FRONTS = 64
 
 _BACKLOG = 2048  # pending connections in the kernel
-_AT_ONCE = 8  # connections accepted in one turn
+_MAX_AT_ONCE = 8  # connections accepted in one turn
 _AHEAD = 4  # connections more than another front has, before a front yields
-_LEAVE_S = 0.005  # how long it yields
+_YIELD_S = 0.005  # how long it yields
 _PAUSE_S = 1.0  # after a connection could not be accepted
-_NOBODY = 2**32 - 1  # the count of a place without a front
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_FRONT = 2**32 - 1  # the count of an index without a front
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _logger = logging.getLogger(__name__)
 
 
 class ConnectionShares:
-    """The number of connections of each front, in shared memory: one u32 for each place, written
-    only by the front in that place.
+    """The number of connections of each front, in shared memory: one u32 for each front index,
+    written only by that front.
     """
 
-    def __init__(self, fd: int, place: int) -> None:
+    def __init__(self, fd: int, front_index: int) -> None:
         """fd: of the shared file, which may be closed afterwards. Raises: OSError."""
         self._counts = memoryview(mmap.mmap(fd, 4 * MAX_FRONTS)).cast("I")
-        self._place = place
+        self._front_index = front_index
 
     @staticmethod
     def new_file() -> int:
-        """A descriptor of a new file in memory, with all places empty. Raises: OSError."""
+        """A descriptor of a new file in memory, without any front. Raises: OSError."""
         fd = os.memfd_create("slipstream-shares")
-        os.write(fd, _NOBODY.to_bytes(4, sys.byteorder) * MAX_FRONTS)
+        os.write(fd, _NO_FRONT.to_bytes(4, sys.byteorder) * MAX_FRONTS)
         return fd
 
-    def tell(self, num: int) -> None:
+    def set(self, num: int) -> None:
         """Set this front's number of connections."""
-        self._counts[self._place] = num
+        self._counts[self._front_index] = num
 
-    def leave(self) -> None:
-        """Mark this front's place as empty."""
-        self.tell(_NOBODY)
+    def clear(self) -> None:
+        """Mark this front's index as free."""
+        self.set(_NO_FRONT)
 
     @property
-    def are_uneven(self) -> bool:
+    def is_ahead(self) -> bool:
         """Whether this front has clearly more connections than another one."""
-        return self._counts[self._place] > min(self._counts) + _AHEAD
+        return self._counts[self._front_index] > min(self._counts) + _AHEAD
 
 
-class _HandedDown(msgspec.Struct):
-    """What a child gets: the descriptors it inherits, and its place in the shares."""
+class _Inherited(msgspec.Struct):
+    """What a child gets: the descriptors it inherits, and its front index."""
 
     sockets: list[int]
     shares: int
-    place: int
+    front_index: int
 
 
 class Listeners:
     """Listening sockets, and the file with the shares of the fronts that accept from them.
 
-    place: of this process in the shares. path: of a unix socket made by this process.
+    front_index: of this process. path: of a unix socket made by this process.
     """
 
     def __init__(
         self,
         sockets: list[socket.socket],
         shares_fd: int,
-        place: int = 0,
+        front_index: int = 0,
         path: str | None = None,
     ) -> None:
         self._path, self._inode = path, None if path is None else os.stat(path).st_ino
         self.sockets = sockets
         self._shares_fd = shares_fd
-        self._place = place
+        self._front_index = front_index
 
     @classmethod
     def at(cls, host: str, port: int) -> Listeners:
@@ -134,13 +134,13 @@ class Listeners:
         given = os.environ.pop(LISTENERS_VARIABLE, None)
         if given is None:
             return None
-        found = msgspec.json.decode(given, type=_HandedDown)
+        found = msgspec.json.decode(given, type=_Inherited)
         sockets = [socket.socket(fileno=fd) for fd in found.sockets]
         for one in sockets:
             one.setblocking(False)
         for fd in (*found.sockets, found.shares):
             os.set_inheritable(fd, False)
-        return cls(sockets, found.shares, found.place)
+        return cls(sockets, found.shares, found.front_index)
 
     @property
     def port(self) -> int | None:
@@ -154,18 +154,18 @@ class Listeners:
         """The descriptors that a child has to inherit."""
         return (*[one.fileno() for one in self.sockets], self._shares_fd)
 
-    def handed_down(self, place: int) -> str:
+    def for_child(self, front_index: int) -> str:
         """The value of LISTENERS_VARIABLE for a child that inherits `fds`. Closed sockets are left
         out.
 
-        place: the child's, in [0, MAX_FRONTS).
+        front_index: the child's, in [0, MAX_FRONTS).
         """
         sockets = [one.fileno() for one in self.sockets]
-        return msgspec.json.encode(_HandedDown(sockets, self._shares_fd, place)).decode()
+        return msgspec.json.encode(_Inherited(sockets, self._shares_fd, front_index)).decode()
 
     def shares(self) -> ConnectionShares:
-        """The shares, seen from this process's place. Raises: OSError."""
-        return ConnectionShares(self._shares_fd, self._place)
+        """The shares, as this process's front sees them. Raises: OSError."""
+        return ConnectionShares(self._shares_fd, self._front_index)
 
     def stop(self) -> None:
         """Close the sockets of this process; other processes keep theirs. Idempotent."""
@@ -216,7 +216,7 @@ def _listen_at_path(path: str) -> socket.socket:
         try:
             one.bind(path)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _is_left_over(path):
+            if error.errno != errno.EADDRINUSE or not _is_stale_socket(path):
                 raise
             os.unlink(path)
             one.bind(path)
@@ -227,7 +227,7 @@ def _listen_at_path(path: str) -> socket.socket:
     return one
 
 
-def _is_left_over(path: str) -> bool:
+def _is_stale_socket(path: str) -> bool:
     """Whether this is a socket at which no process listens."""
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
         return False
@@ -236,7 +236,7 @@ def _is_left_over(path: str) -> bool:
         return probe.connect_ex(path) == errno.ECONNREFUSED
 
 
-def _is_waited_at(listener: socket.socket) -> bool:
+def _has_pending(listener: socket.socket) -> bool:
     """Whether a connection is pending."""
     polled = select.poll()
     polled.register(listener, select.POLLIN)
@@ -248,7 +248,7 @@ def _close_all(sockets: Sequence[socket.socket]) -> None:
         one.close()
 
 
-class Taker:
+class Acceptor:
     """Accepts connections from `listeners`, which it owns, until it is closed.
 
     new_protocol: makes the protocol of a connection. Its user calls `release` when the connection
@@ -279,13 +279,13 @@ class Taker:
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[object]] = set()
-        self._shares.tell(0)
+        self._shares.set(0)
         for one in listeners.sockets:
-            self._loop.add_reader(one, self._take, one)
+            self._loop.add_reader(one, self._accept, one)
 
     def release(self) -> None:
         """Note that a connection has ended."""
-        self._hold(-1)
+        self._count(-1)
 
     def close(self) -> None:
         """Accept no more connections. Idempotent."""
@@ -295,32 +295,34 @@ class Taker:
         for one in self._listeners.sockets:
             self._loop.remove_reader(one)
         self._listeners.close()
-        self._shares.leave()
+        self._shares.clear()
 
-    def _take(self, listener: socket.socket) -> None:
-        if self._shares.are_uneven:
-            self._pause(listener, _LEAVE_S)
+    def _accept(self, listener: socket.socket) -> None:
+        if self._shares.is_ahead:
+            self._pause(listener, _YIELD_S)
             return
-        self._take_some(listener)
+        self._accept_some(listener)
 
-    def _take_some(self, listener: socket.socket) -> None:
-        for _ in range(_AT_ONCE):
+    def _accept_some(self, listener: socket.socket) -> None:
+        for _ in range(_MAX_AT_ONCE):
             if self._num_held >= self._most:
-                if not _is_waited_at(listener):
+                if not _has_pending(listener):
                     return  # taken by another front
                 if self._make_room():
-                    self._pause(listener, _LEAVE_S)
+                    self._pause(listener, _YIELD_S)
                 else:
-                    self._give_up(listener, "there are as many as there may be")
+                    self._pause_after_failure(
+                        listener, "the limit of connections is reached, and none is idle"
+                    )
                 return
             try:
                 connection, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return  # taken by another front, or closed by the peer
             except OSError as error:
-                if error.errno not in _NO_ROOM:
+                if error.errno not in _NO_RESOURCES:
                     raise
-                self._give_up(listener, str(error))
+                self._pause_after_failure(listener, str(error))
                 return
             connection.setblocking(False)
             if connection.family != socket.AF_UNIX:
@@ -332,7 +334,7 @@ class Taker:
                 ssl_handshake_timeout=self._handshake_s,
             )
             task: asyncio.Task[object] = self._loop.create_task(opening)
-            self._hold(1)
+            self._count(1)
             self._tasks.add(task)
             task.add_done_callback(self._opened)
 
@@ -341,13 +343,13 @@ class Taker:
         if task.cancelled() or task.exception() is not None:
             self.release()  # the connection was not opened
 
-    def _hold(self, num: int) -> None:
+    def _count(self, num: int) -> None:
         self._num_held += num
         if not self._is_closed:
-            self._shares.tell(self._num_held)
+            self._shares.set(self._num_held)
 
-    def _give_up(self, listener: socket.socket, why: str) -> None:
-        _logger.error("no connection can be taken for a while: %s", why)
+    def _pause_after_failure(self, listener: socket.socket, why: str) -> None:
+        _logger.error("no connection is accepted for %g s: %s", _PAUSE_S, why)
         self._pause(listener, _PAUSE_S)
 
     def _pause(self, listener: socket.socket, seconds: float) -> None:
@@ -356,5 +358,5 @@ class Taker:
 
     def _go_on(self, listener: socket.socket) -> None:
         if not self._is_closed:
-            self._loop.add_reader(listener, self._take, listener)
-            self._take_some(listener)  # uneven or not
+            self._loop.add_reader(listener, self._accept, listener)
+            self._accept_some(listener)  # uneven or not

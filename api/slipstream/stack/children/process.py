@@ -52,7 +52,7 @@ _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
 # signals that a process causes itself; others are sent to it
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_IS_BUSY = 0.1  # of a CPU; a spinning process gets as much on a tenfold overloaded machine
+_BUSY_CPU_SHARE = 0.1  # of a CPU; a spinning process gets as much on a tenfold overloaded machine
 _libc = ctypes.CDLL(None)
 _logger = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ _logger = logging.getLogger(__name__)
 class ChildSpec(msgspec.Struct, frozen=True):
     """The process to start: `argv`, with `config` (JSON) on its standard input.
 
-    has_spare: a spare waits to take its place. drains: it serves users' requests, and reports when
-    none is left. hears_condition: it is sent the condition and statistics of the stack.
-    place: the number of a child that accepts connections from the supervisor's sockets, among such
-    children; None for others.
+    has_spare: a spare waits to replace it. drains: it serves users' requests, and reports when
+    none is left. receives_condition: it is sent the condition and statistics of the stack.
+    front_index: the number of a child that accepts connections from the supervisor's sockets, among
+    such children; None for others.
     """
 
     name: str
@@ -71,20 +71,15 @@ class ChildSpec(msgspec.Struct, frozen=True):
     config: msgspec.Raw
     has_spare: bool = False
     drains: bool = False
-    hears_condition: bool = False
-    place: int | None = None
-
-    @property
-    def listens(self) -> bool:
-        """Whether it accepts connections from the supervisor's sockets."""
-        return self.place is not None
+    receives_condition: bool = False
+    front_index: int | None = None
 
 
 class ChildExit(msgspec.Struct, frozen=True):
-    """How a child ended. within: whether it caused its end itself."""
+    """How a child ended. is_own_fault: whether it caused its end itself."""
 
     how: str
-    within: bool
+    is_own_fault: bool
 
 
 class Child:
@@ -94,11 +89,11 @@ class Child:
     """
 
     def __init__(self, spec: ChildSpec, listeners: Listeners | None = None) -> None:
-        """listeners: inherited by a child whose spec has a place. Raises: OSError."""
+        """listeners: inherited by a child with a front index. Raises: OSError."""
         listening: dict[str, str] = {}
         inherited: tuple[int, ...] = ()
-        if listeners is not None and spec.place is not None:
-            listening[LISTENERS_VARIABLE] = listeners.handed_down(spec.place)
+        if listeners is not None and spec.front_index is not None:
+            listening[LISTENERS_VARIABLE] = listeners.for_child(spec.front_index)
             inherited = listeners.fds
         self.name = spec.name
         self.state: Literal["starting", "ready", "gone"] = "starting"
@@ -107,17 +102,17 @@ class Child:
         self.detail = ""
         self.error = ""  # why it cannot serve as configured, for the user
         self.started_at = time.monotonic()
-        self.settled_at: float | None = None  # since when it serves, or waits as a spare
-        self.heard_at: float | None = None  # its last heartbeat; None while none is expected
+        self.available_at: float | None = None  # since when it serves, or waits as a spare
+        self.last_beat_at: float | None = None  # its last heartbeat; None while none is expected
         self.numbers: Numbers | None = None  # as last reported
         self.processes: dict[str, State] = {}  # of its own child processes, as last reported
         self._condition: Condition | None = None  # as last sent to it
         self._has_beats = False  # it sends heartbeats, or will once it is ready
         self._num_bad_lines = 0
         self._last_words = ""
-        self._killed_for = ""
-        self._was_within = False  # whether it caused the reason it was killed for
-        self._silence: tuple[float, float] | None = None  # when `watch` was called, its CPU time
+        self._kill_reason = ""
+        self._is_kill_own_fault = False  # whether it caused the reason it was killed for
+        self._cpu_start: tuple[float, float] | None = None  # time and CPU time at `measure_cpu`
         self._num_oom_kills = num_oom_kills()  # at its last heartbeat
         with contextlib.ExitStack() as on_error:
             status_fd, status_end = _pipe(on_error)
@@ -135,7 +130,7 @@ class Child:
                     **listening,
                 },
                 process_group=0,
-                preexec_fn=_dying_with(os.getpid()),  # safe: the supervisor has one thread
+                preexec_fn=_die_with(os.getpid()),  # safe: the supervisor has one thread
             )
             on_error.pop_all()
         os.close(status_end)
@@ -154,18 +149,18 @@ class Child:
     def activate(self, activation: Activate) -> None:
         """Tell it to serve."""
         self.is_active = True
-        self.settled_at = None
-        self._tell(activation)
+        self.available_at = None
+        self._send(activation)
 
     def drain(self, within_s: float) -> None:
         """Tell it to take no new requests, and to end those that still run after `within_s`."""
-        self._tell(Drain(within_s))
+        self._send(Drain(within_s))
 
-    def tell(self, condition: Condition) -> None:
+    def send_condition(self, condition: Condition) -> None:
         """Send it the condition of the stack if that has changed."""
         if condition != self._condition:
             self._condition = condition
-            self._tell(condition)
+            self._send(condition)
 
     def offer(self, line: bytes) -> None:
         """Send it an encoded command if it has read everything before; else drop the command."""
@@ -185,22 +180,22 @@ class Child:
             self.is_drained = self.is_drained or status.drained
             self.numbers = status.numbers or self.numbers
             if status.beat:
-                self.heard_at = time.monotonic()
-                self._silence = None
+                self.last_beat_at = time.monotonic()
+                self._cpu_start = None
                 self._num_oom_kills = num_oom_kills()
                 self.processes = status.processes
                 if not self.is_active:
-                    self.settled_at = self.settled_at or self.heard_at
+                    self.available_at = self.available_at or self.last_beat_at
             elif status.loading:
-                self.heard_at = None
+                self.last_beat_at = None
             self._has_beats = self._has_beats or status.beat or status.loading
             if status.ready and not self.is_active:
-                self.error = self.error or "it serves before it was told to"
+                self.error = self.error or "it reported ready before it was activated"
             elif status.ready and self.state == "starting":
                 self.state = "ready"
-                self.settled_at = time.monotonic()
+                self.available_at = time.monotonic()
                 if self._has_beats:  # so that a hang in its first turn is noticed
-                    self.heard_at = self.settled_at
+                    self.last_beat_at = self.available_at
 
     def _note_bad_line(self, why: str) -> None:
         """Log the first, second, fourth, … bad line, as there may be very many."""
@@ -217,9 +212,9 @@ class Child:
         return os.waitid(os.P_PID, self.pid, flags) is not None
 
     @property
-    def listens(self) -> bool:
+    def handles_sigterm(self) -> bool:
         """Whether it is active and its loop runs, so that it handles SIGTERM at once."""
-        return self.is_active and (self.state == "ready" or self.heard_at is not None)
+        return self.is_active and (self.state == "ready" or self.last_beat_at is not None)
 
     def terminate(self) -> None:
         """Ask it to stop, by SIGTERM."""
@@ -227,27 +222,27 @@ class Child:
             self._process.send_signal(signal.SIGTERM)
 
     @property
-    def is_watched(self) -> bool:
-        """Whether `watch` was called since its last heartbeat."""
-        return self._silence is not None
+    def is_cpu_measured(self) -> bool:
+        """Whether `measure_cpu` was called since its last heartbeat."""
+        return self._cpu_start is not None
 
-    def watch(self, now: float) -> None:
+    def measure_cpu(self, now: float) -> None:
         """Start measuring the CPU time of a silent child, for `is_busy`."""
         use = usage_of(self.pid, with_children=False)
-        self._silence = now, 0.0 if use is None else use.cpu_s
+        self._cpu_start = now, 0.0 if use is None else use.cpu_s
 
     def is_busy(self, now: float) -> bool:
-        """Whether it has used CPU time since `watch`, and is not stopped."""
+        """Whether it has used CPU time since `measure_cpu`, and is not stopped."""
         use = usage_of(self.pid, with_children=False)
-        if self._silence is None or use is None or is_stopped(self.pid):
+        if self._cpu_start is None or use is None or is_stopped(self.pid):
             return False
-        since, cpu_s = self._silence
-        return now > since and use.cpu_s - cpu_s >= _IS_BUSY * (now - since)
+        since, cpu_s = self._cpu_start
+        return now > since and use.cpu_s - cpu_s >= _BUSY_CPU_SHARE * (now - since)
 
-    def kill(self, reason: str = "", *, within: bool = False) -> None:
-        """SIGKILL its process group. within: whether it caused the reason itself."""
-        if reason and not self._killed_for:
-            self._killed_for, self._was_within = reason, within
+    def kill(self, reason: str = "", *, is_own_fault: bool = False) -> None:
+        """SIGKILL its process group. is_own_fault: whether it caused the reason itself."""
+        if reason and not self._kill_reason:
+            self._kill_reason, self._is_kill_own_fault = reason, is_own_fault
         if self.state != "gone":
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -259,16 +254,16 @@ class Child:
         self.status.close()
         self._commands.close()
         self.state = "gone"
-        if self._killed_for:
-            return ChildExit(self._killed_for, within=self._was_within)
+        if self._kill_reason:
+            return ChildExit(self._kill_reason, is_own_fault=self._is_kill_own_fault)
         if code == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills:
-            return ChildExit("signal SIGKILL, the kernel's: out of memory", within=True)
+            return ChildExit("signal SIGKILL, the kernel's: out of memory", is_own_fault=True)
         if code < 0:
-            return ChildExit(f"signal {_signal_name(-code)}", within=-code in _FATAL)
+            return ChildExit(f"signal {_signal_name(-code)}", is_own_fault=-code in _FATAL)
         words = f" ({self._last_words})" if self._last_words else ""
-        return ChildExit(f"exit code {code}{words}", within=code != 0)
+        return ChildExit(f"exit code {code}{words}", is_own_fault=code != 0)
 
-    def _tell(self, command: Command) -> None:
+    def _send(self, command: Command) -> None:
         """Send a command, now or when the pipe has room. Never fails: a dead or hung child is
         noticed otherwise.
         """
@@ -290,7 +285,7 @@ def _signal_name(number: int) -> str:
         return str(number)
 
 
-def _dying_with(parent: int) -> Callable[[], None]:
+def _die_with(parent: int) -> Callable[[], None]:
     def in_the_child() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # the parent died before prctl was called

@@ -12,7 +12,7 @@ from slipstream_ipc.backoff import RestartBackoff
 
 
 class RestartPolicy:
-    """The restarts of one place in the stack."""
+    """The restarts of one role in the stack."""
 
     def __init__(self, max_restarts: int, window_s: float) -> None:
         self._max_restarts = max_restarts

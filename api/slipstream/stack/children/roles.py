@@ -1,6 +1,6 @@
-"""The places in a stack: the process that serves in each, its spare, and their succession.
+"""The roles in a stack: the process that serves in each, its spare, and their succession.
 
-- A place has one active process. Its successor is activated after it is reaped, with a larger
+- A role has one active process. Its successor is activated after it is reaped, with a larger
   incarnation, and is sent whether the last process that served caused its own death. A process that
   died before it served does not count: no request can have caused that.
 - A spare succeeds, even one that is still starting; a new process is started only where there is
@@ -15,7 +15,7 @@ from slipstream_ipc.process import SILENT_S, Activate
 
 
 class Role:
-    """One place in the stack, with its active process and its spare."""
+    """One role in the stack, with its active process and its spare."""
 
     def __init__(self, spec: ChildSpec, max_restarts: int, window_s: float) -> None:
         self.spec = spec
@@ -29,13 +29,13 @@ class Role:
         self.due_at: float | None = None  # when the next process starts, while there is none
         self.spare_due_at: float | None = 0.0 if spec.has_spare else None
         self._incarnation = 0
-        self._died_within = False
+        self._last_death_was_own_fault = False
         self._policy = RestartPolicy(max_restarts, window_s)
         self._spare_policy = RestartPolicy(max_restarts, window_s)
 
     @property
     def name(self) -> str:
-        """The name of the place and of its processes."""
+        """The name of the role and of its processes."""
         return self.spec.name
 
     @property
@@ -44,10 +44,10 @@ class Role:
         return self.active is not None and self.active.state == "ready"
 
     def condition(self, now: float) -> str:
-        """The state of the place at `now`, for a `Condition`."""
+        """The state of the role at `now`, for a `Condition`."""
         if self.active is None or self.active.state != "ready":
             return "restarting" if self.has_served else "starting"
-        silent_at = self.active.heard_at
+        silent_at = self.active.last_beat_at
         return "ready" if silent_at is None or now < silent_at + SILENT_S else "silent"
 
     @property
@@ -58,14 +58,14 @@ class Role:
     @property
     def is_preparing_spare(self) -> bool:
         """Whether a spare is starting and does not wait yet."""
-        return self.spare is not None and self.spare.settled_at is None
+        return self.spare is not None and self.spare.available_at is None
 
     @property
     def limit(self) -> str:
         """The restart budget, for messages."""
         return self._policy.limit
 
-    def fill(self, child: Child) -> None:
+    def activate(self, child: Child) -> None:
         """Activate `child`: the spare, or a new process."""
         assert self.active is None
         if child is self.spare:
@@ -73,24 +73,24 @@ class Role:
             self.spare_due_at = 0.0  # at once, when all processes are ready
         self.active, self.due_at = child, None
         self._incarnation += 1
-        child.activate(Activate(self._incarnation, self._died_within))
+        child.activate(Activate(self._incarnation, self._last_death_was_own_fault))
 
-    def became_ready(self) -> None:
+    def note_ready(self) -> None:
         """Note that the active process is ready."""
         assert self.active is not None
         self.has_served = True
 
-    def lost(self, child: Child, exit_: ChildExit, now: float) -> bool:
+    def note_exit(self, child: Child, exit_: ChildExit, now: float) -> bool:
         """Note the death of the active process or the spare. False if no other one may follow."""
-        served_s = 0.0 if child.settled_at is None else now - child.settled_at
+        served_s = 0.0 if child.available_at is None else now - child.available_at
         if child is self.spare:
             self.spare = None
             pause_s = self._spare_policy.pause_s(now, served_s)
             self.spare_due_at = None if pause_s is None else now + pause_s
             return pause_s is not None
         self.active, self.last_exit, self.ended_at = None, exit_, now
-        if child.settled_at is not None:
-            self._died_within = exit_.within
+        if child.available_at is not None:
+            self._last_death_was_own_fault = exit_.is_own_fault
         pause_s = self._policy.pause_s(now, served_s)
         if pause_s is not None:
             self.due_at = now + pause_s

@@ -8,23 +8,23 @@ same order.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from slipstream.cli.options import add_connection, add_settings
+from slipstream.cli.connection import add_connection
 from slipstream.cli.parser import Parser
+from slipstream.cli.stack_options import add_settings
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
 from slipstream.stack.process_plan import SIMULATED
 from slipstream_bench.common.measures import RequestTimeline, Row
+from slipstream_bench.common.options import Option, add
+from slipstream_bench.common.report import write_json
 from slipstream_bench.common.variants import VARIANTS, params_of
 from slipstream_ipc.messages import ModelCard
 
@@ -33,27 +33,14 @@ _NOTE = "The model is simulated: time passes, nothing is computed. This is no mo
 Prompt = npt.NDArray[np.uint32]
 
 
-class Size(NamedTuple):
-    """A size option of a load; every load has at least input_len and output_len."""
+def add_random_load(parser: Parser, sizes: Sequence[Option]) -> argparse._ArgumentGroup:
+    """Add the options of the stack and of the load; returns the group of the latter.
 
-    name: str
-    meaning: str
-    default: int
-    quick: int  # default with --quick
-    least: int = 1
-
-
-def add_random_load(parser: Parser, sizes: Sequence[Size]) -> argparse._ArgumentGroup:
-    """Add the options of the stack and of the load; returns the group of the latter."""
-    add_settings(parser)
+    sizes: options of the load's size, with input_len and output_len among them.
+    """
+    add_settings(parser, is_brief=True)
     load = parser.add_argument_group("load")
-    for size in sizes:
-        load.add_argument(
-            f"--{size.name.replace('_', '-')}",
-            type=int,
-            metavar="N",
-            help=f"{size.meaning}; default: {size.default}, with --quick {size.quick}",
-        )
+    add(load, sizes)
     load.add_argument(
         "--variant",
         choices=VARIANTS,
@@ -67,16 +54,6 @@ def add_random_load(parser: Parser, sizes: Sequence[Size]) -> argparse._Argument
     parser.add_argument("--json", metavar="FILE", help="write the rows there, a list of objects")
     add_connection(parser)
     return load
-
-
-def fill_in(arguments: argparse.Namespace, sizes: Sequence[Size]) -> None:
-    """Set sizes that were not given to their defaults. Raises: BadRequestError."""
-    for size in sizes:
-        if getattr(arguments, size.name) is None:
-            setattr(arguments, size.name, size.quick if arguments.quick else size.default)
-        if getattr(arguments, size.name) < size.least:
-            allowed = f"an integer >= {size.least}"
-            raise wrong_option(size.name, getattr(arguments, size.name), allowed)
 
 
 class RandomLoad:
@@ -113,7 +90,7 @@ class RandomLoad:
 
 
 def row_of(
-    benchmark: str, card: ModelCard, arguments: argparse.Namespace, sizes: Sequence[Size]
+    benchmark: str, card: ModelCard, arguments: argparse.Namespace, sizes: Sequence[Option]
 ) -> Row:
     """The columns that describe the run; results are added by the caller."""
     return {
@@ -126,9 +103,9 @@ def row_of(
     }
 
 
-def tell(row: Row, lines: Sequence[str], path: str | None) -> None:
+def print_lines(row: Row, lines: Sequence[str], path: str | None) -> None:
     """Print the lines below the model's, and write the row to `path` if given."""
     note = [_NOTE] if row["is_simulated"] else []
     print("\n".join([f"model: {row['model']}", *note, *lines]), flush=True)
     if path is not None:
-        Path(path).write_text(json.dumps([row], indent=2) + "\n")
+        write_json([row], path)

@@ -14,7 +14,7 @@ import numpy as np
 
 from slipstream_bench.common.measures import RequestTimeline
 
-Ask = Callable[[], Awaitable[RequestTimeline]]  # sends one prepared request
+SendRequest = Callable[[], Awaitable[RequestTimeline]]  # sends one prepared request
 
 
 def poisson_starts(num_requests: int, rate: float, random: np.random.Generator) -> list[float]:
@@ -28,17 +28,17 @@ def poisson_starts(num_requests: int, rate: float, random: np.random.Generator) 
 
 
 async def run_load(
-    asks: Sequence[Ask],
+    sends: Sequence[SendRequest],
     starts_s: Sequence[float],
     concurrency: int | None,
     on_done: Callable[[RequestTimeline], None],
 ) -> list[RequestTimeline]:
     """Start every request when it is due; returns timelines in the order of `asks`."""
     loop = asyncio.get_running_loop()
-    places = asyncio.Semaphore(concurrency or len(asks))
+    places = asyncio.Semaphore(concurrency or len(sends))
     begin = loop.time()
 
-    async def one(ask: Ask, start_s: float) -> RequestTimeline:
+    async def one(ask: SendRequest, start_s: float) -> RequestTimeline:
         if (early := begin + start_s - loop.time()) > 0:
             await asyncio.sleep(early)
         async with places:
@@ -47,5 +47,5 @@ async def run_load(
         return timeline
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(*pair)) for pair in zip(asks, starts_s, strict=True)]
+        tasks = [group.create_task(one(*pair)) for pair in zip(sends, starts_s, strict=True)]
     return [task.result() for task in tasks]

@@ -51,8 +51,8 @@ def triton_attention(
         return None
     if (missing := unready()) is not None:
         logger.warning(
-            "%s; until then attention is computed by torch's operators and no step is recorded, "
-            "which is several times slower",
+            "%s; until then attention uses torch instead of Triton, without CUDA graphs, which is "
+            "several times slower",
             missing,
         )
         return None
@@ -66,9 +66,9 @@ def triton_attention(
         )
         if not supports(heads, limit):
             logger.warning(
-                "heads of %d and %d numbers in %s, %d to a key head, are larger than our kernels "
-                "take on this card (%d numbers, %d heads, %d bytes of shared memory): attention is "
-                "computed by torch, which is slower",
+                "head dimensions %d and %d in %s with %d heads to a KV head exceed what the Triton "
+                "kernels support on this card (%d, %d heads, %d bytes of shared memory): attention "
+                "uses torch instead, which is slower",
                 heads.key_dim,
                 heads.value_dim,
                 str(dtype).removeprefix("torch."),

@@ -81,11 +81,11 @@ def paged_attention(
     Raises TypeError for a call that the paged cache cannot serve.
     """
     if paged is None:
-        raise TypeError("the model does not hand its keyword arguments on to attention")
+        raise TypeError("the model does not pass its keyword arguments on to attention")
     if attention_mask is not None:
-        raise TypeError("the model makes an attention mask of its own")
+        raise TypeError("the model builds its own attention mask")
     if not (getattr(module, "is_causal", True) and others.get("is_causal", True) is not False):
-        raise TypeError("its tokens attend to those that come after them")
+        raise TypeError("its attention is not causal")
     for name, argument in others.items():
         if argument is not None and name not in _WITHOUT_EFFECT:
             raise TypeError(f"the model passes {name!r} to attention, whose meaning is not known")

@@ -157,7 +157,7 @@ class TritonAttention:
         for layer, index in first_of.items():
             for launch in self.every_launch(index, layer, dtype):
                 launch.load() if self._device.type == "cuda" else launch.compile()
-        logger.info("attention kernels are compiled, in %.1f s", time.monotonic() - started)
+        logger.info("compiled the attention kernels in %.1f s", time.monotonic() - started)
 
     def every_launch(self, index: int, layer: LayerGeometry, dtype: torch.dtype) -> list[Launch]:
         """The kernels of one layer in every form: decode and prefill, split and unsplit."""

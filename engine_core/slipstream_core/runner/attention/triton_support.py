@@ -45,11 +45,11 @@ def unready() -> str | None:
         return None  # the interpreter compiles nothing
     named = os.environ.get("CC")
     if named is not None and shutil.which(named) is None:
-        return f"Triton needs a C compiler, and there is no {named!r}, which the variable CC names"
+        return f"Triton needs a C compiler, but there is no {named!r}, which CC names"
     if named is None and shutil.which("gcc") is None and shutil.which("clang") is None:
         return (
-            "Triton needs a C compiler, and there is no gcc and no clang: install one "
-            "(apt-get install gcc), or name another in the variable CC"
+            "Triton needs a C compiler, but there is neither gcc nor clang: install one "
+            "(apt-get install gcc), or name another in CC"
         )
     scheme = sysconfig.get_default_scheme()
     folder = Path(
@@ -57,7 +57,7 @@ def unready() -> str | None:
     )
     if not (folder / "Python.h").exists():
         return (
-            f"Triton needs Python's headers, and there is no {folder / 'Python.h'}: install them "
+            f"Triton needs Python's headers, but there is no {folder / 'Python.h'}: install them "
             "(apt-get install python3-dev)"
         )
     return None
@@ -74,5 +74,5 @@ def compiling(model: str, what: str) -> Iterator[None]:
         raise ModelLoadError(
             model,
             f"its {what} kernels cannot be compiled for this card ({brief(error)}); set native "
-            "to false to do without them, slowly",
+            "to false to use torch instead, which is slower",
         ) from error

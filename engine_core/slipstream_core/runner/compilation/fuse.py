@@ -116,8 +116,8 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
         elif node.target is _aten.silu.default:
             _with_product(nodes, node, kernels)
         elif node.target is attend_by_its_context:
-            for place in (1, 2, 3):
-                _tokens_first(nodes, node, place, kernels)
+            for index in (1, 2, 3):
+                _tokens_first(nodes, node, index, kernels)
     nodes.eliminate_dead_code()
     _join_weights(graph)
     nodes.eliminate_dead_code()
@@ -206,9 +206,9 @@ def _with_product(nodes: Graph, silu: AnyNode, kernels: Kernels) -> None:
         _replace(nodes, product, kernels.silu_mul, (gate, up))
 
 
-def _tokens_first(nodes: Graph, call: AnyNode, place: int, kernels: Kernels) -> None:
+def _tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernels) -> None:
     """Skip the two transposes of an attention input [1, T, heads, dim], rotated between or not."""
-    turned = call.args[place]
+    turned = call.args[index]
     if not _is(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
         return
     selected = turned.args[0]
@@ -224,7 +224,7 @@ def _tokens_first(nodes: Graph, call: AnyNode, place: int, kernels: Kernels) -> 
         plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))
         if rotation is not None:
             plain = nodes.call_function(kernels.rotate, (plain, *rotation[1:]))
-    call.update_arg(place, plain)
+    call.update_arg(index, plain)
 
 
 def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
@@ -269,7 +269,7 @@ def _join_weights(graph: GraphModule) -> None:
             _join_products(graph, x, members)
         elif free:
             for name in names:
-                _lay(graph, [name])
+                _merge_storage(graph, [name])
 
 
 def _shared(graph: GraphModule) -> set[str]:
@@ -288,20 +288,20 @@ def _shared(graph: GraphModule) -> set[str]:
 
 def _join_products(graph: GraphModule, x: AnyNode, members: list[AnyNode]) -> None:
     sizes = [_shape(node)[-1] for node in members]
-    matrix = _lay(graph, [node.args[1].target for node in members])
+    matrix = _merge_storage(graph, [node.args[1].target for node in members])
     name = f"joined_{members[0].args[1].target}"
     graph.register_buffer(name, matrix)
     with graph.graph.inserting_before(members[0]):
         weight = graph.graph.get_attr(name)
         product = graph.graph.call_function(_linear, (x, weight, None))
         parts = graph.graph.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
-        for place, node in enumerate(members):
-            part = graph.graph.call_function(operator.getitem, (parts, place))
+        for index, node in enumerate(members):
+            part = graph.graph.call_function(operator.getitem, (parts, index))
             part.meta = dict(node.meta)
             node.replace_all_uses_with(part)
 
 
-def _lay(graph: GraphModule, names: list[str]) -> torch.Tensor:
+def _merge_storage(graph: GraphModule, names: list[str]) -> torch.Tensor:
     """Merge weights [n, k] into one matrix, of which they become views."""
     weights: list[torch.Tensor] = [getattr(graph, name) for name in names]
     num_outputs, num_inputs = sum(len(weight) for weight in weights), weights[0].shape[1]

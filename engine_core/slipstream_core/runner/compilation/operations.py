@@ -124,7 +124,7 @@ class OperationList:
         )
         self._widths = (_Int * len(self.widths))(*self.widths)
         self._buffers = (_Pointer * len(self.widths))()
-        self._room = 0
+        self._capacity = 0
         self._reserve(_ROWS)
         self._run = _OperationRun(
             operations=ctypes.addressof(self._listed),
@@ -139,11 +139,11 @@ class OperationList:
     ) -> torch.Tensor:
         """Map inputs [1, rows, width] to [1, rows, width]; `decode` is a Decode's address."""
         rows = inputs[0].shape[1]
-        if rows > self._room:
+        if rows > self._capacity:
             self._reserve(rows)
         held = [dense(each) for each in inputs]  # kept alive during the run
-        for place, each in enumerate(held):
-            self._buffers[place] = each.data_ptr()
+        for index, each in enumerate(held):
+            self._buffers[index] = each.data_ptr()
         output = inputs[0].new_empty(1, rows, self.widths[self.output])
         self._buffers[self.output] = output.data_ptr()
         pointers = [t.data_ptr() for each in layers for t in (each.keys, each.values)]
@@ -158,10 +158,10 @@ class OperationList:
         sizes = [-(-self.widths[i] * rows // _LINE) * _LINE for i in own]
         self._arena = torch.empty(sum(sizes) + _LINE, dtype=torch.float32)
         at = -(-self._arena.data_ptr() // (4 * _LINE)) * 4 * _LINE
-        for place, size in zip(own, sizes, strict=True):
-            self._buffers[place] = at
+        for index, size in zip(own, sizes, strict=True):
+            self._buffers[index] = at
             at += 4 * size
-        self._room = rows
+        self._capacity = rows
 
 
 def _of(operation: Operation, together: bool) -> _Operation:

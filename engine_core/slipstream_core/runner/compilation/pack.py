@@ -8,7 +8,8 @@ takes a matrix that was packed once, at load.
   weights are held once. The recorded module cannot run afterwards.
 - A matrix that is read elsewhere too (a head tied to the embedding) is packed as a copy if it takes
   at most MAX_COPY_BYTES.
-- Each packed matrix is compared with the original before it replaces it.
+- Each packed matrix is compared with the original before it replaces it. A matrix that differs, or
+  cannot be packed, stays as it is.
 """
 
 from __future__ import annotations
@@ -81,14 +82,19 @@ def _is_read_once(graph: GraphModule, source: Any) -> bool:
 
 
 def _tried(weight: torch.Tensor, kernels: Kernels) -> torch.Tensor | None:
-    """The packed weight, or None if its product differs from the original's."""
+    """The packed weight, or None if it cannot be packed or its product differs."""
     x = torch.linspace(-1, 1, _TRIAL_ROWS * weight.shape[1]).reshape(1, _TRIAL_ROWS, -1)
-    with torch.no_grad():
-        expected = _linear(x, weight)
-        packed = kernels.pack(weight)
-        given = kernels.product(x, packed, None, len(weight))
+    try:
+        with torch.no_grad():
+            expected = _linear(x, weight)
+            packed = kernels.pack(weight)
+            given = kernels.product(x, packed, None, len(weight))
+    except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError without memory
+        said = str(error).partition("\n")[0][:200]
+        logger.warning("a matrix of %d x %d stays as it is: %s", *weight.shape, said)
+        return None
     if not (expected - given).abs().max() <= _TOLERANCE * expected.abs().max():
-        logger.warning("a matrix of %d x %d stays as it is: its product differs", *weight.shape)
+        logger.warning("a %d x %d matrix is not packed: the packed product differs", *weight.shape)
         return None
     return packed
 

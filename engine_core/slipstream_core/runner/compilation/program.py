@@ -63,7 +63,7 @@ class _Lowering:
     def __init__(self, graph: GraphModule, kernels: Kernels) -> None:
         self._graph = graph
         self._product_target = kernels.product
-        self._rules: dict[Any, Callable[..., _Value | list[_Value]]] = {
+        self._lowerings: dict[Any, Callable[..., _Value | list[_Value]]] = {
             kernels.rms_norm: self._norm,
             kernels.product: self._product,
             kernels.rotate: self._rotate,
@@ -83,12 +83,12 @@ class _Lowering:
 
     def lower_node(self, node: AnyNode) -> None:
         """Lower one node. Raises _Unknown."""
-        rule = self._rules.get(node.target) if node.op == "call_function" else None
-        if rule is None or node.kwargs:
+        lower = self._lowerings.get(node.target) if node.op == "call_function" else None
+        if lower is None or node.kwargs:
             raise _Unknown
         before = len(self.widths), dict(self.inputs)
         try:
-            self.values[node] = rule(node, *node.args)
+            self.values[node] = lower(node, *node.args)
         except (_Unknown, TypeError, ValueError) as error:  # or unexpected arguments
             self.widths, self.inputs = self.widths[: before[0]], before[1]
             raise _Unknown from error
@@ -247,11 +247,11 @@ class _Lowering:
             for start, size in zip(starts, sizes, strict=True)
         ]
 
-    def _getitem(self, _: AnyNode, x: AnyNode, place: int) -> _Value:
+    def _getitem(self, _: AnyNode, x: AnyNode, index: int) -> _Value:
         values = self.values.get(x)
         if not isinstance(values, list):
             raise _Unknown
-        value: _Value = values[place]
+        value: _Value = values[index]
         return value
 
     def _view(self, _: AnyNode, x: AnyNode, sizes: list[Any]) -> _Value:
@@ -267,8 +267,8 @@ class _Lowering:
             raise _Unknown
         return source._replace(shape=tuple(shape))
 
-    def _select(self, _: AnyNode, x: AnyNode, dim: int, place: int) -> _Value:
-        if dim != 0 or place != 0:
+    def _select(self, _: AnyNode, x: AnyNode, dim: int, index: int) -> _Value:
+        if dim != 0 or index != 0:
             raise _Unknown
         return self._of(x)._replace(flat=True)
 
@@ -323,11 +323,11 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
     operations = lowering.operations
     if not any(each.out.buffer == output for each in operations):
         return None
-    places: dict[int, int] = {
-        buffer: place for place, buffer in enumerate(lowering.inputs.values())
+    indices: dict[int, int] = {
+        buffer: index for index, buffer in enumerate(lowering.inputs.values())
     }
-    num_inputs = len(places)
-    widths = [lowering.widths[buffer] for buffer in places]
+    num_inputs = len(indices)
+    widths = [lowering.widths[buffer] for buffer in indices]
     last_use = {buffer: index for index, each in enumerate(operations) for buffer in each.read}
     last_use[output] = len(operations)
     free: dict[int, list[int]] = {}
@@ -336,20 +336,20 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
         own, width = each.out.buffer, lowering.widths[each.out.buffer]
         spare = free.get(width)
         if own != output and spare:
-            places[own] = spare.pop()
+            indices[own] = spare.pop()
         else:
-            places[own] = len(widths)
+            indices[own] = len(widths)
             widths.append(width)
         a, b, c, out = (
-            part if part == NOTHING else Part(places[part.buffer], part.at)
+            part if part == NOTHING else Part(indices[part.buffer], part.at)
             for part in (each.a, each.b, each.c, each.out)
         )
         placed.append(replace(each, a=a, b=b, c=c, out=out))
         for buffer in {*each.read, own}:
-            is_ours = places[buffer] >= num_inputs
+            is_ours = indices[buffer] >= num_inputs
             if is_ours and last_use.get(buffer, index) == index:
-                free.setdefault(lowering.widths[buffer], []).append(places[buffer])
-    return OperationList(kernels, placed, widths, num_inputs, places[output])
+                free.setdefault(lowering.widths[buffer], []).append(indices[buffer])
+    return OperationList(kernels, placed, widths, num_inputs, indices[output])
 
 
 def _with_call(

@@ -121,14 +121,12 @@ def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
         with torch.inference_mode():
             for num_tokens in _TRIALS:
                 _try(plain, traced, num_tokens, vocab_size)
-            if pack(graph, kernels):
-                traced = _compile(graph)
     except Exception as error:
         said = str(error).partition("\n")[0][:200]
-        logger.info("runs as it is, its forward is no list of operators: %s", said)
+        logger.info("the forward pass cannot be traced and runs as it is: %s", said)
         return None
     traced = _with_packed(graph, traced, kernels, vocab_size)
-    logger.info("forward recorded in %.1f s", time.monotonic() - started)
+    logger.info("traced the forward pass in %.1f s", time.monotonic() - started)
     return traced
 
 
@@ -137,7 +135,8 @@ def _with_packed(
 ) -> Forward:
     """The recording with packed matrices, and with decode steps as one call if possible.
 
-    The module has lost its weights by now, so a failure raises or leaves the recording in use.
+    Packing empties the module's weights, so the module cannot run any more: from here on a failure
+    raises or leaves the recording in use.
     """
     with torch.inference_mode():
         if pack(graph, kernels):
@@ -148,7 +147,7 @@ def _with_packed(
                 return _with_decodes(traced, decode, kernels, vocab_size)
         except Exception as error:
             said = str(error).partition("\n")[0][:200]
-            logger.warning("decode steps run as they are recorded, not as one call: %s", said)
+            logger.warning("decode steps run as traced, not as one call: %s", said)
     return traced
 
 

@@ -49,14 +49,16 @@ def library() -> Path | None:
         return _build()
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        logger.warning("no kernels of our own, torch's serve: %s", said.strip()[-500:])
+        logger.warning(
+            "the C kernels are not available, using torch instead: %s", said.strip()[-500:]
+        )
         return None
 
 
 def _build() -> Path | None:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
-        logger.info("no C compiler, so no kernels of our own: torch's serve, which is slower")
+        logger.info("no C compiler: using torch instead of the C kernels, which is slower")
         return None
     source = b"\0".join(each.read_bytes() for each in (*_HEADERS, *_SOURCES))
     recipe = "\0".join([compiler, *_FLAGS, platform.machine(), _processor()]).encode()
@@ -93,7 +95,7 @@ def _can_be_loaded(path: Path) -> bool:
     try:
         ctypes.CDLL(str(path))
     except OSError as error:
-        logger.info("the compiled kernels cannot be loaded, and are compiled anew: %s", error)
+        logger.info("the cached C kernels cannot be loaded and are recompiled: %s", error)
         return False
     return True
 

@@ -21,8 +21,8 @@ import torch
 from slipstream_core.runner.cpu.kernels import Kernels
 
 _WINDOW_S = 0.1  # computing time over which a team is judged
-_LEAST_S = 0.02  # least time before it is judged
-_LEAST_ALONE_S, _MOST_ALONE_S = 0.05, 1.0
+_MIN_JUDGED_S = 0.02  # least time before it is judged
+_MIN_ALONE_S, _MAX_ALONE_S = 0.05, 1.0
 
 _PROC, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
@@ -76,7 +76,7 @@ class TeamSize:
     def __init__(self, most: int) -> None:
         self._most = most
         self._computed_s = self._lost_s = 0.0  # of a team, within the window
-        self._alone_s = _LEAST_ALONE_S  # length of the next period alone
+        self._alone_s = _MIN_ALONE_S  # length of the next period alone
         self._alone_until_s = float("-inf")
 
     def at(self, now_s: float) -> int:
@@ -87,16 +87,16 @@ class TeamSize:
         """Record a team's work: its wall time and the CPU time of the calling thread."""
         self._computed_s += computed_s
         self._lost_s += max(wall_s - computed_s, 0.0)
-        if self._computed_s + self._lost_s < _LEAST_S:
+        if self._computed_s + self._lost_s < _MIN_JUDGED_S:
             return
         if self._lost_s > self._computed_s / 2:
             self._alone_until_s = now_s + self._alone_s
-            self._alone_s = min(2 * self._alone_s, _MOST_ALONE_S)
+            self._alone_s = min(2 * self._alone_s, _MAX_ALONE_S)
             self._computed_s = self._lost_s = 0.0
         elif self._computed_s > _WINDOW_S:
             self._lost_s *= _WINDOW_S / self._computed_s
             self._computed_s = _WINDOW_S
-            self._alone_s = _LEAST_ALONE_S
+            self._alone_s = _MIN_ALONE_S
 
 
 class Threads:

@@ -1,18 +1,17 @@
 /* Float32 kernels for CPUs: attention of decode rows over the paged cache, and the small
  * operations of a decode step that cost more to dispatch than to compute.
  *
- * Compiled on the machine that runs it (c_library.py), so -march=native is right; GCC's and Clang's
- * vector extensions keep it free of intrinsics. Threads are those of team.c.
+ * The source is compiled on the machine that runs it (c_library.py), so -march=native is safe. It
+ * uses GCC's and Clang's vector extensions instead of intrinsics, and the threads of team.c.
  *
- * Rules:
- * - Nothing here allocates, waits or keeps state; every buffer is the caller's.
- * - Exactly the tokens that a row sees are read: no padding, no mask, and the null block never.
+ * - Nothing here allocates, waits or keeps state; every buffer belongs to the caller.
+ * - Only the tokens that a row attends to are read: no padding, no mask, never the null block.
  */
 
 #include "kernels.h"
 #include "vectors.h"
 
-#define CHUNK 32     /* tokens that one pass takes: their keys stay in L1 or L2 */
+#define CHUNK 32     /* tokens per pass: their keys stay in L1 or L2 */
 
 static inline vec4 fold(vec x) {
     vec4 parts[W / 4];
@@ -29,7 +28,7 @@ static inline vec4 sums(vec4 a, vec4 b, vec4 c, vec4 d) {
     return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-/* exp as in Cephes' expf, about 2 ulp; what lies beyond float's range is clamped, NaN stays. */
+/* exp as in Cephes' expf, about 2 ulp; arguments outside float's range are clamped, NaN is kept. */
 static inline float exp_(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
@@ -47,7 +46,7 @@ static inline float exp_(float x) {
     return p * power.value;
 }
 
-/* scores[i] = query . keys[i] * scale for n tokens; keys[] points at each token's key. */
+/* scores[i] = query . keys[i] * scale for n tokens; keys[i] points to the key of token i. */
 static void score(const float *query, const float *const *keys, int n, int dim, float scale,
                   float *scores) {
     int whole = dim - dim % W;
@@ -159,8 +158,8 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
     }
 }
 
-/* Store all tokens' keys and values (part 0), then let the decode rows attend (part 1). Where rows
- * are few, their heads are shared out too. */
+/* Part 0 stores all tokens' keys and values, part 1 computes attention of the decode rows. If there
+ * are few rows, the key heads of a row are separate items. */
 static int64_t split_of(const Decode *p) { return p->rows >= 8 ? 1 : p->kv_heads; }
 
 Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after) {
@@ -180,10 +179,10 @@ void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_
     }
     for (int64_t t = first; t < last; t++)
         for (int64_t h = 0; h < p->kv_heads; h++) {
-            int64_t place = p->slots[t] * p->kv_heads + h;
-            memcpy(p->keys + place * p->key_dim, p->key + t * p->key_token + h * p->key_head,
+            int64_t index = p->slots[t] * p->kv_heads + h;
+            memcpy(p->keys + index * p->key_dim, p->key + t * p->key_token + h * p->key_head,
                    sizeof(float) * p->key_dim);
-            memcpy(p->values + place * p->value_dim,
+            memcpy(p->values + index * p->value_dim,
                    p->value + t * p->value_token + h * p->value_head,
                    sizeof(float) * p->value_dim);
         }
@@ -201,11 +200,11 @@ void slipstream_attend(const Decode *p) {
     slipstream_do(&(Job){attend_stage, attend_work, p});
 }
 
-/* The small operations, rows [first, last) of them. */
+/* The small operations: `rows_of` computes rows [first, last). */
 typedef struct {
     void (*rows_of)(const void *of, int64_t first, int64_t last);
     const void *of;
-    int64_t rows, numbers; /* of each row */
+    int64_t rows, numbers; /* numbers: per row */
 } Rows;
 
 static Stage rows_stage(const void *of, int64_t index) {
@@ -238,13 +237,13 @@ static void norm_rows(const void *of, int64_t first, int64_t last) {
                             p->epsilon);
 }
 
-/* y = weight * (x / sqrt(mean(x^2) + epsilon)) by row; x and y [rows, dim]. */
+/* y = weight * (x / sqrt(mean(x^2) + epsilon)) for each row; x and y are [rows, dim]. */
 void slipstream_rms_norm(const float *x, int64_t x_row, const float *weight, float *y,
                          int64_t rows, int64_t dim, float epsilon) {
     by_row(norm_rows, &(Norm){x, weight, y, x_row, dim, epsilon}, rows, dim);
 }
 
-/* Of one row, by whoever calls. */
+/* One row, on the calling thread. */
 void slipstream_norm_row(const float *in, const float *weight, float *out, int64_t dim,
                          float epsilon) {
     float lanes[16] = {0}, total = 0;
@@ -270,13 +269,13 @@ static void silu_mul_rows(const void *of, int64_t first, int64_t last) {
                                 p->y + row * p->dim, p->dim);
 }
 
-/* y = silu(gate) * up by row; [rows, dim]. */
+/* y = silu(gate) * up; all are [rows, dim]. */
 void slipstream_silu_mul(const float *gate, int64_t gate_row, const float *up, int64_t up_row,
                          float *y, int64_t rows, int64_t dim) {
     by_row(silu_mul_rows, &(SiluMul){gate, up, y, gate_row, up_row, dim}, rows, dim);
 }
 
-/* Of one row, by whoever calls. */
+/* One row, on the calling thread. */
 void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t dim) {
     for (int64_t i = 0; i < dim; i++) out[i] = g[i] / (1.0f + exp_(-g[i])) * u[i];
 }
@@ -295,15 +294,15 @@ static void rotate_tokens(const void *of, int64_t first, int64_t last) {
                                 p->dim);
 }
 
-/* Rotary positions, halves rotated (GPT-NeoX's way): x [tokens, heads, dim] by strides, cosines
- * and sines [tokens, dim], y [tokens, heads, dim]. */
+/* Rotary embedding with rotated halves, as in GPT-NeoX: x is [tokens, heads, dim] with strides,
+ * cosines and sines are [tokens, dim], y is [tokens, heads, dim]. */
 void slipstream_rotate(const float *x, int64_t x_token, int64_t x_head, const float *cosines,
                        const float *sines, float *y, int64_t tokens, int64_t heads, int64_t dim) {
     by_row(rotate_tokens, &(Rotate){x, cosines, sines, y, x_token, x_head, heads, dim}, tokens,
            heads * dim);
 }
 
-/* Of one token, by whoever calls. */
+/* One token, on the calling thread. */
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
                              float *y, int64_t heads, int64_t dim) {
     int64_t half = dim / 2;

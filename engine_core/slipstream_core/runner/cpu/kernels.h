@@ -1,4 +1,4 @@
-/* What the kernels are asked. */
+/* Arguments of the kernels, and functions shared between their source files. */
 
 #ifndef SLIPSTREAM_KERNELS_H
 #define SLIPSTREAM_KERNELS_H
@@ -9,11 +9,11 @@
 
 /* Attention of decode rows over the paged cache. */
 typedef struct {
-    const float *key, *value; /* [tokens, kv_heads, dim]: the step's own, to be stored first */
+    const float *key, *value; /* [tokens, kv_heads, dim]: of the step's tokens, stored first */
     int64_t key_token, key_head, value_token, value_head; /* strides in floats */
     const int64_t *slots;                                 /* [tokens] */
     int64_t tokens;
-    const float *query; /* [rows, heads, key_dim], strides in floats, the last one 1 */
+    const float *query; /* [rows, heads, key_dim], strides in floats, the last is 1 */
     int64_t query_row, query_head;
     float *keys, *values;       /* [slots, kv_heads, dim] */
     const int32_t *tables;      /* [rows, widest] */
@@ -22,8 +22,8 @@ typedef struct {
     float *output;       /* [rows, heads, value_dim] */
     const float *sinks;  /* [heads] or NULL */
     int64_t rows, heads, kv_heads, key_dim, value_dim, block_size;
-    int64_t window; /* tokens seen, 0 is all */
-    float scale, softcap; /* softcap 0 is none */
+    int64_t window; /* tokens attended to; 0: all */
+    float scale, softcap; /* softcap 0: none */
 } Decode;
 
 /* y = (x W^T + bias) + more. */
@@ -38,7 +38,7 @@ typedef struct {
     int64_t y_row, rows, n, k;
 } Product;
 
-/* Stages of a job (team.h): storing, then attending; a product's one. */
+/* Stages of a job (team.h): attention has two, storing and attending, and a product has one. */
 Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after);
 void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last);
 Stage slipstream_product_stage(const Product *p, int64_t after);
@@ -50,9 +50,9 @@ void slipstream_silu_mul_row(const float *g, const float *u, float *out, int64_t
 void slipstream_rotate_token(const float *x, int64_t x_head, const float *c, const float *s,
                              float *y, int64_t heads, int64_t dim);
 
-#define ROW_CHUNK 16384 /* numbers that an operation by row takes some microseconds for */
+#define ROW_CHUNK 16384 /* numbers that an operation by row processes in some microseconds */
 
-/* Rows of `numbers` each, to be claimed at once. */
+/* How many rows of `numbers` numbers to claim at once. */
 static inline int64_t slipstream_row_chunk(int64_t numbers) {
     return numbers < ROW_CHUNK ? ROW_CHUNK / (numbers + 1) + 1 : 1;
 }

@@ -234,5 +234,5 @@ def kernels() -> Kernels | None:
     try:
         return None if path is None else Kernels(str(path))
     except (OSError, AttributeError) as error:
-        logger.warning("no kernels of our own, torch's serve: %s", error)
+        logger.warning("the C kernels are not available, using torch instead: %s", error)
         return None

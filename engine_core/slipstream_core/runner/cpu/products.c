@@ -1,14 +1,13 @@
 /* Float32 products of rows with a packed matrix: y = (x W^T + bias) + more.
  *
- * A matrix [n, k] is packed once, as panels of PANEL outputs: [ceil(n / PANEL)][k][PANEL], zeros
- * behind the last output. So a product reads it from end to end, and a tile of ROWS x PANEL sums
- * stays in registers (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication",
- * 2008, without its packing of x, which is small here). One layout serves one row, where memory is
- * the bound, and many, where arithmetic is.
+ * A matrix [n, k] is packed once, as panels of PANEL outputs: [ceil(n / PANEL)][k][PANEL], padded
+ * with zeros. A product therefore reads it sequentially, and a tile of ROWS x PANEL sums stays in
+ * registers (Goto and van de Geijn, "Anatomy of high-performance matrix multiplication", 2008,
+ * without packing x, which is small here). The same layout serves one row, which is bound by
+ * memory, and many rows, which are bound by arithmetic.
  *
- * Rules:
- * - Each output is one sum in the order of k, whatever rows are beside it and however many threads
- *   work: a row's result does not depend on its batch.
+ * - Each output is a single sum in the order of k, independent of other rows and of the number of
+ *   threads: a row's result does not depend on its batch.
  */
 
 #include "kernels.h"
@@ -16,19 +15,19 @@
 
 #define PANEL (2 * W)
 #if W == 16
-#define ROWS 12 /* 24 of 32 registers are sums */
+#define ROWS 12 /* 24 of 32 registers hold sums */
 #elif W == 8
 #define ROWS 6 /* 12 of 16 */
 #else
 #define ROWS 4
 #endif
-#define DEPTH 256     /* of k at once: such a part of a panel stays in L1 */
-#define BLOCK 96      /* rows of x that a panel is taken through at once: they stay in L2 */
-#define FEW 4         /* rows that take each panel once, from memory */
-#define AHEAD 2048    /* floats of a panel that are asked for while one is read only once */
-#define CHUNK_NS 6000 /* a chunk of panels, about: by arithmetic or by what is read of memory, */
-#define PER_NS 40     /* multiplications … */
-#define BYTES_PER_NS 15
+#define DEPTH 256     /* inputs per pass: this part of a panel stays in L1 */
+#define BLOCK 96      /* rows of x per pass over a panel: they stay in L2 */
+#define FEW 4         /* up to this many rows, each panel is read once, from memory */
+#define AHEAD 2048    /* prefetch distance in floats, for panels that are read once */
+#define CHUNK_NS 6000 /* approximate duration of a chunk of panels */
+#define PER_NS 40     /* multiplications per ns, if bound by arithmetic */
+#define BYTES_PER_NS 15 /* bytes read per ns, if bound by memory */
 
 int64_t slipstream_panel(void) { return PANEL; }
 
@@ -56,15 +55,16 @@ static void pack_panels(const void *of, int64_t index, int64_t first, int64_t la
             }
 }
 
-/* weight[i * row + j * column] is that of output i and input j. */
+/* weight[i * row + j * column] belongs to output i and input j. */
 void slipstream_pack(const float *weight, int64_t row, int64_t column, int64_t n, int64_t k,
                      float *packed) {
     slipstream_do(&(Job){pack_stage, pack_panels, &(Pack){weight, row, column, n, k, packed}});
 }
 
-/* sums[m][p] += x[m] times `depth` inputs of panel p, for M rows and P panels `apart` floats
- * apart. With constant M and P all sums are registers. `once`: no other rows read these panels; they
- * are asked for ahead, but for one row, for which memory itself is fast enough (1.3 ms against 1.6). */
+/* sums[m][p] += x[m] times `depth` inputs of panel p, for M rows and P panels that are `apart`
+ * floats apart. M and P are constants, so all sums are in registers. once: no other rows read these
+ * panels, so they are prefetched, except for a single row, where the hardware is faster (1.3 ms
+ * against 1.6). */
 static inline __attribute__((always_inline)) void tile(const int M, const int P, const int once,
                                                        const float *x, int64_t x_row,
                                                        const float *w, int64_t apart,
@@ -108,7 +108,7 @@ static void tile_of(int rows, const float *x, int64_t x_row, const float *w, int
     }
 }
 
-/* `count` panels' sums [rows, count * PANEL]: what they start with, … */
+/* Initialise the sums of `count` panels, [rows, count * PANEL], with the bias. */
 static void begin(const Product *p, int64_t panel, int64_t count, int64_t rows, float *sums) {
     int64_t output = panel * PANEL, row = count * PANEL;
     int64_t width = p->n - output < row ? p->n - output : row;
@@ -117,7 +117,7 @@ static void begin(const Product *p, int64_t panel, int64_t count, int64_t rows, 
         memcpy(sums + m * row, p->bias + output, sizeof(float) * width);
 }
 
-/* … and where they go, for rows from `first` on. */
+/* Write the sums to y, from row `first` on, and add `more`. */
 static void end(const Product *p, int64_t panel, int64_t count, int64_t first, int64_t rows,
                 const float *sums) {
     int64_t output = panel * PANEL, row = count * PANEL;
@@ -132,7 +132,7 @@ static void end(const Product *p, int64_t panel, int64_t count, int64_t first, i
     }
 }
 
-/* Rows [first, first + rows), BLOCK at most, and one panel. */
+/* Rows [first, first + rows), at most BLOCK of them, and one panel. */
 static void many_rows(const Product *p, int64_t panel, int64_t first, int64_t rows) {
     float sums[BLOCK * PANEL] __attribute__((aligned(64)));
     int64_t panels = (p->n + PANEL - 1) / PANEL;
@@ -140,7 +140,7 @@ static void many_rows(const Product *p, int64_t panel, int64_t first, int64_t ro
     begin(p, panel, 1, rows, sums);
     for (int64_t j = 0; j < p->k; j += DEPTH) {
         int64_t depth = p->k - j < DEPTH ? p->k - j : DEPTH;
-        const float *ahead = w + depth * PANEL; /* what is read next, from memory */
+        const float *ahead = w + depth * PANEL; /* the next part, still in memory */
         int64_t part = depth * PANEL, share = (part * ROWS / rows + 15) / 16 * 16;
         if (share > part) share = part;
         for (int64_t m = 0; m < rows; m += ROWS) {
@@ -156,7 +156,7 @@ static void many_rows(const Product *p, int64_t panel, int64_t first, int64_t ro
     end(p, panel, 1, first, rows, sums);
 }
 
-/* Up to FEW rows and `count` panels, enough of them that enough sums are under way at once. */
+/* Up to FEW rows and `count` panels, so many that enough independent sums are computed at once. */
 static void few_rows(const Product *p, int64_t panel, int64_t count) {
     float sums[4 * FEW * PANEL] __attribute__((aligned(64)));
     const float *w = p->packed + panel * p->k * PANEL;
@@ -171,8 +171,8 @@ static void few_rows(const Product *p, int64_t panel, int64_t count) {
     end(p, panel, count, 0, p->rows, sums);
 }
 
-/* How a product is cut into items: a few rows take `at_once` panels each, the rest singly; many
- * rows go through one panel in blocks. */
+/* How a product is divided into items. With few rows an item is `at_once` panels, and the remaining
+ * panels are items of one; with many rows an item is one panel and a block of rows. */
 typedef struct {
     int64_t panels, at_once, whole, each, items, chunk;
 } Cut;
@@ -225,7 +225,7 @@ void slipstream_product(const Product *p) {
     slipstream_do(&(Job){product_stage, product_work, p});
 }
 
-/* For callers that hold a lock, and must not wait for anybody. */
+/* For callers that hold a lock and must not wait for other threads. */
 void slipstream_product_alone(const Product *p) {
     slipstream_do_alone(&(Job){product_stage, product_work, p});
 }

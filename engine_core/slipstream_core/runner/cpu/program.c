@@ -1,11 +1,11 @@
-/* A list of operations over rows, run by one team from the first to the last.
+/* A list of operations over rows, run by the team in one call.
  *
- * A decode step of a small model is some dozens of operations that take microseconds each; called
- * one by one, the calls, and waking and gathering the team for each, cost more than they do.
+ * A decode step of a small model is some dozens of operations that take microseconds each. Calling
+ * them one by one, and waking the team for each, would cost more than computing them.
  *
- * Every value is a part of a buffer [rows, width]: a pointer to its first row's first number, and
- * the buffer's width as the distance between rows. Operations by row that follow one another are
- * done row by row (`together`: the next one is such a one too).
+ * A value is part of a buffer [rows, width]: a pointer to its first number in the first row, with
+ * the buffer's width as the row stride. Consecutive operations by row are fused: each row goes
+ * through all of them (`together` marks an operation that is fused with the next).
  */
 
 #include "kernels.h"
@@ -13,7 +13,7 @@
 enum { NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL };
 
 typedef struct {
-    int64_t buffer, at; /* buffer -1 is none */
+    int64_t buffer, at; /* at: offset in a row; buffer -1: no value */
 } Part;
 
 typedef struct {
@@ -21,7 +21,7 @@ typedef struct {
     Part a, b, c, out;   /* product: x, -, more; rotate: x, cosines, sines; attend: q, k, v */
     const float *weight; /* norm; product: packed */
     const float *bias;
-    int64_t n, k;        /* product; others: n numbers to a row, or to each of its heads */
+    int64_t n, k;        /* product; others: n numbers per row, or per head */
     int64_t heads, kv_heads, key_dim, value_dim, layer, window; /* heads: norm, rotate, attend */
     float number, softcap; /* norm: epsilon; attend: scale */
 } Operation;
@@ -32,7 +32,7 @@ typedef struct {
     float *const *buffers;
     const int64_t *widths;
     float *const *caches; /* by layer: keys, values */
-    const Decode *decode; /* slots, tables, lengths: what is the same for all layers */
+    const Decode *decode; /* the fields that are the same for all layers: slots, tables, lengths */
 } Run;
 
 #define AT(part) (r->buffers[o->part.buffer] + o->part.at)
@@ -56,7 +56,7 @@ static Decode decode_of(const Run *r, const Operation *o) {
     return d;
 }
 
-/* An operation by row, of row t. */
+/* Compute row t of an operation by row. */
 static void of_row(const Run *r, const Operation *o, int64_t t) {
     const float *a = AT(a) + t * ROW(a);
     float *out = AT(out) + t * ROW(out);
@@ -80,8 +80,8 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
     }
 }
 
-/* A stage's index is its operation's, twice, and 1 more for what attention does second. Operations
- * by row that follow one another are one stage: each row goes through all of them. */
+/* A stage's index is twice its operation's index, plus 1 for the second stage of attention. Fused
+ * operations are one stage. */
 static int64_t chain_end(const Run *r, int64_t at) {
     while (r->operations[at].together) at++;
     return at + 1;

@@ -1,22 +1,21 @@
-/* A team of threads that a job's caller is helped by, and never has to wait for.
+/* A team of helper threads that compute a job together with its caller.
  *
- * A stage is over when its items are done, not when every thread has come by: threads claim chunks
- * of items from a counter, and one that sleeps, or has lost its core to another process, holds up
- * the chunk that it is at and nothing else. The thread that finishes a stage's last item sets up
- * the next one, and runs stages of one chunk by itself.
+ * A stage is over when its items are done, without a barrier: threads claim chunks of items from a
+ * counter, and a thread that sleeps or is preempted delays only the chunk that it has claimed. The
+ * thread that finishes the last item of a stage begins the next one, and runs stages of a single
+ * chunk itself.
  *
- * A helper that keeps losing its core with a chunk in its hands costs more than it is worth: all
- * others wait for that chunk. One that has waited for its core for more than half of the time that
- * it has computed stays away, longer each time, a second at most. So beside other processes a team
- * becomes as large as there are cores for it, and grows again when they have gone.
+ * A helper that is often preempted in the middle of a chunk slows the team down, as all other
+ * threads wait for that chunk. A helper that was preempted for more than half of the time that it
+ * has computed pauses, each time for longer, at most for a second. Beside other processes the team
+ * therefore shrinks to the cores that are free, and grows again later.
  *
- * Rules:
- * - A result does not depend on the number of threads: an item is computed by one of them, alone.
- * - A thread that has nothing to do looks for work for SPIN_NS, which is longer than a chunk takes;
- *   then it sleeps until a stage begins. So an idle team costs nothing, and one whose threads
- *   cannot all run gives its cores to those that can.
- * - One job at a time; another caller that comes meanwhile does its own alone.
- * - Threads are made when they are first wanted, and stay.
+ * - A result does not depend on the number of threads: each item is computed by one thread.
+ * - An idle thread spins for SPIN_NS, which is longer than a chunk takes, then sleeps until a stage
+ *   begins. An idle team costs nothing, and threads that cannot all run leave the cores to those
+ *   that can.
+ * - The team runs one job at a time; a concurrent caller computes its job alone.
+ * - Threads are created when they are first needed, and are kept.
  */
 
 #define _GNU_SOURCE
@@ -32,29 +31,29 @@
 #include <unistd.h>
 
 #define SPIN_NS 50000
-#define SUSPECT_NS 300000     /* a chunk that took so long: has its thread lost its core? */
-#define WINDOW_NS 50000000    /* of computing, over which is judged whether it loses too much */
+#define SUSPECT_NS 300000     /* a chunk that takes this long may have been preempted */
+#define WINDOW_NS 50000000    /* of computing, over which a helper's losses are counted */
 #define LEAST_AWAY_NS 20000000
 #define MOST_AWAY_NS 1000000000
 #define MOST 1024 /* threads */
-#define CLAIMED 0xffffffffULL /* a ticket's lower half: all items, of however many */
+#define CLAIMED 0xffffffffULL /* a ticket's lower half if no item is left */
 
-/* Cache lines of their own: what changes with every claim, with every stage, and rarely. */
+/* Separate cache lines for what changes with each claim, with each stage, and rarely. */
 static struct {
-    /* epoch << 32 | first unclaimed item; an epoch is a stage of a job, and never comes again */
+    /* epoch << 32 | first unclaimed item; each stage of each job has a new epoch */
     uint64_t ticket __attribute__((aligned(64)));
     uint32_t sleepers;
-    int64_t done __attribute__((aligned(64))); /* items of this stage */
-    /* of the stage; read before a claim succeeds, so by itself, and never through `job` */
+    int64_t done __attribute__((aligned(64))); /* items of this stage that are done */
+    /* of the stage; copies, as they are read before a claim succeeds, when `job` may be invalid */
     int64_t items __attribute__((aligned(64)));
     int64_t chunk;
-    Stage stage; /* these three are read and written by threads that hold a claim */
+    Stage stage; /* these three are accessed only by threads that hold a claim */
     int64_t index;
     const Job *job;
-    uint32_t over; /* the epoch in which the last job is over: once the ticket is of that epoch */
-    uint32_t active __attribute__((aligned(64))); /* threads that may claim, the caller with them */
-    uint32_t made;                                /* … that there are */
-    uint32_t away;
+    uint32_t over; /* the last job is over when the ticket has this epoch */
+    uint32_t active __attribute__((aligned(64))); /* threads that may claim, the caller included */
+    uint32_t made;                                /* threads that exist, the caller included */
+    uint32_t away;                                /* helpers that pause */
     pthread_mutex_t busy;
 } team = {.busy = PTHREAD_MUTEX_INITIALIZER, .active = 1, .made = 1};
 
@@ -90,15 +89,15 @@ static int64_t clock_ns(clockid_t clock) {
 
 static int64_t now_ns(void) { return clock_ns(CLOCK_MONOTONIC); }
 
-/* How a helper fares. Since `wall` it has had its core for what its processor clock has gone on
- * from `cpu`, and has slept, by itself, for `slept`. */
+/* Times of a helper, in ns. wall, cpu: the clocks at the last measurement; slept: voluntarily since
+ * then. */
 typedef struct {
     int64_t wall, cpu, slept;
-    int64_t computed, lost; /* so far, of WINDOW_NS: with its core, without it and at a chunk */
-    int64_t away;           /* how long it stays away next */
-} Fares;
+    int64_t computed, lost; /* within WINDOW_NS: CPU time, and time preempted during a chunk */
+    int64_t away;           /* length of the next pause */
+} Times;
 
-static void stay_away(Fares *f) {
+static void stay_away(Times *f) {
     struct timespec away = {f->away / 1000000000, f->away % 1000000000};
     __atomic_fetch_add(&team.away, 1, __ATOMIC_RELAXED);
     nanosleep(&away, NULL);
@@ -108,8 +107,8 @@ static void stay_away(Fares *f) {
     f->wall = now_ns(), f->cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
 }
 
-/* A chunk took long. */
-static void judge(Fares *f, int64_t took) {
+/* Account for a chunk that took long; the helper may pause. */
+static void account(Times *f, int64_t took) {
     int64_t wall = now_ns(), cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     int64_t computed = cpu - f->cpu, lost = wall - f->wall - computed - f->slept;
     f->wall = wall, f->cpu = cpu, f->slept = 0;
@@ -124,8 +123,8 @@ static void judge(Fares *f, int64_t took) {
     }
 }
 
-/* Until another stage has begun. */
-static void wait_beyond(uint32_t epoch, Fares *fares) {
+/* Wait until a stage after `epoch` begins. */
+static void wait_beyond(uint32_t epoch, Times *times) {
     int64_t end = now_ns() + SPIN_NS;
     do {
         for (int i = 0; i < 16; i++) {
@@ -138,11 +137,11 @@ static void wait_beyond(uint32_t epoch, Fares *fares) {
     while (__atomic_load_n(&team.ticket, __ATOMIC_SEQ_CST) >> 32 == epoch)
         sleep_while(epoch_word(), epoch);
     __atomic_fetch_sub(&team.sleepers, 1, __ATOMIC_SEQ_CST);
-    if (fares) fares->slept += now_ns() - from;
+    if (times) times->slept += now_ns() - from;
 }
 
-/* Begin the stage at `index` or, where one thread is enough for that, do it and go on. To be called
- * when every item of the stage before is done: there is nobody else then who looks at the job. */
+/* Begin the stage at `index`; stages of a single chunk are run here. To be called when every item
+ * of the previous stage is done: no other thread accesses the job then. */
 static void begin(int64_t index) {
     const Job *job = team.job;
     Stage stage;
@@ -151,8 +150,8 @@ static void begin(int64_t index) {
         if (stage.items < 0 || stage.items > stage.chunk) break;
         if (stage.items) job->work(job->of, index, 0, stage.items);
     }
-    /* first nothing is left to claim: a thread that has read the old ticket and reads the new
-     * numbers, which are stored behind this, claims in vain */
+    /* First mark all items as claimed: a thread that has read the old ticket and then reads the new
+     * numbers, which are stored after this, fails to claim. */
     uint64_t old = __atomic_load_n(&team.ticket, __ATOMIC_RELAXED) | CLAIMED;
     __atomic_store_n(&team.ticket, old, __ATOMIC_RELEASE);
     team.stage = stage, team.index = index;
@@ -160,46 +159,46 @@ static void begin(int64_t index) {
     __atomic_store_n(&team.chunk, stage.chunk, __ATOMIC_RELEASE);
     __atomic_store_n(&team.items, stage.items < 0 ? 0 : stage.items, __ATOMIC_RELEASE);
     if (stage.items < 0) __atomic_store_n(&team.over, (uint32_t)((old + 1) >> 32), __ATOMIC_RELEASE);
-    /* The next epoch, from item 0. Where the job is over its caller goes on from here, perhaps with
-     * another job, so nothing of the team may be written behind this. */
+    /* The next epoch, from item 0. If the job is over, its caller continues from here, perhaps with
+     * another job, so nothing of the team may be written after this. */
     __atomic_store_n(&team.ticket, old + 1, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&team.sleepers, __ATOMIC_SEQ_CST)) wake(epoch_word());
 }
 
-/* Do one chunk of the stage that `ticket` is of, if any is left; else wait for another stage.
- * `ticket` is the team's, a moment ago. `fares` is a helper's; a job's caller has none. */
-static void help(uint64_t ticket, Fares *fares) {
+/* Compute one chunk of the ticket's stage, if one is left; otherwise wait for another stage.
+ * ticket: the team's, as read just before. times: a helper's; NULL for the job's caller. */
+static void help(uint64_t ticket, Times *times) {
     int64_t first = (int64_t)(ticket & CLAIMED);
     int64_t items = __atomic_load_n(&team.items, __ATOMIC_ACQUIRE);
     int64_t chunk = __atomic_load_n(&team.chunk, __ATOMIC_ACQUIRE);
     if (first >= items) {
-        wait_beyond((uint32_t)(ticket >> 32), fares);
+        wait_beyond((uint32_t)(ticket >> 32), times);
         return;
     }
-    /* where the stage is another by now, so is the ticket, and what was read is not used */
+    /* if the stage has changed, so has the ticket, and the values read above are not used */
     if (!__atomic_compare_exchange_n(&team.ticket, &ticket, ticket + (uint64_t)chunk, false,
                                      __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
         return;
-    int64_t last = first + chunk < items ? first + chunk : items, from = fares ? now_ns() : 0;
+    int64_t last = first + chunk < items ? first + chunk : items, from = times ? now_ns() : 0;
     team.job->work(team.job->of, team.index, first, last);
-    int64_t took = fares ? now_ns() - from : 0;
+    int64_t took = times ? now_ns() - from : 0;
     if (__atomic_add_fetch(&team.done, last - first, __ATOMIC_ACQ_REL) == items)
         begin(team.stage.after);
-    if (took > SUSPECT_NS) judge(fares, took);
+    if (took > SUSPECT_NS) account(times, took);
 }
 
 static void *member(void *number) {
     uint32_t own = (uint32_t)(uintptr_t)number;
-    Fares fares = {.wall = now_ns(), .away = LEAST_AWAY_NS};
-    fares.cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+    Times times = {.wall = now_ns(), .away = LEAST_AWAY_NS};
+    times.cpu = clock_ns(CLOCK_THREAD_CPUTIME_ID);
     for (;;) {
         uint32_t active = __atomic_load_n(&team.active, __ATOMIC_ACQUIRE);
         if (own < active)
-            help(__atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE), &fares);
+            help(__atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE), &times);
         else {
             int64_t from = now_ns();
             sleep_while(&team.active, active);
-            fares.slept += now_ns() - from;
+            times.slept += now_ns() - from;
         }
     }
     return NULL;
@@ -208,7 +207,7 @@ static void *member(void *number) {
 static void grow(uint32_t wanted) {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for threads that know of them */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* helpers handle no signals */
     while (team.made < wanted) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, member, (void *)(uintptr_t)team.made)) break;
@@ -221,12 +220,12 @@ static void grow(uint32_t wanted) {
 
 static _Thread_local uint32_t wanted = 1;
 
-/* How many threads the jobs of the calling thread may have, itself one of them. */
+/* Set how many threads may compute the calling thread's jobs, itself included. */
 void slipstream_set_threads(int64_t count) {
     wanted = count < 1 ? 1 : count > MOST ? MOST : (uint32_t)count;
 }
 
-/* … and how many of them do not stay away. */
+/* How many of these threads do not pause now. */
 int64_t slipstream_present(void) {
     uint32_t away = __atomic_load_n(&team.away, __ATOMIC_RELAXED);
     return away < wanted ? wanted - away : 1;
@@ -238,7 +237,7 @@ void slipstream_do_alone(const Job *job) {
         if (stage.items) job->work(job->of, index, 0, stage.items);
 }
 
-/* Whether all of it is one chunk, for which nobody needs to be woken. */
+/* Whether the whole job is one chunk, so that no helper has to be woken. */
 static bool is_small(const Job *job) {
     Stage stage = job->stage(job->of, 0);
     return stage.items <= stage.chunk && job->stage(job->of, stage.after).items < 0;
@@ -256,8 +255,8 @@ void slipstream_do(const Job *job) {
     }
     team.job = job;
     begin(0);
-    /* the ticket that is looked at is the one that is waited for to change: the last stage may be
-     * set up in between, and no other comes behind it */
+    /* `help` waits for a change of the ticket that was compared here: the last stage may begin in
+     * between, and no other stage follows it */
     for (;;) {
         uint64_t ticket = __atomic_load_n(&team.ticket, __ATOMIC_ACQUIRE);
         if (ticket >> 32 == __atomic_load_n(&team.over, __ATOMIC_ACQUIRE)) break;

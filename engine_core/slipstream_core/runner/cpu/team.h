@@ -1,4 +1,4 @@
-/* Work in stages, shared out among a team of threads. */
+/* Jobs in stages, computed by a team of threads. */
 
 #ifndef SLIPSTREAM_TEAM_H
 #define SLIPSTREAM_TEAM_H
@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 typedef struct {
-    int64_t items; /* computed independently of one another, in any order */
-    int64_t chunk; /* that are claimed at once: some microseconds' worth */
-    int64_t after; /* the next stage's index; it begins when all items of this one are done */
+    int64_t items; /* independent of each other, computed in any order */
+    int64_t chunk; /* items to claim at once, some microseconds of work */
+    int64_t after; /* index of the next stage, which begins when all items of this one are done */
 } Stage;
 
 #define NO_STAGE ((Stage){-1, 0, 0})

@@ -1,4 +1,4 @@
-/* What a processor's vectors are: W floats. GCC's and Clang's vector extensions, no intrinsics. */
+/* Vectors of W floats, the width of the processor's, by GCC's and Clang's vector extensions. */
 
 #ifndef SLIPSTREAM_VECTORS_H
 #define SLIPSTREAM_VECTORS_H

@@ -7,7 +7,7 @@ step to step. One recording of both would need six times as many recordings of t
 are the slow ones.
 
 Sampling is recorded because it is about twenty small kernels, which the host launches no faster
-than a small model computes. What no kind covers (rules, masks, grammars, very many
+than a small model computes. What no kind covers (constraints, masks, grammars, very many
 log-probabilities) is sampled by `sampler.sample` after the recorded forward. Tokens outside the
 candidates (top_p or min_p without top_k) are drawn by `rejection_sampling`, recorded with the rest.
 Without it (on a CPU, in tests) the host waits to learn whether a kept set reached further, and then
@@ -49,8 +49,8 @@ from slipstream_core.runner.sampling.sampler import (
     logprob_columns,
     may_reach_further,
 )
-from slipstream_core.runner.sampling.truncation import TruncationLimits
-from slipstream_core.runner.staging import AnyArray, Copies, CopyMark, Field, Layout, Staging
+from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
+from slipstream_core.runner.staging import AnyArray, Copies, CopyEvent, Field, Layout, Staging
 from slipstream_core.step.plan import StepPlan
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class DecodeGraphs:
             for size in self._sizes
         }
         self._piece = torch.zeros(self._pieces[largest].size, dtype=torch.uint8, device=device)
-        self._last_fetch: CopyMark | None = None
+        self._last_fetch: CopyEvent | None = None
 
     def record(self, recorder: Recorder) -> None:
         """Record as much as time allows, largest first. Raises if the device is unusable."""
@@ -134,7 +134,7 @@ class DecodeGraphs:
         record_all(recorder, self._work(), total, within_s=CAPTURE_S)
         self._recorded = sorted(self._forwards)
         if not self._recorded:
-            logger.warning("no decode step is recorded: all run eagerly")
+            logger.warning("no CUDA graphs are recorded: decode steps run eagerly")
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether `forward` can compute this plan."""
@@ -172,29 +172,29 @@ class DecodeGraphs:
         if kind is None or (size, kind) not in self._samplers:
             return None
         if self._last_fetch is not None:
-            self._copies.before_reuse(self._last_fetch)
+            self._copies.wait_for(self._last_fetch)
         self._samplers[size, kind]()
         layout, rows = self._pieces[size], None
         if kind.logprobs:
             rows = np.flatnonzero(plan.num_logprobs >= 0)
         else:
             layout = packed_layout(size, 0, 0, with_covered=True)
-        target, mark = fetch(self._copies, self._piece, layout.size)
-        self._last_fetch = mark
+        target, event = fetch(self._copies, self._piece, layout.size)
+        self._last_fetch = event
         asks = kind.truncated and self._whole is None
-        if asks and not self._is_covered(plan, layout, target, mark):
+        if asks and not self._is_covered(plan, layout, target, event):
             return None
-        return StepReadback(plan, layout, rows, self._piece, target, mark)
+        return StepReadback(plan, layout, rows, self._piece, target, event)
 
     def _is_covered(
-        self, plan: StepPlan, layout: Layout, target: torch.Tensor, mark: CopyMark
+        self, plan: StepPlan, layout: Layout, target: torch.Tensor, event: CopyEvent
     ) -> bool:
         """Whether the candidates hold the kept sets of all rows; may wait for the device."""
         vocab_size = len(self._vocab)
         open_ended = may_reach_further(plan, effective_top_ks(plan, vocab_size), vocab_size)
         if not open_ended.any():
             return True
-        mark.synchronize()
+        event.synchronize()
         covered = layout.in_host(target.numpy())["covered"][: len(open_ended)]
         return bool(covered.astype(np.bool_)[open_ended].all())
 
@@ -205,10 +205,10 @@ class DecodeGraphs:
         Writes to the cache. Raises ValueError if the batch size or kind is not recorded.
         """
         if not self._recorded or batch > self._recorded[-1]:
-            raise ValueError(f"no decode step of {batch} rows is recorded, but {self._recorded}")
+            raise ValueError(f"no CUDA graph for {batch} rows, only for {self._recorded}")
         size = self._size_for(batch)
         if (size, kind) not in self._samplers:
-            raise ValueError(f"sampling of the kind {kind} is not recorded")
+            raise ValueError(f"no CUDA graph for sampling of kind {kind}")
         blocks = -(-context // self._block_size)
         dealt = 1 + np.arange(batch * blocks, dtype=np.int64) % (num_blocks - 1)
         tables = dealt.reshape(batch, blocks)
@@ -234,7 +234,7 @@ class DecodeGraphs:
             for _ in range(num):
                 forward()
                 sampler()
-            self._copies.here().synchronize()
+            self._copies.record().synchronize()
 
         replay(1)
         started = time.perf_counter()
@@ -343,7 +343,12 @@ class DecodeGraphs:
             columns["min_ps"][num:] = 0
 
     def _kind_of(self, plan: StepPlan) -> GraphKind | None:
-        if plan.rules is not None or len(plan.masked_rows) or plan.awaits_masks or plan.any_wide:
+        if (
+            plan.constraints is not None
+            or len(plan.masked_rows)
+            or plan.awaits_masks
+            or plan.any_wide
+        ):
             return None
         if plan.listed is not None:
             return None

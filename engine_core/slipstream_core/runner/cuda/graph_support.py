@@ -29,7 +29,7 @@ def graph_sizes(model: LoadedModel, config: CoreConfig) -> tuple[int, ...]:
         return ()
     capability = torch.cuda.get_device_capability(model.device)
     if (why := why_eager(model.module, model.dtype, capability)) is not None:
-        logger.warning("decode steps are not recorded and run slower: %s", why)
+        logger.warning("CUDA graphs are disabled, so decode steps are slower: %s", why)
         return ()
     return batch_sizes(config.max_num_seqs, config.cuda_graph_sizes)
 
@@ -45,10 +45,10 @@ def why_eager(
         return None
     if dtype != torch.bfloat16:
         name = str(dtype).removeprefix("torch.")
-        return f"experts in {name} make the host wait; in bfloat16 they do not"
+        return f"experts in {name} synchronize with the host; in bfloat16 they do not"
     if capability is not None and capability[0] not in _GENERATIONS:
         return (
-            f"experts make the host wait on a card of compute capability "
+            f"experts synchronize with the host on a card of compute capability "
             f"{capability[0]}.{capability[1]}; on 9.0 and 10.0 they do not"
         )
     return None

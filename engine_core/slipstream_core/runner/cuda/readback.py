@@ -17,7 +17,7 @@ import torch
 from slipstream_core.runner.cuda.cuda_thread import PendingStep
 from slipstream_core.runner.sampling.logprobs import PendingLogprobs, arrived, candidates
 from slipstream_core.runner.sampling.sampler import RawLogprobs
-from slipstream_core.runner.staging import Copies, CopyMark, Field, Layout
+from slipstream_core.runner.staging import Copies, CopyEvent, Field, Layout
 from slipstream_core.step.plan import Candidates, Logprobs, StepPlan, StepResult
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
@@ -67,7 +67,7 @@ def write_logprobs(
     views["ranks"].copy_(ranks)
 
 
-def fetch(copies: Copies, piece: torch.Tensor, size: int) -> tuple[torch.Tensor, CopyMark]:
+def fetch(copies: Copies, piece: torch.Tensor, size: int) -> tuple[torch.Tensor, CopyEvent]:
     """Start copying the first `size` bytes of `piece` to the host."""
     target = copies.host(size)
     return target, copies.fetch(piece[:size], target)
@@ -82,13 +82,13 @@ class StepReadback:
     rows: Int64s | None  # which of the S sampled rows have log-probabilities
     piece: torch.Tensor
     target: torch.Tensor
-    mark: CopyMark
+    event: CopyEvent
     wide: Wide = ()
     prompt: Prompts = ()
 
     def wait(self) -> StepResult:
         """Wait for the copy and return the result."""
-        self.mark.synchronize()
+        self.event.synchronize()
         views = self.layout.in_host(self.target.numpy())
         num = int(np.count_nonzero(self.plan.samples))
         logprobs = None
@@ -142,12 +142,12 @@ class EndedStep:
     """A result that is already on the host; `mark` is the end of its step."""
 
     result: StepResult
-    mark: CopyMark
+    event: CopyEvent
     prompt: Prompts = ()  # for the result; may still be pending
 
     def wait(self) -> StepResult:
         """Wait for the step and return the result."""
-        self.mark.synchronize()
+        self.event.synchronize()
         if not self.prompt:
             return self.result
         return replace(self.result, prompt=tuple(map(arrived, self.prompt)))
@@ -212,9 +212,9 @@ def deliver(
     """A step's result: a StepResult without `copies`, else a pending readback."""
     if copies is not None:
         piece, layout = pack(token_ids, logprobs)
-        target, mark = fetch(copies, piece, layout.size)
+        target, event = fetch(copies, piece, layout.size)
         rows = None if logprobs is None else logprobs.rows
-        return StepReadback(plan, layout, rows, piece, target, mark, more, prompt)
+        return StepReadback(plan, layout, rows, piece, target, event, more, prompt)
     columns = None
     if logprobs is not None:
         columns = on_host(

@@ -46,7 +46,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
         # one stream for all recordings, as the pool's blocks are reused within a stream only
         self._stream = _cuda.Stream(device)
-        self._broken_off: list[Any] = []  # kept alive: torch's allocators still refer to them
+        self._aborted_captures: list[Any] = []  # kept alive: torch's allocators still refer to them
 
     def record(self, work: Work) -> Work:
         """Run `work` once on the recording stream to initialise libraries, then capture it."""
@@ -82,25 +82,13 @@ class CudaRecorder:
         with contextlib.suppress(RuntimeError, AttributeError):
             device = torch.cuda.current_device()
             allocator._cuda_endAllocateToPool(device, self._pool)
-            self._broken_off.append(graph)
+            self._aborted_captures.append(graph)
             broken, self._pool = self._pool, torch.cuda.graph_pool_handle()
             allocator._cuda_releasePool(device, broken)
 
     def check(self) -> None:
         """Synchronise, which raises again the errors that a device does not recover from."""
         torch.cuda.synchronize(self._device)
-
-
-class HostRecorder:
-    """A recorder for CPUs that records nothing, for tests of the recorded steps' logic."""
-
-    def record(self, work: Work) -> Work:
-        """Run `work` once and return it."""
-        work()
-        return work
-
-    def check(self) -> None:
-        """Do nothing: a CPU stays usable."""
 
 
 def batch_sizes(max_num_seqs: int, wanted: Sequence[int] = ()) -> tuple[int, ...]:
@@ -136,7 +124,7 @@ def record_all(
         for name, one, keep in work:
             if time.monotonic() - started > within_s:
                 logger.warning(
-                    "recording graphs stopped after %.0f s, before %s: %d of %d are there",
+                    "recording CUDA graphs stopped after %.0f s, before %s: %d of %d are recorded",
                     within_s,
                     name,
                     num,
@@ -150,4 +138,4 @@ def record_all(
                 logger.warning("%s could not be recorded and runs eagerly", name, exc_info=True)
                 recorder.check()
             bar.update()
-    logger.info("recorded %d graphs in %.1f s", num, time.monotonic() - started)
+    logger.info("recorded %d CUDA graphs in %.1f s", num, time.monotonic() - started)

@@ -79,11 +79,11 @@ def check_independence(module: Any, *, vocab_size: int, max_model_len: int) -> N
         finally:
             hook.remove()
         if logits[others].isnan().any() and not run(positions, _SelfAttention()).isnan().any():
-            raise ValueError("its tokens influence one another outside of attention")
+            raise ValueError("its tokens influence each other outside of attention")
         with contextlib.suppress(_EnoughError):
             run(positions.flip(0), reverse)
         ours = in_order.first_keys[others].float()
         theirs = reverse.first_keys.flip(0)[others].float()
         # a different order of sums rounds differently; a wrong position is off by far more
         if (ours - theirs).abs().max() > 0.05 * ours.abs().max():
-            raise ValueError("it counts the places of its tokens instead of heeding positions")
+            raise ValueError("it counts its tokens instead of using the given positions")

@@ -44,7 +44,7 @@ def locate(name: str) -> Source:
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / _CONFIG).is_file():
-            raise ValueError(f"the folder holds no {_CONFIG}, so it is no model's")
+            raise ValueError(f"the folder holds no {_CONFIG}, so it is not a model")
         return Source(str(path), True)
     if name.startswith((".", "/", "~")):
         raise ValueError("there is no such folder")
@@ -57,8 +57,8 @@ def locate(name: str) -> Source:
         return Source(name, False)
     if not isinstance(try_to_load_from_cache(name, _CONFIG), str):
         raise ValueError(
-            f"it is no folder here, the hub was not reached ({why}), and no earlier download lies "
-            f"in {constants.HF_HUB_CACHE}; {_INSTEAD.format(name)}"
+            f"there is no such folder, the hub was not reached ({why}), and "
+            f"{constants.HF_HUB_CACHE} has no earlier download; {_INSTEAD.format(name)}"
         )
     logger.info("the hub was not reached (%s); %s comes from an earlier download", why, name)
     return Source(name, True)
@@ -69,8 +69,8 @@ def incomplete(source: Source) -> str:
     if not source.local_only or Path(source.path).is_dir():
         return ""
     return (
-        f"; the hub was not asked, and what an earlier download left in {constants.HF_HUB_CACHE} "
-        f"may be incomplete: {_INSTEAD.format(source.path)}"
+        f"; the hub was not reached, and the earlier download in {constants.HF_HUB_CACHE} may be "
+        f"incomplete: {_INSTEAD.format(source.path)}"
     )
 
 
@@ -87,17 +87,17 @@ def _why_unreachable(name: str) -> str | None:
         get_hf_file_metadata(url)
     except GatedRepoError as error:
         raise ValueError(
-            f"its owner asks for consent: accept the terms at {constants.ENDPOINT}/{name}, then "
-            "log in with `hf auth login` or set HF_TOKEN"
+            f"access is restricted: accept the terms at {constants.ENDPOINT}/{name}, then log in "
+            "with `hf auth login` or set HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
         raise ValueError(
-            f"it is no folder here, and {constants.ENDPOINT} shows no such model; for a private "
+            f"there is no such folder, and {constants.ENDPOINT} has no such model; for a private "
             "one log in with `hf auth login` or set HF_TOKEN"
         ) from error
     except EntryNotFoundError as error:
         raise ValueError(
-            f"{constants.ENDPOINT}/{name} holds no {_CONFIG}, so it is no model's"
+            f"{constants.ENDPOINT}/{name} holds no {_CONFIG}, so it is not a model"
         ) from error
     except Exception as error:
         # any network failure: no connection, a timeout, a proxy's refusal

@@ -201,7 +201,7 @@ def _show_bars(shown: bool) -> None:
 def _device(name: str, device: Device) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError(
-            name, "device is 'cuda', but torch sees no CUDA device; 'cpu' would do"
+            name, "device is 'cuda', but torch finds no CUDA device; set device to 'cpu'"
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -239,13 +239,13 @@ def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedCon
         if "trust_remote_code" in str(error):
             raise ModelLoadError(
                 name,
-                "it comes with code of its own, which is not run; set trust_remote_code if you "
-                "have read that code and trust it",
+                "it comes with its own code, which is not run; set trust_remote_code if you have "
+                "read that code and trust it",
             ) from error
         raise ModelLoadError(
             name,
             "its configuration could not be read; give a model's folder or a hub id, of an "
-            f"architecture that transformers itself has ({brief(error)}){incomplete(source)}",
+            f"architecture that transformers supports ({brief(error)}){incomplete(source)}",
         ) from error
     # With a padding id GPT-2 searches every batch for padding, which synchronises the device.
     config.pad_token_id = None
@@ -256,10 +256,10 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
     own = getattr(text, "max_position_embeddings", None)
     if not isinstance(own, int):
         if asked is None:
-            raise ModelLoadError(name, "its configuration names no length; give max_model_len")
+            raise ModelLoadError(name, "its configuration has no maximum length; set max_model_len")
         return asked
     if asked is not None and asked > own:
-        raise ModelLoadError(name, f"max_model_len is {asked}, but the model reaches {own} tokens")
+        raise ModelLoadError(name, f"max_model_len is {asked}, allowed: at most the model's {own}")
     return own if asked is None else asked
 
 
@@ -268,7 +268,7 @@ def _geometry(
 ) -> tuple[tuple[LayerGeometry, ...], int]:
     """The layers' cache geometry, and the number of parameters."""
     not_replaceable = refusal(
-        name, config, "does not let its attention be replaced, which serving needs"
+        name, config, "does not allow its attention to be replaced, which serving needs"
     )
     # Frequencies do not matter here, and longrope of some transformers versions reads positions,
     # which have no values on the meta device.
@@ -297,7 +297,7 @@ def _geometry(
         layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
     except Exception as error:
         raise refusal(
-            name, config, f"does not attend in a way that can be served ({brief(error)})"
+            name, config, f"does not attend in a supported way ({brief(error)})"
         ) from error
     return layers, sum(parameter.numel() for parameter in shell.parameters())
 
@@ -358,8 +358,8 @@ def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -
     kept = tuple(token_id for token_id in given if 0 <= token_id < text.vocab_size)
     if kept != given:
         logger.warning(
-            "%s ends its outputs with the ids %s, of which its vocabulary of %d tokens has %s; "
-            "the others are left out",
+            "%s has the end-of-sequence ids %s, of which its vocabulary of %d tokens has %s; "
+            "the others are ignored",
             name,
             list(given),
             text.vocab_size,

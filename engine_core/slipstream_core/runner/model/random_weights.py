@@ -98,7 +98,7 @@ def random_config(model: str) -> PreTrainedConfig:
     """The configuration of `random:NAME,...`. Raises ValueError that says what is allowed."""
     name, *options = model.removeprefix(PREFIX).split(",")
     if name not in _SHAPES:
-        raise ValueError(f"{name!r} is no shape; allowed: {', '.join(_SHAPES)}")
+        raise ValueError(f"{name!r} is not a shape; allowed: {', '.join(_SHAPES)}")
     kind, settings = _SHAPES[name]
     config: PreTrainedConfig = getattr(transformers, kind)(
         **{**settings, **_replaced(options, settings), "dtype": torch.bfloat16},

@@ -20,8 +20,8 @@ _by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
 _SERVED = (
-    "served are decoder-only models that do all their mixing of tokens in transformers' attention "
-    "interface, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
+    "supported are decoder-only models whose tokens interact in transformers' attention interface "
+    "alone, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
 )
 
 
@@ -51,8 +51,8 @@ def refuse_kind(name: str, config: PreTrainedConfig, text: PreTrainedConfig) -> 
     if any(r["rope_type"] == "dynamic" for r in ropes(getattr(text, "rope_parameters", None))):
         raise ModelLoadError(
             name,
-            f"{class_name(config)} has the rope type 'dynamic', whose results depend on who "
-            "shares a batch; a fixed one ('default', 'linear', 'llama3', 'yarn') is served",
+            f"{class_name(config)} has the rope type 'dynamic', whose results depend on the other "
+            "requests of a batch; supported are 'default', 'linear', 'llama3' and 'yarn'",
         )
 
 
@@ -70,8 +70,9 @@ def refuse_longrope(
         if short is None or max_model_len > short:
             raise ModelLoadError(
                 name,
-                f"{class_name(config)} has the rope type 'longrope', whose results depend on who "
-                f"shares a batch beyond {short} tokens; give a max_model_len of at most that",
+                f"{class_name(config)} has the rope type 'longrope', whose results depend on the "
+                f"other requests of a batch beyond {short} tokens; set max_model_len to at most "
+                "that",
             )
 
 
@@ -121,5 +122,5 @@ def refuse_larger(name: str, nbytes: int, device: torch.device) -> None:
         raise ModelLoadError(
             name,
             f"its weights take {gib[0]}, but {gib[1]} of the card's {gib[2]} are free; give a "
-            "smaller model or dtype, or end what else uses the card",
+            "smaller model or dtype, or stop other processes on the card",
         )

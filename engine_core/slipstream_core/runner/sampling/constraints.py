@@ -20,7 +20,7 @@ from slipstream_core.step.constraint_plan import NO_TOKEN, ConstraintRefill, Ste
 from slipstream_ipc.validation.token_constraints import MAX_BAD_WORD_TOKENS
 
 _TAIL = MAX_BAD_WORD_TOKENS - 1
-_FIRST_LANES = 16
+_INITIAL_STATE_SLOTS = 16
 
 
 class Constraints:
@@ -30,35 +30,37 @@ class Constraints:
         self._device = device
         # [state slots, ceil(vocab / 32)] int32: a bit for each allowed token id
         num_words = -(-vocab_size // 32)
-        self._allowed = torch.zeros((_FIRST_LANES, num_words), dtype=torch.int32, device=device)
+        self._allowed = torch.zeros(
+            (_INITIAL_STATE_SLOTS, num_words), dtype=torch.int32, device=device
+        )
         # [state slots, _TAIL] int64: the last tokens, padded in front with NO_TOKEN
-        self._tails = torch.full((_FIRST_LANES, _TAIL), NO_TOKEN, device=device)
+        self._tails = torch.full((_INITIAL_STATE_SLOTS, _TAIL), NO_TOKEN, device=device)
 
-    def load(self, rules: StepConstraints) -> None:
+    def load(self, constraints: StepConstraints) -> None:
         """Use these constraints from now on.
 
         Raises RuntimeError if one of their state slots does not exist, because the step that was to
         fill it failed. On a card, an index beyond the table would make the context unusable.
         """
         for state_slots, table in (
-            (rules.tail_state_slots, self._tails),
-            (rules.allowed_state_slots, self._allowed),
+            (constraints.tail_state_slots, self._tails),
+            (constraints.allowed_state_slots, self._allowed),
         ):
             state_slot = int(state_slots.max(initial=-1))
             if state_slot >= len(table):
                 raise RuntimeError(
                     f"state slot {state_slot} of {len(table)} is missing: its step failed"
                 )
-        self._bias_at = self._to(rules.bias_places), self._to(rules.bias_ids)
-        self._biases = self._to(rules.biases)
-        self._allowed_places = self._to(rules.allowed_places)
-        self._allowed_state_slots = self._to(rules.allowed_state_slots)
-        self._banned_at = self._to(rules.banned_places), self._to(rules.banned_ids)
-        self._word_at = self._to(rules.word_places), self._to(rules.word_lasts)
-        self._word_state_slots = self._to(rules.word_state_slots)
-        self._heads = self._to(rules.word_heads)
-        self._tail_places = self._to(rules.tail_places)
-        self._tail_state_slots = self._to(rules.tail_state_slots)
+        self._bias_at = self._to(constraints.bias_rows), self._to(constraints.bias_ids)
+        self._biases = self._to(constraints.biases)
+        self._allowed_rows = self._to(constraints.allowed_rows)
+        self._allowed_state_slots = self._to(constraints.allowed_state_slots)
+        self._banned_at = self._to(constraints.banned_rows), self._to(constraints.banned_ids)
+        self._word_at = self._to(constraints.word_rows), self._to(constraints.word_lasts)
+        self._word_state_slots = self._to(constraints.word_state_slots)
+        self._heads = self._to(constraints.word_heads)
+        self._tail_rows = self._to(constraints.tail_rows)
+        self._tail_state_slots = self._to(constraints.tail_state_slots)
 
     def refill(self, refill: ConstraintRefill) -> None:
         """Fill newly assigned state slots with last tokens and allowed ids."""
@@ -77,8 +79,8 @@ class Constraints:
         """Change the logits of the constrained rows, float32 [C, vocab], in place."""
         if len(self._biases):
             logits[self._bias_at] += self._biases
-        if len(self._allowed_places):
-            keep_allowed(logits, self._allowed_places, self._allowed, self._allowed_state_slots)
+        if len(self._allowed_rows):
+            keep_allowed(logits, self._allowed_rows, self._allowed, self._allowed_state_slots)
         if len(self._banned_at[0]):
             # a Python scalar would be copied to the card synchronously
             logits.index_put_(self._banned_at, logits.new_full((1,), -torch.inf))
@@ -93,7 +95,7 @@ class Constraints:
         """Append the tokens that the constrained rows sampled, int64 [C]."""
         if len(self._tail_state_slots):
             tails = self._tails[self._tail_state_slots, 1:]
-            new = token_ids[self._tail_places]
+            new = token_ids[self._tail_rows]
             self._tails[self._tail_state_slots] = torch.cat([tails, new[:, None]], 1)
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:

@@ -31,14 +31,14 @@ class LogitsProcessors:
         self._rows = torch.empty(0, dtype=torch.int64, device=device)
 
     def apply(self, logits: torch.Tensor, plan: ConstraintPlan) -> torch.Tensor:
-        """A copy of the model's logits, float32 [S, vocab], with the plan's rules applied."""
+        """A copy of the model's logits, float32 [S, vocab], with the plan's constraints applied."""
         if plan.refill is not None:
             self._constraints.refill(plan.refill)
             self._penalties.refill(plan.refill)
-        if plan.rules is not self._loaded:
-            self._constraints.load(plan.rules)
-            self._penalties.load(plan.rules)
-            self._loaded = plan.rules
+        if plan.constraints is not self._loaded:
+            self._constraints.load(plan.constraints)
+            self._penalties.load(plan.constraints)
+            self._loaded = plan.constraints
         self._rows = to_device(plan.rows, self._device)
         changed = logits[self._rows]
         self._constraints.apply(changed)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from slipstream_core.runner.sampling.top_tokens import most_likely
-from slipstream_core.runner.staging import Copies, CopyMark, Field, Layout, to_device
+from slipstream_core.runner.staging import Copies, CopyEvent, Field, Layout, to_device
 from slipstream_core.step.plan import Int64s
 from slipstream_ipc.history.wide_logprobs import Candidates, joined
 
@@ -33,10 +33,10 @@ class _Piece:
     width: int
     source: torch.Tensor
     target: torch.Tensor
-    mark: CopyMark
+    event: CopyEvent
 
     def wait(self) -> Candidates:
-        self.mark.synchronize()
+        self.event.synchronize()
         views = self.layout.in_host(self.target.numpy())
         values, ids = (views[name].reshape(-1, self.width) for name in ("values", "ids"))
         return Candidates(

@@ -63,15 +63,15 @@ class Penalties:
         self._seen = torch.zeros((0, width), dtype=torch.int64, device=device)
         self._num_seen = np.zeros(0, np.int64)  # [state slots], on the host
 
-    def load(self, rules: StepConstraints) -> None:
+    def load(self, constraints: StepConstraints) -> None:
         """Use these penalties from now on."""
-        self._host_state_slots = rules.count_state_slots
-        self._places = self._to(rules.penalty_places)[:, None]
-        self._state_slots = self._to(rules.count_state_slots)[:, None]
-        self._repetitions = self._to(rules.repetitions)[:, None]
-        self._frequencies = self._to(rules.frequencies)[:, None]
-        self._presences = self._to(rules.presences)[:, None]
-        self._any_repetition = rules.any_repetition
+        self._host_state_slots = constraints.count_state_slots
+        self._rows = self._to(constraints.penalty_rows)[:, None]
+        self._state_slots = self._to(constraints.count_state_slots)[:, None]
+        self._repetitions = self._to(constraints.repetitions)[:, None]
+        self._frequencies = self._to(constraints.frequencies)[:, None]
+        self._presences = self._to(constraints.presences)[:, None]
+        self._any_repetition = constraints.any_repetition
 
     def refill(self, refill: ConstraintRefill) -> None:
         """Fill newly assigned state slots with the tokens seen so far."""
@@ -95,13 +95,13 @@ class Penalties:
         width = max(1, int(self._num_seen[self._host_state_slots].max()))
         seen = self._seen[self._state_slots[:, 0], :width]
         counts = self._counts[self._state_slots, seen]
-        values = logits[self._places, seen]
+        values = logits[self._rows, seen]
         if self._any_repetition:
             r = self._repetitions
             values = torch.where(values > 0, values / r, values * r)
         values -= self._frequencies * counts
         values -= self._presences * (counts > 0)
-        logits[self._places, seen] = values
+        logits[self._rows, seen] = values
 
     def sampled(self, token_ids: torch.Tensor) -> None:
         """Count the tokens that the constrained rows sampled, int64 [C]."""
@@ -109,7 +109,7 @@ class Penalties:
             return
         at = self._num_seen[self._host_state_slots]
         self._make_room(0, int(at.max()) + 1)
-        new = token_ids[self._places[:, 0]]
+        new = token_ids[self._rows[:, 0]]
         state_slots = self._state_slots[:, 0]
         self._counts[state_slots, new] += 1
         self._seen[state_slots, self._to(at)] = new

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from slipstream_core.runner.attention.triton_support import compiling, is_wanted, unready
-from slipstream_core.runner.sampling.truncation import TruncationLimits
+from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 
 _INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
 

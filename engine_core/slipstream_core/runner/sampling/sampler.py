@@ -31,7 +31,7 @@ import torch
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_core.runner.sampling.token_bitmask import apply_masks
 from slipstream_core.runner.sampling.top_tokens import most_likely
-from slipstream_core.runner.sampling.truncation import TruncationLimits
+from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 from slipstream_core.runner.staging import to_device
 from slipstream_core.step.plan import (
     Bools,
@@ -78,9 +78,9 @@ def sample(
     """Sample one token for each of the plan's S sampled rows.
 
     `logits` is float32 [S, vocab] and is not changed; `vocab` is arange(vocab) as int32 on the same
-    device. `allowed` is the logits with the plan's rules applied, if it has some; `masks` is as in
-    `Runner.sample`, if the plan awaits them; `whole`, if given, replaces torch's operators for
-    draws from whole rows. The tokens are int64 [S] on that device.
+    device. `allowed` is the logits with the plan's constraints applied, if it has some; `masks` is
+    as in `Runner.sample`, if the plan awaits them; `whole`, if given, replaces torch's operators
+    for draws from whole rows. The tokens are int64 [S] on that device.
     """
     if allowed is None:
         allowed = logits

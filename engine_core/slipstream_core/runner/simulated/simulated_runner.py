@@ -12,7 +12,7 @@ The device has a clock that runs steps in launch order and a paged cache that ho
   to the null block) fails on its own, like one that raised in a model.
 - A plan that awaits masks is computed when they come; its time counts from its launch.
 - There are no logits, so what would change them is ignored: temperatures above 0, truncation and
-  a plan's `rules` (penalties, biases, allowed ids, bad words). Ids masked by min_tokens are
+  a plan's `constraints` (penalties, biases, allowed ids, bad words). Ids masked by min_tokens are
   honoured, as they decide where a stream ends.
 - Its name always begins with `simulated:`, so that its speed is not mistaken for a model's.
 """
@@ -164,11 +164,11 @@ class SimulatedRunner:
         rows = rows[plan.positions[starts[rows]] > 0]
         size = self.info.block_size
         numbers, offsets = np.divmod(plan.positions[starts[rows]] - 1, size)
-        places = plan.block_tables[rows, numbers].astype(np.int64) * size + offsets
-        follows = np.isin(places, plan.kv_slots[plan.num_decodes :])
-        for row, place in zip(rows[follows].tolist(), places[follows].tolist(), strict=True):
+        read_slots = plan.block_tables[rows, numbers].astype(np.int64) * size + offsets
+        follows = np.isin(read_slots, plan.kv_slots[plan.num_decodes :])
+        for row, slot in zip(rows[follows].tolist(), read_slots[follows].tolist(), strict=True):
             # arrays, as numpy warns about overflow modulo 2**64 for scalars
-            difference = self._cache[[place]] - was_read[[row]]
+            difference = self._cache[[slot]] - was_read[[row]]
             self._cache[plan.kv_slots[starts[row] : ends[row]]] += difference
 
     def _sample(self, plan: StepPlan, masks: Int32s | None) -> StepResult:

@@ -16,7 +16,6 @@ the hash. Everything is pure: `expected_tokens` returns what any request must ge
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -92,8 +91,8 @@ class SimulatedText:
         if options.tokenizer is None:
             self.vocab_size = options.vocab_size or _DEFAULT_VOCAB_SIZE
             self._ordinary: Int64s = np.arange(self.vocab_size)
-            places = np.arange(_SYNTHETIC_CORPUS_LEN, dtype=np.uint64)
-            corpus = (_scramble(places) % np.uint64(self.vocab_size)).astype(np.int64)
+            positions = np.arange(_SYNTHETIC_CORPUS_LEN, dtype=np.uint64)
+            corpus = (_scramble(positions) % np.uint64(self.vocab_size)).astype(np.int64)
         else:
             path = Path(options.tokenizer)
             self._ordinary, corpus, needed = _read_tokenizer(path, with_corpus=not self._chain)
@@ -131,13 +130,13 @@ class SimulatedText:
 
     def pick(self, start: Int64s, masked_rows: Int64s, masked_ids: Int64s) -> Int64s:
         """The first unmasked id at or after `start`, [S]; the source wraps around."""
-        places = start.copy()
+        positions = start.copy()
         for _ in range(len(self._source)):
-            ids = self._source[places % len(self._source)]
+            ids = self._source[positions % len(self._source)]
             hit = masked_rows[ids[masked_rows] == masked_ids]
             if not len(hit):
                 return ids
-            places[hit] += 1
+            positions[hit] += 1
         raise ValueError("every id that could be sampled is masked")
 
     def pick_allowed(self, start: Int64s, masks: npt.NDArray[np.int32]) -> Int64s:
@@ -159,8 +158,8 @@ class SimulatedText:
         share = 0.1 + 0.2 * noise / 2.0**53
         share[:, 0] *= 2  # the sum over all ids stays below 1
         values = np.cumsum(np.log(share), axis=1)
-        places = np.searchsorted(self._ordinary, ids)[:, None] + ranks.astype(np.int64)
-        likeliest = self._ordinary[places % len(self._ordinary)]
+        positions = np.searchsorted(self._ordinary, ids)[:, None] + ranks.astype(np.int64)
+        likeliest = self._ordinary[positions % len(self._ordinary)]
         columns = np.concatenate([[0], np.arange(k)])
         return values[:, columns].astype(np.float32), likeliest[:, columns].astype(np.uint32)
 
@@ -168,37 +167,6 @@ class SimulatedText:
         """Made-up values of the listed ids; the sampled id has the value `own`."""
         values = own - 1 - listed.astype(np.float32) / self.vocab_size
         return np.where(listed == token_id, own, values).astype(np.float32)
-
-    def expected_tokens(
-        self,
-        prompt_ids: Sequence[int],
-        n: int,
-        *,
-        seed: int = 0,
-        min_tokens: int = 0,
-        stop_token_ids: tuple[int, ...] = (),
-    ) -> list[int]:
-        """The `n` ids that follow a prompt; `seed` is 0 for a request with temperature 0."""
-        ids = np.array(prompt_ids, np.int64)
-        prompt_len = len(ids)
-        hashes = np.zeros(prompt_len + n, np.uint64)
-        hashes[:prompt_len] = np.cumsum(self.mix(ids, np.arange(prompt_len)))
-        masked_ids = np.array(stop_token_ids, np.int64)
-        out: list[int] = []
-        for length in range(prompt_len, prompt_len + n):
-            here, lengths = hashes[length - 1 : length], np.array([length])
-            start, _ = self.start(
-                seeds=np.array([seed]),
-                outputs=lengths - prompt_len,
-                here=here,
-                prompt=hashes[prompt_len - 1 : prompt_len],
-                probe=hashes[self.probe_position(here, lengths)],
-            )
-            masked = masked_ids if len(out) < min_tokens else _NO_IDS
-            token = self.pick(start, np.zeros(len(masked), np.int64), masked)
-            hashes[length : length + 1] = here + self.mix(token, lengths)
-            out += token.tolist()
-        return out
 
 
 def _read_tokenizer(path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, int]:

@@ -35,7 +35,7 @@ def get(stack: Stack, path: str) -> tuple[int, dict[str, Any]]:
 
 
 def pid_of(stack: Stack, name: str) -> int:
-    """The worker keeps the prompt process; the others are the stack's."""
+    """The worker keeps the tokenizer process; the others are the stack's."""
     if name != "prompts":
         return stack.pids[name]
     (child,) = _children(stack)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from tests.helpers.patience import Patience
 from tests.helpers.stacks import spareless_stack
 
-from slipstream.http.admin.live import Live, percentile
+from slipstream.http.admin.live import LiveStatistics, percentile
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     NOTHING,
@@ -65,15 +65,15 @@ def statistics(at_s: float, core: CoreNumbers | None, **workers: WorkerNumbers) 
     return Statistics(at_s, processes)
 
 
-def told(*given: Statistics) -> Any:
-    live = Live()
+def live_numbers(*given: Statistics) -> Any:
+    live = LiveStatistics()
     for each in given:
-        live.take(each)
+        live.add(each)
     return json.loads(live.response("m", {}).body)
 
 
 def test_gauges_are_the_newest():
-    shown = told(statistics(BEGIN, core_at(BEGIN)))
+    shown = live_numbers(statistics(BEGIN, core_at(BEGIN)))
     assert (shown["running"], shown["waiting"], shown["cache_use"]) == (3, 2, 0.25)
     assert shown["processes"] == {"core": {"state": "ready", "restarts": 2}}
     assert shown["model"] == "m"
@@ -82,17 +82,17 @@ def test_gauges_are_the_newest():
 
 
 def test_nobody_has_told_anything():
-    live = Live()
+    live = LiveStatistics()
     shown = json.loads(live.response(None, {"core": "starting"}).body)
     assert shown["processes"] == {"core": {"state": "starting", "restarts": 0}}
     assert shown["running"] is None
-    live.take(statistics(BEGIN, core_at(BEGIN)))
+    live.add(statistics(BEGIN, core_at(BEGIN)))
     assert json.loads(live.response(None, {}).body)["running"] == 3
 
 
 def test_rates_are_of_the_last_two_seconds_by_the_processes_own_clocks():
     tokens = {0: 0, 1: 10_000, 2: 10_500, 3: 11_000, 4: 11_500}
-    shown = told(
+    shown = live_numbers(
         *(
             statistics(
                 BEGIN + at,
@@ -109,7 +109,7 @@ def test_rates_are_of_the_last_two_seconds_by_the_processes_own_clocks():
 
 def test_latencies_are_of_what_came_in_the_last_ten_seconds():
     old = [9.0] * 50
-    shown = told(
+    shown = live_numbers(
         statistics(BEGIN, None, worker=worker_at(BEGIN, 0, histogram(*old))),
         statistics(BEGIN + 9, None, worker=worker_at(BEGIN + 9, 0, histogram(*old, 0.02))),
         statistics(
@@ -137,7 +137,7 @@ def test_the_timeline_has_both_lanes_on_one_clock():
         steps.add(BEGIN - 1 + index / 10, BEGIN - 0.9 + index / 10, 64)
     for index in range(8):
         work.add(BEGIN - 0.9 + index / 10, BEGIN - 0.89 + index / 10)
-    shown = told(
+    shown = live_numbers(
         statistics(
             BEGIN + 0.1,
             core_at(BEGIN + 0.05, recent=steps),
@@ -160,27 +160,27 @@ def test_the_timeline_has_both_lanes_on_one_clock():
 def test_who_is_silent_for_long_has_no_lane():
     steps = RecentSpans(has_nums=True)
     steps.add(BEGIN - 0.5, BEGIN - 0.25, 1)
-    shown = told(
+    shown = live_numbers(
         statistics(BEGIN + 3, core_at(BEGIN, recent=steps), worker=worker_at(BEGIN + 3, 0))
     )
     assert shown["timeline"]["steps"] == []
 
 
 def test_who_asks_again_gets_the_same_bytes():
-    live = Live()
-    live.take(statistics(BEGIN, core_at(BEGIN)))
+    live = LiveStatistics()
+    live.add(statistics(BEGIN, core_at(BEGIN)))
     first = live.response("m", {})
     assert live.response("m", {}) is first
     assert live.response("other", {}) is not first
-    live.take(statistics(BEGIN + 0.5, replace(core_at(BEGIN), gauges=CoreGauges())))
+    live.add(statistics(BEGIN + 0.5, replace(core_at(BEGIN), gauges=CoreGauges())))
     assert json.loads(live.response("m", {}).body)["running"] == 0
 
 
 def test_what_is_kept_is_bounded():
-    live = Live()
+    live = LiveStatistics()
     for index in range(1000):
-        live.take(statistics(BEGIN + index / 2, core_at(BEGIN + index / 2)))
-    assert len(live._told) < 30
+        live.add(statistics(BEGIN + index / 2, core_at(BEGIN + index / 2)))
+    assert len(live._reports) < 30
 
 
 def test_a_stack_tells_what_runs():

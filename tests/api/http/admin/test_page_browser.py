@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.helpers.certificates import Certificate
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
@@ -23,10 +25,17 @@ CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 WATCH = """
 window.violations = [];
 addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
-window.shift = 0;
-new PerformanceObserver((list) => {
-  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
-}).observe({ type: "layout-shift", buffered: true });
+{
+  // entries are delivered late on a busy machine: their own time counts
+  let shifts = [];
+  const keep = (entries) => { shifts.push(...entries.filter((each) => !each.hadRecentInput)); };
+  const observer = new PerformanceObserver((list) => keep(list.getEntries()));
+  observer.observe({ type: "layout-shift", buffered: true });
+  window.shiftSince = (begin) => {
+    keep(observer.takeRecords());
+    return shifts.filter((each) => each.startTime >= begin).reduce((sum, it) => sum + it.value, 0);
+  };
+}
 """
 # (the driver's own way to wait evaluates strings in the page, which the page's policy forbids)
 WAIT = """
@@ -39,6 +48,27 @@ WAIT = """
   };
   look();
 })
+"""
+
+
+# a POST begins the answer, whose id and first event an EventSource goes on from
+EVENT_SOURCE = """
+async () => {
+  window.texts = []; window.numOpened = 0; window.hasEnded = false;
+  const body = JSON.stringify({ prompt: "Source", max_tokens: 300, temperature: 0, stream: true });
+  const headers = { "Content-Type": "application/json", "Accept": "text/event-stream" };
+  const response = await fetch("/v1/completions", { method: "POST", headers, body });
+  const reader = response.body.getReader();
+  const first = new TextDecoder().decode((await reader.read()).value);
+  await reader.cancel();
+  const id = JSON.parse(/^data: (.*)$/m.exec(first)[1]).id;
+  const source = new EventSource("/v1/streams/" + id);
+  source.onopen = () => { window.numOpened += 1; };
+  source.onmessage = (event) => {
+    if (event.data === "[DONE]") { window.hasEnded = true; source.close(); return; }
+    window.texts.push(...JSON.parse(event.data).choices.map((choice) => choice.text));
+  };
+}
 """
 
 
@@ -64,6 +94,20 @@ def demo() -> Iterator[Stack]:
 def slow() -> Iterator[Stack]:
     """One whose answers last, each token depending on all before it."""
     with Stack("simulated:step_ms=10,mode=chain", http_port=0) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return Certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def secure(certificate: Certificate) -> Iterator[Stack]:
+    """One whose answers last, over TLS."""
+    files = {"ssl_certfile": str(certificate.cert), "ssl_keyfile": str(certificate.key)}
+    model = "simulated:step_ms=10,mode=chain"
+    with spareless_stack(model, http_port=0, **files) as running:
         yield running
 
 
@@ -133,13 +177,15 @@ def look(browser: Any) -> Iterator[Open]:
         viewer.close()
 
 
-def post(stack: Stack, path: str, content: dict[str, Any]) -> Any:
+def post(
+    stack: Stack, path: str, content: dict[str, Any], context: ssl.SSLContext | None = None
+) -> Any:
     request = urllib.request.Request(
         f"{stack.http_address}{path}",
         json.dumps(content).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request) as answer:
+    with urllib.request.urlopen(request, context=context) as answer:
         return json.load(answer)
 
 
@@ -280,10 +326,15 @@ def test_an_answer_outlives_the_front(look, slow):
 def test_it_fits_and_nothing_jumps(look, demo, width, scheme):
     viewer = look(demo, viewport={"width": width, "height": 800}, color_scheme=scheme)
     places = "[...document.querySelectorAll('.card')].map((it) => it.getBoundingClientRect().top)"
+    # before a stack's first beats, a process may be shown as starting, which takes more room
     viewer.wait_for("document.querySelector('#processes li')")
+    viewer.wait_for("!document.querySelector('#processes li:not([data-state=ready])')")
     viewer.wait_for("/\\d/.test(document.querySelector('#requests .value').textContent)")
+    viewer.wait_for("document.getElementById('model').textContent.trim()")
+    viewer.wait_for("document.getElementById('connection').textContent === ''")
+    viewer.page.evaluate("document.fonts.ready.then(() => new Promise(requestAnimationFrame))")
     before = viewer.page.evaluate(f"scrollTo(0, 0), {places}")
-    viewer.page.evaluate("window.shift = 0")
+    begin = viewer.page.evaluate("performance.now()")
     # the page shows the last seconds, which may be others when the test looks
     viewer.page.evaluate(
         "window.worked = window.timed = false, setInterval(() => { window.worked ||= "
@@ -296,7 +347,7 @@ def test_it_fits_and_nothing_jumps(look, demo, width, scheme):
     viewer.wait_for("window.timed && window.worked")
     assert viewer.page.evaluate("document.documentElement.scrollWidth") <= width
     assert viewer.page.evaluate(f"scrollTo(0, 0), {places}") == before
-    assert viewer.page.evaluate("window.shift") < 0.01
+    assert viewer.page.evaluate(f"shiftSince({begin})") < 0.01
     ground = viewer.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(json.loads(f"[{ground[4:-1]}]")) < 384) == (scheme == "dark")
     assert viewer.errors == []
@@ -316,6 +367,49 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(look):
         viewer.page.reload()
         viewer.ask("Once", max_tokens="5")
         viewer.wait_for_tokens(5)
+
+
+def over_tls(stack: Stack, certificate: Certificate, prompt: str) -> str:
+    """The text of 300 tokens, as a client gets it that checks the certificate."""
+    content = {"prompt": prompt, "max_tokens": 300, "temperature": 0}
+    text: str = post(stack, "/v1/completions", content, certificate.context())["choices"][0]["text"]
+    return text
+
+
+def test_the_page_over_tls(look, secure, certificate):
+    """A streamed answer, shown and compared with what a client that checks the certificate gets."""
+    assert secure.http_address.startswith("https://")
+    viewer = look(secure, ignore_https_errors=True)
+    assert viewer.page.evaluate("[location.protocol, isSecureContext]") == ["https:", True]
+    viewer.ask("Once", max_tokens="300")
+    viewer.wait_for_tokens(20)
+    assert viewer.page.locator("#send").is_disabled()  # it is being streamed
+    viewer.wait_for_end()
+    assert viewer.text == over_tls(secure, certificate, "Once")
+    assert viewer.errors == []
+
+
+def test_an_answer_over_tls_outlives_the_front(look, secure, certificate):
+    expected = over_tls(secure, certificate, "The front")
+    viewer = look(secure, ignore_https_errors=True)
+    viewer.ask("The front", max_tokens="300")
+    viewer.wait_for_tokens(20)
+    os.kill(secure.pids["http"], signal.SIGKILL)
+    viewer.wait_for("/going on where it was|gone on/.test(document.body.innerText)")
+    viewer.wait_for_end()
+    assert viewer.text == expected
+
+
+def test_an_event_source_over_tls_goes_on_where_it_was(look, secure, certificate):
+    """The browser's own EventSource, which sends Last-Event-ID by itself."""
+    expected = over_tls(secure, certificate, "Source")
+    viewer = look(secure, ignore_https_errors=True)
+    viewer.page.evaluate(EVENT_SOURCE)
+    viewer.wait_for("window.texts.length >= 20")
+    os.kill(secure.pids["http"], signal.SIGKILL)
+    viewer.wait_for("window.hasEnded")
+    assert viewer.page.evaluate("window.texts.join('')") == expected
+    assert viewer.page.evaluate("window.numOpened") >= 2
 
 
 def events(*chunks: Any) -> str:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprob_json import chat_json, completion_json
-from slipstream.http.openai.logprobs import TextPlace, chat_logprobs, completion_logprobs
+from slipstream.http.openai.logprob_json import chat_logprobs_json, completion_logprobs_json
+from slipstream.http.openai.logprobs import TextPosition, chat_logprobs, completion_logprobs
 from slipstream.http.openai.vocabulary import TokenText, TokenTexts
-from slipstream.http.wire import one_line
+from slipstream.http.response_encoding import one_line
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Deltas, LogprobColumns
@@ -90,13 +90,16 @@ def encoded(content: object) -> bytes:
 def test_the_quick_way_says_what_the_full_one_says(texts, found):
     for delta, k in found:
         entries = delta.logprobs or []
-        quick_place, place = TextPlace(7, b"\xe2\x82"), TextPlace(7, b"\xe2\x82")
-        quick = completion_json(delta, texts, quick_place)
+        quick_position, position = TextPosition(7, b"\xe2\x82"), TextPosition(7, b"\xe2\x82")
+        quick = completion_logprobs_json(delta, texts, quick_position)
         assert (quick is None) == (not entries)
         if quick is not None:
-            assert quick == encoded(completion_logprobs(entries, k, texts, place))
-            assert (quick_place.offset, quick_place.pending) == (place.offset, place.pending)
-        quick = chat_json(delta, texts)
+            assert quick == encoded(completion_logprobs(entries, k, texts, position))
+            assert (quick_position.offset, quick_position.pending) == (
+                position.offset,
+                position.pending,
+            )
+        quick = chat_logprobs_json(delta, texts)
         if quick is not None:
             assert quick == encoded(chat_logprobs(entries, k, texts))
 
@@ -108,7 +111,7 @@ def test_only_a_tie_at_the_last_rank_goes_the_full_way(texts):
         )
         zero = pack_u32([0])
         batch = DeltaBatch(Deltas(zero, zero, zero, ["x"], zero, logprobs=columns), {})
-        return chat_json(Delta("x", batch, 0), texts)
+        return chat_logprobs_json(Delta("x", batch, 0), texts)
 
     assert chat(1) is None  # it is as likely as the likeliest, which is another one
     assert chat(2) is not None
@@ -122,5 +125,5 @@ def test_tokens_of_one_name_are_told_as_the_full_way_tells_them(found):
     for delta, k in found:
         entries = delta.logprobs or []
         if entries:
-            quick = completion_json(delta, same, TextPlace())
-            assert quick == encoded(completion_logprobs(entries, k, same, TextPlace()))
+            quick = completion_logprobs_json(delta, same, TextPosition())
+            assert quick == encoded(completion_logprobs(entries, k, same, TextPosition()))

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from slipstream.delta_batch import Logprob
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprobs import TextPlace, chat_logprobs, completion_logprobs
+from slipstream.http.openai.logprobs import TextPosition, chat_logprobs, completion_logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 
 
@@ -75,13 +75,13 @@ def test_the_demo_models_tokens_are_its_texts_bytes():
 
 
 def test_offsets_count_whole_characters():
-    place = TextPlace()
+    position = TextPosition()
     offsets = []
     for raw in (b"a", b"\xf0\x9d", b"\x84", b"\x9eb", b"c"):
-        offsets.append(place.offset)
-        place.advance(raw)
+        offsets.append(position.offset)
+        position.advance(raw)
     assert offsets == [0, 1, 1, 1, 3]
-    assert place.offset == 4
+    assert position.offset == 4
 
 
 def entry(*candidates: tuple[int, float, int]) -> dict[int, Logprob]:
@@ -92,7 +92,7 @@ def test_shapes(tmp_path):
     texts = texts_of(tmp_path, ["a", "b", "c"], decoders.ByteLevel())
     sampled_third = entry((2, -math.inf, 3), (0, -0.5, 1), (1, -1.0, 2))
     sampled_second = entry((1, -1.0, 2), (0, -0.5, 1))
-    columns = completion_logprobs([sampled_third, sampled_second], 2, texts, TextPlace())
+    columns = completion_logprobs([sampled_third, sampled_second], 2, texts, TextPosition())
     assert columns.tokens == ["c", "b"]
     assert columns.token_logprobs == [-9999.0, -1.0]
     assert columns.text_offset == [0, 1]

@@ -64,9 +64,19 @@ def test_what_is_wrong_is_refused_once_and_nothing_is_read_behind_it(front, data
         answer = raw.read()
         assert (answer.status, answer.version) == (status, "HTTP/1.1")
         assert answer.error["type"] == "invalid_request_error" or status == 505
+        assert answer.error["code"] == "request_too_large" or status != 413
         assert answer.headers["connection"] == "close"
         assert answer.headers["x-request-id"]
         assert raw.read_to_end() == b""
+
+
+def test_a_body_that_is_mostly_extensions_of_chunks_is_too_large(front):
+    with Raw(front.port) as raw:
+        raw.send(POST + "Transfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n")
+        assert raw.read().status == 100
+        raw.send(f"1;{900 * 'x'}\r\nx\r\n" * 1000)
+        answer = raw.read()
+        assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
 @pytest.mark.parametrize("data", [BAD_JSON, CHUNKED + "1;x=y\r\n{\r\n0\r\nTrailer: t\r\n\r\n"])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import select
 import socket
+from contextlib import ExitStack
 
+import psutil
 import pytest
 from tests.helpers.fake_worker import Entry, FakeWorker, deltas
 from tests.helpers.http_front import JSON, Front, Raw, events_of
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
 
 from slipstream.http.config import Limits
@@ -418,6 +420,52 @@ def test_what_is_asked_for_behind_an_answer_that_is_not_read_is_dropped_with_it(
         front.stop()
 
 
+def whole(worker: FakeWorker, raw: Raw, text: str) -> None:
+    """A request that is not streamed, and its answer."""
+    raw.post(COMPLETIONS, ASKS)
+    end = End("stop", len(text))
+    worker.send(deltas(Entry(worker.expect_and_accept(), text, ids=[1], end=end)))
+
+
+@pytest.mark.parametrize("reads", ["nothing", "a little"])
+def test_who_takes_no_whole_answer_is_dropped_and_hinders_nobody(worker, reads):
+    """Also a client that takes a few bytes now and then: the kernel passes on a third of its buffer
+    at a time, so these are no progress.
+    """
+    front = Front(worker.address, limits=Limits(stall_s=0.5, connections=2))
+    text = "x" * 8_000_000
+    memory = psutil.Process(front.process.pid).memory_info
+    try:
+        with Raw(front.port) as other:
+            handle = begun(worker, other)
+            num, most = 1, 0
+            for turn in range(6):
+                with ExitStack() as stack:
+                    slow = stack.enter_context(Raw(front.port, receive_buffer=4096))
+                    whole(worker, slow, text)
+                    late = stack.enter_context(Raw(front.port))
+                    late.send("GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    patience = Patience()
+                    # it is heard when the slow one has been dropped
+                    while not select.select([late.socket], [], [], 0.02)[0]:
+                        patience.check()
+                        say(worker, handle, "b", num)
+                        assert other.read_event()["choices"][0]["text"] == "b"
+                        num += 1
+                        if reads == "a little":
+                            assert slow.socket.recv(1000)
+                    assert late.read().status == 200
+                    assert len(slow.read_to_end()) < len(text)
+                most = memory().rss if turn == 1 else most
+            patience = Patience()
+            while memory().rss >= most + 2 * len(text):  # nothing of the others is left
+                patience.check()
+            say(worker, handle, "", num, "stop")
+            assert other.read_event()["choices"][0]["finish_reason"] == "stop"
+    finally:
+        front.stop()
+
+
 # ---- HTTP --------------------------------------------------------------------------------------
 
 
@@ -639,6 +687,23 @@ def test_the_end_of_the_process_ends_what_runs(worker):
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize(("is_leaving", "status"), [(True, 503), (False, 500)])
+def test_what_a_worker_that_leaves_had_taken_may_be_asked_again(worker, is_leaving, status):
+    """As at a planned restart, where the front's own end is a moment away."""
+    front = Front(worker.address)
+    with Raw(front.port) as streamed, Raw(front.port) as whole:
+        begun(worker, streamed)
+        whole.post(COMPLETIONS, ASKS)
+        worker.expect_and_accept()
+        worker.refuse(Fault("engine", "the server is shutting down"), is_leaving=is_leaving)
+        answer = whole.read()
+        assert (answer.status, answer.error["message"]) == (status, "the server is shutting down")
+        assert ("retry-after" in answer.headers) == is_leaving
+        assert streamed.read_event()["error"] == answer.error
+        assert streamed.read_chunk() == b""
+    front.stop()
+
+
 def test_a_port_that_is_taken_is_named(address):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -692,4 +757,4 @@ def test_more_connections_than_there_may_be_wait_for_one_to_end(worker):
         assert late.read().status == 200
     for one in busy:
         one.socket.close()
-    assert "there are as many as there may be" in front.stop()
+    assert "the limit of connections is reached" in front.stop()

@@ -15,7 +15,7 @@ from tests.helpers.http_front import JSON, Front, Raw
 from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.http.config import Limits
-from slipstream.http.openai.openapi import ENDPOINTS
+from slipstream.http.endpoints.openapi import ENDPOINTS
 from slipstream_ipc.messages import End
 
 MIB = 2**20

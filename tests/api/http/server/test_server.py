@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from typing import Any
+
+import pytest
+import uvloop
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.http import time_slice
 from slipstream.http.config import Limits
-from slipstream.http.exchange import HttpRequest
+from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.response_encoding import Response
+from slipstream.http.server.connection import Connection
 from slipstream.http.server.server import Server
+from slipstream.stack.children.listeners import Listeners
 
 
 class Waiting:
@@ -19,7 +28,7 @@ class Waiting:
 
 def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[str]:
     """What happens in which order where three requests come at once and something else runs."""
-    monkeypatch.setattr(time_slice, "SHARE_S", share_s)
+    monkeypatch.setattr(time_slice, "SLICE_S", share_s)
     told: list[str] = []
 
     class App:
@@ -61,3 +70,85 @@ def test_without_time_others_have_their_turns_in_between(monkeypatch):
 
 def test_who_has_left_meanwhile_is_not_begun(monkeypatch):
     assert begun_by(1000.0, monkeypatch, gone=1) == [*"02", *["other"] * 4]
+
+
+REQUESTS = {
+    "get": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "post": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+    "stream": b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n",
+    "malformed": b"nonsense\r\n\r\n",
+    "left": b"GET /never HTTP/1.1\r\nHost: x\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_connections_and_requests_leave_no_cycles_and_no_tasks(kind):
+    """What they hold is free when they end: nothing waits for the garbage collector."""
+
+    class App:
+        is_draining = False
+
+        def pattern_of(self, path: str) -> str:
+            return path
+
+        def check_head(self, _request: HttpRequest) -> None:
+            return None
+
+        def handle(self, request: HttpRequest, exchange: Exchange) -> None:
+            num_tasks.append(len(asyncio.all_tasks()))
+            if request.path == "/stream":
+                exchange.begin_stream()
+                exchange.write(b"{}")
+                exchange.finish()
+            elif request.path == "/":
+                exchange.respond(Response(200, b"{}"))
+
+    num_tasks: list[int] = []
+
+    async def one(port: int, num: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(num):
+            writer.write(REQUESTS[kind])
+            if kind == "left":
+                break
+            await reader.readuntil(b"}")
+        writer.close()
+        await writer.wait_closed()
+
+    async def main() -> None:
+        running = Server(App(), Limits(linger_s=0.01))
+        listeners = Listeners.at("127.0.0.1", 0)
+        port = listeners.port
+        assert port is not None
+        running.listen(listeners)
+        await one(port, 1)
+        await until_empty(running)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(5):
+                await one(port, 1 if kind == "malformed" else 3)
+            await until_empty(running)
+            living = [each for each in gc.get_objects() if isinstance(each, Connection)]
+        finally:
+            gc.enable()
+        assert living == []
+        if sys.version_info < (3, 12):  # later, aiohttp starts its tasks eagerly
+            assert set(num_tasks) <= {2}  # the client's own, and one to a connection
+        running.stop_listening()
+        await running.close()
+
+    uvloop.run(main())
+
+
+def has_others() -> bool:
+    return len(asyncio.all_tasks()) > 1
+
+
+async def until_empty(running: Server) -> None:
+    """All connections have ended, and their tasks."""
+    async with asyncio.timeout(PATIENCE_S):
+        while running.numbers().gauges.num_connections or has_others():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    for _ in range(5):  # the callbacks of the last
+        await asyncio.sleep(0)

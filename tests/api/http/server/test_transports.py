@@ -6,16 +6,14 @@ import json
 import re
 import shutil
 import socket
-import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-import trustme
+from tests.helpers.certificates import Certificate
 from tests.helpers.fake_worker import Entry, FakeWorker, deltas
 from tests.helpers.http_front import Front, Raw
 from tests.helpers.patience import PATIENCE_S
@@ -25,24 +23,11 @@ from slipstream.http.config import Limits
 from slipstream.stack.children.listeners import Listeners
 from slipstream.stack.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
-from slipstream.trusted_proxies import Trusted
+from slipstream.trusted_proxies import TrustedProxies
 from slipstream_ipc.messages import Abort, End, Submit
 
 GET = "GET /version HTTP/1.1\r\nHost: localhost\r\n"
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
-
-
-class Certificate:
-    """Of localhost, by an authority of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        authority = trustme.CA()
-        issued = authority.issue_cert("localhost", "127.0.0.1")
-        self.authority, self.cert, self.key = (folder / name for name in ("ca", "cert", "key"))
-        authority.cert_pem.write_to_path(self.authority)
-        issued.private_key_pem.write_to_path(self.key)
-        for blob in issued.cert_chain_pems:
-            blob.write_to_path(self.cert, append=True)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +60,7 @@ class SecureRaw(Raw):
 
     def __init__(self, port: int, certificate: Certificate) -> None:
         super().__init__(port)
-        context = ssl.create_default_context(cafile=str(certificate.authority))
-        self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
+        self.socket = certificate.context().wrap_socket(self.socket, server_hostname="localhost")
 
 
 def curl(*arguments: str) -> str:
@@ -154,9 +138,8 @@ def test_curl_over_tls(secure, certificate):
 
 
 def test_openais_client_over_tls(played, secure, certificate):
-    context = ssl.create_default_context(cafile=str(certificate.authority))
     with (
-        openai.DefaultHttpxClient(verify=context) as http,
+        openai.DefaultHttpxClient(verify=certificate.context()) as http,
         openai.OpenAI(
             base_url=f"https://localhost:{secure.port}/v1", api_key="-", http_client=http
         ) as client,
@@ -300,7 +283,7 @@ def test_nothing_is_logged_by_default(worker):
     ],
 )
 def test_whom_a_proxy_stands_for(trusted, peer, forwarded, client):
-    assert Trusted(trusted).client(peer, forwarded) == client
+    assert TrustedProxies(trusted).client(peer, forwarded) == client
 
 
 # ---- options -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from slipstream.errors import BadRequestError
 from slipstream_bench.common.load.datasets import as_words, random_requests, requests_from
 from slipstream_bench.common.load.run_load import poisson_starts, run_load
 from slipstream_bench.common.measures import RequestTimeline
-from slipstream_bench.common.process_cpu import tree_cpu_s
+from slipstream_bench.common.process_census import tree_cpu_s
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.floats(0, 0.99), st.integers(2, 5000))
@@ -111,10 +111,10 @@ def test_a_place_is_taken_when_it_is_free_and_results_keep_their_order():
             running.discard(index)
             return RequestTimeline(float(index))
 
-        asks = [lambda index=index: ask(index) for index in range(3)]
-        return await run_load(asks, [0.0] * 3, 2, done.append)
+        sends = [lambda index=index: ask(index) for index in range(3)]
+        return await run_load(sends, [0.0] * 3, 2, done.append)
 
-    assert [timeline.asked_s for timeline in asyncio.run(load())] == [0, 1, 2]
+    assert [timeline.sent_s for timeline in asyncio.run(load())] == [0, 1, 2]
     assert len(done) == 3
 
 

@@ -109,12 +109,44 @@ def test_a_matrix_whose_product_differs_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert KERNELS is not None
-    monkeypatch.setattr(KERNELS, "pack", lambda weight: weight + 1)
+    tried: list[torch.Tensor] = []
+
+    def wrong(weight: torch.Tensor) -> torch.Tensor:
+        assert not any(weight is other for other in tried), "tried twice"
+        tried.append(weight)
+        return weight + 1
+
+    monkeypatch.setattr(KERNELS, "pack", wrong)
     model = _load(tmp_path)
     expected = _logits(trace.eager(model.module), 9)
     forward = trace.trace(model.module, KERNELS, VOCAB)
     assert forward is not None
+    assert tried
     torch.testing.assert_close(_logits(forward, 9), expected, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't allocate memory")])
+@pytest.mark.parametrize("num_packed", [0, 3])
+def test_a_matrix_that_cannot_be_packed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_packed: int, error: Exception
+) -> None:
+    """Those before it are packed already, and their originals are gone."""
+    assert KERNELS is not None
+    pack_one, packed = KERNELS.pack, list[int]()
+
+    def fails_in_between(weight: torch.Tensor) -> torch.Tensor:
+        packed.append(len(weight))
+        if len(packed) == num_packed + 1:
+            raise error
+        return pack_one(weight)
+
+    monkeypatch.setattr(KERNELS, "pack", fails_in_between)
+    monkeypatch.setattr(pack, "MIN_GIVEN_UP", 1)
+    model = _load(tmp_path)
+    expected = _logits(trace.eager(model.module), 9)
+    forward = trace.trace(model.module, KERNELS, VOCAB) or trace.eager(model.module)
+    torch.testing.assert_close(_logits(forward, 9), expected, atol=1e-4, rtol=1e-3)
+    assert len(packed) > num_packed + 1
 
 
 @settings(max_examples=100, deadline=None)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.host_device import HostCopies, HostRecorder
 from tests.helpers.op_recorder import OpRecorder
 from tests.helpers.torch_driver import (
     BLOCK,
@@ -32,16 +33,14 @@ from tests.helpers.torch_driver import (
 
 from slipstream_core.runner.cuda.decode_graphs import KINDS, DecodeGraphs
 from slipstream_core.runner.cuda.recorder import (
-    HostRecorder,
     Recorder,
     Work,
     batch_sizes,
     record_all,
 )
-from slipstream_core.runner.memory import largest_plan
+from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.sampling import sampler
-from slipstream_core.runner.staging import HostCopies
 from slipstream_core.runner.torch_runner import TorchRunner
 
 MakeRunner = Callable[..., TorchRunner]
@@ -235,7 +234,7 @@ def test_recording_stops_at_its_deadline(caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING):
         record_all(HostRecorder(), work, 3, within_s=-1.0)
     assert kept == []
-    assert "before number 0: 0 of 3 are there" in caplog.text
+    assert "before number 0: 0 of 3 are recorded" in caplog.text
     record_all(HostRecorder(), work, 3)
     assert len(kept) == 3
 
@@ -266,9 +265,9 @@ def test_a_bare_replay_is_timed(make: MakeRunner) -> None:
     recorder.num_replays = 0
     assert runner.bare_replay(5, 3, context=9) > 0
     assert recorder.num_replays == 2 * (1 + 3)  # once for the way, and as often as wanted
-    with pytest.raises(ValueError, match=r"of 9 rows is recorded, but \[2, 8\]"):
+    with pytest.raises(ValueError, match=r"no CUDA graph for 9 rows, only for \[2, 8\]"):
         runner.bare_replay(9, 1)
-    with pytest.raises(ValueError, match="no decode steps are recorded"):
+    with pytest.raises(ValueError, match="no CUDA graphs are recorded"):
         make().bare_replay(1, 1)
 
 

@@ -69,7 +69,7 @@ def test_a_core_says_why_it_records_nothing(
     assert not caplog.text
     with caplog.at_level(logging.WARNING):
         assert sizes(torch.float32) == ()
-    assert "experts in float32 make the host wait" in caplog.text
+    assert "experts in float32 synchronize with the host" in caplog.text
 
 
 def longrope() -> Phi3Config:

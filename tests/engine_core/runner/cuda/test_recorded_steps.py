@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers.host_device import HostCopies
 from tests.helpers.op_recorder import OpRecorder
 from tests.helpers.token_constraints import asked
 from tests.helpers.torch_driver import BLOCK, VOCAB, prompts_of, save_model
 
 from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs
 from slipstream_core.runner.model.loader import LoadedModel, load_model
-from slipstream_core.runner.staging import HostCopies
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.scheduler.scheduler import Scheduler
@@ -53,7 +53,7 @@ class Wanted:
     min_tokens: int = 0
     has_grammar: bool = False
     listed: tuple[int, ...] = ()
-    rules: dict[str, Any] | None = None
+    constraints: dict[str, Any] | None = None
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Play:
 
     def __init__(self, runner: TorchRunner, *, budget: int, num_blocks: int, sharing: bool) -> None:
         self.runner = runner
-        self.tokens = TokenLog(np.uint32)
+        self.tokens = TokenLog()
         self.scheduler = Scheduler(
             tokens=self.tokens,
             num_blocks=num_blocks,
@@ -114,7 +114,11 @@ class Play:
         it = self.wanted[row]
         self.tokens.open(row)
         self.tokens.extend(row, np.array(it.prompt, np.uint32))
-        rules = None if it.rules is None else asked(tuple(it.prompt), **it.rules).rules
+        constraints = (
+            None
+            if it.constraints is None
+            else asked(tuple(it.prompt), **it.constraints).constraints
+        )
         self.scheduler.add(
             NewRequest(
                 row=row,
@@ -131,7 +135,7 @@ class Play:
                 stop_token_ids=(5, 6, 7) if it.min_tokens else (),
                 use_prefix_cache=it.num_prompt_logprobs < 0,
                 num_prompt_logprobs=it.num_prompt_logprobs,
-                rules=rules,
+                constraints=constraints,
                 has_grammar=it.has_grammar,
             )
         )
@@ -273,12 +277,12 @@ SCENES: dict[str, list[Wanted]] = {
         for n, prompt in enumerate(prompts_of(5, 23, 1, 12))
     ],
     "rules beside others": [
-        Wanted(prompt, rules=RULES[n] if n < len(RULES) else None, num_logprobs=2)
+        Wanted(prompt, constraints=RULES[n] if n < len(RULES) else None, num_logprobs=2)
         for n, prompt in enumerate(prompts_of(9, 30, 5, 14, 3, 22))
     ],
     "rules, drawn, some of them with a grammar": [
-        Wanted(prompt, rules=rules, has_grammar=n == 1, **drawn(n, top_k=20))
-        for n, (prompt, rules) in enumerate(zip(prompts_of(9, 5, 14, 3), RULES, strict=True))
+        Wanted(prompt, constraints=constraints, has_grammar=n == 1, **drawn(n, top_k=20))
+        for n, (prompt, constraints) in enumerate(zip(prompts_of(9, 5, 14, 3), RULES, strict=True))
     ],
     "ends that are forbidden for a while": [
         Wanted(prompt, min_tokens=8 * (n % 2), num_logprobs=1)
@@ -345,7 +349,7 @@ def test_who_was_preempted_goes_on_as_before(make: Make, taken: list[int]) -> No
     wanted = [
         Wanted(
             prompt,
-            rules=RULES[n % 4] if n % 3 == 0 else None,
+            constraints=RULES[n % 4] if n % 3 == 0 else None,
             has_grammar=n == 4,
             num_logprobs=n % 3 - 1,
             leaves_after=9 if n == 5 else None,

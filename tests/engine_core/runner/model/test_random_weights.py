@@ -72,8 +72,11 @@ def test_a_runner_serves_it() -> None:
 @pytest.mark.parametrize(
     ("model", "told"),
     [
-        ("random:gpt-5", "'gpt-5' is no shape; allowed: qwen3-0.6b, llama-3.1-8b, qwen3-30b-a3b"),
-        ("random:", "'' is no shape"),
+        (
+            "random:gpt-5",
+            "'gpt-5' is not a shape; allowed: qwen3-0.6b, llama-3.1-8b, qwen3-30b-a3b",
+        ),
+        ("random:", "'' is not a shape"),
         ("random:qwen3-0.6b,layers=2", "unknown option 'layers'; allowed: vocab_size"),
         ("random:qwen3-0.6b,rms_norm_eps=2", "unknown option 'rms_norm_eps'"),
         ("random:qwen3-0.6b,tie_word_embeddings=1", "unknown option"),

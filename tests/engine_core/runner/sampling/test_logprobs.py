@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.helpers.host_device import HostCopies
 
 from slipstream_core.runner.sampling import logprobs as module
 from slipstream_core.runner.sampling.logprobs import PendingLogprobs, candidates
-from slipstream_core.runner.staging import HostCopies
 from slipstream_ipc.history.wide_logprobs import Candidates
 
 torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine

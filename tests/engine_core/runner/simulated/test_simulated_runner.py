@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.helpers.simulated_tokens import expected_tokens
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipstream_core.config import CoreConfig
@@ -232,7 +233,7 @@ def test_chunks_and_gathered_ids_give_the_expected_text(mode: str, chunk: int) -
     for _ in range(20):
         start = len(prompt) + len(got) - 1
         got.append(sample(runner, plan_of([0], start=start, prompt_len=len(prompt), gather=True)))
-    assert got == runner.text.expected_tokens(prompt, 21, seed=7)
+    assert got == expected_tokens(runner.text, prompt, 21, seed=7)
     # as after a recompute: all of it in one chunk
     again = plan_of(prompt + got[:-1], prompt_len=len(prompt), table=tuple(range(16, 0, -1)))
     assert sample(runner, again) == got[-1]
@@ -251,13 +252,13 @@ def test_a_chunk_reads_what_another_one_of_its_step_writes(mode: str) -> None:
             if isinstance(getattr(front, name), np.ndarray)
         }
         runner.launch(replace(front, **both | {"slots": np.array([0, 1])}))
-        expected = runner.text.expected_tokens(prompt, 1, seed=7)
+        expected = expected_tokens(runner.text, prompt, 1, seed=7)
         assert runner.collect().token_ids[1:].tolist() == expected
 
 
 def expected(mode: str, prompt: list[int], seed: int = 0) -> list[int]:
     text = SimulatedText(parse_simulated(f"simulated:vocab_size=5000,mode={mode}"))
-    return text.expected_tokens(prompt, 12, seed=seed)
+    return expected_tokens(text, prompt, 12, seed=seed)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -277,7 +278,7 @@ def test_text_depends_on_prompt_order_and_seed(mode: str) -> None:
 def test_temperature_zero_has_no_seed() -> None:
     runner = load()
     greedy = plan_of([1, 2, 3], temperatures=np.zeros(1, np.float32), all_greedy=True)
-    assert sample(runner, greedy) == runner.text.expected_tokens([1, 2, 3], 1)[0]
+    assert sample(runner, greedy) == expected_tokens(runner.text, [1, 2, 3], 1)[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -292,7 +293,7 @@ def test_masked_ids_are_not_sampled(mode: str) -> None:
             plan_of([1], masked_rows=np.zeros(20, np.int64), masked_ids=np.arange(20)),
         )
     stops = tuple(masked.tolist())
-    want = runner.text.expected_tokens([1, 2, 3], 9, min_tokens=4, stop_token_ids=stops)
+    want = expected_tokens(runner.text, [1, 2, 3], 9, min_tokens=4, stop_token_ids=stops)
     assert want[:4] == [13] * 4
     assert set(want[4:]) != {13}
 
@@ -386,7 +387,7 @@ def test_playback_reads_a_text_that_the_tokenizer_encodes(tokenizer_folder: Path
     runner = load(f"tokenizer={tokenizer_folder}")
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
     assert runner.info.vocab_size == tokenizer.get_vocab_size()
-    ids = runner.text.expected_tokens([5, 6, 7], 60, seed=3)
+    ids = expected_tokens(runner.text, [5, 6, 7], 60, seed=3)
     text = tokenizer.decode(ids, skip_special_tokens=False)
     assert text.strip("\ufffd") in "\n\n".join(topics[name] for name in sorted(topics))
 
@@ -395,7 +396,7 @@ def test_a_chain_uses_ordinary_ids_only(tokenizer_folder: Path) -> None:
     text = SimulatedText(
         parse_simulated(f"simulated:tokenizer={tokenizer_folder / 'tokenizer.json'},mode=chain")
     )
-    ids = text.expected_tokens([5, 6, 7], 2000)
+    ids = expected_tokens(text, [5, 6, 7], 2000)
     assert set(ids).isdisjoint({0, 1})
     assert len(set(ids)) > 350
 

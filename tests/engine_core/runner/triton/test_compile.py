@@ -24,9 +24,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from triton.backends.compiler import GPUTarget
 
+from slipstream_bench.gpu_check.reference_cases import AttentionCase, make_scene
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
-from slipstream_core.runner.attention.reference_cases import AttentionCase, make_scene
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
 from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
 from slipstream_core.runner.attention.triton_kernels import attend, combine, store

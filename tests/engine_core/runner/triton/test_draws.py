@@ -18,7 +18,7 @@ from slipstream_core.runner.sampling import sampler
 from slipstream_core.runner.sampling.noise import row_keys
 from slipstream_core.runner.sampling.rejection_sampling import RejectionSampler, rejection_sampler
 from slipstream_core.runner.sampling.sampler import NUM_CANDIDATES, draw, sample
-from slipstream_core.runner.sampling.truncation import TruncationLimits
+from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB = 700  # more than there are candidates, and no multiple of anything

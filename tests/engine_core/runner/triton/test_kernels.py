@@ -17,9 +17,7 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
-from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.backend_choice import triton_attention
-from slipstream_core.runner.attention.reference_cases import (
+from slipstream_bench.gpu_check.reference_cases import (
     LIMITS,
     AttentionCase,
     Scene,
@@ -28,6 +26,8 @@ from slipstream_core.runner.attention.reference_cases import (
     make_scene,
     relative_error,
 )
+from slipstream_core.runner.attention import kv_cache
+from slipstream_core.runner.attention.backend_choice import triton_attention
 from slipstream_core.runner.attention.triton_backend import StepRows, TritonAttention
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

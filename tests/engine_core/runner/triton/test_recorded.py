@@ -14,14 +14,13 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs a model on a CPU with TRITON_INTERPRET=1", allow_module_level=True)
 
+from tests.helpers.host_device import HostCopies, HostRecorder
 from tests.helpers.torch_driver import BLOCK, PROMPTS, Driver, Request, generate, save_model
 
 from slipstream_core.runner.cuda import decode_graphs
 from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, GraphKind
-from slipstream_core.runner.cuda.recorder import HostRecorder
 from slipstream_core.runner.model.loader import load_model
 from slipstream_core.runner.sampling import sampler
-from slipstream_core.runner.staging import HostCopies
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan
 

@@ -1,0 +1,214 @@
+"""Options from a YAML file (`--config FILE`) and from environment variables (`SLIPSTREAM_*`).
+
+- The command line comes first, then the environment, then the file, then the default.
+- Values are taken as text, so they mean what they mean on the command line: `access_log: off` is
+  the word `off`.
+- An unknown name in a file is an error, an unknown variable a warning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from slipstream.cli.parser import Parser, one_line
+from slipstream.cli.stack_options import Several, switch
+from slipstream.errors import BadRequestError, wrong_option
+from slipstream.spelling import did_you_mean
+from slipstream.stack.settings import DIAGNOSIS, HTTP, NETWORK, StackSettings, group_of
+
+PREFIX = "SLIPSTREAM_"
+# variables that are no options, or mean something else than the option of their name
+_OTHERS = frozenset(
+    {"ADDRESS", "API_KEY", "KEYS", "LOG_LEVEL", "RUN_MARK"}
+    | {"STATUS_FD", "CONTROL_FD", "PARENT_PID", "LISTENERS"}  # what a stack's processes are given
+)
+_OF_SERVE = ("config", "no_http", "port", "runtime_dir")
+SETTINGS = frozenset(StackSettings.__struct_fields__) - {"api_key", "keys"}
+"""The settings that `slipstream serve` takes from environment variables."""
+
+
+def of_short_stacks() -> frozenset[str]:
+    """The settings that other commands take from there, for stacks that they start."""
+    return frozenset(name for name in SETTINGS if group_of(name) not in (HTTP, NETWORK, DIAGNOSIS))
+
+
+class Configured(argparse.Namespace):
+    """A namespace with values from a file and the environment.
+
+    sources: where each of these values is from, by its name. A value from the command line replaces
+    it.
+    """
+
+    def __init__(self, values: Mapping[str, Any], sources: dict[str, str]) -> None:
+        super().__init__(**values)
+        self.sources = sources
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self).get("sources", {}).pop(name, None)
+        super().__setattr__(name, value)
+
+
+class _Given(NamedTuple):
+    """A value from a file or a variable. key: as it is written there."""
+
+    key: str
+    value: str | list[str]
+    source: str
+
+
+def add_config(parser: Parser, environment: Iterable[str]) -> None:
+    """Add --config, and let variables of these names stand for options that are not given."""
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with options by their long names (max-num-seqs: 64); the command line and "
+        "SLIPSTREAM_* variables (SLIPSTREAM_MAX_NUM_SEQS=64) come before it",
+    )
+    parser.preset = partial(_preset, parser, frozenset(environment))
+
+
+def source_of(arguments: argparse.Namespace, name: str | None) -> str | None:
+    """The file and line, or the variable, that an option's value is from; None where it was given
+    on the command line, or not at all.
+    """
+    found: str | None = getattr(arguments, "sources", {}).get(name)
+    return found
+
+
+def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -> Configured:
+    options = _options(parser)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    try:
+        file = _file_in(words) or ("config" in environment and os.environ.get(f"{PREFIX}CONFIG"))
+        for given_in in (_read(file) if file else (), _variables(environment)):
+            seen: dict[str, str] = {}
+            for given in given_in:
+                action = options.get(given.key.replace("-", "_"))
+                if action is None:
+                    hint = did_you_mean(given.key.replace("_", "-"), map(_dashed, options))
+                    allowed = f"an option of `{parser.prog}`{hint or ' (see its --help)'}"
+                    raise wrong_option(f"{given.source}: key", given.key, allowed)
+                if action.dest in seen:
+                    allowed = f"one value for an option; {seen[action.dest]} has another"
+                    raise wrong_option(given.source, given.key, allowed)
+                seen[action.dest] = given.source
+                values[action.dest] = _converted(action, given)
+                sources[action.dest] = given.source
+    except BadRequestError as error:
+        parser.error(one_line(error))
+    _warn(parser, environment)
+    return Configured(values, sources)
+
+
+def _options(parser: Parser) -> dict[str, argparse.Action]:
+    """The options that a file may hold, by name with underscores; aliases too."""
+    options = {
+        option.removeprefix("--").replace("-", "_"): action
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--") and action.dest not in ("help", "config")
+    }
+    negated = [f"no_{name}" for name in options]
+    return {name: action for name, action in options.items() if name not in negated}
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _file_in(words: Sequence[str]) -> str | None:
+    """The file of --config. The parser reports later what is wrong with it."""
+    for index, word in enumerate(words):
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            return value if equals else (words[index + 1] if index + 1 < len(words) else None)
+    return None
+
+
+def _read(path: str) -> Iterator[_Given]:
+    """The entries of a file; those that are null are left out. Raises: BadRequestError."""
+    import yaml  # a command without --config needs none
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            root = yaml.compose(file, Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        allowed = f"a file in YAML that can be read ({one_line(error)})"
+        raise wrong_option("config", path, allowed) from None
+    except yaml.YAMLError as error:
+        raise wrong_option("config", path, f"a file in YAML ({one_line(error)})") from None
+    if root is None:
+        return
+    if not isinstance(root, yaml.MappingNode):
+        raise wrong_option("config", path, "a mapping from options to values (max-num-seqs: 64)")
+    for key, value in root.value:
+        source = f"{path}, line {key.start_mark.line + 1}"
+        if isinstance(value, yaml.SequenceNode):
+            texts = [item.value for item in value.value if isinstance(item, yaml.ScalarNode)]
+            if len(texts) == len(value.value):
+                yield _Given(str(key.value), texts, source)
+                continue
+        elif isinstance(value, yaml.ScalarNode):
+            if value.tag != "tag:yaml.org,2002:null":
+                yield _Given(str(key.value), value.value, source)
+            continue
+        raise wrong_option(f"{source}: {key.value}", "more keys", "a value, or a list of values")
+
+
+def _variables(names: Iterable[str]) -> Iterator[_Given]:
+    """The variables of these names that are set and not empty."""
+    for name in sorted(set(names) - {"config"}):
+        variable = f"{PREFIX}{name.upper()}"
+        if text := os.environ.get(variable):
+            yield _Given(name, text, f"${variable}")
+
+
+def _converted(action: argparse.Action, given: _Given) -> Any:
+    """What the parser would make of the value. Raises: BadRequestError."""
+    where = f"{given.source}: {given.key}"
+    value = given.value
+    if isinstance(action, Several):
+        is_variable = given.source.startswith("$")
+        if isinstance(value, str):
+            value = value.split(",") if is_variable else [value]
+        return value
+    if isinstance(value, list):
+        raise wrong_option(where, value, "a single value")
+    if action.nargs == 0:
+        found = switch(value)
+        if not isinstance(found, bool):
+            raise wrong_option(where, value, "true or false")
+        return found
+    converted: Any = value
+    if callable(action.type):
+        try:
+            converted = action.type(value)
+        except (TypeError, ValueError):
+            allowed = "an integer" if action.type is int else "a number"
+            raise wrong_option(where, value, allowed) from None
+    if action.choices is not None and converted not in action.choices:
+        raise wrong_option(where, value, f"one of {', '.join(map(str, action.choices))}")
+    return converted
+
+
+def _warn(parser: Parser, environment: frozenset[str]) -> None:
+    """Name the variables that look like options and are none, in one line."""
+    known = {name.upper() for name in (*environment, *SETTINGS, *_OF_SERVE)} | _OTHERS
+    found = []
+    for name in sorted(os.environ):
+        bare = name.removeprefix(PREFIX)
+        if name.startswith(PREFIX) and bare not in known:
+            hint = did_you_mean(bare, known).replace("; did you mean ", f" (did you mean ${PREFIX}")
+            found.append(f"${name}{hint and f'{hint})'}")
+    if found:
+        is_one = len(found) == 1
+        text = f"{', '.join(found)} {'is' if is_one else 'are'} no option"
+        sys.stderr.write(f"{parser.prog}: warning: {text}\n")

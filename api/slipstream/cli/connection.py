@@ -1,0 +1,250 @@
+"""Which stack a command talks to: one that runs, or one that is started for the command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from slipstream.cli.configuration import add_config, of_short_stacks, source_of
+from slipstream.cli.parser import Parser
+from slipstream.cli.stack_options import add_settings, given_settings
+from slipstream.client.client import Client
+from slipstream.client.connection.presence import why_absent
+from slipstream.client.endpoints import (
+    ADDRESS_VARIABLE,
+    default_address,
+    default_runtime_dir,
+    server_endpoint,
+)
+from slipstream.demo_model import MODEL_NAME
+from slipstream.errors import ConnectionLostError, wrong_option
+from slipstream.stack.process_plan import model_and_tokenizer, plan_stack
+from slipstream.stack.settings import SHORT_LIVED, settings_from
+from slipstream.stack.stack import Stack
+from slipstream.tracing.parts import checked_trace
+from slipstream_ipc.messages import Fault
+from slipstream_ipc.transport.addresses import TCP
+
+_ACCESS = ("keys", "insecure")  # the stack's with --listen, the client's with --address
+_REFUSED_S = 1.0  # how long a host may take to refuse a connection
+_START_ONE = "`slipstream serve` or scripts/launch starts one"
+
+
+def add_connection(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that starts a stack unless it is given an address."""
+    group = parser.add_argument_group("server")
+    _add_connection(group, "start one, and end it afterwards")
+
+
+def add_client_options(parser: Parser, *, has_model_argument: bool = True) -> None:
+    """Add the options of a command that uses a running stack if there is one: the stack's address,
+    its model, its settings in case it has to be started, and --config.
+    """
+    group = parser.add_argument_group("server")
+    _add_connection(group, f"${ADDRESS_VARIABLE}, else this user's running server, else a new one")
+    group.add_argument(
+        "--new-stack",
+        action="store_true",
+        help="start a server for this command, even if one runs",
+    )
+    add_settings(parser, has_argument=has_model_argument, is_brief=True)
+    add_config(parser, of_short_stacks())
+
+
+def _add_connection(group: argparse._ArgumentGroup, default: str) -> None:
+    group.add_argument(
+        "--address",
+        metavar="ADDRESS",
+        help="a running server: ipc://PATH, or tcp://HOST:PORT with --keys or --insecure "
+        f"(default: {default})",
+    )
+    group.add_argument("--verbose", action="store_true", help="show the logs of a started server")
+
+
+@contextmanager
+def address_of(arguments: argparse.Namespace) -> Iterator[str]:
+    """The address of --address, else of a stack started for the command, which ends on exit.
+
+    Raises: BadRequestError, StackError.
+    """
+    settings = given_settings(arguments)
+    if arguments.address is None:
+        with Stack(verbose=arguments.verbose, **{**SHORT_LIVED, **settings}) as stack:
+            yield stack.address
+        return
+    _refuse_settings(arguments, settings)
+    yield arguments.address
+
+
+def running_or_started(arguments: argparse.Namespace) -> AbstractContextManager[str]:
+    """The address of a running stack that suits the command, else of one started for it.
+
+    A stack in $SLIPSTREAM_ADDRESS or at this user's default address suits unless it serves another
+    model than the one given, or the command line has settings for a new stack.
+
+    Raises: BadRequestError, StackError, ConnectionLostError where $SLIPSTREAM_ADDRESS is set and
+    no stack is there.
+    """
+    settings = given_settings(arguments)
+    if arguments.address is None and any(name in settings for name in _ACCESS):
+        arguments.address = os.environ.get(ADDRESS_VARIABLE) or None  # keys belong to an address
+    if arguments.address is not None:
+        if arguments.new_stack:
+            raise wrong_option("address", arguments.address, "nothing beside --new-stack")
+        _refuse_settings(arguments, settings)
+        check_listening(arguments.address, arguments)
+        return nullcontext(arguments.address)
+    reason = _reason_to_start(arguments, settings)
+    if reason is None:
+        return nullcontext(default_address())
+    return _started(arguments, settings, reason)
+
+
+def access_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `Client` for access to a running stack."""
+    if arguments.address is None:
+        return {}
+    return {name: value for name, value in vars(arguments).items() if name in _ACCESS}
+
+
+def trace_of(arguments: argparse.Namespace) -> str | None:
+    """The stack's trace file, for a client that adds its own track. Raises: BadRequestError."""
+    return checked_trace(getattr(arguments, "trace", None))
+
+
+@contextmanager
+def connected(arguments: argparse.Namespace) -> Iterator[Client]:
+    """A client of a running stack, or of one started for the command: see `running_or_started`."""
+    trace = trace_of(arguments)
+    with running_or_started(arguments) as address:
+        with Progress(f"waiting for the server at {address} to answer", after_s=1.0):
+            client = Client(address, trace=trace, **access_of(arguments))
+        with client:
+            yield client
+
+
+def check_listening(address: str, arguments: argparse.Namespace) -> None:
+    """Check that something listens at a given address, so that a wrong one fails at once.
+
+    Raises: BadRequestError for an invalid address; ConnectionLostError.
+    """
+    server_endpoint(address, **access_of(arguments))
+    if why := why_absent(address) or _why_refused(address):
+        raise _no_server(f"no Slipstream server at {address}: {why}")
+
+
+class Progress:
+    """Says on standard error what a command waits for: a line at the beginning, which counts the
+    seconds on a terminal, and one at the end.
+
+    after_s: stay silent if it takes no longer than this. done: what to say at the end, before the
+    number of seconds; on a terminal it replaces the line.
+    """
+
+    def __init__(self, text: str, *, after_s: float = 0.0, done: str | None = None) -> None:
+        self._text = text
+        self._after_s = after_s
+        self._done = done
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+        self._begin_s = 0.0
+        self._was_shown = False
+
+    def __enter__(self) -> None:
+        self._begin_s = time.monotonic()
+        self._thread.start()
+
+    def __exit__(self, error: type[BaseException] | None, *_rest: object) -> None:
+        self._has_ended.set()
+        self._thread.join()
+        seconds = time.monotonic() - self._begin_s
+        begin = "\r\x1b[K" if sys.stderr.isatty() and self._was_shown else ""
+        if error is None and self._done is not None:
+            sys.stderr.write(f"{begin}{self._done} after {seconds:.1f} s\n")
+        elif begin:
+            sys.stderr.write(begin)
+        sys.stderr.flush()
+
+    def _count(self) -> None:
+        if self._has_ended.wait(self._after_s):
+            return
+        self._was_shown = True
+        if not sys.stderr.isatty():
+            sys.stderr.write(f"{self._text} ...\n")
+            sys.stderr.flush()
+            return
+        while True:
+            seconds = time.monotonic() - self._begin_s
+            sys.stderr.write(f"\r\x1b[K{self._text} ... {seconds:.0f} s")
+            sys.stderr.flush()
+            if self._has_ended.wait(1.0):
+                return
+
+
+def _refuse_settings(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:
+    for name in settings:
+        if name not in _ACCESS and source_of(arguments, name) is None:
+            allowed = "nothing where --address is given: that stack runs already"
+            raise wrong_option(name, settings[name], allowed)
+
+
+@contextmanager
+def _started(arguments: argparse.Namespace, settings: dict[str, Any], reason: str) -> Iterator[str]:
+    plan_stack(settings_from(settings), default_runtime_dir())  # raises what is wrong, before:
+    model = settings.get("model", MODEL_NAME)
+    with Progress(f"{reason}: starting one with {model}", done=f"started {model}: ready"):
+        stack = Stack(verbose=arguments.verbose, **{**SHORT_LIVED, **settings})
+    with stack:
+        yield stack.address
+
+
+def _reason_to_start(arguments: argparse.Namespace, settings: dict[str, Any]) -> str | None:
+    """Why a stack has to be started for the command; None where one that runs can be used."""
+    if arguments.new_stack:
+        return "--new-stack is given"
+    address = server_endpoint().address
+    for name in settings:
+        if name != "model" and source_of(arguments, name) is None:
+            return f"--{name.replace('_', '-')} is for a new server"
+    if why := why_absent(address) or _why_refused(address):
+        if os.environ.get(ADDRESS_VARIABLE):
+            raise _no_server(f"no Slipstream server at ${ADDRESS_VARIABLE}, {address}: {why}")
+        return "no server runs"
+    model = settings.get("model")
+    if model is None:
+        return None
+    with (
+        Progress(f"waiting for the server at {address} to answer", after_s=1.0),
+        Client(address) as client,
+    ):
+        card = client.model
+    if card.name == model or card.path == model_and_tokenizer(model, settings.get("tokenizer"))[0]:
+        return None
+    return f"the running server serves {card.name}, not {model}"
+
+
+def _why_refused(address: str) -> str | None:
+    """Why no server answers at a tcp:// address; None where one may, or at other addresses."""
+    if not address.startswith(TCP):
+        return None
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REFUSED_S).close()
+    except ConnectionRefusedError:
+        return "the host refuses connections to this port"
+    except socket.gaierror as error:
+        return f"its name is not known ({error.strerror})"
+    except OSError:
+        pass  # the network may be slow: the client waits
+    return None
+
+
+def _no_server(text: str) -> ConnectionLostError:
+    return ConnectionLostError(Fault("engine", f"{text}; {_START_ONE}"))

@@ -1,0 +1,164 @@
+"""The options of a command that starts a stack, generated from `StackSettings`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from slipstream.stack.settings import (
+    GROUPS,
+    StackSettings,
+    allowed_values,
+    description,
+    group_of,
+    metavar_of,
+    settings_from,
+)
+
+_ALIASES = {"http_port": ("--port", "--http-port")}  # vLLM's name first
+_SWITCHES = {
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
+}
+
+
+def add_settings(
+    parser: argparse.ArgumentParser, *, has_argument: bool = True, is_brief: bool = False
+) -> None:
+    """Add MODEL, and an option for each of a stack's settings.
+
+    has_argument: whether MODEL is an argument as well as the option --model. is_brief: leave all
+    other options out of the help text, which then says where they are explained.
+    """
+    if has_argument:
+        parser.add_argument(
+            "model",
+            nargs="?",
+            action=_ModelOnce,
+            default=argparse.SUPPRESS,
+            metavar="MODEL",
+            help=description("model"),
+        )
+    fields = {field.name: field.default for field in msgspec.structs.fields(StackSettings)}
+    for title in GROUPS:
+        group = parser.add_argument_group(title)
+        for name, default in fields.items():
+            if group_of(name) == title:
+                about = description(name) if name == "model" or not is_brief else None
+                if name == "model":
+                    about = "the same as MODEL" if has_argument else about
+                _add_setting(group, name, default, about)
+    if is_brief:
+        parser.epilog = (
+            "For a server that it starts it takes every option of `slipstream serve`: see "
+            "`slipstream serve --help`."
+        )
+
+
+def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings given on the command line. Raises: BadRequestError."""
+    names = StackSettings.__struct_fields__
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    settings = settings_from(given, from_text=True)
+    return {name: getattr(settings, name) for name, value in given.items() if value is not None}
+
+
+class Several(argparse.Action):
+    """Collects the values of an option that may be given several times.
+
+    Values on the command line replace those from elsewhere, instead of adding to them.
+    """
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        value: Any,
+        _option: str | None = None,
+    ) -> None:
+        """Add one value."""
+        marker = f"{self.dest}_so_far"
+        values = [*getattr(namespace, marker, ()), value]
+        setattr(namespace, marker, values)
+        setattr(namespace, self.dest, values)
+
+
+class _ModelOnce(argparse.Action):
+    """Stores the model, which may be given as an argument or as an option."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        value: Any,
+        _option: str | None = None,
+    ) -> None:
+        """Store it, or report that there are two."""
+        first = getattr(namespace, "model_given", value)
+        if first != value:
+            parser.error(f"two models are given, {first!r} and {value!r}")
+        namespace.model = namespace.model_given = value
+
+
+def _add_setting(
+    group: argparse._ArgumentGroup, name: str, default: Any, about: str | None
+) -> None:
+    dashed = name.replace("_", "-")
+    options: Sequence[str] = _ALIASES.get(name, (f"--{dashed}",))
+    if about is not None:
+        about = _joined(about.replace("%", "%%"), _details(name, default))
+    common: dict[str, Any] = {
+        "dest": name,
+        "default": argparse.SUPPRESS,
+        "help": argparse.SUPPRESS if about is None else about,
+    }
+    if default is False:
+        group.add_argument(*options, action="store_true", **common)
+        return
+    common["metavar"] = metavar_of(name)
+    if name == "model":
+        group.add_argument(*options, action=_ModelOnce, **common)
+    elif isinstance(default, tuple):
+        group.add_argument(*options, action=Several, **common)
+    elif default is True:
+        group.add_argument(*options, type=switch, **common)
+        group.add_argument(
+            f"--no-{dashed}",
+            dest=name,
+            action="store_const",
+            const=False,
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
+    else:
+        group.add_argument(*options, **common)
+
+
+def _joined(about: str, details: str) -> str:
+    if not details:
+        return about
+    return f"{about[:-1]}; {details})" if about.endswith(")") else f"{about} ({details})"
+
+
+def _details(name: str, default: Any) -> str:
+    """The range and the default of a setting, as far as its description does not have them."""
+    if isinstance(default, tuple):
+        values = f"default: {' '.join(default)}; " if default else ""
+        return f"{values}may be given several times"
+    if default is None or default is False:
+        return ""
+    if default is True:
+        return f"default: true; --no-{name.replace('_', '-')} is short for false"
+    bounds = allowed_values(name).removeprefix("an integer ")
+    shown = bounds.replace(">= ", "").replace(" and <= ", " to ") + "; "
+    has_bounds = bounds.startswith(">= 1 and")
+    value = f"{default:g}" if isinstance(default, float) else default
+    return f"{shown if has_bounds else ''}default: {value}"
+
+
+def switch(text: str) -> bool | str:
+    """The value of an option that is true or false; other text as it is, to be refused later."""
+    return _SWITCHES.get(text.lower(), text)

@@ -1,0 +1,47 @@
+"""Whether a server can be expected at an ipc:// address, without asking it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+from pathlib import Path
+
+from slipstream.client.endpoints import LOCK_NAME
+from slipstream_ipc.transport.addresses import IPC
+
+
+def why_absent(address: str) -> str | None:
+    """Why no server answers at this address.
+
+    None where one may: something listens there, a stack that starts or restarts holds the folder,
+    or the address is not an ipc:// one.
+    """
+    if not address.startswith(IPC):
+        return None
+    path = Path(address.removeprefix(IPC))
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        probe.setblocking(False)  # a full backlog is EAGAIN
+        code = probe.connect_ex(str(path))
+    if code == errno.ENOENT:
+        why = "there is no such socket"
+    elif code == errno.ECONNREFUSED:
+        why = "nothing listens on that socket"
+    else:
+        return None
+    return None if _has_supervisor(path.parent) else why
+
+
+def _has_supervisor(folder: Path) -> bool:
+    """Whether a stack runs in the folder, as far as its lock file tells."""
+    try:
+        owner = (folder / LOCK_NAME).read_text()
+        os.kill(int(owner), 0)
+    except FileNotFoundError:
+        return False
+    except ProcessLookupError:
+        return False  # it was killed
+    except (OSError, ValueError):
+        return True  # not to be read, of another user, or about to be written
+    return True

@@ -1,0 +1,153 @@
+"""The keyword options of the clients' calls: their types, and their checks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, get_args
+
+from slipstream.client.connection.queries import checked_template
+from slipstream.client.stream import OutputKind
+from slipstream.errors import bad_request
+from slipstream.requests import checked_params
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import SamplingOptions, SamplingParams, TemplateOptions
+
+_OF_TEMPLATE = (
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+_FORMER_NAME = "params"
+
+
+class ChatTemplateOptions(TypedDict, total=False):
+    """What a chat template gets besides the messages, with transformers' names."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+class CallOptions(SamplingOptions, ChatTemplateOptions, total=False):
+    """The keyword options of a call with any number of prompts.
+
+    params: the former name of sampling_params, deprecated.
+    """
+
+    priority: int
+    cache_salt: str | None
+    params: SamplingParams | Sequence[SamplingParams] | None
+
+
+class RequestOptions(CallOptions, total=False):
+    """The keyword options of a call with one prompt."""
+
+    label: str | None
+    stream_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedOptions:
+    """The options of a call: sampling parameters, one for each prompt, and those of the request."""
+
+    params: list[SamplingParams]
+    template: TemplateOptions | None
+    priority: int = 0
+    cache_salt: str | None = None
+    label: str | None = None
+    stream_id: str | None = None
+
+    @property
+    def has_several_answers(self) -> bool:
+        """Whether the only prompt gets several answers.
+
+        Raises: BadRequestError where it does and an option names a single stream.
+        """
+        if self.params[0].n == 1:
+            return False
+        for field, value in (("label", self.label), ("stream_id", self.stream_id)):
+            if value is not None:
+                raise bad_request(BadRequest(field, value, "None where n is more than 1"))
+        return True
+
+
+def options_for_one(
+    sampling_params: SamplingParams | None, options: RequestOptions
+) -> CheckedOptions:
+    """The options of a call with one prompt. To be called by the public method itself, whose
+    caller a deprecation warning names.
+
+    Raises: BadRequestError.
+    """
+    given, rest = _renamed(sampling_params, options)
+    names = ("label", "priority", "stream_id", "cache_salt")
+    of_request = {name: rest.pop(name) for name in names if name in rest}
+    template = _template(rest)
+    return CheckedOptions([checked_params(given, rest)], template, **of_request)
+
+
+def options_for_many(
+    prompts: Sequence[object],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    options: CallOptions,
+) -> CheckedOptions:
+    """The options of a call with these prompts. Otherwise as `options_for_one`."""
+    given, rest = _renamed(sampling_params, options)
+    of_request = {name: rest.pop(name) for name in ("priority", "cache_salt") if name in rest}
+    template = _template(rest)
+    return CheckedOptions(_params_for_each(prompts, given, rest), template, **of_request)
+
+
+def check_kind(kind: OutputKind) -> None:
+    """Check a stream's `output_kind`. Raises: BadRequestError."""
+    allowed = get_args(OutputKind)
+    if kind not in allowed:
+        raise bad_request(BadRequest("output_kind", kind, "one of " + ", ".join(allowed)))
+
+
+def _renamed(sampling_params: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The sampling parameters given under either name, and the other options."""
+    rest = dict(options)
+    former = rest.pop(_FORMER_NAME, None)
+    if former is None:
+        return sampling_params, rest
+    if sampling_params is not None:
+        allowed = "sampling_params alone: its new name"
+        raise bad_request(BadRequest(_FORMER_NAME, former, allowed))
+    warnings.warn(
+        "params= is called sampling_params= now, and goes with the next release",
+        DeprecationWarning,
+        stacklevel=4,  # the caller of the public method
+    )
+    return former, rest
+
+
+def _template(options: dict[str, Any]) -> TemplateOptions | None:
+    """Take a chat template's options out of `options`; None where there are none."""
+    given = {name: options.pop(name) for name in _OF_TEMPLATE if name in options}
+    if not given:
+        return None
+    return checked_template(**given)
+
+
+def _params_for_each(
+    prompts: Sequence[object], given: Any, options: Mapping[str, Any]
+) -> list[SamplingParams]:
+    """Checked params for each prompt, given as one for all, one for each, or keyword options.
+
+    Raises: BadRequestError, also where `prompts` is not a list.
+    """
+    if not isinstance(prompts, Sequence) or isinstance(prompts, str | bytes):
+        raise bad_request(BadRequest("prompts", prompts, "a list of prompts"))
+    num_prompts = len(prompts)
+    if not isinstance(given, Sequence):
+        return [checked_params(given, options)] * num_prompts
+    if len(given) != num_prompts:
+        found = f"{len(given)} of them"
+        allowed = f"one for all, or {num_prompts} for {num_prompts} prompts"
+        raise bad_request(BadRequest("sampling_params", found, allowed))
+    return [checked_params(each, options) for each in given]

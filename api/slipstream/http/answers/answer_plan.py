@@ -1,0 +1,128 @@
+"""The plan of one answer: its streams, and the JSON shape in which it is written.
+
+The endpoints make it of a request's body (`endpoints`); `streaming` and `unary` carry it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import UNSET, Raw, UnsetType
+
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.delta_batch import TokenLogprobs
+from slipstream.http.answers.echo import Echo
+from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
+from slipstream.http.openai.logprobs import TextPosition
+from slipstream.http.openai.response_bodies import Choice, Logprobs, LogprobsById
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.outputs import Delta
+from slipstream_ipc.transport.addresses import short_id
+
+WITH_IDS = "gen"  # answers of this kind always have token ids
+
+
+@dataclass(slots=True, eq=False)
+class ChoiceContent:
+    """A choice or a chunk of one, before a shape gives it its JSON form."""
+
+    index: int
+    text: str | Raw
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+    token_ids: list[int] = field(default_factory=list)  # empty unless the shape has ids
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_ids: list[int] | UnsetType = UNSET  # if the shape has ids: in a choice's first chunk
+
+
+class AnswerShape(Protocol):
+    """The JSON shape of an endpoint's answers.
+
+    has_ids: choices contain token ids. has_many_prompts: one answer may be to several prompts, so
+    a prompt's ids and log-probabilities are in its choices, not beside them.
+    """
+
+    object: str
+    chunk_object: str
+    has_many_prompts: bool
+
+    @property
+    def has_ids(self) -> bool: ...
+
+    def choice(self, content: ChoiceContent) -> Choice:
+        """A complete choice."""
+
+    def first_chunk(self, index: int) -> Choice | None:
+        """The chunk that precedes a choice's first text, if the shape has one."""
+
+    def chunk(self, content: ChoiceContent) -> Choice:
+        """A chunk of a choice."""
+
+    def logprobs(
+        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
+    ) -> Logprobs:
+        """Log-probabilities of tokens whose text begins at `position`; advances it past them."""
+
+    def logprobs_json(
+        self, delta: Delta, texts: TokenTexts, position: TextPosition
+    ) -> bytes | None:
+        """`logprobs` of a delta as JSON, by a fast path.
+
+        None if there is none; `position` is unchanged then.
+        """
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerPlan:
+    """One request: its streams, each a choice of the answer, and how the answer is written."""
+
+    id: AnswerId
+    model: str
+    created: int  # Unix time, s
+    states: list[StreamState]
+    shape: AnswerShape
+    is_stream: bool
+    with_usage: bool  # in the last chunk of a stream
+    with_usage_so_far: bool  # in each chunk, of its choice
+    num_logprobs: int | None  # top candidates per token, besides the sampled token
+    param_names: dict[str, str] = field(default_factory=dict)  # internal name -> caller's
+    echo: Echo | None = None  # the prompts to repeat in front of the outputs
+    cursors: tuple[StreamCursor, ...] = ()  # the client's, by stream; empty for a new answer
+    is_usage_sent: bool = False
+    is_resumable: bool = False  # the client may resume: events have ids
+    num_prompt_logprobs: int | None = None  # as num_logprobs, of the prompts
+    event_checksum: int | None = None  # `request_checksum` from the client's last event
+    unknown_hint: str = ""  # hint for the error if its streams are no longer known
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the answer has log-probabilities, of outputs or prompts."""
+        return self.num_logprobs is not None or self.num_prompt_logprobs is not None
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether the vocabulary has to be loaded before the request is run."""
+        return self.has_logprobs or (self.echo is not None and self.echo.needs_texts)
+
+    @property
+    def request_checksum(self) -> int | None:
+        """A u32 that identifies the request when it is sent again: `checksum_of` its submits, or
+        the one in the client's last event if the submits are not known here. None if neither is.
+        """
+        submits = [each for state in self.states if (each := state.resubmittable) is not None]
+        if len(submits) < len(self.states):
+            return self.event_checksum
+        return checksum_of(submits, self.id.num_answers)
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether event ids can hold everything needed to resume the answer."""
+        is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
+        return self.is_stream and is_usual and self.id.num_streams <= MAX_CURSORS
+
+    @property
+    def log_name(self) -> str:
+        """A short name for logs: with the full `id` a reader of the log could read the streams."""
+        return short_id(self.states[0].stream_id)

@@ -1,0 +1,182 @@
+"""Writes the deltas of one message to the connections of all its streams in one pass.
+
+- Messages are written once all messages of a turn of the loop have been read. A message that came
+  alone takes one pass: its texts are encoded in one call, and a stream costs a format and a write.
+- Several messages in one turn mean that the front is late: then each stream's deltas are merged
+  into one chunk. The same holds for a stream under backpressure or at its end. Both go through the
+  stream's queue and its own wakeup (`streaming`, `unary`).
+- An exception while one stream is written affects that stream only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Protocol
+
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.unread_deltas import MOST_UNREAD, MOST_UNREAD_AT_END, merge_unread
+from slipstream.client.streams.wakeup import Wakeup
+from slipstream.delta_batch import DeltaBatch
+from slipstream.http.exchange import Exchange
+from slipstream.http.response_encoding import json_parts
+from slipstream.outputs import Delta
+
+
+class ChunkWriter(Protocol):
+    """Writes chunks that contain more than text."""
+
+    def write_delta(self, delta: Delta, part: bytes) -> None:
+        """Write a delta while none is queued. part: its text as JSON, without the quotes."""
+
+
+class BroadcastStream:
+    """How the deltas of one stream are written: as text alone, by `chunk_writer`, or by its wakeup.
+
+    is_text_only: each chunk but the last is `before`, the text and `after`, and an empty text gives
+    no chunk. num_framed: bytes of `before` and `after` that count towards an HTTP chunk's size, so
+    without the line break that ends `after`. on_exception: called while an exception is handled.
+    """
+
+    __slots__ = (
+        "after",
+        "before",
+        "chunk_writer",
+        "deltas",
+        "exchange",
+        "is_text_only",
+        "num_framed",
+        "on_exception",
+        "state",
+        "wakeup",
+    )
+
+    def __init__(
+        self,
+        state: StreamState,
+        wakeup: Wakeup[StreamState],
+        exchange: Exchange,
+        on_exception: Callable[[], None],
+    ) -> None:
+        self.state = state
+        self.wakeup = wakeup
+        self.exchange = exchange
+        self.on_exception = on_exception
+        self.deltas = state.deltas
+        self.chunk_writer: ChunkWriter | None = None
+        self.is_text_only = False
+        self.before = self.after = b""
+        self.num_framed = 0
+
+    def queue(self, delta: Delta) -> None:
+        """Queue a delta; merge the queue if it has grown too long."""
+        self.deltas.append(delta)
+        if len(self.deltas) > (MOST_UNREAD_AT_END if self.state.is_over else MOST_UNREAD):
+            merge_unread(self.deltas)
+
+    def ring(self) -> None:
+        """Wake the stream's answer for queued deltas; for the end, the client's table does it."""
+        state = self.state
+        if not (state.wants_whole or state.is_over):
+            self.wakeup.ring(state)
+
+
+class Broadcast:
+    """A group of streams in the client's table (`GroupMember`), and the wakeup of each of them."""
+
+    def __init__(self) -> None:
+        self.group_id = 0
+        self.num_open = 0
+        self.states: dict[int, StreamState] = {}
+        self._next = 0
+        # by index, until the stream's end has been rung
+        self._streams: dict[int, BroadcastStream] = {}
+        self._indices: Sequence[int] = ()  # of the last message
+        self._found: list[BroadcastStream] = []  # the streams of `_indices`
+        # messages that are not written yet
+        self._pending: list[tuple[list[BroadcastStream], DeltaBatch]] = []
+        self._delayed: dict[BroadcastStream, None] = {}  # with queued deltas of such messages
+
+    def join(
+        self,
+        state: StreamState,
+        wakeup: Wakeup[StreamState],
+        exchange: Exchange,
+        on_exception: Callable[[], None],
+    ) -> BroadcastStream:
+        """Add a stream that is not submitted yet. wakeup: rung for queued deltas and the end."""
+        state.group, state.index, state.wakeup = self, self._next, self
+        self._next += 1
+        self.num_open += 1
+        self.states[state.index] = state
+        self._streams[state.index] = stream = BroadcastStream(state, wakeup, exchange, on_exception)
+        return stream
+
+    # ---- called by the table -----------------------------------------------------------------
+
+    def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
+        """See `GroupMember`."""
+        if indices is not self._indices:
+            self._indices, self._found = indices, [self._streams[index] for index in indices]
+        self._pending.append((self._found, batch))
+
+    def divide(self) -> None:
+        """See `GroupMember`."""
+        pending, self._pending = self._pending, []
+        for streams, batch in pending:
+            texts = batch.message.texts
+            deltas = map(Delta, texts, repeat(batch), range(len(texts)))
+            for stream, delta in zip(streams, deltas, strict=True):
+                self._delayed[stream] = None
+                try:
+                    stream.queue(delta)
+                except Exception:
+                    stream.on_exception()
+
+    def release(self, state: StreamState) -> None:
+        """See `GroupMember`."""
+        self.num_open -= 1
+        self.states.pop(state.index, None)
+
+    def ring(self, state: StreamState) -> None:
+        """There are deltas of the stream, perhaps of others too, or it has ended."""
+        if self._pending or self._delayed:
+            self._write()
+        stream = self._streams.get(state.index)
+        if stream is not None:
+            if state.is_over:
+                del self._streams[state.index]
+            stream.wakeup.ring(state)
+
+    # ---- within ------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        if len(self._pending) == 1 and not self._delayed:
+            self._write_batch(*self._pending.pop())
+            return
+        self.divide()
+        delayed, self._delayed = self._delayed, {}
+        for stream in delayed:
+            stream.ring()
+
+    def _write_batch(self, streams: Sequence[BroadcastStream], batch: DeltaBatch) -> None:
+        texts, ends = batch.message.texts, batch.ends
+        parts = json_parts(texts)
+        for entry, (stream, part) in enumerate(zip(streams, parts, strict=True)):
+            exchange = stream.exchange
+            try:
+                if not exchange.is_ready or stream.deltas or entry in ends:
+                    stream.queue(Delta(texts[entry], batch, entry))
+                    stream.ring()
+                elif stream.is_text_only:
+                    if part:
+                        size = stream.num_framed + len(part)
+                        exchange.send(b"%x\r\n%b%b%b" % (size, stream.before, part, stream.after))
+                        exchange.counters.num_chunks += 1
+                elif stream.chunk_writer is not None:
+                    stream.chunk_writer.write_delta(Delta(texts[entry], batch, entry), part)
+                else:
+                    stream.queue(Delta(texts[entry], batch, entry))
+                    stream.ring()
+            except Exception:
+                stream.on_exception()

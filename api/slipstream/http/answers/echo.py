@@ -1,0 +1,79 @@
+"""The prompt in front of a completion with `echo`: its text and log-probabilities.
+
+- A prompt given as text is repeated verbatim; token ids are decoded with their special tokens, even
+  if the answer skips those (as in vLLM).
+- With max_tokens 0 the answer is the prompt alone: one token is sampled, since every stream has at
+  least one, and not shown.
+- The first token of a prompt has no log-probability: null.
+- A token's offset is where its text begins in the prompt as shown. Text that the tokenizer adds (a
+  special token, a leading space) has length zero there.
+"""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from slipstream.http.openai.logprobs import shown_logprob, top_logprobs_by_name
+from slipstream.http.openai.response_bodies import CompletionLogprobs
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.time_slice import Parts
+from slipstream.outputs import PromptTokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """What a request with `echo` asks for."""
+
+    prompts: tuple[str | None, ...]  # per choice, as given; None if given as token ids
+    is_prompt_only: bool  # only the prompt is shown (max_tokens 0)
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether the vocabulary has to be loaded, to decode token ids."""
+        return None in self.prompts
+
+    def text(self, index: int, prompt_ids: Sequence[int], texts: TokenTexts) -> str:
+        """The prompt of one choice as shown."""
+        given = self.prompts[index]
+        if given is not None:
+            return given
+        return texts.decode(prompt_ids, skip_special_tokens=False)
+
+
+def echo_logprobs(
+    prompt_ids: Sequence[int],
+    entries: Iterable[PromptTokenLogprobs],
+    k: int,
+    texts: TokenTexts,
+    text: str,
+) -> Parts[CompletionLogprobs]:
+    """The columns of a prompt that is shown as `text`, with the top `k` candidates per token."""
+    values: list[float | None] = []
+    tops: list[dict[str, float] | None] = []
+    for some in entries:
+        for entry in some:
+            own = None if entry is None else next(iter(entry.values()))
+            values.append(None if own is None else shown_logprob(own))
+            tops.append(None if entry is None else top_logprobs_by_name(entry, k, texts))
+        yield
+    tokens = [texts.of(token_id).name for token_id in prompt_ids]
+    return CompletionLogprobs(_offsets(prompt_ids, texts, text), values, tokens, tops)
+
+
+def _offsets(prompt_ids: Sequence[int], texts: TokenTexts, text: str) -> list[int]:
+    """Where each token's text begins in `text`, in characters."""
+    offset, offsets = 0, []
+    decoder = getincrementaldecoder("utf-8")("replace")
+    for token_id in prompt_ids:
+        offsets.append(offset)
+        token = texts.of(token_id)
+        chars = decoder.decode(token.raw or b"")
+        if text.startswith(chars, offset):
+            offset += len(chars)
+        elif not offset and chars.startswith(" ") and text.startswith(chars[1:]):
+            offset += len(chars) - 1
+        elif not token.is_added:  # the tokenizer normalizes text: the offset is an estimate
+            offset = min(offset + len(chars), len(text))
+    return offsets

@@ -1,0 +1,253 @@
+"""The running streams of one request: what streamed and complete answers have in common.
+
+It handles failures and disconnects, and computes usage and what is shown of the prompt. `streaming`
+and `unary` decide how and when an answer is written.
+
+- When the client disconnects or one stream fails, all streams of the request are abandoned. If the
+  client has event ids, a disconnect leaves them running for `resume_s`: it may resume.
+- A stream that was aborted by its id has ended with the finish reason `abort`; it has not failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.delta_batch import TokenLogprobs
+from slipstream.errors import SlipstreamError, SupersededError
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.answers.broadcast import Broadcast
+from slipstream.http.answers.echo import echo_logprobs
+from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCursor
+from slipstream.http.config import Limits
+from slipstream.http.errors import ApiError, error_of
+from slipstream.http.exchange import Exchange
+from slipstream.http.openai.logprobs import TextPosition, concat_logprobs, logprobs_by_id
+from slipstream.http.openai.response_bodies import Logprobs, LogprobsById, Usage
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.response_encoding import event
+from slipstream.http.time_slice import Parts, TimeSlicedQueue
+from slipstream.prompt_logprobs import PromptTokenLogprobs
+from slipstream_ipc.columns import u32
+
+_logger = logging.getLogger(__name__)
+
+
+class StreamEngine(Protocol):
+    """Runs streams."""
+
+    def submit(self, state: StreamState) -> None:
+        """Start the stream."""
+
+    def abandon(self, state: StreamState) -> None:
+        """Cancel the stream: it has no reader any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """What all answers of a front share.
+
+    broadcast: writes the deltas of all streams. slices: the queue of long answers.
+    """
+
+    engine: StreamEngine
+    texts: TokenTexts
+    limits: Limits
+    broadcast: Broadcast = field(default_factory=Broadcast)
+    slices: TimeSlicedQueue = field(default_factory=TimeSlicedQueue)
+
+
+class LiveAnswer:
+    """The streams of one request while they run. num_unwritten: choices not written yet."""
+
+    def __init__(self, plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -> None:
+        self.plan = plan
+        self.id = str(plan.id)
+        self.exchange = exchange
+        self.context = context
+        self.texts = context.texts
+        self.num_unwritten = len(plan.states)
+        self.event_ids: EventIdWriter | None = None
+        if plan.is_resumable:
+            self.event_ids = EventIdWriter(
+                EventId(
+                    plan.id,
+                    plan.created,
+                    plan.num_logprobs,
+                    plan.with_usage,
+                    plan.with_usage_so_far,
+                    tuple([self.cursor(index) for index in range(len(plan.states))]),
+                    plan.is_usage_sent,
+                    plan.request_checksum,
+                )
+            )
+        exchange.on_disconnect = self._on_disconnect
+
+    def cursor(self, index: int) -> StreamCursor:
+        """The client's cursor in a stream when the request began."""
+        if self.plan.cursors:
+            return self.plan.cursors[index]
+        return StreamCursor(has_begun=self.plan.shape.first_chunk(index) is None)
+
+    def _on_disconnect(self) -> None:
+        """The client has disconnected."""
+        if self.event_ids is None:
+            self.abandon()
+        else:
+            asyncio.get_running_loop().call_later(self.context.limits.resume_s, self.abandon)
+
+    def abandon(self) -> None:
+        """End every stream that is not over."""
+        for state in self.plan.states:
+            if not state.is_over:
+                self.context.engine.abandon(state)
+
+    def fail(self, failure: BaseException) -> None:
+        """End the request with an error."""
+        error = error_of(failure, self.plan.param_names)
+        if isinstance(failure, SlipstreamError) and failure.fault.code == "unknown_stream":
+            hint = self.plan.unknown_hint
+            message = f"{failure}; {hint}" if hint else str(failure)
+            error = ApiError(error.status, message, code=error.body.error.code)
+        if error.status >= 500:
+            _logger.warning("%s: %s", self.plan.log_name, error)
+        exchange = self.exchange
+        if exchange.has_begun:
+            exchange.write(event(error.body))
+            exchange.finish()
+        else:
+            exchange.respond(error.response())
+        if isinstance(failure, SupersededError):
+            self._on_disconnect()  # the client has resumed elsewhere: keep the other choices
+        else:
+            self.abandon()
+
+    def handle_exception(self) -> None:
+        """`fail` with the exception being handled. One of no known kind is logged with its
+        traceback.
+        """
+        error = sys.exception()
+        if not isinstance(error, ApiError | SlipstreamError):
+            _logger.exception("%s: the answer failed", self.plan.log_name)
+            error = RuntimeError()
+        if self.exchange.is_open:
+            self.fail(error)
+
+    def choice_parts(
+        self,
+        index: int,
+        position: TextPosition,
+        text: str,
+        entries: Iterable[list[TokenLogprobs]],
+        reason: str | None,
+        *,
+        is_first: bool,
+    ) -> Parts[tuple[str, Logprobs | None, str | None]]:
+        """A choice's text, log-probabilities and finish reason. The text begins at `position`.
+
+        is_first: nothing of the choice has been written; the prompt is put in front if echoed.
+        """
+        plan, echo, k = self.plan, self.plan.echo, self.plan.num_logprobs
+        if echo is not None and echo.is_prompt_only:
+            text, entries, reason = "", [], reason and "length"
+        parts: list[Logprobs] = []
+        if echo is not None and is_first:
+            state = plan.states[index]
+            prompt_ids = u32(state.prompt_ids or b"").tolist()
+            prompt = echo.text(index, prompt_ids, self.texts)
+            text = prompt + text
+            found = None if k is None else _prompt_logprobs(state)
+            if k is None or found is None:  # None: aborted before they came, so without a token
+                return text, None, reason
+            position.offset = len(prompt)
+            parts.append((yield from echo_logprobs(prompt_ids, found, k, self.texts, prompt)))
+        if k is None:
+            return text, None, reason
+        for some in entries:
+            parts.append(plan.shape.logprobs(some, k, self.texts, position))
+            yield
+        if not parts:
+            parts.append(plan.shape.logprobs([], k, self.texts, position))
+        return text, parts[0] if len(parts) == 1 else concat_logprobs(parts), reason
+
+    def usage(self) -> Usage:
+        """The usage of all streams, which have ended."""
+        states = self.plan.states
+        once = states[:: self.plan.id.num_answers]  # one per prompt
+        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
+        num_output = sum(state.end.num_tokens for state in states if state.end is not None)
+        return self._usage(num_prompt, num_output)
+
+    def usage_so_far(self, index: int, num_tokens: int) -> Usage | None:
+        """The usage of a choice after `num_tokens`; None unless chunks contain it."""
+        if not self.plan.with_usage_so_far:
+            return None
+        return self._usage(len(self.plan.states[index].prompt_ids or b"") // 4, num_tokens)
+
+    def _usage(self, num_prompt: int, num_output: int) -> Usage:
+        if self.plan.echo is not None and self.plan.echo.is_prompt_only:
+            num_output = 0
+        return Usage(num_prompt, num_output, num_prompt + num_output)
+
+    def prompt_ids(self, index: int = 0) -> list[int]:
+        """The token ids of a choice's prompt."""
+        ids: list[int] = u32(self.plan.states[index].prompt_ids or b"").tolist()
+        return ids
+
+    def with_prompt_ids(self, index: int, ids: list[int], *, is_first: bool) -> list[int]:
+        """The token ids of a chunk, with those of an echoed prompt in front of the first."""
+        echo = self.plan.echo
+        if echo is None:
+            return ids
+        before = self.prompt_ids(index) if is_first else []
+        return before if echo.is_prompt_only else before + ids
+
+    def prompt_logprobs(self, index: int) -> Parts[list[LogprobsById | None] | None]:
+        """Prompt log-probabilities of a choice; None if not asked for, or aborted too early."""
+        k = self.plan.num_prompt_logprobs
+        if k is None:
+            return None
+        first = index - index % self.plan.id.num_answers  # choice of the same prompt
+        state = self.plan.states[first]
+        found = _prompt_logprobs(state)
+        if found is None:
+            return None
+        shown: list[LogprobsById | None] = []
+        for some in found:
+            shown += logprobs_by_id(some, k, self.texts)
+            yield
+        return shown
+
+
+def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None:
+    """Log-probabilities of the prompt, in parts. None if the stream was aborted before they came.
+
+    Raises: ApiError if they are missing otherwise.
+    """
+    pieces = state.prompt_logprobs
+    if pieces is not None and pieces.is_whole:
+        return pieces.read_in_parts()
+    if state.end is None or state.end.reason != "abort":
+        raise ApiError(
+            500, "the engine sent no log-probabilities of the prompt", code="engine_error"
+        )
+    return None
+
+
+def is_whole(state: StreamState) -> bool:
+    """Whether a stream that is over ended without an error."""
+    return state.error is None and state.end is not None and state.end.reason != "error"
+
+
+def raise_failure(state: StreamState) -> None:
+    """Raises the error of a stream that is over, or ApiError if its finish reason is `error`."""
+    if state.error is not None:
+        raise state.error
+    if not is_whole(state):
+        why = "the request was aborted before its answer was complete"
+        raise ApiError(500, why, code="aborted")

@@ -1,0 +1,173 @@
+"""POST /v1/chat/completions: from a body to an `AnswerPlan`, and the shape of the answer.
+
+The worker renders the chat template; the front only checks the messages.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import UNSET
+
+from slipstream.client.connection.queries import checked_template
+from slipstream.delta_batch import TokenLogprobs
+from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
+from slipstream.http.endpoints.planner import (
+    caller_names,
+    check_num_logprobs,
+    check_num_prompt_logprobs,
+    plan_answer,
+    sampling_params,
+)
+from slipstream.http.errors import bad_field
+from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.logprob_json import chat_logprobs_json
+from slipstream.http.openai.logprobs import TextPosition, chat_logprobs
+from slipstream.http.openai.request_bodies import ChatRequest, Message, TokenizeRequest
+from slipstream.http.openai.response_bodies import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    Choice,
+    Logprobs,
+)
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.outputs import Delta
+from slipstream.requests import params_of_answers
+from slipstream_ipc.messages import ChatMessage, ModelCard, TemplateOptions
+
+_ASSISTANT = "assistant"
+_TURN_TOKENS = 16  # that a template adds around a turn, estimated
+_decoder = BodyDecoder(ChatRequest)
+
+
+def read_chat(content: bytes) -> ChatRequest:
+    """Decode a body and refuse unsupported fields. Raises: ApiError."""
+    body = _decoder.decode(content)
+    refuse_unsupported(body)
+    for index, message in enumerate(body.messages):
+        refuse_unsupported(message, f"messages[{index}].")
+    return body
+
+
+def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
+    """The streams of a new chat completion. Raises: ApiError, BadRequestError."""
+    num_logprobs = _num_logprobs(body)
+    max_tokens, names = _max_tokens(body)
+    params = sampling_params(
+        body,
+        model.default_sampling,
+        max_tokens=max_tokens,
+        num_logprobs=num_logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+    )
+    messages = chat_messages(body.messages)
+    template = template_options(body)
+    check_num_logprobs(params, "top_logprobs", params.n, 0, model)
+    check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
+    return plan_answer(
+        "chatcmpl",
+        ChatShape(has_ids=bool(body.return_token_ids)),
+        body,
+        model,
+        prompts=[messages],
+        params=params,
+        answers=params_of_answers(params),
+        param_names={
+            "prompt": "messages",
+            "logprobs": "top_logprobs",
+            **names,
+            **caller_names(body),
+        },
+        template=template,
+    )
+
+
+class ChatShape:
+    """See `AnswerShape`."""
+
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    has_many_prompts = False
+
+    def __init__(self, *, has_ids: bool = False) -> None:
+        self.has_ids = has_ids
+
+    def choice(self, content: ChoiceContent) -> Choice:
+        message = AnswerMessage(_ASSISTANT, content.text)
+        ids = content.token_ids if self.has_ids else UNSET
+        return ChatChoice(content.index, message, content.logprobs, content.finish_reason, ids)
+
+    def first_chunk(self, index: int) -> Choice | None:
+        return ChatChunkChoice(index, ChatDelta(_ASSISTANT, ""), None, None)
+
+    def chunk(self, content: ChoiceContent) -> Choice:
+        delta = ChatDelta(content=content.text) if content.text else ChatDelta()
+        ids = content.token_ids if self.has_ids else UNSET
+        return ChatChunkChoice(content.index, delta, content.logprobs, content.finish_reason, ids)
+
+    def logprobs(
+        self, entries: list[TokenLogprobs], k: int, texts: TokenTexts, position: TextPosition
+    ) -> Logprobs:
+        return chat_logprobs(entries, k, texts)
+
+    def logprobs_json(
+        self, delta: Delta, texts: TokenTexts, position: TextPosition
+    ) -> bytes | None:
+        return chat_logprobs_json(delta, texts)
+
+
+def _num_logprobs(body: ChatRequest) -> int | None:
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs is not None and body.top_logprobs != 0:
+        raise bad_field("top_logprobs", "top_logprobs: allowed only if logprobs is true")
+    return None
+
+
+def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
+    """The token limit, and the caller's name for it."""
+    if body.max_completion_tokens is None:
+        return body.max_tokens, {}
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        what = "max_tokens: differs from max_completion_tokens, allowed: only one of them"
+        raise bad_field("max_tokens", what)
+    return body.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
+
+
+def chat_messages(messages: tuple[Message, ...]) -> tuple[ChatMessage, ...]:
+    """The messages as the worker renders them. Raises: ApiError."""
+    if not messages:
+        raise bad_field("messages", "messages: got none, allowed: one or more")
+    return tuple(_chat_message(index, message) for index, message in enumerate(messages))
+
+
+def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
+    """What the chat template is given besides the messages. Raises: BadRequestError."""
+    return checked_template(
+        body.tools,
+        body.chat_template_kwargs,
+        body.add_generation_prompt,
+        body.continue_final_message,
+    )
+
+
+def _chat_message(index: int, message: Message) -> ChatMessage:
+    content = message.content
+    if content is None and message.tool_calls:
+        content = ""
+    if content is None:
+        field = f"messages[{index}].content"
+        raise bad_field(field, f"{field}: got null, allowed: text, or a list of text parts")
+    if not isinstance(content, str):
+        content = "".join([part.text for part in content])
+    calls = message.tool_calls or None
+    return ChatMessage(message.role, content, message.name, calls, message.tool_call_id)
+
+
+def _most_tokens(
+    messages: tuple[ChatMessage, ...], template: TemplateOptions, model: ModelCard
+) -> int:
+    """An estimated upper bound of the rendered prompt's tokens, assuming one per byte."""
+    num_bytes = len(msgspec.json.encode(messages)) + len(template.tools) + len(template.kwargs)
+    return min(num_bytes + _TURN_TOKENS * len(messages), model.max_model_len)

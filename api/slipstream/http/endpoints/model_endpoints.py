@@ -1,0 +1,152 @@
+"""The endpoints that run the model or its tokenizer, independent of HTTP's transport.
+
+Each takes a request and an exchange, which gets the answer now or later. `App` calls them by path;
+`ModelEndpoints.answer` calls one from within this process and waits for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from asyncio import Future
+from dataclasses import replace
+from functools import partial
+from weakref import WeakValueDictionary
+
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.errors import SlipstreamError
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.answers.live_answer import AnswerContext
+from slipstream.http.answers.streaming import start_answer
+from slipstream.http.auth import ApiKeys
+from slipstream.http.config import Limits
+from slipstream.http.endpoints.abort import abort
+from slipstream.http.endpoints.chat import plan_chat, read_chat
+from slipstream.http.endpoints.completions import plan_completion, read_completion
+from slipstream.http.endpoints.generate import plan_generation, read_generate
+from slipstream.http.endpoints.resume import (
+    accepts_events,
+    plan_or_resume,
+    plan_resumed_stream,
+)
+from slipstream.http.endpoints.served_model import served_model
+from slipstream.http.endpoints.tokenize import detokenize, tokenize, tokenizer_info
+from slipstream.http.errors import ApiError, error_of
+from slipstream.http.exchange import Exchange, Handler, HttpRequest
+from slipstream.http.openai.body_decoder import check_num_values
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.response_encoding import Response
+
+_logger = logging.getLogger(__name__)
+
+
+class ModelEndpoints:
+    """The endpoints, over one connection to the worker. posts, gets: handlers by path."""
+
+    def __init__(self, io: LoopIO, keys: ApiKeys, texts: TokenTexts, limits: Limits) -> None:
+        self._io = io
+        self._keys = keys
+        self._context = AnswerContext(io, texts, limits)
+        self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
+        self.posts: dict[str, Handler] = {
+            "/v1/completions": self.completions,
+            "/v1/chat/completions": self.chat,
+            "/generate": self.generate,
+            "/abort": partial(abort, io),
+            "/tokenize": partial(tokenize, io),
+            "/detokenize": partial(detokenize, io),
+        }
+        self.gets: dict[str, Handler] = {"/tokenizer_info": partial(tokenizer_info, texts)}
+
+    async def answer(self, path: str, body: bytes) -> Response:
+        """POST `body` to `path`, one of `posts`, from within this process. Not for streams."""
+        request = HttpRequest("POST", path, body=body)
+        answered: Future[Response] = asyncio.get_running_loop().create_future()
+        self.handle(self.posts[path], request, Exchange(request, _InProcessSink(answered)))
+        return await answered
+
+    def handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
+        """Call a handler; an exception becomes the answer."""
+        model = self._io.model
+        try:
+            check_num_values(request.body, 0 if model is None else model.max_model_len)
+            handler(request, exchange)
+        except (ApiError, SlipstreamError) as error:
+            exchange.respond(error_of(error, {}).response())
+        except Exception as error:
+            _logger.exception("%s %s failed", request.method, request.path)
+            exchange.respond(error_of(error, {}).response())
+
+    def completions(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /v1/completions. Raises: ApiError, BadRequestError."""
+        body = read_completion(request.body)
+        model = served_model(self._io, body.model)
+        plan = plan_or_resume(request, "cmpl", model, partial(plan_completion, body, model))
+        self._start(plan, request, exchange)
+
+    def chat(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /v1/chat/completions. Raises: ApiError, BadRequestError."""
+        body = read_chat(request.body)
+        model = served_model(self._io, body.model)
+        plan = plan_or_resume(request, "chatcmpl", model, partial(plan_chat, body, model))
+        self._start(plan, request, exchange)
+
+    def generate(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /generate. Raises: ApiError, BadRequestError."""
+        body, params = read_generate(request.body)
+        model = served_model(self._io, body.model)
+        new_plan = partial(plan_generation, body, params, model)
+        self._start(plan_or_resume(request, "gen", model, new_plan), request, exchange)
+
+    def streams(self, request: HttpRequest, exchange: Exchange) -> None:
+        """GET /v1/streams/ID: resume an answer. Raises: ApiError."""
+        if request.method == "HEAD":  # it would take the stream over from its reader
+            raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
+        self._start(plan_resumed_stream(request, served_model(self._io)), request, exchange)
+
+    def _start(self, plan: AnswerPlan, request: HttpRequest, exchange: Exchange) -> None:
+        if accepts_events(request) and plan.can_resume:
+            plan = replace(plan, is_resumable=True)
+        tenant = self._keys.tenant(request.headers.get(b"authorization"))
+        if tenant:
+            for state in plan.states:
+                state.ask_for(tenant)
+        if plan.is_resumable:
+            self._keep_submits(plan)
+        start = partial(start_answer, plan, exchange, self._context)
+        if plan.needs_texts:
+            self._context.texts.when_loaded(start)
+        else:
+            start()
+
+    def _keep_submits(self, plan: AnswerPlan) -> None:
+        """Keep what the streams were submitted as, so that a later GET can compute them again."""
+        for state in plan.states:
+            before = self._streams_by_id.get(state.stream_id)
+            if state.resubmittable is None and before is not None:
+                state.resubmittable = before.resubmittable
+            self._streams_by_id[state.stream_id] = state
+
+
+class _InProcessSink:
+    """The sink of a request made within this process: takes a complete answer, no stream."""
+
+    def __init__(self, answered: Future[Response]) -> None:
+        self._answered = answered
+
+    def respond(self, response: Response) -> None:
+        if not self._answered.done():  # else the caller has cancelled
+            self._answered.set_result(response)
+
+    def write(self, data: bytes) -> None:
+        raise NotImplementedError("a caller in this process takes no streams")
+
+    def begin_stream(self) -> None:
+        self.write(b"")
+
+    def finish(self) -> None:
+        self.write(b"")
+
+    def abort(self) -> None:
+        self._answered.cancel()

@@ -1,0 +1,179 @@
+"""Resuming an answer: a request names an event or an answer, and gets the rest of its streams.
+
+- For streams that still exist, the id of the client's last event is enough.
+- If a stream is gone (front, worker and core died), the body is: if it is the request of the event,
+  it is computed again under the same stream ids, hence with the same seeds, and continues after the
+  event. The worker compares the tokens with the event's checksum. A GET has no body and uses what
+  the front still knows of the request.
+- A GET without an event id gets the answer from its beginning, written as the query says.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from urllib.parse import parse_qs, unquote
+
+from msgspec.structs import replace
+
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.errors import BadRequestError
+from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
+from slipstream.http.answers.event_ids import (
+    MAX_CURSORS,
+    EventId,
+    StreamCursor,
+    parse_answer_id,
+    parse_event_id,
+)
+from slipstream.http.endpoints.chat import ChatShape
+from slipstream.http.endpoints.completions import CompletionShape
+from slipstream.http.endpoints.generate import GenerateShape
+from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.exchange import HttpRequest
+from slipstream.requests import new_resume
+from slipstream_ipc.messages import ModelCard, Resume, Submit
+
+PREFIX = "/v1/streams/"
+_SHAPES: dict[str, AnswerShape] = {
+    "cmpl": CompletionShape(),
+    "chatcmpl": ChatShape(),
+    "gen": GenerateShape(),
+}
+_SAME_POST = (
+    "POST the same request with this Last-Event-ID: it is computed again and continues after the "
+    "event"
+)
+_OTHER_BODY = "the body is not the event's request; the same request would be computed again"
+QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
+
+
+def accepts_events(request: HttpRequest) -> bool:
+    """Whether the client accepts `text/event-stream`, and so may use event ids."""
+    return b"text/event-stream" in request.headers.get(b"accept", b"").lower()
+
+
+def last_event_id(request: HttpRequest) -> str | None:
+    """The Last-Event-ID header, if any."""
+    given = request.headers.get(b"last-event-id")
+    return given.decode("latin-1").strip() if given else None
+
+
+def plan_or_resume(
+    request: HttpRequest, kind: str, model: ModelCard, new_plan: Callable[[], AnswerPlan]
+) -> AnswerPlan:
+    """The plan of a POST: a new answer, or the rest of the one that Last-Event-ID names.
+
+    kind: of the path, see `AnswerId`. new_plan: makes a new `AnswerPlan` of the body.
+
+    Raises: ApiError.
+    """
+    text = last_event_id(request)
+    if text is None:
+        return new_plan()
+    event_id = parse_event_id(text)
+    if event_id.answer.kind != kind:
+        given = f"an event of {event_id.answer}"
+        raise bad_field(
+            "last-event-id", f"last-event-id: got {given}, allowed: an event of this path"
+        )
+    return _plan(event_id, model, is_begun=True, submits=_submits(event_id, new_plan))
+
+
+def plan_resumed_stream(request: HttpRequest, model: ModelCard) -> AnswerPlan:
+    """The streams of GET /v1/streams/ID. Raises: ApiError."""
+    answer = parse_answer_id(unquote(request.path.removeprefix(PREFIX)))
+    query = _query(request.query)
+    text = last_event_id(request) or query.get("last_event_id")
+    if text is not None:
+        event_id = parse_event_id(text)
+        if event_id.answer != answer:
+            what = f"last-event-id: got an event of {event_id.answer}, allowed: of {answer}"
+            raise bad_field("last-event-id", what)
+        return _plan(event_id, model, is_begun=True)
+    if answer.num_streams > MAX_CURSORS:
+        what = f"id: got an answer of {answer.num_streams} choices, allowed: {MAX_CURSORS}"
+        raise bad_field("id", what)
+    cursors = (StreamCursor(),) * answer.num_streams
+    with_usage = _flag(query, "include_usage")
+    with_usage_so_far = _flag(query, "continuous_usage_stats") and with_usage
+    usage = (with_usage, with_usage_so_far)
+    event_id = EventId(answer, int(time.time()), _logprobs(query), *usage, cursors)
+    return _plan(event_id, model, is_begun=False)
+
+
+def _submits(event_id: EventId, new_plan: Callable[[], AnswerPlan]) -> list[Submit]:
+    """What the streams were submitted as; empty if the body is not the request of the event."""
+    try:
+        plan = new_plan()
+    except (ApiError, BadRequestError):
+        return []
+    answer = event_id.answer
+    if (plan.id.num_prompts, plan.id.num_answers) != (answer.num_prompts, answer.num_answers):
+        return []
+    if event_id.request not in (None, plan.request_checksum):
+        return []
+    found = [state.resubmittable for state in plan.states]
+    return [
+        replace(submit, stream_id=bytes.fromhex(each))
+        for submit, each in zip(found, answer.stream_ids(), strict=True)
+        if submit is not None
+    ]
+
+
+def _plan(
+    event_id: EventId, model: ModelCard, *, is_begun: bool, submits: Sequence[Submit] | None = None
+) -> AnswerPlan:
+    """submits: made of the body; empty if it is another request, None without a body."""
+    ids = event_id.answer.stream_ids()
+    hint = "" if submits else (_SAME_POST if submits is None else _OTHER_BODY)
+    return AnswerPlan(
+        id=event_id.answer,
+        model=model.name,
+        created=event_id.created,
+        states=[
+            StreamState(_resume(each, cursor), wants_whole=False, resubmittable=submit)
+            for each, cursor, submit in zip(
+                ids, event_id.cursors, submits or repeat(None), strict=False
+            )
+        ],
+        shape=_SHAPES[event_id.answer.kind],
+        is_stream=True,
+        with_usage=event_id.with_usage,
+        with_usage_so_far=event_id.with_usage_so_far,
+        num_logprobs=event_id.num_logprobs,
+        cursors=event_id.cursors if is_begun else (),
+        is_usage_sent=event_id.is_usage_sent,
+        is_resumable=True,
+        event_checksum=event_id.request,
+        unknown_hint=hint,
+    )
+
+
+def _resume(stream_id: str, cursor: StreamCursor) -> Resume:
+    return new_resume(stream_id, cursor.num_chars, cursor.num_tokens, cursor.checksum)
+
+
+def _query(query: str) -> dict[str, str]:
+    """The parameters of a query. Raises: ApiError."""
+    given = parse_qs(query, keep_blank_values=True)
+    for name, values in given.items():
+        if name not in QUERY or len(values) > 1:
+            what = f"{name[:100]}: allowed in the query: {', '.join(QUERY)}, each at most once"
+            raise bad_field(name[:100], what)
+    return {name: values[0] for name, values in given.items()}
+
+
+def _flag(query: dict[str, str], name: str) -> bool:
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise bad_field(name, f"{name}: got {value[:100]!r}, allowed: true, false")
+    return value == "true"
+
+
+def _logprobs(query: dict[str, str]) -> int | None:
+    value = query.get("logprobs")
+    if value is not None and not (value.isascii() and value.isdigit() and len(value) < 8):
+        raise bad_field("logprobs", f"logprobs: got {value[:100]!r}, allowed: a number")
+    return None if value is None else int(value)

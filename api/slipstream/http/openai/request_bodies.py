@@ -1,0 +1,231 @@
+"""Types of request bodies: OpenAI's fields, and those that vLLM adds.
+
+A field is supported, or `Ignored` (any value is accepted and has no effect), or `Unsupported` (only
+values that change nothing are accepted, see `NEUTRAL_VALUES`). Unknown fields are refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from slipstream_ipc.messages import SamplingParams, StructuredOutputs, ToolCall
+
+Ignored = Any
+Unsupported = Any
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stream contains besides the answer. continuous_usage_stats (vLLM's): with
+    include_usage, each chunk has the usage of its choice so far.
+    """
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
+    """A JSON Schema that the answer has to match, always strictly, whatever `strict` is."""
+
+    schema: dict[str, Any]
+    name: Ignored = None
+    description: Ignored = None
+    strict: Ignored = None
+
+
+class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
+    """The format of the answer. json_schema: required for that type, not allowed for others."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that completions and chat completions share; null means the default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: int | None = None
+    stop: str | tuple[str, ...] | None = None
+    # vLLM's
+    top_k: int | None = None
+    min_p: float | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    stream_interval: int | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    prompt_logprobs: int | None = None  # not in streams
+    logprob_token_ids: tuple[int, ...] | None = None  # needs logprobs, and replaces their number
+    return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
+    # OpenAI's form of a part of structured_outputs
+    response_format: ResponseFormat | None = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+    length_penalty: Unsupported = None
+    use_beam_search: Unsupported = None
+    spaces_between_special_tokens: Unsupported = None
+    truncate_prompt_tokens: Unsupported = None
+    add_special_tokens: Unsupported = None
+    echo: Unsupported = None  # a chat has no prompt to repeat
+
+
+class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
+    """POST /v1/completions. prompt: text, token ids, or a list of either."""
+
+    prompt: str | list[Any]
+    logprobs: int | None = None
+    echo: bool | None = None  # repeats the prompt, with its log-probabilities if asked for
+
+    best_of: Unsupported = None
+    suffix: Unsupported = None
+
+
+class TextPart(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A part of a message's content."""
+
+    text: str
+
+
+class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a chat. content: may be null only if there are tool calls."""
+
+    role: str
+    content: str | tuple[TextPart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None  # of an assistant's turn
+    tool_call_id: str | None = None  # of a tool's turn: the call that it answers
+
+    annotations: Ignored = None
+    refusal: Unsupported = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+
+
+class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
+    """POST /v1/chat/completions."""
+
+    messages: tuple[Message, ...]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+
+    # passed to the chat template; tool calls are not parsed out of answers
+    tools: tuple[dict[str, Any], ...] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    parallel_tool_calls: Ignored = None  # the chat template alone presents the tools
+
+    tool_choice: Unsupported = None
+    functions: Unsupported = None
+    function_call: Unsupported = None
+    modalities: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    verbosity: Unsupported = None
+    web_search_options: Unsupported = None
+    chat_template: Unsupported = None
+    documents: Unsupported = None
+
+
+class GenerateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /generate. Exactly one of the first four fields holds the prompt.
+
+    sampling_params: as `SamplingParams`; fields that it leaves out take the model's own defaults.
+    """
+
+    text: str | None = None
+    prompt: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    sampling_params: SamplingParams | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /tokenize. Either prompt, as text, or messages.
+
+    add_special_tokens: those that the tokenizer puts around a text. null adds them to `prompt` and
+    not to `messages`, whose template has them. The fields from `tools` on require messages.
+    """
+
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    chat_template: Unsupported = None
+
+
+class DetokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /detokenize. Special tokens are kept in the text."""
+
+    tokens: tuple[int, ...]
+    model: str | None = None
+
+
+class AbortRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """POST /abort. request_id: the `id` in the answer or in the chunks of its stream."""
+
+    request_id: str
+
+
+# Accepted values of `Unsupported` fields, besides null: those that change nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "length_penalty": (1,),
+    "use_beam_search": (False,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "add_special_tokens": (),
+    "echo": (False,),
+    "suffix": ("",),
+    "refusal": ("",),
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "prediction": (),
+    "reasoning_effort": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "chat_template": (),
+    "documents": ([],),
+}

@@ -1,0 +1,202 @@
+"""Types of response bodies, in OpenAI's shapes.
+
+`Raw` marks the parts in which a stream's chunks differ: the rest of a chunk is encoded once
+(`streaming`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import UNSET, Raw, Struct, UnsetType
+
+NULL = Raw(b"null")
+
+
+class Usage(Struct, frozen=True):
+    """The tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionLogprobs(Struct, frozen=True):
+    """A completion's log-probabilities, in columns of one entry per token."""
+
+    text_offset: list[int]  # where each token begins in the answer's text, in characters
+    token_logprobs: list[float | None]  # null for a prompt's first token
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class TopLogprob(Struct, frozen=True):
+    """A candidate for a token. bytes: null if unknown."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token of a chat's answer, with the most likely candidates in its place."""
+
+    token: str
+    bytes: list[int] | None
+    logprob: float
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """A chat's log-probabilities: one entry per token."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class LogprobById(Struct, frozen=True):
+    """A candidate for a token, keyed by token id (vLLM's shape). rank: 1 is the most likely."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+LogprobsById = dict[int, LogprobById]  # the candidates for one token, the token itself first
+Logprobs = CompletionLogprobs | ChatLogprobs | list[LogprobsById]
+
+
+class CompletionChoice(Struct, frozen=True):
+    """One choice of a completion, or a chunk of it."""
+
+    index: int
+    text: str | Raw
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+    # per prompt token, null for the first; null as a whole if not asked for
+    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # of a stream: in the choice's first chunk
+
+
+class GenerateChoice(Struct, frozen=True):
+    """One choice, or a chunk of it. logprobs: one entry per token. stop_reason: the stop string or
+    stop token id that ended it.
+    """
+
+    index: int
+    text: str | Raw
+    token_ids: list[int]
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+
+
+class AnswerMessage(Struct, frozen=True):
+    """The message that answers a chat."""
+
+    role: str
+    content: str | Raw
+    refusal: None = None
+
+
+class ChatChoice(Struct, frozen=True):
+    """One choice of a chat completion."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatDelta(Struct, frozen=True, omit_defaults=True):
+    """The new part of a message, in a chunk."""
+
+    role: str | UnsetType = UNSET
+    content: str | Raw | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    """A chunk of one choice of a chat completion."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: Logprobs | Raw | None
+    finish_reason: str | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+Choice = CompletionChoice | ChatChoice | ChatChunkChoice | GenerateChoice
+
+
+class Answer(Struct, frozen=True):
+    """A response's body, or a chunk of a stream.
+
+    usage: absent in a stream's chunks unless include_usage is set; then null, or that of the choice
+    so far, and the total in the last chunk.
+    prompt_logprobs: as in a completion's choice, where all choices answer one prompt.
+    prompt_token_ids: if choices have token ids; of a stream, in a chat's first chunk.
+    """
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[Choice | Raw]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Model(Struct, frozen=True):
+    """The served model."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "slipstream"
+
+
+class Models(Struct, frozen=True):
+    """The list of served models."""
+
+    data: list[Model]
+    object: str = "list"
+
+
+class Health(Struct, frozen=True):
+    """The state of the server. processes: the state of each process of the stack, by name."""
+
+    status: str
+    model: str | UnsetType = UNSET
+    processes: dict[str, str] | UnsetType = UNSET
+
+
+class Tokens(Struct, frozen=True):
+    """A tokenized prompt. token_strs: as the vocabulary spells them, if asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Text(Struct, frozen=True):
+    """Detokenized text."""
+
+    prompt: str
+
+
+class Aborted(Struct, frozen=True):
+    """The result of an abort: `aborted`, or `ended` if the request had ended before."""
+
+    request_id: str
+    status: Literal["aborted", "ended"]
+
+
+class Version(Struct, frozen=True):
+    """The version of Slipstream."""
+
+    version: str

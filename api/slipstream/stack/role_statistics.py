@@ -1,0 +1,113 @@
+"""Statistics of a stack's processes by role, summed over successive processes of a role.
+
+- The counters of a role never decrease: those of a process that ends are added to its role, as
+  last reported (with each heartbeat, so the last half second of a killed process may be missing).
+- A spare counts once it serves, and then with the CPU time that it has used before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from slipstream.stack.children.process import Child
+from slipstream.stack.children.process_usage import ProcessUsage, usage_of
+from slipstream.stack.children.roles import Role
+from slipstream_ipc.telemetry.statistics import (
+    CoreNumbers,
+    Numbers,
+    ProcessStatistics,
+    Statistics,
+    added,
+    without_gauges,
+)
+
+STATISTICS_S = 0.5  # between two reports
+LOAD_CHANGE_S = 0.1  # the same, when the number of running or waiting requests has changed
+SUPERVISOR = "supervisor"
+_NONE = ProcessUsage(0.0, 0)
+
+
+@dataclass(slots=True)
+class _FormerTotals:
+    """The totals of the former processes of a role."""
+
+    numbers: Numbers | None = None
+    cpu_s: float = 0.0
+
+
+class RoleStatistics:
+    """The statistics of the processes in these roles."""
+
+    def __init__(self, roles: Mapping[str, Role]) -> None:
+        self._roles = roles
+        self._former = {name: _FormerTotals() for name in roles}
+        # last readings by process id, of active processes
+        self._usages: dict[int, ProcessUsage] = {}
+        self._due_at = self._load_due_at = 0.0
+        self._reported_loads: list[tuple[int, int]] = []
+
+    def due(self, now: float) -> bytes:
+        """The encoded statistics if a report is due at `now`; else b""."""
+        loads = self._loads()
+        if now < (self._due_at if loads == self._reported_loads else self._load_due_at):
+            return b""
+        self._due_at, self._load_due_at = now + STATISTICS_S, now + LOAD_CHANGE_S
+        self._reported_loads = loads
+        return msgspec.json.encode(self.statistics(now))
+
+    def _loads(self) -> list[tuple[int, int]]:
+        """The number of running and of waiting requests of each core."""
+        children = [role.active for role in self._roles.values()]
+        numbers = [child.numbers for child in children if child is not None]
+        gauges = [each.gauges for each in numbers if isinstance(each, CoreNumbers)]
+        return [(each.num_running, each.num_waiting) for each in gauges]
+
+    def statistics(self, now: float) -> Statistics:
+        """The statistics of all roles and of the supervisor, at `now`."""
+        processes = {name: self._of(name, role, now) for name, role in self._roles.items()}
+        own, times = usage_of(os.getpid(), with_children=False), os.times()
+        processes[SUPERVISOR] = ProcessStatistics(
+            state="ready",
+            pid=os.getpid(),
+            cpu_s=times.user + times.system,
+            rss_bytes=0 if own is None else own.rss_bytes,
+        )
+        return Statistics(now, processes)
+
+    def note_exit(self, child: Child) -> None:
+        """Add a child's counters to its role. Called when it has ended, before it is reaped."""
+        if child is not self._roles[child.name].active:
+            return
+        former = self._former[child.name]
+        if child.numbers is not None:
+            former.numbers = added(former.numbers, without_gauges(child.numbers))
+        former.cpu_s += self._usage_of_child(child).cpu_s
+        del self._usages[child.pid]
+
+    def _of(self, name: str, role: Role, now: float) -> ProcessStatistics:
+        former, child = self._former[name], role.active
+        numbers, pid, usage = former.numbers, 0, _NONE
+        if child is not None:
+            if child.numbers is not None:
+                numbers = added(numbers, child.numbers)
+            pid, usage = child.pid, self._usage_of_child(child)
+        return ProcessStatistics(
+            state=role.condition(now),
+            pid=pid,
+            num_restarts=role.num_restarts,
+            cpu_s=former.cpu_s + usage.cpu_s,
+            rss_bytes=usage.rss_bytes,
+            numbers=numbers,
+        )
+
+    def _usage_of_child(self, child: Child) -> ProcessUsage:
+        """A child's usage; CPU time that falls or cannot be read keeps its last value."""
+        usage, last = usage_of(child.pid) or _NONE, self._usages.get(child.pid, _NONE)
+        self._usages[child.pid] = usage = ProcessUsage(
+            max(usage.cpu_s, last.cpu_s), usage.rss_bytes
+        )
+        return usage

@@ -1,0 +1,1 @@
+"""What the benchmarks share: options, loads, measures, reports, stacks to measure."""

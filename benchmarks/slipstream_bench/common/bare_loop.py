@@ -1,0 +1,151 @@
+"""The bare loop: the real scheduler and a runner, one step ahead, and nothing else. Stacks are
+compared with it, and it generates the tokens for checks of exactness.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
+from slipstream_core.step.plan import Runner, StepPlan
+from slipstream_ipc.history.token_log import TokenLog
+
+
+@dataclass(frozen=True, slots=True)
+class LoopRequest:
+    """One request."""
+
+    prompt: npt.NDArray[np.uint32]
+    max_tokens: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    num_logprobs: int = -1
+
+
+@dataclass(slots=True)
+class LoopOutput:
+    """The outputs of a request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of those tokens, if requested
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """A collected step."""
+
+    at_s: float  # time.perf_counter()
+    num_decodes: int
+    num_requests: int
+
+
+def new_scheduler(
+    requests: Sequence[LoopRequest],
+    *,
+    num_blocks: int,
+    block_size: int,
+    budget: int,
+    max_model_len: int,
+) -> Scheduler:
+    """A scheduler with `requests` admitted as rows 0, 1, 2, …"""
+    tokens = TokenLog()
+    scheduler = Scheduler(
+        tokens=tokens,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_num_seqs=len(requests),
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+    )
+    for row, it in enumerate(requests):
+        tokens.open(row)
+        tokens.extend(row, it.prompt)
+        scheduler.add(
+            NewRequest(
+                row=row,
+                prompt_len=len(it.prompt),
+                max_tokens=it.max_tokens,
+                temperature=it.temperature,
+                top_k=it.top_k,
+                top_p=it.top_p,
+                min_p=it.min_p,
+                seed=it.seed,
+                num_logprobs=it.num_logprobs,
+                worker_ends=False,
+            )
+        )
+    return scheduler
+
+
+class Driven(NamedTuple):
+    """What a run of the loop gave; outputs in the order of the requests."""
+
+    outputs: list[LoopOutput]
+    steps: list[LoopStep]
+    num_preemptions: int
+
+
+def drive(
+    runner: Runner, requests: Sequence[LoopRequest], *, budget: int, num_blocks: int | None = None
+) -> Driven:
+    """Run all requests to their lengths, with `budget` tokens per step.
+
+    num_blocks: fewer cache blocks than the runner has.
+    """
+    scheduler = new_scheduler(
+        requests,
+        num_blocks=num_blocks or runner.num_blocks,
+        block_size=runner.info.block_size,
+        budget=budget,
+        max_model_len=runner.info.max_model_len,
+    )
+    acked = np.zeros(len(requests), np.int64)  # no reader acknowledges
+    outputs = [LoopOutput() for _ in requests]
+    steps = []
+    in_flight: deque[StepPlan] = deque()
+    while scheduler.has_work or in_flight:
+        while len(in_flight) < 2 and (plan := scheduler.schedule(acked)) is not None:
+            runner.launch(plan)
+            in_flight.append(plan)
+        assert in_flight, "no request can run, and none runs"
+        plan = in_flight.popleft()
+        result = runner.collect()
+        steps.append(LoopStep(time.perf_counter(), plan.num_decodes, plan.num_requests))
+        sampled = scheduler.complete(plan, result.token_ids)
+        for row, token_id, index in zip(
+            sampled.rows.tolist(), sampled.token_ids.tolist(), sampled.index.tolist(), strict=True
+        ):
+            outputs[row].token_ids.append(token_id)
+            if result.logprobs is not None:
+                outputs[row].logprobs.append(float(result.logprobs.values[index, 0]))
+    return Driven(outputs, steps, scheduler.num_preemptions)
+
+
+def decode_intervals_s(steps: Sequence[LoopStep], batch: int) -> list[float]:
+    """For each step that decodes `batch` rows and nothing else: seconds since the step before
+    ended.
+    """
+    return [
+        after.at_s - before.at_s
+        for before, after in pairwise(steps)
+        if after.num_decodes == after.num_requests == batch
+    ]
+
+
+def random_prompts(
+    num: int, length: int, vocab_size: int, seed: int = 0
+) -> list[npt.NDArray[np.uint32]]:
+    """Prompts of one length."""
+    shape = (num, length)
+    return list(np.random.default_rng(seed).integers(0, vocab_size, shape, np.uint32))

@@ -1,0 +1,1 @@
+"""Loads for servers and stacks: requests, their targets, and when each is sent."""

@@ -1,0 +1,1 @@
+"""The text and the training of the bundled demo model."""

@@ -1,1 +1,0 @@
-"""`slipstream bench interval`: what a stream interval of n tokens gains, and what "auto" does."""

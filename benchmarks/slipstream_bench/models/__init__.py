@@ -1,0 +1,1 @@
+"""Models and tokenizers in small, and the tables of which ones are served exactly."""

@@ -1,0 +1,1 @@
+"""Programs that answered a question of design; the decisions that rest on them name them."""

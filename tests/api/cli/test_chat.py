@@ -1,0 +1,151 @@
+"""`slipstream chat` on a terminal: a pseudo-terminal with a real process at its other end."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
+
+from slipstream import Client
+
+BRIEF = ("--max-tokens", "5", "--temperature", "0")
+
+
+@pytest.fixture(scope="module")
+def address():
+    with spareless_stack("simulated:step_ms=1,mode=chain") as stack:
+        yield stack.address
+
+
+class Chat:
+    """A chat on a terminal. state: $XDG_STATE_HOME."""
+
+    def __init__(self, address: str, state: Path, *options: str) -> None:
+        self._fd, end = pty.openpty()
+        self._text = ""
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "slipstream", "chat", "--address", address, *options],
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            start_new_session=True,
+            env={**os.environ, "XDG_STATE_HOME": str(state), "TERM": "dumb"},
+        )
+        os.close(end)
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def await_text(self, text: str) -> str:
+        """Read until `text` comes; returns what came before it."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self._text:
+            left = deadline - time.monotonic()
+            assert select.select([self._fd], [], [], max(0.0, left))[0], self._text
+            self._text += os.read(self._fd, 4096).decode().replace("\r\n", "\n")
+        before, _, self._text = self._text.partition(text)
+        return before
+
+    def end(self) -> int:
+        """The exit code, once it has ended."""
+        return self._process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        os.close(self._fd)
+
+
+@pytest.fixture
+def chat(address, tmp_path) -> Iterator[Chat]:
+    running = Chat(address, tmp_path, *BRIEF)
+    yield running
+    running.close()
+
+
+def answer(address: str, *turns: dict[str, str]) -> str:
+    with Client(address) as client:
+        return client.generate(list(turns), max_tokens=5, temperature=0).text
+
+
+def said(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_commands_on_a_terminal(chat, address, tmp_path):
+    chat.await_text("/help shows what else there is\n> ")
+    chat.type("/help\n")
+    shown = chat.await_text("\n> ")
+    assert all(command in shown for command in ("/help", "/clear", "/system", "/exit"))
+    chat.type("hello\n")
+    first = answer(address, said("user", "hello"))
+    assert chat.await_text("\n> ") == f"hello\n{first}"
+    chat.type("again\n")
+    second = answer(address, said("user", "hello"), said("assistant", first), said("user", "again"))
+    assert chat.await_text("\n> ") == f"again\n{second}"
+    chat.type("/clear\n")
+    chat.await_text("(a new conversation)\n> ")
+    chat.type("hello\n")
+    assert chat.await_text("\n> ") == f"hello\n{first}"
+    chat.type("/system Be brief.\n")
+    chat.await_text("(a new conversation with this system prompt)\n> ")
+    chat.type("hello\n")
+    brief = answer(address, said("system", "Be brief."), said("user", "hello"))
+    assert chat.await_text("\n> ") == f"hello\n{brief}"
+    chat.type("/system\n")
+    chat.await_text("Be brief.\n> ")
+    chat.type("/claer\n")
+    chat.await_text("no command /claer; did you mean /clear?\n> ")
+    chat.type("/exit\n")
+    assert chat.end() == 0
+    history = tmp_path / "slipstream" / "chat"
+    assert history.stat().st_mode & 0o777 == 0o600
+    assert "hello" in history.read_text().splitlines()
+
+
+def test_lines_of_earlier_conversations_come_back_with_the_arrow_keys(chat, address, tmp_path):
+    chat.await_text("\n> ")
+    chat.type("hello\n")
+    chat.await_text("\n> ")
+    chat.type("\x04")  # Ctrl-D
+    assert chat.end() == 0
+    later = Chat(address, tmp_path, *BRIEF)
+    try:
+        later.await_text("\n> ")
+        later.type("\x1b[A\n")  # arrow up
+        later.await_text(answer(address, said("user", "hello")) + "\n")
+    finally:
+        later.close()
+
+
+def test_a_history_that_cannot_be_written_is_no_hindrance(address, tmp_path):
+    (tmp_path / "slipstream").write_text("a file where the folder would be")
+    chat = Chat(address, tmp_path, "--max-tokens", "5")
+    try:
+        chat.await_text("\n> ")
+        chat.type("/exit\n")
+        assert chat.end() == 0
+    finally:
+        chat.close()
+
+
+def test_lines_of_a_file_are_no_commands(address):
+    done = subprocess.run(
+        [sys.executable, "-m", "slipstream", "chat", "--address", address, *BRIEF],
+        input="/exit\n",
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout == answer(address, said("user", "/exit")) + "\n"

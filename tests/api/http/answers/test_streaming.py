@@ -1,0 +1,159 @@
+"""Answers without a connection: what is begun for whom, and what a slow reader costs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.helpers.fake_worker import Entry, end_of
+from tests.helpers.http_answer import CARD, Table, Wire
+from tests.helpers.http_front import events_of
+
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.http.answers.live_answer import AnswerContext
+from slipstream.http.answers.streaming import start_answer
+from slipstream.http.config import Limits
+from slipstream.http.endpoints.completions import plan_completion, read_completion
+from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream_ipc.columns import pack_f32, pack_u32
+from slipstream_ipc.messages import LogprobColumns, Superseded
+
+
+class Engine:
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.submitted: list[StreamState] = []
+
+    def submit(self, state: StreamState) -> None:
+        self.submitted.append(state)
+
+    def abandon(self, state: StreamState) -> None:
+        self.submitted.remove(state)
+
+
+@pytest.mark.parametrize("is_stream", [b"true", b"false"])
+def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> None:
+    """A request for log-probabilities waits for the vocabulary; its client may not."""
+    body = b'{"prompt": "x", "logprobs": 1, "stream": %b}' % is_stream
+    plan = plan_completion(read_completion(body), CARD)
+    connection: Any = SimpleNamespace()
+    exchange, engine = Exchange(HttpRequest(), connection), Engine()
+    exchange.disconnect()
+    limits = Limits(held_bytes=1000)
+    start_answer(plan, exchange, AnswerContext(engine, TokenTexts("nowhere"), limits))
+    assert engine.submitted == []
+
+
+def test_choices_that_another_front_goes_on_with_are_not_ended_by_this_one() -> None:
+    """Its client comes for one after the other, and the first was taken over already."""
+    body = b'{"prompt": "x", "n": 40, "stream": true}'
+    plan = replace(plan_completion(read_completion(body), CARD), is_resumable=True)
+    wire, engine, table = Wire(), Engine(), ClientStreamTable()
+
+    async def main() -> None:
+        exchange = Exchange(HttpRequest(), wire)
+        start_answer(plan, exchange, AnswerContext(engine, TokenTexts("nowhere"), Limits()))
+        for state in plan.states:
+            table.add(state)
+        table.supersede(Superseded(plan.states[0].handle))
+        table.wake()
+        assert not exchange.is_open
+        assert engine.submitted == plan.states
+
+    asyncio.run(main())
+
+
+def streamed(
+    table: Table, wire: Wire, held_bytes: int, num_logprobs: int | None = None
+) -> StreamState:
+    """A streamed answer that has been begun."""
+    asks = b'"logprobs": %d,' % num_logprobs if num_logprobs is not None else b""
+    body = b'{"prompt": "x", %s "stream": true}' % asks
+    plan = plan_completion(read_completion(body), CARD)
+    request = HttpRequest()
+    request.version = "1.0"  # without chunks around the events
+    wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
+    limits = Limits(held_bytes=held_bytes)
+    context = AnswerContext(table, TokenTexts("nowhere"), limits, table.broadcast)
+    start_answer(plan, wire.exchange, context)
+    return plan.states[0]
+
+
+def text_of(writes: list[bytes]) -> str:
+    body = b"".join(writes).partition(b"\r\n\r\n")[2]
+    return "".join(event["choices"][0]["text"] for event in events_of(body) if event != "[DONE]")
+
+
+def test_a_slow_reader_is_told_in_portions_and_what_it_holds_is_merged() -> None:
+    table, wire, quick = Table(), Wire(), Wire()
+    slow = streamed(table, wire, held_bytes=1 << 20)
+    other = streamed(table, quick, held_bytes=1 << 20)
+    piece = "0123456789abcdef" * 8
+    wire.room = 0
+    for at in range(3000):
+        table.say(
+            Entry(slow.handle, piece, at * len(piece), at, ids=[at]),
+            Entry(other.handle, "y", at, ids=[at]),
+        )
+    assert len(text_of(quick.writes)) == 3000  # nobody waits for the slow one
+    assert len(quick.writes) == 3001
+    assert len(wire.writes) == 2  # the head, and what filled it
+    assert len(slow.deltas) < 400
+    told = len(wire.writes)
+    while slow.deltas:
+        wire.read(1)
+        [write] = wire.writes[told:]
+        told += 1
+        # a portion and, at most, one merged delta more
+        assert len(write) < 2**16 + 2000 * len(piece)
+    end = end_of("x" * 3000)
+    table.say(Entry(slow.handle, "", 3000 * len(piece), 3000, ids=[], end=end))
+    assert wire.writes[-1] != b"data: [DONE]\n\n"  # there is no room for it yet
+    wire.read(1 << 30)
+    assert text_of(wire.writes) == piece * 3000
+    assert wire.writes[-1] == b"data: [DONE]\n\n"
+    assert not wire.is_dropped
+
+
+def test_log_probabilities_of_a_slow_reader_are_all_told() -> None:
+    table, wire = Table(), Wire()
+    state = streamed(table, wire, held_bytes=1 << 20, num_logprobs=1)
+    wire.room = 0
+    num = 1000
+    for at in range(num):
+        columns = LogprobColumns(2, pack_f32([-at, -0.5]), pack_u32([at, 5000]), pack_u32([2]))
+        table.say(Entry(state.handle, "x", at, ids=[at]), logprobs=columns)
+    end = end_of("x" * num, "length")
+    table.say(Entry(state.handle, "", num, num, ids=[], end=end))
+    assert len(wire.writes) == 2
+    while not wire.is_dropped and wire.exchange is not None:
+        wire.read(1)
+    events = events_of(b"".join(wire.writes).partition(b"\r\n\r\n")[2])
+    values = [v for e in events[:-1] for v in e["choices"][0]["logprobs"]["token_logprobs"]]
+    assert values == [float(-at) for at in range(num)]
+    assert events[-2]["choices"][0]["finish_reason"] == "length"
+    assert len(events) < 20
+
+
+@pytest.mark.parametrize(("num_logprobs", "most"), [(None, 10_000), (4, 153)])
+def test_who_holds_too_much_is_dropped(num_logprobs: int | None, most: int) -> None:
+    """Log-probabilities count as what they become on their way out."""
+    table, wire = Table(), Wire()
+    state = streamed(table, wire, held_bytes=50_000, num_logprobs=num_logprobs)
+    wire.room = 0
+    num_said = 0
+    while not wire.is_dropped:
+        columns = None
+        if num_logprobs is not None:
+            columns = LogprobColumns(5, pack_f32([0] * 5), pack_u32(range(5)), pack_u32([1]))
+        table.say(Entry(state.handle, "x", num_said, ids=[1]), logprobs=columns)
+        num_said += 1
+        assert num_said <= most + 2  # the first is told, and the last is too much
+    assert num_said == most + 2
+    assert state.is_over

@@ -1,0 +1,197 @@
+"""Answers told at once: the same bytes however they are divided, and room for others meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.helpers.fake_worker import Entry, end_of
+from tests.helpers.http_answer import CARD, Table, Wire
+from tests.helpers.patience import Patience
+
+from slipstream import delta_batch
+from slipstream.http import time_slice
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.answers.live_answer import AnswerContext
+from slipstream.http.answers.streaming import start_answer
+from slipstream.http.config import Limits
+from slipstream.http.endpoints.chat import plan_chat, read_chat
+from slipstream.http.endpoints.completions import plan_completion, read_completion
+from slipstream.http.endpoints.generate import plan_generation, read_generate
+from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.time_slice import TimeSlicedQueue
+from slipstream_ipc.columns import pack_f32, pack_u32
+from slipstream_ipc.messages import Accepted, End, Fault, LogprobColumns, PromptLogprobs
+
+NUM = 60  # tokens of an answer, and of a prompt
+K = 3
+CHATS: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+MANY: dict[str, Any] = {"prompt": ["x", "y", "z"], "n": 2, "logprobs": K}
+ASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("cmpl", {"prompt": ["x", "y"]}),
+    "completion": ("cmpl", {"prompt": "x", "logprobs": K}),
+    "completions": ("cmpl", {**MANY, "prompt_logprobs": K}),
+    "echo": ("cmpl", {**MANY, "echo": True}),
+    "scoring": ("cmpl", {**MANY, "echo": True, "max_tokens": 0}),
+    "chat": ("chat", {**CHATS, "n": 2, "logprobs": True, "top_logprobs": K}),
+    "chat, prompt": ("chat", {**CHATS, "n": 2, "prompt_logprobs": K}),
+    "generate": (
+        "gen",
+        {"text": "x", "sampling_params": {"logprobs": K, "prompt_logprobs": K, "n": 2}},
+    ),
+}
+
+
+def asked(kind: str) -> AnswerPlan:
+    which, body = ASKS[kind]
+    content = json.dumps(body).encode()
+    if which == "cmpl":
+        return plan_completion(read_completion(content), CARD)
+    if which == "chat":
+        return plan_chat(read_chat(content), CARD)
+    return plan_generation(*read_generate(content), CARD)
+
+
+def columns(numbers: random.Random, num: int) -> LogprobColumns:
+    """Of so many tokens, each with itself and K others."""
+    width = K + 1
+    ids = [token for _ in range(num) for token in numbers.sample(range(1000), width)]
+    values = [-numbers.random() for _ in ids]
+    ranks = [numbers.randint(1, 9) for _ in range(num)]
+    return LogprobColumns(width, pack_f32(values), pack_u32(ids), pack_u32(ranks))
+
+
+class Asked:
+    """A request, its table and its wire."""
+
+    def __init__(self, kind: str) -> None:
+        self.plan, self.table, self.wire = asked(kind), Table(), Wire()
+        self.exchange = self.wire.exchange = Exchange(HttpRequest(), self.wire)  # type: ignore[arg-type]
+        self.slices = TimeSlicedQueue()
+        where = (TokenTexts("nowhere"), Limits(), self.table.broadcast, self.slices)
+        start_answer(self.plan, self.exchange, AnswerContext(self.table, *where))
+        self._numbers = random.Random(kind)
+
+    def say(self, index: int) -> None:
+        """All of a stream, in two messages."""
+        state, numbers, half = self.plan.states[index], self._numbers, NUM // 2
+        has_logprobs = self.plan.num_logprobs is not None
+        self.table.streams.accept(Accepted(state.handle, pack_u32(range(NUM))))
+        if self.plan.echo is not None or self.plan.num_prompt_logprobs is not None:
+            prompt = columns(numbers, NUM - 1)
+            assert self.table.streams.take_prompt(PromptLogprobs(state.handle, 0, prompt))
+        for at in (0, half):
+            text = "é" * half
+            end = end_of(text * 2) if at else None
+            entry = Entry(state.handle, text, at, ids=range(half), end=end)
+            self.table.say(entry, logprobs=columns(numbers, half) if has_logprobs else None)
+
+    @property
+    def body(self) -> Any:
+        """None: it has not been answered."""
+        if self.exchange.is_open:
+            return None
+        return json.loads(b"".join(self.wire.writes).partition(b"\r\n\r\n")[2])
+
+
+def run(test: Callable[[Asked], Any], kind: str) -> Any:
+    """Run it where there is a loop."""
+
+    async def main() -> Any:
+        return await test(Asked(kind))
+
+    return asyncio.run(main())
+
+
+async def answered(asked: Asked) -> Any:
+    """What is answered, and in how many turns of the loop, where others have them too."""
+    order = list(range(len(asked.plan.states)))
+    random.Random(1).shuffle(order)
+    for index in order:
+        asked.say(index)
+    patience, num_turns = Patience(), 0
+    while asked.body is None:
+        patience.check()
+        await asyncio.sleep(0)
+        num_turns += 1
+    body = asked.body
+    assert body.pop("id") == str(asked.plan.id)
+    body.pop("created")
+    return body, num_turns
+
+
+@pytest.mark.parametrize("kind", ASKS)
+def test_it_is_the_same_however_it_is_divided(kind, monkeypatch):
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+    monkeypatch.setattr(delta_batch, "_PART", 1 << 30)
+    whole, few = run(answered, kind)
+    monkeypatch.setattr(delta_batch, "_PART", 1)
+    parts, many = run(answered, kind)
+    assert json.dumps(whole) == json.dumps(parts)
+    num = len(whole["choices"])
+    assert num == len({choice["index"] for choice in whole["choices"]})
+    if kind == "plain":
+        assert few == many == 0  # there is nothing that could take long
+    else:
+        assert many >= NUM > few  # each token had its turn
+    if kind == "echo":
+        logprobs = whole["choices"][0]["logprobs"]
+        assert [len(column) for column in logprobs.values()] == [2 * NUM] * 4
+
+
+def test_choices_are_written_while_other_prompts_run(monkeypatch):
+    monkeypatch.setattr(time_slice, "SLICE_S", 1000.0)
+
+    async def test(asked: Asked) -> None:
+        num_deltas = [len(state.deltas) for state in asked.plan.states]
+        assert num_deltas == [0] * 6
+        for index in (2, 0, 3):
+            asked.say(index)
+        await asyncio.sleep(0)
+        num_deltas = [len(state.deltas) for state in asked.plan.states]
+        assert num_deltas == [2, 0, 0, 0, 0, 0]  # the second prompt's have been written
+        for index in (1, 4, 5):
+            asked.say(index)
+        await asyncio.sleep(0)
+        assert len(asked.body["choices"]) == 6
+
+    run(test, "completions")
+
+
+def test_for_who_has_left_no_more_is_written(monkeypatch):
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+    monkeypatch.setattr(delta_batch, "_PART", 1)
+
+    async def test(asked: Asked) -> None:
+        asked.say(0)
+        await asyncio.sleep(0)
+        assert asked.slices._work
+        asked.exchange.disconnect()
+        await asyncio.sleep(0)
+        assert not asked.slices._work
+        assert asked.wire.writes == []
+
+    run(test, "completion")
+
+
+def test_one_stream_that_fails_is_the_answer_though_others_are_being_written(monkeypatch):
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+    monkeypatch.setattr(delta_batch, "_PART", 1)
+
+    async def test(asked: Asked) -> None:
+        for index in (0, 1):
+            asked.say(index)
+        await asyncio.sleep(0)
+        end = End("error", 0, fault=Fault("engine", "no"))
+        asked.table.say(Entry(asked.plan.states[2].handle, "", ids=[], end=end))
+        assert asked.body["error"]["message"] == "no"
+        while asked.slices._work:  # noqa: ASYNC110  (it has the loop turn)
+            await asyncio.sleep(0)
+        assert len(asked.wire.writes) == 1
+
+    run(test, "completions")

@@ -1,0 +1,358 @@
+"""Bodies: what is read, what may be said without effect, what is refused and how it is named."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from slipstream.errors import BadRequestError
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.endpoints.chat import plan_chat, read_chat
+from slipstream.http.endpoints.completions import MAX_PROMPTS, plan_completion, read_completion
+from slipstream.http.errors import ApiError
+from slipstream.http.openai.body_decoder import check_num_values
+from slipstream.http.openai.request_bodies import (
+    NEUTRAL_VALUES,
+    ChatRequest,
+    CompletionRequest,
+    Message,
+)
+from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import ModelCard, SamplingDefaults, SamplingParams, StructuredOutputs
+from slipstream_ipc.transport.codec import decode_params
+
+MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
+USER = {"role": "user", "content": "hi"}
+PART = "messages[0].content[0].type"
+
+
+def complete(**fields: object) -> AnswerPlan:
+    body = read_completion(json.dumps({"prompt": "x", **fields}).encode())
+    return plan_completion(body, MODEL)
+
+
+def chat(**fields: object) -> AnswerPlan:
+    body = read_chat(json.dumps({"messages": [USER], **fields}).encode())
+    return plan_chat(body, MODEL)
+
+
+def params(plan: AnswerPlan) -> SamplingParams:
+    return decode_params(plan.states[0].request.params)
+
+
+def prompts(plan: AnswerPlan) -> list[object]:
+    submits = [state.request for state in plan.states]
+    return [s.text if s.text is not None else u32(s.token_ids).tolist() for s in submits]
+
+
+def test_the_values_of_a_body_are_counted_before_they_are_read():
+    for few in (
+        b"," * 2**17,
+        b"{" * 2**17,
+        b"x" * 2**22,
+        b"," * 2**20,
+        b"{" * 2**16 + b"x" * 2**17,
+    ):
+        check_num_values(few, 2048)
+    for many, shown in ((b"," * (2**20 + 1), "','"), (b"{" * (2**17 + 1), "'{'")):
+        with pytest.raises(ApiError, match=f"times {shown}") as caught:
+            check_num_values(many, 2048)
+        assert caught.value.status == 413
+        check_num_values(many, 2**20)  # for a model that can take as much
+
+
+def test_defaults_are_openais():
+    assert params(complete(stream=True)) == SamplingParams(max_tokens=16)
+    assert params(chat(stream=True)) == SamplingParams(max_tokens=None)
+    assert str(complete().id).startswith("cmpl-")
+    assert str(chat().id).startswith("chatcmpl-")
+
+
+def test_what_is_left_open_is_as_the_models_makers_have_it():
+    defaults = SamplingDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
+    model = msgspec.structs.replace(MODEL, default_sampling=defaults)
+    body = read_completion(b'{"prompt": "x", "stream": true, "top_k": 7}')
+    expected = SamplingParams(
+        max_tokens=16, temperature=0.6, top_p=0.95, top_k=7, repetition_penalty=1.1
+    )
+    assert params(plan_completion(body, model)) == expected
+    body = read_chat(json.dumps({"messages": [USER], "stream": True, "temperature": 0}).encode())
+    assert params(plan_chat(body, model)).temperature == 0
+
+
+def test_who_gets_the_answer_at_once_is_sent_few_deltas():
+    assert params(complete()).stream_interval == 64
+    assert params(complete(stream_interval=100)).stream_interval == 100
+    assert params(complete(stream=True, stream_interval=3)).stream_interval == 3
+
+
+def test_every_sampling_field_arrives():
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.6,
+        "top_k": 7,
+        "min_p": 0.1,
+        "seed": 8,
+        "stop_token_ids": (3,),
+        "include_stop_str_in_output": True,
+        "ignore_eos": True,
+        "min_tokens": 2,
+        "skip_special_tokens": False,
+        "stream_interval": 4,
+        "max_tokens": 20,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -2,
+        "repetition_penalty": 1.2,
+        "logit_bias": {5: -100, 17: 3.5},  # as a JSON object its keys are strings
+        "allowed_token_ids": (5, 17),
+        "bad_words": ("a", "b c"),
+    }
+    for plan in (complete, chat):
+        found = params(plan(stream=True, stop=["a", "b"], **given))
+        assert found == SamplingParams(stop=("a", "b"), **given)
+        assert params(plan(stop="a")).stop == "a"
+        assert plan(priority=-3).states[0].request.priority == -3
+        assert plan(cache_salt="mine").states[0].request.cache_salt == "mine"
+    assert params(complete(logprobs=3)).logprobs == 3
+    assert params(chat(logprobs=True)).logprobs == 0
+    assert params(chat(logprobs=True, top_logprobs=5)).logprobs == 5
+    assert params(chat(logprobs=False, top_logprobs=0)).logprobs is None
+    assert params(chat(max_completion_tokens=9)).max_tokens == 9
+
+
+def test_null_is_the_default():
+    for plan, body_type in ((complete, CompletionRequest), (chat, ChatRequest)):
+        nulls = {
+            field.name: None for field in msgspec.structs.fields(body_type) if not field.required
+        }
+        assert params(plan(**nulls, stream=True) if "stream" not in nulls else plan(**nulls))
+
+
+def test_kinds_of_prompts():
+    assert prompts(complete(prompt="a")) == ["a"]
+    assert prompts(complete(prompt=["a", "b"])) == ["a", "b"]
+    assert prompts(complete(prompt=[1, 2])) == [[1, 2]]
+    assert prompts(complete(prompt=[[1], [2, 3]])) == [[1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], ["a", 1], [1, "a"], [[1], "a"], [1, [2]], [1.5], [True], [None], [{}]]
+)
+def test_prompts_that_cannot_be(prompt):
+    with pytest.raises((ApiError, BadRequestError), match="prompt"):
+        complete(prompt=prompt)
+
+
+def test_too_many_prompts():
+    with pytest.raises(ApiError, match=f"allowed: {MAX_PROMPTS}"):
+        complete(prompt=["x"] * (MAX_PROMPTS + 1))
+
+
+def test_contents_of_messages():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    plan = chat(messages=[{"role": "system", "content": parts}, USER])
+    assert [turn.content for turn in plan.states[0].request.messages] == ["ab", "hi"]
+
+
+def test_an_answer_may_come_back_as_a_turn():
+    answer = {"role": "assistant", "content": "yes", "refusal": None, "annotations": []}
+    answer |= {"tool_calls": None, "function_call": None, "audio": None}
+    assert len(chat(messages=[USER, answer, USER]).states[0].request.messages) == 3
+
+
+def test_fields_without_effect_may_say_anything():
+    harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
+    harmless |= {"safety_identifier": "x", "prompt_cache_key": "y"}
+    assert complete(**harmless)
+    assert chat(**harmless, parallel_tool_calls=False)
+
+
+def fields_not_yet(body_type: type) -> set[str]:
+    supported = {"echo"} if body_type is CompletionRequest else set()
+    return {field.name for field in msgspec.structs.fields(body_type)} & set(
+        NEUTRAL_VALUES
+    ) - supported
+
+
+@pytest.mark.parametrize("name", sorted(fields_not_yet(CompletionRequest)))
+def test_completions_refuse_what_is_not_supported_yet(name):
+    for neutral in NEUTRAL_VALUES[name]:
+        assert complete(**{name: neutral})
+    with pytest.raises(ApiError, match=f"{name}: not supported yet: got ") as caught:
+        complete(**{name: {"something": "else"}})
+    assert caught.value.body.error.param == name
+
+
+@pytest.mark.parametrize("name", sorted(fields_not_yet(ChatRequest)))
+def test_chats_refuse_what_is_not_supported_yet(name):
+    for neutral in NEUTRAL_VALUES[name]:
+        assert chat(**{name: neutral})
+    with pytest.raises(ApiError, match=f"{name}: not supported yet: got ") as caught:
+        chat(**{name: {"something": "else"}})
+    assert caught.value.status == 400
+    assert caught.value.body.error.param == name
+
+
+@pytest.mark.parametrize("name", sorted(fields_not_yet(Message)))
+def test_messages_refuse_what_is_not_supported_yet(name):
+    with pytest.raises(ApiError) as caught:
+        chat(messages=[USER, {**USER, name: [{"x": 1}]}])
+    assert caught.value.body.error.param == f"messages[1].{name}"
+
+
+def test_true_is_not_one():
+    with pytest.raises(ApiError, match="best_of: not supported yet"):
+        complete(best_of=True)
+    assert complete(best_of=1.0)
+    with pytest.raises(ApiError, match="n: "):
+        complete(n=True)
+
+
+def test_every_neutral_value_belongs_to_a_field():
+    known = fields_not_yet(CompletionRequest) | fields_not_yet(ChatRequest)
+    assert known | fields_not_yet(Message) == set(NEUTRAL_VALUES)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"nonsense": 1}, "nonsense"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"stream": 1}, "stream"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"nonsense": 1}}, "stream_options.nonsense"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"stop": ["x"] * 65}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"min_tokens": 1000}, "min_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"priority": 2**31}, "priority"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"7": 101}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": ["x", ""]}, "bad_words"),
+    ],
+)
+def test_the_field_is_named(fields, param):
+    for plan in (complete, chat):
+        given = {"max_tokens": 5, **fields}
+        with pytest.raises((ApiError, BadRequestError)) as caught:
+            plan(**given)
+        error = caught.value
+        named = error.body.error.param if isinstance(error, ApiError) else error.field
+        assert named == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{**USER, "nonsense": 1}]}, "messages[0].nonsense"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, PART),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens"),
+    ],
+)
+def test_the_field_of_a_chat_is_named(fields, param):
+    with pytest.raises(ApiError) as caught:
+        chat(**fields)
+    assert caught.value.status == 400
+    assert caught.value.body.error.param == param
+
+
+def test_a_picture_is_refused_with_what_is_read_instead():
+    with pytest.raises(ApiError, match="'image_url', allowed: 'text'"):
+        chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b"[" * 99999,
+    ],
+)
+def test_what_is_no_object_is_refused(body):
+    with pytest.raises(ApiError) as caught:
+        read_completion(body)
+    assert caught.value.status == 400
+    assert caught.value.body.error.param is None
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+def structured(plan: AnswerPlan) -> StructuredOutputs | None:
+    return params(plan).structured_outputs
+
+
+@pytest.mark.parametrize("make", [complete, chat])
+def test_what_an_answer_is_to_look_like(make):
+    as_text = StructuredOutputs(json=msgspec.json.encode(SCHEMA).decode())
+    named = {"name": "x", "strict": True, "description": "d", "schema": SCHEMA}
+    wanted = {"type": "json_schema", "json_schema": named}
+    assert structured(make(response_format=wanted)) == as_text
+    assert structured(make(structured_outputs={"json": SCHEMA})) == as_text
+    any_object = StructuredOutputs(json_object=True)
+    assert structured(make(response_format={"type": "json_object"})) == any_object
+    assert structured(make(structured_outputs={"choice": ["a"]})).choice == ("a",)
+    assert structured(make(response_format={"type": "text"})) is None
+    text = {"type": "text"}
+    assert structured(make(response_format=text, structured_outputs={"regex": "a"})).regex == "a"
+
+
+@pytest.mark.parametrize("make", [complete, chat])
+def test_json_may_be_compact(make):
+    compact = {"disable_any_whitespace": True}
+    of_schema = structured(make(structured_outputs={"json": SCHEMA, **compact}))
+    assert of_schema.disable_any_whitespace
+    named = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    assert structured(make(response_format=named, structured_outputs=compact)) == of_schema
+    any_object = {"type": "json_object"}
+    assert structured(
+        make(response_format=any_object, structured_outputs=compact)
+    ) == StructuredOutputs(json_object=True, disable_any_whitespace=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}}, None),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "response_format",
+        ),
+        ({"structured_outputs": {"rejex": "a"}}, None),
+    ],
+)
+def test_what_no_answer_can_look_like(fields, param):
+    with pytest.raises(ApiError) as caught:
+        complete(**fields)
+    found = caught.value.body.error.param
+    assert found == param if param else found.startswith(next(iter(fields)))
+
+
+def test_a_refusal_names_the_callers_field():
+    wanted = {"response_format": {"type": "json_object"}}
+    assert complete(**wanted).param_names["structured_outputs"] == "response_format"
+    assert chat(**wanted).param_names["structured_outputs"] == "response_format"
+    assert "structured_outputs" not in chat(structured_outputs={"regex": "a"}).param_names

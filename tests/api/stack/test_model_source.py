@@ -1,0 +1,100 @@
+"""What a user may name as a model, and what is said at once about what cannot be had."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from slipstream import BadRequestError
+from slipstream.stack.model_source import check_hub, folder_or_hub_id
+from slipstream.stack.process_plan import plan_stack
+from slipstream.stack.settings import settings_from
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub where nothing listens, and an empty cache: (its port, the cache)."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    return port, tmp_path / "hub"
+
+
+def refusal(option: str, value: str) -> str:
+    with pytest.raises(BadRequestError) as caught:
+        folder_or_hub_id(option, value)
+    assert caught.value.field == option
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["llama-7b.Q4_K_M.gguf", "folder", "TheBloke/Llama-2-7B-GGUF"])
+def test_gguf_files_are_refused_as_such(tmp_path, name):
+    (tmp_path / "llama-7b.Q4_K_M.gguf").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x.gguf").touch()
+    value = name if "/" in name else str(tmp_path / name)
+    assert "GGUF files are not supported; the checkpoint that they" in refusal("model", value)
+
+
+def test_a_typo_in_a_path_gets_the_nearest_name(tmp_path, monkeypatch):
+    (tmp_path / "qwen3").mkdir()
+    (tmp_path / "qwen3" / "config.json").touch()
+    said = refusal("model", str(tmp_path / "qwne3"))
+    assert said.endswith(f"; did you mean {tmp_path}/qwen3?")
+    assert refusal("tokenizer", str(tmp_path / "qwne3")).endswith("qwen3?")
+    said = refusal("model", str(tmp_path / "nowhere" / "qwen3"))
+    assert said.endswith(f"; there is no folder {tmp_path}/nowhere")
+    monkeypatch.chdir(tmp_path)
+    assert refusal("model", "./qwne3").endswith("; did you mean qwen3?")
+    assert folder_or_hub_id("model", "qwen3") == str(tmp_path / "qwen3")
+
+
+def test_a_hub_that_is_not_reached_is_said_without_starting_a_process(tmp_path, hub):
+    port, cache = hub
+    settings = settings_from({"model": "Qwen/Qwen3-0.6B"})
+    with pytest.raises(BadRequestError) as caught:
+        plan_stack(settings, tmp_path)
+    said = str(caught.value)
+    assert said.startswith("model: got 'Qwen/Qwen3-0.6B', allowed: a folder, or a hub id that can")
+    assert f"http://127.0.0.1:{port} cannot be reached (Connection refused)" in said
+    assert f"{cache} has no earlier download" in said
+    assert "hf download Qwen/Qwen3-0.6B" in said
+    settings = settings_from({"tokenizer": "gpt2"})
+    with pytest.raises(BadRequestError, match="tokenizer: got 'gpt2', allowed: a folder, or a hub"):
+        plan_stack(settings, tmp_path)
+
+
+def test_a_path_that_looks_like_a_hub_id_gets_the_nearest_name_too(tmp_path, hub, monkeypatch):
+    (tmp_path / "models" / "qwen3").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadRequestError, match=r"did you mean models/qwen3\?$"):
+        check_hub("model", folder_or_hub_id("model", "models/qwne3"))
+
+
+def test_a_hub_that_answers_an_earlier_download_and_a_proxy_pass(hub, monkeypatch):
+    port, cache = hub
+    with socket.create_server(("127.0.0.1", port)):
+        check_hub("model", "gpt2")
+    with pytest.raises(BadRequestError):
+        check_hub("model", "gpt2")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    check_hub("model", "gpt2")
+    monkeypatch.delenv("http_proxy")
+    made: Path = cache / "models--gpt2" / "snapshots" / "abc"
+    made.mkdir(parents=True)
+    with pytest.raises(BadRequestError):
+        check_hub("model", "gpt2")
+    (made / "config.json").touch()
+    check_hub("model", "gpt2")
+
+
+def test_a_hub_that_must_not_be_asked(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(BadRequestError, match="HF_HUB_OFFLINE is set, and"):
+        check_hub("model", "gpt2")

@@ -1,0 +1,125 @@
+"""What `scripts/build` makes: a wheel that works outside of the repository, and an sdist of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+from tests.helpers.patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ["slipstream", "slipstream_bench", "slipstream_core", "slipstream_ipc"]
+PACKAGES += ["slipstream_worker"]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def run(command: Sequence[str | Path], cwd: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=ENVIRONMENT | environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run([ROOT / "scripts" / "build", folder], ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    [wheel] = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with the wheel, and with what it requires from the tests' own one."""
+    folder = tmp_path_factory.mktemp("venv")
+    run([sys.executable, "-m", "venv", "--without-pip", folder], folder)
+    python = folder / "bin" / "python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(run([python, "-c", asked], folder).strip())
+    # .pth files in that path are not followed, so our own editable install is not seen
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"]
+    run([*pip, "--no-deps", "--no-index", "--no-compile", str(wheel)], folder)
+    return folder
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_the_repository_and_its_sdist_build_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path], ROOT)
+    from_repository, from_sdist = contents(tmp_path / wheel.name), contents(wheel)
+    assert from_sdist.keys() == from_repository.keys()
+    assert from_sdist == from_repository
+
+
+def test_the_sdist_has_the_packages_and_no_tests(built: Path) -> None:
+    [path] = built.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = [name.split("/", 1)[1] for name in archive.getnames()]
+    tops = {name.split("/")[0] for name in names}
+    assert tops >= {"pyproject.toml", "constraints.txt", "LICENSE", "README.md", "PKG-INFO"}
+    assert not tops & {"tests", "docs", "examples", "scripts"}
+    assert not [name for name in names if name.startswith("benchmarks/results")]
+
+
+def test_the_wheel_names_its_extras_and_pythons(wheel: Path) -> None:
+    [metadata] = [text for name, text in contents(wheel).items() if name.endswith("/METADATA")]
+    fields = Parser().parsestr(metadata.decode())
+    assert fields["Requires-Python"] == ">=3.11"
+    extras = {"gpu", "otel", "plots", "ray", "tokenizers", "tp"}
+    assert extras <= set(fields.get_all("Provides-Extra", []))
+    required = [line for line in fields.get_all("Requires-Dist", []) if "extra ==" in line]
+    for extra in extras:
+        assert [line for line in required if f"extra == '{extra}'" in line], extra
+
+
+def test_the_packages_are_the_wheels(environment: Path, tmp_path: Path) -> None:
+    program = f"import {', '.join(PACKAGES)}\nfor name in {PACKAGES}: print(eval(name).__file__)"
+    files = run([environment / "bin" / "python", "-c", program], tmp_path).split()
+    assert len(files) == len(PACKAGES)
+    assert all(file.startswith(str(environment)) for file in files)
+
+
+def test_the_command_has_help_and_a_version(environment: Path, tmp_path: Path) -> None:
+    command = environment / "bin" / "slipstream"
+    assert run([command, "--help"], tmp_path).startswith("usage: slipstream ")
+    assert wheel_version() in run([command, "--version"], tmp_path)
+
+
+def wheel_version() -> str:
+    lines = (ROOT / "pyproject.toml").read_text().splitlines()
+    [version] = [line.split('"')[1] for line in lines if line.startswith("version = ")]
+    return version
+
+
+@pytest.mark.slow
+def test_it_answers_from_the_model_that_the_wheel_brings(environment: Path, tmp_path: Path) -> None:
+    asked = ["generate", "--prompt", "Exceptions are a means of", "--max-tokens", "12"]
+    with tempfile.TemporaryDirectory(prefix="run-") as short:  # a socket's path has 100 bytes
+        private = {"XDG_RUNTIME_DIR": short, "HOME": str(tmp_path)}
+        said = run([environment / "bin" / "slipstream", *asked], tmp_path, **private)
+    assert len(said.split()) > 3
