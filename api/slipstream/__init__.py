@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         RequestMetrics,
         RequestOutput,
     )
-    from slipstream.requests import TextPrompt, TokensPrompt
+    from slipstream.prompts import TextPrompt, TokensPrompt
     from slipstream.sampling_params import SamplingParams
     from slipstream.stack.stack import Stack, StackError
     from slipstream_ipc.messages import ChatMessage, ModelCard, StructuredOutputs
@@ -110,8 +110,8 @@ _MODULES = {
     "Streams": "slipstream.client.stream_many",
     "StructuredOutputs": "slipstream_ipc.messages",
     "SupersededError": "slipstream.errors",
-    "TextPrompt": "slipstream.requests",
-    "TokensPrompt": "slipstream.requests",
+    "TextPrompt": "slipstream.prompts",
+    "TokensPrompt": "slipstream.prompts",
     "UnknownStreamError": "slipstream.errors",
 }
 

@@ -23,7 +23,7 @@ from slipstream import sampling_params
 from slipstream.client.options import CallOptions, CheckedOptions, options_for_many
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import RequestOutput
-from slipstream.requests import Conversation, Prompt, is_prompt_mapping
+from slipstream.prompts import Conversation, Prompt, is_prompt_mapping
 from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments, StackError
 from slipstream_ipc.errors import BadRequest

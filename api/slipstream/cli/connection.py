@@ -16,7 +16,7 @@ from slipstream.cli.configuration import add_config, of_short_stacks, source_of
 from slipstream.cli.parser import Parser
 from slipstream.cli.stack_options import add_settings, given_settings
 from slipstream.client.client import Client
-from slipstream.client.connection.presence import why_absent
+from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.endpoints import (
     ADDRESS_VARIABLE,
     default_address,

@@ -38,7 +38,7 @@ from slipstream import (
     SupersededError,
     UnknownStreamError,
 )
-from slipstream.client.connection.presence import why_absent
+from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.endpoints import LOCK_NAME
 from slipstream_ipc import messages
 from slipstream_ipc.columns import pack_u32

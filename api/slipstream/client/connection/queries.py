@@ -19,7 +19,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream.errors import SlipstreamError, bad_request, error_from
-from slipstream.requests import checked_prompt, fits_message
+from slipstream.prompts import checked_prompt
+from slipstream.requests import fits_message
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import (

@@ -18,13 +18,14 @@ from slipstream.http.endpoints.planner import (
 )
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
-from slipstream.http.openai.logprob_json import completion_logprobs_json
-from slipstream.http.openai.logprobs import TextPosition, completion_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition, completion_logprobs
+from slipstream.http.openai.logprob_encoding import completion_logprobs_json
 from slipstream.http.openai.request_bodies import CompletionRequest
 from slipstream.http.openai.response_bodies import Choice, CompletionChoice, Logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
-from slipstream.requests import Prompt, params_of_answers
+from slipstream.parallel_sampling import params_of_answers
+from slipstream.prompts import Prompt
 from slipstream_ipc.messages import ModelCard
 
 MAX_PROMPTS = 1024  # per request
