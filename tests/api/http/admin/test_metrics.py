@@ -156,7 +156,7 @@ def test_the_front_tells_of_its_answers(stack: Stack) -> None:
     with pytest.raises(urllib.error.HTTPError):
         complete(stack, max_tokens="many")
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(f"{stack.http_address}/of/my/own/making")
+        urllib.request.urlopen(f"{stack.http_address}/of/my/own/making", timeout=PATIENCE_S)
     answers = {("/v1/completions", "200"), ("/v1/completions", "400"), ("other", "404")}
 
     def more(samples: Samples, name: str, **labels: str) -> float:
