@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from tests.helpers.processes import started
 
 from slipstream.cli.main import main
 from slipstream.demo.gaps import GapSpan, longest_gap
@@ -381,7 +382,7 @@ def test_a_process_that_ended_before_its_fault_is_missed():
 
 def test_a_file_limit_is_taken_back():
     program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+    with started(program, stdin=subprocess.PIPE) as process:
         stack: Any = SimpleNamespace(
             pids={"worker": process.pid}, next_event=lambda timeout_s: None, is_running=True
         )
@@ -499,7 +500,7 @@ def test_a_series_of_runs_goes_on_where_it_was_ended(tmp_path):
 def test_processes_that_were_left_are_found():
     with process_census.marked() as mark:
         program = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
-        with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        with started(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"here\n"
             assert list(process_census.marked_pids(mark)) == [process.pid]
             assert process_census.strays(mark) == {}  # it is ours yet

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.helpers.fake_worker import Entry, deltas, end_of
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.cli.main import main
 from slipstream.errors import EngineError
@@ -44,7 +44,9 @@ class _During:
 
     def wait(self, _seconds):
         self._action()
+        patience = Patience()
         while sum(tally.num_tokens for tally in self._live.tallies) < self._num_tokens:
+            patience.check("they never came")
             self._live._is_over.wait(0.01)
 
     def set(self):

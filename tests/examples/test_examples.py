@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
+from tests.helpers.processes import started
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
@@ -47,7 +48,7 @@ def page() -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join()
+        thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -123,19 +124,18 @@ def test_extraction_gives_objects_of_the_schema(stack: Stack) -> None:
 def listening(name: str, **environment: str) -> Iterator[int]:
     """An example that listens; its port."""
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, str(EXAMPLES / name), str(port)], env={**os.environ, **environment}
-    )
-    patience = Patience()
-    while True:
-        patience.check(f"{name} listens nowhere")
-        assert process.poll() is None
-        with contextlib.suppress(OSError):
-            http.client.HTTPConnection("127.0.0.1", port).connect()
-            break
-    yield port
-    process.send_signal(signal.SIGINT)
-    process.wait(PATIENCE_S)
+    command = [sys.executable, str(EXAMPLES / name), str(port)]
+    with started(command, env={**os.environ, **environment}) as process:
+        patience = Patience()
+        while True:
+            patience.check(f"{name} listens nowhere")
+            assert process.poll() is None
+            with contextlib.suppress(OSError):
+                http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S).connect()
+                break
+        yield port
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,8 @@ def test_proxy_ends_what_its_user_has_left(proxy: int, stack: Stack) -> None:
 
 def num_aborted(stack: Stack) -> float:
     """Streams that were aborted, as /metrics tells."""
-    connection = http.client.HTTPConnection(str(stack.http_address).removeprefix("http://"))
+    where = str(stack.http_address).removeprefix("http://")
+    connection = http.client.HTTPConnection(where, timeout=PATIENCE_S)
     connection.request("GET", "/metrics")
     lines = connection.getresponse().read().decode().splitlines()
     connection.close()

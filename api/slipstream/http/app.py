@@ -61,8 +61,11 @@ class App:
         limits: Limits,
         cors: Cors | None = None,
         hosts: Hosts | None = None,
+        model_name: str = "",
     ) -> None:
+        """model_name: see `FrontConfig`."""
         self._io = io
+        self._model_name = model_name
         self._keys = keys
         self._endpoints = ModelEndpoints(io, keys, texts, limits)
         self._cors = Cors(()) if cors is None else cors
@@ -180,7 +183,7 @@ class App:
         exchange.respond(self._version)
 
     def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
-        model_name = "" if self._io.model is None else self._io.model.name
+        model_name = self._model_name if self._io.model is None else self._io.model.name
         accept = request.headers.get(b"accept", b"").decode("latin-1")
         exchange.respond(
             self._metrics.response(self.statistics, model_name, accept, self.processes)

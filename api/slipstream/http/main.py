@@ -124,7 +124,13 @@ async def _serve(
         origins=config.allowed_origins,
     )
     app = App(
-        io, ApiKeys(config.api_keys), TokenTexts(config.tokenizer), config.limits, cors, hosts
+        io,
+        ApiKeys(config.api_keys),
+        TokenTexts(config.tokenizer),
+        config.limits,
+        cors,
+        hosts,
+        config.model_name,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":

@@ -98,7 +98,7 @@ def plan_stack(
             "slipstream_core.main",
             {
                 "model": model,
-                "served_model_name": settings.served_model_name or settings.model or MODEL_NAME,
+                "served_model_name": _model_name(settings),
                 "address": core_address,
                 "runtime_dir": str(runtime_dir),
                 "trace": trace,
@@ -142,6 +142,11 @@ def plan_stack(
     )
 
 
+def _model_name(settings: StackSettings) -> str:
+    """The model's name, as clients and metrics have it."""
+    return settings.served_model_name or settings.model or MODEL_NAME
+
+
 def _demo_options(settings: StackSettings) -> dict[str, Any]:
     """The core's options that differ for the bundled demo model."""
     options: dict[str, Any] = {}
@@ -173,6 +178,7 @@ def _front_specs(
     config = {
         "client_address": address,
         "tokenizer": tokenizer,
+        "model_name": _model_name(settings),
         "host": settings.host,
         "port": settings.http_port or 0,
         "api_keys": api_keys(settings),

@@ -62,7 +62,7 @@ class Chat:
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.wait(PATIENCE_S)
         os.close(self._fd)
 
 

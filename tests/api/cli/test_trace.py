@@ -393,7 +393,7 @@ def test_serve_leaves_a_timeline_with_the_fronts_track(folder):
         told, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
     assert process.returncode == 0
     assert f"timeline in {file}" in told
     tracks = {track.name: track for track in read_timeline(file).tracks}

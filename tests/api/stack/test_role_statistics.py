@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.processes import started
 
 from slipstream.stack.children.process import Child, ChildSpec
 from slipstream.stack.children.process_usage import usage_of
@@ -125,7 +127,7 @@ def test_cpu_use_includes_children_and_outlives_the_process() -> None:
         f"import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', {busy!r}])\n"
         "child.wait()"
     )
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
@@ -141,7 +143,8 @@ def test_cpu_use_includes_children_and_outlives_the_process() -> None:
         dead = usage_of(process.pid)
         assert dead is not None
         assert dead.cpu_s >= both.cpu_s
-    assert usage_of(process.pid) is None
+        assert process.wait(PATIENCE_S) == 0
+        assert usage_of(process.pid) is None
 
 
 def test_who_does_not_read_is_offered_one_line_and_told_the_rest_later() -> None:

@@ -199,7 +199,8 @@ def front(folder: Path, **options: object) -> FrontConfig:
 def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
     monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
     default = front(tmp_path, http_port=0)
-    assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, port=0)
+    assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, MODEL_NAME, port=0)
+    assert front(tmp_path, http_port=0, served_model_name="mine").model_name == "mine"
     trace = str(tmp_path / "t.json")
     given = front(tmp_path, http_port=81, host="::1", api_key=["one", "two"], trace=trace)
     assert (given.port, given.host, given.api_keys) == (81, "::1", ("one", "two"))

@@ -235,7 +235,7 @@ def start(tmp_path):
     yield one
     for running in started:
         running.process.kill()
-        running.process.wait()
+        running.process.wait(PATIENCE_S)
         running.process.stdin.close()
         running.process.stdout.close()
         for cue in running.cues.values():

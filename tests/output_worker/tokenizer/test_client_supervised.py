@@ -324,7 +324,9 @@ def test_a_long_prompt_that_never_ends_is_refused_and_harms_no_other(make_real) 
         return real.prompts.ask(Render(0, messages=(ChatMessage("user", said),)))
 
     hung, fine = long_chat("never"), long_chat("ever")
+    patience = Patience()
     while hung not in real.answers:
+        patience.check("it is worked at for ever")
         assert real.ids("a prompt") == expected
     fault = real.answers[hung].fault
     assert fault is not None

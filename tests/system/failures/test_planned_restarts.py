@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.helpers.http_front import Raw
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
 from tests.helpers.stacks import spareless_stack
 
@@ -118,7 +118,9 @@ def test_what_is_asked_for_while_it_drains_is_answered_by_the_next(
         text = next(stream).text
         begin_to_drain(stack)
         late: list[Stream] = []
+        patience = Patience()
         while not late or late[-1]._state.was_sent:  # until one is turned away
+            patience.check("none is turned away")
             late.append(other.stream(PROMPTS[1], **PARAMS))
             other.tokenize("a")  # answered behind it
         text += "".join(delta.text for delta in stream)

@@ -35,7 +35,12 @@ import msgspec
 from slipstream.stack.children.child_status import status_of
 from slipstream.stack.children.line_pipe import LineReader, LineWriter
 from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners
-from slipstream.stack.children.process_usage import is_stopped, num_oom_kills, usage_of
+from slipstream.stack.children.process_usage import (
+    cpu_wait_s,
+    is_stopped,
+    num_oom_kills,
+    usage_of,
+)
 from slipstream_ipc.messages import State
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
@@ -52,7 +57,8 @@ _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
 # signals that a process causes itself; others are sent to it
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_BUSY_CPU_SHARE = 0.1  # of a CPU; a spinning process gets as much on a tenfold overloaded machine
+_BUSY_CPU_SHARE = 0.1  # of the time in which it was not kept waiting for a CPU
+_LEAST_CPU_SHARE = 0.02  # of all time: with less than that, a loop that does not hang may be silent
 _libc = ctypes.CDLL(None)
 _logger = logging.getLogger(__name__)
 
@@ -112,7 +118,8 @@ class Child:
         self._last_words = ""
         self._kill_reason = ""
         self._is_kill_own_fault = False  # whether it caused the reason it was killed for
-        self._cpu_start: tuple[float, float] | None = None  # time and CPU time at `measure_cpu`
+        # at `measure_cpu`: time, CPU time, and time spent waiting for a CPU
+        self._cpu_start: tuple[float, float, float] | None = None
         self._num_oom_kills = num_oom_kills()  # at its last heartbeat
         with contextlib.ExitStack() as on_error:
             status_fd, status_end = _pipe(on_error)
@@ -229,15 +236,21 @@ class Child:
     def measure_cpu(self, now: float) -> None:
         """Start measuring the CPU time of a silent child, for `is_busy`."""
         use = usage_of(self.pid, with_children=False)
-        self._cpu_start = now, 0.0 if use is None else use.cpu_s
+        self._cpu_start = now, 0.0 if use is None else use.cpu_s, cpu_wait_s(self.pid)
 
     def is_busy(self, now: float) -> bool:
-        """Whether it has used CPU time since `measure_cpu`, and is not stopped."""
+        """Whether it has used the CPU time that it could have since `measure_cpu`, and is not
+        stopped.
+        """
         use = usage_of(self.pid, with_children=False)
         if self._cpu_start is None or use is None or is_stopped(self.pid):
             return False
-        since, cpu_s = self._cpu_start
-        return now > since and use.cpu_s - cpu_s >= _BUSY_CPU_SHARE * (now - since)
+        since, cpu_s, wait_s = self._cpu_start
+        elapsed_s, used_s = now - since, use.cpu_s - cpu_s
+        free_s = elapsed_s - max(0.0, cpu_wait_s(self.pid) - wait_s)
+        return elapsed_s > 0 and used_s >= max(
+            _LEAST_CPU_SHARE * elapsed_s, _BUSY_CPU_SHARE * free_s
+        )
 
     def kill(self, reason: str = "", *, is_own_fault: bool = False) -> None:
         """SIGKILL its process group. is_own_fault: whether it caused the reason itself."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.helpers.patience import Patience
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream import Stack
 
@@ -28,7 +28,7 @@ def stack():
 
 def get(stack: Stack, path: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"{stack.http_address}{path}") as answer:
+        with urllib.request.urlopen(f"{stack.http_address}{path}", timeout=PATIENCE_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -114,5 +114,5 @@ def test_a_prompt_process_that_was_killed_is_told_and_replaced(stack):
 
 
 def test_version(stack):
-    with urllib.request.urlopen(f"{stack.http_address}/version") as answer:
+    with urllib.request.urlopen(f"{stack.http_address}/version", timeout=PATIENCE_S) as answer:
         assert json.load(answer) == {"version": version("slipstream")}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.helpers.patience import Patience
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream.http.admin.live import LiveStatistics, percentile
@@ -193,7 +193,7 @@ def test_a_stack_tells_what_runs():
         ]
         patience = Patience()
         while True:
-            with urllib.request.urlopen(f"{stack.http_address}/live") as answer:
+            with urllib.request.urlopen(f"{stack.http_address}/live", timeout=PATIENCE_S) as answer:
                 assert answer.headers["cache-control"] == "no-store"
                 live = json.load(answer)
             timeline = live["timeline"]

@@ -185,7 +185,7 @@ def post(
         json.dumps(content).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, context=context) as answer:
+    with urllib.request.urlopen(request, context=context, timeout=PATIENCE_S) as answer:
         return json.load(answer)
 
 
