@@ -15,6 +15,7 @@ from msgspec import Meta, Struct, inspect
 from slipstream.errors import wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.children.listeners import MAX_FRONTS
+from slipstream_ipc.telemetry.logs import LogFormat
 
 MODEL = "model"
 HTTP = "HTTP server"
@@ -314,6 +315,9 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             NETWORK, "use tcp:// without keys: loopback only, open to all users of this machine"
         ),
     ] = False
+    log_format: Annotated[
+        LogFormat, _about(DIAGNOSIS, "form of the log's lines; with json, of the access log's too")
+    ] = "text"
     log_stats_interval_s: Annotated[
         float,
         Meta(ge=0),
@@ -382,6 +386,7 @@ class StackOptions(TypedDict, total=False):
     ssl_keyfile: str | None
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
+    log_format: LogFormat
     log_stats_interval_s: float
     trace: str | None
 

@@ -56,12 +56,13 @@ from slipstream.stack.events import (
     SupervisorConfig,
 )
 from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
-from slipstream.stack.role_statistics import RoleStatistics
+from slipstream.stack.role_statistics import SUPERVISOR, RoleStatistics
 from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUseError
 from slipstream.stack.signals import SignalQueue
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.process import SILENT_S
+from slipstream_ipc.telemetry.logs import configure_logging
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, to send the last output
@@ -395,18 +396,9 @@ class Supervisor:
         self._selector.register(source, selectors.EVENT_READ, on_ready)  # type: ignore[arg-type]
 
 
-def log_to_stderr() -> None:
-    """Log to standard error, in the format of the children's logs."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=os.environ.get("SLIPSTREAM_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s supervisor %(levelname)s %(message)s",
-    )
-
-
 def main() -> int:
     """Run under a `Stack`: read the config from standard input, write events to standard output."""
-    log_to_stderr()
+    configure_logging(SUPERVISOR)
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(STANDARD_INPUT, 65536)

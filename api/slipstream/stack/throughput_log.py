@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from slipstream.stack.role_statistics import RoleStatistics
+from slipstream_ipc.telemetry.logs import with_fields
 from slipstream_ipc.telemetry.statistics import CoreNumbers, Numbers, WorkerNumbers
 
 _logger = logging.getLogger(__name__)
@@ -56,16 +57,23 @@ class ThroughputLog:
             return
         num_queries = totals.num_prefix_queries - before.num_prefix_queries
         num_hits = totals.num_prefix_hits - before.num_prefix_hits
+        fields = {
+            "prompt_throughput": num_prompt_tokens / took_s,
+            "generation_throughput": num_sampled_tokens / took_s,
+            "num_requests_running": totals.num_running,
+            "num_requests_waiting": totals.num_waiting,
+            "kv_cache_usage_perc": totals.num_used_blocks / max(1, totals.num_blocks),
+            "prefix_cache_hit_rate": num_hits / max(1, num_queries),
+        }
+        fields = {name: round(value, 4) for name, value in fields.items()}
         _logger.info(
             "Avg prompt throughput: %.1f tokens/s, Avg generation throughput: %.1f tokens/s, "
             "Running: %d reqs, Waiting: %d reqs, KV cache usage: %.1f%%, "
             "Prefix cache hit rate: %.1f%%",
-            num_prompt_tokens / took_s,
-            num_sampled_tokens / took_s,
-            totals.num_running,
-            totals.num_waiting,
-            100 * totals.num_used_blocks / max(1, totals.num_blocks),
-            100 * num_hits / max(1, num_queries),
+            *list(fields.values())[:4],
+            100 * fields["kv_cache_usage_perc"],
+            100 * fields["prefix_cache_hit_rate"],
+            extra=with_fields(fields),
         )
 
 

@@ -138,6 +138,7 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
     of_the_front.add("forwarded_allow_ips")
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
+    elsewhere.add("log_format")  # in the environment of all processes
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
