@@ -34,6 +34,7 @@ from typing import NoReturn, TypeVar
 import msgspec
 
 from slipstream_ipc.messages import State, Status
+from slipstream_ipc.telemetry.logs import configure_logging
 from slipstream_ipc.telemetry.statistics import Numbers, Statistics
 from slipstream_ipc.transport.connections import raise_file_limit
 
@@ -200,11 +201,7 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
 
     Exits with a status line and code 2 if the config is invalid.
     """
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=os.environ.get("SLIPSTREAM_LOG_LEVEL", "INFO").upper(),
-        format=f"%(asctime)s {name} %(levelname)s %(message)s",
-    )
+    configure_logging(name)
     parent = int(os.environ.pop(PARENT_PID_VARIABLE, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the prctl
@@ -309,6 +306,5 @@ def _report_and_exit(
     """The excepthook: report the exception and exit at once, as tear-down might hang."""
     words = " ".join(f"{kind.__name__}: {error}".split())
     report(Status(last_words=words[:_MAX_LAST_WORDS]))
-    sys.__excepthook__(kind, error, traceback)
-    sys.stderr.flush()
+    _logger.critical("%s", words[:_MAX_LAST_WORDS], exc_info=(kind, error, traceback))
     os._exit(1)

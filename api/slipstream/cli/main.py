@@ -62,7 +62,7 @@ def _told(error: Exception, sources: Mapping[str, str]) -> tuple[str, int]:
     sources: files and variables that options are from, by the option's name.
     """
     from slipstream.errors import BadRequestError, SlipstreamError
-    from slipstream.stack.stack import LOG_LEVEL_VARIABLE
+    from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE
 
     if isinstance(error, BadRequestError):
         source = sources.get(error.field or "")

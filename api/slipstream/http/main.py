@@ -54,12 +54,13 @@ from slipstream_ipc.telemetry.trace import open_tracer
 # of requests at once are many young objects: at the default of 700, scanning them and everything
 # that older collections scan took a sixth of a short request's time.
 _YOUNG_OBJECTS = 10_000
+_NAME = "http"  # in logs and timelines
 _logger = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Run until SIGTERM. Returns 0, or 1 if the address or the certificate cannot be used."""
-    config, stop = start_child("http", FrontConfig)
+    config, stop = start_child(_NAME, FrontConfig)
     commands, beats = ParentCommands(), Beats()
     listeners = Listeners.inherited()
     if wait_for_activation(commands, stop, beats) is None:
@@ -113,7 +114,7 @@ async def _serve(
     io = LoopIO(
         config.client_address,
         config.timeout_s,
-        open_tracer(config.trace, "http"),
+        open_tracer(config.trace, _NAME),
         outlives_server=False,  # the front and the worker stop together
     )
     cors = Cors(config.allowed_origins)
@@ -135,7 +136,7 @@ async def _serve(
     options: dict[str, Any] = {}
     if config.access_log != "off":
         trusted = TrustedProxies(config.forwarded_allow_ips)
-        options["access_log"] = access_logger()
+        options["access_log"] = access_logger(_NAME, config.access_log)
         options["access_log_class"] = partial(AccessLog, trusted=trusted)
         options["access_log_format"] = config.access_log
     server = Server(app, config.limits, tls, **options)

@@ -137,6 +137,7 @@ def plan_stack(
         max_restarts=settings.max_restarts,
         restart_window_s=settings.restart_window_s,
         drain_s=settings.drain_s,
+        log_stats_interval_s=settings.log_stats_interval_s,
         listen=None if settings.http_port is None else (settings.host, settings.http_port),
         uds=None if settings.uds is None else os.path.abspath(settings.uds),
     )

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -65,6 +65,17 @@ class RoleStatistics:
         numbers = [child.numbers for child in children if child is not None]
         gauges = [each.gauges for each in numbers if isinstance(each, CoreNumbers)]
         return [(each.num_running, each.num_waiting) for each in gauges]
+
+    def numbers(self) -> Iterator[Numbers]:
+        """Counts whose sums are those of the stack: of the active processes, with their gauges, and
+        of the former ones.
+        """
+        for former in self._former.values():
+            if former.numbers is not None:
+                yield former.numbers
+        for role in self._roles.values():
+            if role.active is not None and role.active.numbers is not None:
+                yield role.active.numbers
 
     def statistics(self, now: float) -> Statistics:
         """The statistics of all roles and of the supervisor, at `now`."""

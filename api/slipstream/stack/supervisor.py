@@ -2,7 +2,8 @@
 
 One loop waits for the children's status pipes, signals (SIGCHLD included), deadlines and, when a
 `Stack` started it, the end of the parent process. See `roles` for succession, `restarts` for
-pauses and budgets, and `status_broadcast` for what the HTTP fronts are sent.
+pauses and budgets, `status_broadcast` for what the HTTP fronts are sent, and `throughput_log` for
+the line on the stack's throughput.
 
 - The stack is ready once every child has reported ready. The stack fails with exit code 1 when a
   child dies before it was first ready, when a child reports an error (its successor would fail the
@@ -55,11 +56,13 @@ from slipstream.stack.events import (
     SupervisorConfig,
 )
 from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
-from slipstream.stack.role_statistics import RoleStatistics
+from slipstream.stack.role_statistics import SUPERVISOR, RoleStatistics
 from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUseError
 from slipstream.stack.signals import SignalQueue
 from slipstream.stack.status_broadcast import StatusBroadcast
+from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.process import SILENT_S
+from slipstream_ipc.telemetry.logs import configure_logging
 
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, to send the last output
@@ -81,6 +84,7 @@ class Supervisor:
         }
         self._statistics = RoleStatistics(self._roles)
         self._status_broadcast = StatusBroadcast(self._roles, self._statistics)
+        self._throughput_log = ThroughputLog(self._statistics, config.log_stats_interval_s)
         self._children: list[Child] = []  # all children not reaped yet
         self._listeners: Listeners | None = None
         self._selector = selectors.DefaultSelector()
@@ -201,6 +205,7 @@ class Supervisor:
             if role.spare is None and is_due and self._may_start_spare:
                 role.spare = self._start(role.spec, logging.DEBUG)
         self._status_broadcast.send(now)
+        self._throughput_log.tick(now)
         if self._phase == "draining" and all(
             role.active is not None and role.active.is_drained for role in self._roles.values()
         ):
@@ -391,18 +396,9 @@ class Supervisor:
         self._selector.register(source, selectors.EVENT_READ, on_ready)  # type: ignore[arg-type]
 
 
-def log_to_stderr() -> None:
-    """Log to standard error, in the format of the children's logs."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=os.environ.get("SLIPSTREAM_LOG_LEVEL", "INFO").upper(),
-        format="%(asctime)s supervisor %(levelname)s %(message)s",
-    )
-
-
 def main() -> int:
     """Run under a `Stack`: read the config from standard input, write events to standard output."""
-    log_to_stderr()
+    configure_logging(SUPERVISOR)
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(STANDARD_INPUT, 65536)

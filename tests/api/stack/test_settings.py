@@ -24,6 +24,7 @@ OF_THE_SUPERVISOR = {
     "max_restarts",
     "restart_window_s",
     "drain_s",
+    "log_stats_interval_s",
     "spare_core",
     "spare_worker",
 }
@@ -137,6 +138,7 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
     of_the_front.add("forwarded_allow_ips")
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
+    elsewhere.add("log_format")  # in the environment of all processes
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
@@ -182,6 +184,7 @@ def test_listeners_that_cannot_be(tmp_path, options, field):
 
 def test_what_the_supervisor_is_told(tmp_path):
     told = {"hang_timeout_s": 7.5, "max_restarts": 3, "restart_window_s": 60.0, "drain_s": 2.5}
+    told |= {"log_stats_interval_s": 0.5}
     plan = plan_stack(settings_from({**told, "spare_core": False, "http_port": 0}), tmp_path)
     assert {name: getattr(plan, name) for name in told} == told
     assert [child.has_spare for child in plan.children] == [False, True, False]
