@@ -216,7 +216,7 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
     try:
         return msgspec.json.decode(sys.stdin.buffer.read(), type=config_type), stop
     except msgspec.DecodeError as error:
-        report(Status(error=f"configuration of {name}: {error}"))
+        report(Status(error=f"configuration of {name}: {error}", is_misconfigured=True))
         sys.exit(2)
 
 

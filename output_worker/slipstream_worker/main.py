@@ -87,7 +87,8 @@ def main() -> int:
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     is_full = getattr(error, "errno", None) == errno.ENOSPC
                     where = f"cannot start in {config.runtime_dir}: " if is_full else ""
-                    report(Status(error=f"{where}{error}"))
+                    is_wrong = isinstance(error, ValueError)
+                    report(Status(error=f"{where}{error}", is_misconfigured=is_wrong))
                     return 1
                 _freeze()
                 _serve(worker, prompts, commands, poller, stop, beats)

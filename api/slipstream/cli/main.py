@@ -1,7 +1,7 @@
 """`slipstream`: the command line.
 
-Exit codes: 0 success; 1 failure or interrupt; 2 an invalid command line. 1 and 2 come with one line
-on standard error.
+Exit codes: 0 success; 1 failure or interrupt; 2 an invalid command line or configuration, with
+which another run fails the same way. 1 and 2 come with one line on standard error.
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ def _told(error: Exception, sources: Mapping[str, str]) -> tuple[str, int]:
     sources: files and variables that options are from, by the option's name.
     """
     from slipstream.errors import BadRequestError, SlipstreamError
+    from slipstream.stack.model_source import UnreachableHubError
     from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE
 
     if isinstance(error, BadRequestError):
         source = sources.get(error.field or "")
-        return one_line(error) if source is None else f"{source}: {one_line(error)}", 2
+        code = 1 if isinstance(error, UnreachableHubError) else 2
+        return one_line(error) if source is None else f"{source}: {one_line(error)}", code
     if isinstance(error, SlipstreamError | OSError):
         return one_line(error), 1
     if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":

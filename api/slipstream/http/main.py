@@ -81,7 +81,8 @@ def main() -> int:
         if config.ssl_certfile is not None:
             tls = tls_context(config.ssl_certfile, config.ssl_keyfile)
     except OSError as error:
-        report(Status(error=f"ssl_certfile: {config.ssl_certfile}: {error}"))
+        why = f"ssl_certfile: {config.ssl_certfile}: {error}"
+        report(Status(error=why, is_misconfigured=True))
         return 1
     return uvloop.run(_serve(config, listeners, tls, stop, commands, beats))
 

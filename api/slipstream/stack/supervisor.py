@@ -8,7 +8,8 @@ the line on the stack's throughput.
 - The stack is ready once every child has reported ready. The stack fails with exit code 1 when a
   child dies before it was first ready, when a child reports an error (its successor would fail the
   same way), and when a child dies with its restart budget used up. Only the first failure is
-  reported, as others follow from it.
+  reported, as others follow from it. The exit code is 2 where a child reports, while the stack
+  starts, that the configuration is at fault: another start would fail the same way.
 - A child without heartbeats for `hang_timeout_s` counts as hung and is killed. A dead process is
   reaped before its successor is activated. Spares are started one at a time, and only while all
   processes serve.
@@ -64,6 +65,8 @@ from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.process import SILENT_S
 from slipstream_ipc.telemetry.logs import configure_logging
 
+FAILED = 1  # exit codes
+MISCONFIGURED = 2
 STOP_S = 3.0  # from SIGTERM to SIGKILL
 _FLUSH_S = 1.0  # after `drain_s`, to send the last output
 # from SIGKILL until a child is abandoned: the kernel may need seconds to free its memory, more on a
@@ -93,7 +96,9 @@ class Supervisor:
         self._exit_code = 0
 
     def run(self) -> int:
-        """Run the stack to its end. Returns the exit code: 0 where it was asked to end."""
+        """Run the stack to its end. Returns the exit code: 0 where it was asked to end, else FAILED
+        or MISCONFIGURED.
+        """
         try:
             with (
                 RuntimeDirectory(Path(self._config.runtime_dir)),
@@ -247,7 +252,8 @@ class Supervisor:
             return
         role = self._roles[child.name]
         if child.error and child is role.active:
-            self._fail(f"{child.name}: {child.error}")
+            is_wrong = self._phase == "starting" and child.is_misconfigured
+            self._fail(f"{child.name}: {child.error}", MISCONFIGURED if is_wrong else FAILED)
         elif child.error:
             child.kill(child.error)
         elif child.state == "ready" and not was_ready:
@@ -341,8 +347,8 @@ class Supervisor:
         _logger.log(log_level, "started %s as process %d", child.name, child.pid)
         return child
 
-    def _fail(self, error: str) -> None:
-        self._exit_code = 1
+    def _fail(self, error: str, exit_code: int = FAILED) -> None:
+        self._exit_code = exit_code
         if self._phase != "starting":
             _logger.error("%s; the stack ends", error)
         self._report(StackFailed(error))
@@ -385,7 +391,7 @@ class Supervisor:
             child.kill()  # children remain here only after an error in this file
 
     def _abandon(self) -> None:
-        self._exit_code = 1
+        self._exit_code = FAILED
         for child in self._children:
             what = f"{child.name} (process {child.pid}, state {state_of(child.pid)})"
             _logger.error("%s has not ended %g s after SIGKILL; it is abandoned", what, GIVE_UP_S)

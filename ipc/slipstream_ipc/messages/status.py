@@ -20,6 +20,8 @@ class Status(Struct, frozen=True, omit_defaults=True):
     drained: everything that it had when it was told to drain has ended.
     detail: what it serves, for people.
     error: why it cannot do what it was told; a replacement could not either.
+    is_misconfigured: of an error: an option, the model or a file that an option names is at fault,
+    so a later start would fail the same way.
     last_words: the exception that ends it.
     numbers: its statistics, sent with beats.
     processes: the states of the processes that it runs itself, by name, in the words of
@@ -32,6 +34,7 @@ class Status(Struct, frozen=True, omit_defaults=True):
     drained: bool = False
     detail: str = ""
     error: str = ""
+    is_misconfigured: bool = False
     last_words: str = ""
     numbers: Numbers | None = None
     processes: Annotated[dict[Name, State], Meta(max_length=16)] = {}

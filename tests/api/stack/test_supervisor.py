@@ -49,6 +49,7 @@ GOOD = 'say(ready=True, detail="at your service"); forever()'
 SLOW = "forever()"
 STUBBORN = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); say(ready=True, detail="no"); forever()'
 FAULTY = 'say(error="model: got 7, allowed: a folder"); sys.exit(1)'
+MISCONFIGURED = FAULTY.replace(");", ", is_misconfigured=True);")
 DIES_AFTERWARDS = "say(ready=True); os._exit(3)"
 DIES_EARLY = "os.kill(os.getpid(), signal.SIGSEGV)"
 CHATTY = 'print("on standard output"); sys.stdout.flush(); say(ready=True); forever()'
@@ -337,10 +338,11 @@ def test_a_child_that_takes_long_to_die_is_waited_for(start):
     assert "it is abandoned" not in running.log()
 
 
-def test_a_child_that_reports_an_error_ends_the_stack_with_it(start):
-    running = start(core=FAULTY, worker=SLOW)
+@pytest.mark.parametrize(("child", "code"), [(FAULTY, 1), (MISCONFIGURED, 2)])
+def test_a_child_that_reports_an_error_ends_the_stack_with_it(start, child, code):
+    running = start(core=child, worker=SLOW)
     assert running.event() == StackFailed("core: model: got 7, allowed: a folder")
-    assert running.end() == 1
+    assert running.end() == code
     assert "Traceback" not in running.log()
 
 
@@ -575,13 +577,15 @@ def test_a_child_that_dies_as_soon_as_it_is_ready_is_not_started_for_ever(start)
 
 def test_a_successor_that_reports_an_error_ends_the_stack_with_it(start, tmp_path):
     broken = WHOLE.replace(
-        "# LOADS", "active.incarnation == 1 or (report(Status(error='no such')), sys.exit(1))"
+        "# LOADS",
+        "active.incarnation == 1 or (report(Status(error='no such', is_misconfigured=True)), "
+        "sys.exit(1))",
     )
     running = start(core=broken)
     os.kill(running.pids_when_ready()["core"], signal.SIGKILL)
     running.expect(ProcessEnded)
     assert running.expect(StackFailed).error == "core: no such"
-    assert running.end() == 1
+    assert running.end() == 1  # the configuration has served, so another start may serve
 
 
 def test_files_of_a_dead_child_are_removed(start):

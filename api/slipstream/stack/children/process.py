@@ -106,7 +106,8 @@ class Child:
         self.is_active = False  # whether it was activated; a spare is not
         self.is_drained = not spec.drains
         self.detail = ""
-        self.error = ""  # why it cannot serve as configured, for the user
+        self.error = ""  # why it cannot serve, for the user
+        self.is_misconfigured = False  # the configuration is at fault
         self.started_at = time.monotonic()
         self.available_at: float | None = None  # since when it serves, or waits as a spare
         self.last_beat_at: float | None = None  # its last heartbeat; None while none is expected
@@ -181,7 +182,8 @@ class Child:
                 self._note_bad_line(why_bad)
             if status is None:
                 continue
-            self.error = self.error or status.error
+            if status.error and not self.error:
+                self.error, self.is_misconfigured = status.error, status.is_misconfigured
             self.detail = status.detail or self.detail
             self._last_words = status.last_words or self._last_words
             self.is_drained = self.is_drained or status.drained
