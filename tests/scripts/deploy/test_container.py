@@ -220,6 +220,9 @@ def test_its_user_is_not_root_and_its_port_is_the_servers() -> None:
     words = shlex.split(make_user)
     assert step("USER") == words[words.index("&&") - 1] != "root"
     [folder] = re.findall(r"--runtime-dir\W+(/\S+?)\"", step("ENTRYPOINT"))
-    assert make_user.endswith(folder)
+    assert folder in make_user.split()
+    home = f"/home/{step('USER')}"
+    assert "--create-home" in make_user
+    assert f"{home}/.cache" in make_user.split()  # volumes that are mounted there are then its own
     assert step("EXPOSE") == "8000"
     assert json.loads(step("ENTRYPOINT"))[:2] == ["slipstream", "serve"]
