@@ -1,7 +1,8 @@
 // An answer's tokens: their text, how likely each was, and what else could have stood there.
 //
-// Owns: the spans, the one that is looked at, its candidates. Does not know: where chunks come from.
-// Rule: the text that is shown is the chunks' text, joined; how it is cut into tokens cannot change it.
+// The text that is shown is the chunks' text, joined; how it is cut into tokens cannot change it.
+
+import { element } from "../elements.js";
 
 const UNSURE_AT = 4; // a log-probability of -4, 2 %, is as unsure as colour gets
 const LEAST = -9999; // how minus infinity is told
@@ -49,65 +50,50 @@ export class TokenReader {
   }
 }
 
+// An answer's text as tokens, each coloured by how unsure the model was of it. candidates: the card
+// that shows what else could have stood there, shared by all answers.
 export class TokenView {
-  #output;
-  #card;
-  #tokens = [];
-  #waiting = []; // not shown yet
-  #looked = null; // the span that is looked at
+  #candidates;
+  #numShown = 0;
+  #pieces = [];
 
-  constructor(output, card) {
-    this.#output = output;
-    this.#card = card;
-    output.addEventListener("pointerover", (event) => {
-      if (event.pointerType === "mouse") this.#look(event.target.closest(".token"));
-    });
-    output.addEventListener("pointerleave", () => this.#look(null));
-    output.addEventListener("click", (event) => this.#look(event.target.closest(".token")));
-    output.addEventListener("blur", () => this.#look(null));
-    output.addEventListener("scroll", () => this.#place());
-    output.addEventListener("keydown", (event) => this.#onKey(event));
+  constructor(label, candidates) {
+    this.#candidates = candidates;
+    this.element = element("div", { className: "tokens", tabIndex: 0 });
+    this.element.setAttribute("role", "group");
+    this.element.setAttribute("aria-label", `${label}. Left and right arrow keys go through its tokens.`);
+    const look = (event) => this.#look(event.target.closest(".token"));
+    this.element.addEventListener("pointerover", (event) => event.pointerType === "mouse" && look(event));
+    this.element.addEventListener("pointerleave", () => this.#look(null));
+    this.element.addEventListener("click", look);
+    this.element.addEventListener("blur", () => this.#look(null));
+    this.element.addEventListener("keydown", (event) => this.#onKey(event));
   }
 
-  clear() {
-    this.#look(null);
-    this.#tokens = [];
-    this.#waiting = [];
-    this.#output.replaceChildren();
-  }
-
-  // Shown with the next frame, all that come until then at once.
-  add(pieces) {
-    if (!this.#waiting.length) requestAnimationFrame(() => this.#show());
-    this.#waiting.push(...pieces);
-  }
-
-  #show() {
-    const output = this.#output;
-    const isAtEnd = output.scrollHeight - output.scrollTop - output.clientHeight < 30;
+  // All pieces so far: those that are not shown yet are.
+  update(pieces) {
+    this.#pieces = pieces;
     const fragment = document.createDocumentFragment();
-    for (const piece of this.#waiting) {
+    for (; this.#numShown < pieces.length; this.#numShown += 1) {
+      const piece = pieces[this.#numShown];
       if (!piece.text) continue; // a part of the character that the next one completes
-      const span = document.createElement("span");
-      span.textContent = piece.text;
+      const span = element("span", { textContent: piece.text });
       if (piece.token !== null) {
         span.className = "token";
-        span.dataset.index = this.#tokens.push(piece) - 1;
+        span.dataset.index = this.#numShown;
         span.style.setProperty("--unsure", Math.min(1, -piece.logprob / UNSURE_AT).toFixed(3));
       }
       fragment.append(span);
     }
-    this.#waiting = [];
-    output.append(fragment);
-    if (isAtEnd) output.scrollTop = output.scrollHeight;
+    this.element.append(fragment);
   }
 
   #onKey(event) {
-    const spans = this.#output.getElementsByClassName("token");
-    const at = this.#looked ? Number(this.#looked.dataset.index) : null;
+    const spans = [...this.element.getElementsByClassName("token")];
+    const at = spans.indexOf(this.#candidates.span);
     const next = {
-      ArrowRight: at === null ? 0 : Math.min(spans.length - 1, at + 1),
-      ArrowLeft: at === null ? spans.length - 1 : Math.max(0, at - 1),
+      ArrowRight: Math.min(spans.length - 1, at + 1),
+      ArrowLeft: at < 0 ? spans.length - 1 : Math.max(0, at - 1),
       Home: 0,
       End: spans.length - 1,
     }[event.key];
@@ -118,29 +104,48 @@ export class TokenView {
   }
 
   #look(span) {
-    if (span === this.#looked) return;
-    this.#looked?.classList.remove("looked");
-    this.#looked = span;
+    this.#candidates.look(span, span && this.#pieces[span.dataset.index]);
+  }
+}
+
+// The card of what else could have stood where a token stands.
+export class Candidates {
+  span = null; // of the token that is looked at
+  #card;
+  #frame;
+
+  // frame: the element that answers scroll in.
+  constructor(card, frame) {
+    this.#card = card;
+    this.#frame = frame;
+    for (const moving of [frame, window]) moving.addEventListener("scroll", () => this.#place());
+  }
+
+  look(span, piece) {
+    if (span === this.span) return;
+    this.span?.classList.remove("looked");
+    this.span = span;
     this.#card.hidden = !span;
     if (!span) return;
     span.classList.add("looked");
-    this.#card.replaceChildren(...candidateRows(this.#tokens[span.dataset.index]));
+    this.#card.replaceChildren(...candidateRows(piece));
     this.#place();
   }
 
-  // Below the token, or above it where there is no room; within the output's width.
+  // Below the token, or above it where there is no room; within the window's width.
   #place() {
-    if (!this.#looked) return;
-    const frame = this.#output.getBoundingClientRect();
-    const token = this.#looked.getClientRects()[0] ?? frame;
-    if (token.bottom < frame.top || token.top > frame.bottom) {
-      this.#look(null);
+    if (!this.span) return;
+    const frame = this.#frame.getBoundingClientRect();
+    const token = this.span.getClientRects()[0];
+    if (!token || token.bottom < frame.top || token.top > frame.bottom) {
+      this.look(null);
       return;
     }
     const { offsetWidth: width, offsetHeight: height } = this.#card;
-    const left = Math.max(0, Math.min(token.left - frame.left, frame.width - width));
-    const isBelow = token.bottom + height + 8 < document.documentElement.clientHeight;
-    const top = isBelow ? token.bottom - frame.top + 6 : token.top - frame.top - height - 6;
+    const { clientWidth, clientHeight } = document.documentElement;
+    const left = Math.max(8, Math.min(token.left, clientWidth - width - 8));
+    const isBelow = token.bottom + height + 8 < clientHeight;
+    const top = isBelow ? token.bottom + 6 : token.top - height - 6;
     this.#card.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
   }
 }
@@ -150,18 +155,15 @@ function candidateRows({ token, top }) {
     .toSorted((one, other) => other[1] - one[1])
     .map(([name, logprob]) => {
       const share = logprob <= LEAST ? 0 : Math.exp(logprob);
-      const row = document.createElement("div");
-      row.className = name === token ? "candidate taken" : "candidate";
-      const label = document.createElement("code");
-      label.textContent = visible(name);
-      const bar = document.createElement("i");
+      const bar = element("i");
       bar.style.width = `${(share * 100).toFixed(1)}%`;
-      const track = document.createElement("span");
-      track.append(bar);
-      const percent = document.createElement("b");
-      percent.textContent = percentOf(share);
-      row.append(label, track, percent);
-      return row;
+      return element(
+        "div",
+        { className: name === token ? "candidate taken" : "candidate" },
+        element("code", { textContent: visible(name) }),
+        element("span", {}, bar),
+        element("b", { textContent: percentOf(share) }),
+      );
     });
 }
 

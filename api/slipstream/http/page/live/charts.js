@@ -1,6 +1,4 @@
-// Numbers as pictures: the last minute as lines, the last second as two lanes.
-//
-// Owns: paths in SVG. Does not know: where numbers come from. Colours are the style sheet's.
+// Numbers as pictures in SVG: the last minute as lines, the last second as two lanes.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 300;

@@ -1,7 +1,7 @@
-// An answer as it comes, over as many connections as it takes.
+// An answer as it comes, over as many connections as it takes: server-sent events from bytes, going on
+// by Last-Event-ID where a connection breaks.
 //
-// Owns: server-sent events from bytes, going on by Last-Event-ID where a connection breaks.
-// Does not know: the page. Rules: every event is given once; a refusal is an error, a break is not.
+// Every event is given once; a refusal is an error, a break is not.
 
 const MOST_TRIES = 20; // in a row without an event
 const LONGEST_PAUSE_MS = 2000;
