@@ -46,15 +46,18 @@ from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
     PARENT_PID_VARIABLE,
     STATUS_FD_VARIABLE,
+    VERSION_VARIABLE,
     Activate,
     Command,
     Condition,
     Drain,
+    installed_version,
 )
 from slipstream_ipc.telemetry.statistics import Numbers
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
+_VERSION = installed_version()  # when this process began; another may be installed later
 # signals that a process causes itself; others are sent to it
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _BUSY_CPU_SHARE = 0.1  # of the time in which it was not kept waiting for a CPU
@@ -135,6 +138,7 @@ class Child:
                     STATUS_FD_VARIABLE: str(status_end),
                     CONTROL_FD_VARIABLE: str(control_end),
                     PARENT_PID_VARIABLE: str(os.getpid()),
+                    VERSION_VARIABLE: _VERSION,
                     **listening,
                 },
                 process_group=0,
