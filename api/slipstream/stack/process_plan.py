@@ -17,7 +17,7 @@ import msgspec
 
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream.errors import wrong_option
+from slipstream.errors import missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.model_source import check_hub, folder_or_hub_id
@@ -297,9 +297,8 @@ def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, 
         return _simulated(f"{model}:" if ":" not in model else model, tokenizer)
     elif model.startswith(RANDOM):
         if tokenizer is None:
-            raise wrong_option(
-                "tokenizer", None, "a tokenizer, as a model of random weights has none"
-            )
+            why = "a model of random weights has none; give a folder or a hub id"
+            raise missing_option("tokenizer", why)
         found = model
     else:
         found = folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,... or {RANDOM}NAME")

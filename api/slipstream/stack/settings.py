@@ -414,7 +414,8 @@ def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> Sta
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
         except msgspec.ValidationError:
-            raise wrong_option(name, value, allowed_values(name)) from None
+            allowed = allowed_values(name, in_python=not from_text)
+            raise wrong_option(name, value, allowed) from None
     return msgspec.convert(dict(options), StackSettings, strict=not from_text)
 
 
@@ -454,17 +455,19 @@ def _metadata(name: str) -> inspect.Metadata:
     return info
 
 
-def allowed_values(name: str) -> str:
-    """An option's allowed values, for help texts and errors."""
-    return _allowed(_type_info(name))
+def allowed_values(name: str, *, in_python: bool = True) -> str:
+    """An option's allowed values, for help texts and errors; on a command line None is none."""
+    return values_of(_type_info(name), in_python=in_python)
 
 
-def _allowed(info: inspect.Type) -> str:
+def values_of(info: inspect.Type, *, in_python: bool) -> str:
+    """A type's values in words."""
     match info:
         case inspect.Metadata(type=inner):
-            return _allowed(inner)
+            return values_of(inner, in_python=in_python)
         case inspect.UnionType(types=types):
-            return " or ".join(_allowed(one) for one in types)
+            kept = [one for one in types if in_python or not isinstance(one, inspect.NoneType)]
+            return " or ".join(values_of(one, in_python=in_python) for one in kept)
         case inspect.LiteralType(values=values):
             names = ", ".join(str(value) for value in values)
             return f"one of {names}" if len(values) > 1 else names
@@ -474,9 +477,11 @@ def _allowed(info: inspect.Type) -> str:
             return "a number" + _bounds(info)
         case inspect.VarTupleType(item_type=item):
             is_text = isinstance(item, inspect.StrType)
-            return "a list of strings" if is_text else f"a list of: {_allowed(item)}"
+            if is_text:
+                return "a list of strings"
+            return f"a list of: {values_of(item, in_python=in_python)}"
         case inspect.BoolType():
-            return "True or False"
+            return "True or False" if in_python else "true or false"
         case inspect.NoneType():
             return "None"
         case _:

@@ -18,7 +18,9 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 
-pytestmark = pytest.mark.slow
+# The driver's event loop cannot go on where a timeout has interrupted it, and each test behind that
+# would hang, too: a timeout ends this process.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S, method="thread")]
 
 PATIENCE_MS = PATIENCE_S * 1000
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
@@ -37,6 +39,13 @@ addEventListener("securitypolicyviolation", (event) => violations.push(event.vio
   };
 }
 """
+# The driver waits for what is evaluated without a bound, and a busy browser may draw no frames.
+FRAME = f"""
+new Promise((resolve, reject) => {{
+  requestAnimationFrame(resolve);
+  setTimeout(() => reject(new Error("no frame is drawn")), {PATIENCE_MS});
+}})
+"""
 # (the driver's own way to wait evaluates strings in the page, which the page's policy forbids)
 WAIT = """
 () => new Promise((resolve, reject) => {
@@ -44,7 +53,7 @@ WAIT = """
   const look = () => {
     if (%s) resolve();
     else if (performance.now() - begin > %d) reject(new Error(document.body.innerText));
-    else requestAnimationFrame(look);
+    else setTimeout(look, 10);
   };
   look();
 })
@@ -53,11 +62,12 @@ WAIT = """
 
 # a POST begins the answer, whose id and first event an EventSource goes on from
 EVENT_SOURCE = """
-async () => {
+async (patienceMs) => {
   window.texts = []; window.numOpened = 0; window.hasEnded = false;
   const body = JSON.stringify({ prompt: "Source", max_tokens: 300, temperature: 0, stream: true });
   const headers = { "Content-Type": "application/json", "Accept": "text/event-stream" };
-  const response = await fetch("/v1/completions", { method: "POST", headers, body });
+  const signal = AbortSignal.timeout(patienceMs);
+  const response = await fetch("/v1/completions", { method: "POST", headers, body, signal });
   const reader = response.body.getReader();
   const first = new TextDecoder().decode((await reader.read()).value);
   await reader.cancel();
@@ -151,7 +161,7 @@ class Viewer:
     def wait_for_end(self) -> None:
         """Of the answer, with all of it shown."""
         self.wait_for("document.getElementById('output').ariaBusy === 'false'")
-        self.page.evaluate("new Promise(requestAnimationFrame)")
+        self.page.evaluate(FRAME)
 
     def close(self) -> None:
         """And see that nothing was complained of."""
@@ -332,7 +342,7 @@ def test_it_fits_and_nothing_jumps(look, demo, width, scheme):
     viewer.wait_for("/\\d/.test(document.querySelector('#requests .value').textContent)")
     viewer.wait_for("document.getElementById('model').textContent.trim()")
     viewer.wait_for("document.getElementById('connection').textContent === ''")
-    viewer.page.evaluate("document.fonts.ready.then(() => new Promise(requestAnimationFrame))")
+    viewer.page.evaluate(f"document.fonts.ready.then(() => {FRAME})")
     before = viewer.page.evaluate(f"scrollTo(0, 0), {places}")
     begin = viewer.page.evaluate("performance.now()")
     # the page shows the last seconds, which may be others when the test looks
@@ -404,7 +414,7 @@ def test_an_event_source_over_tls_goes_on_where_it_was(look, secure, certificate
     """The browser's own EventSource, which sends Last-Event-ID by itself."""
     expected = over_tls(secure, certificate, "Source")
     viewer = look(secure, ignore_https_errors=True)
-    viewer.page.evaluate(EVENT_SOURCE)
+    viewer.page.evaluate(EVENT_SOURCE, PATIENCE_MS)
     viewer.wait_for("window.texts.length >= 20")
     os.kill(secure.pids["http"], signal.SIGKILL)
     viewer.wait_for("window.hasEnded")
