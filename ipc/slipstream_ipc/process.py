@@ -36,7 +36,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
-from slipstream_ipc.messages import State, Status
+from slipstream_ipc.messages import OwnProcess, Status
 from slipstream_ipc.telemetry.logs import configure_logging
 from slipstream_ipc.telemetry.statistics import Numbers, Statistics
 from slipstream_ipc.transport.connections import raise_file_limit
@@ -180,14 +180,13 @@ class Beats:
         self,
         now: float,
         numbers: Callable[[], Numbers] | None = None,
-        processes: dict[str, State] | None = None,
+        processes: dict[str, OwnProcess] | None = None,
         news: object = None,
     ) -> bool:
         """Write a beat if one is due, with the current `numbers`; returns whether one was due.
 
-        processes: the states of the processes that this one runs itself. news: a value that differs
-        from the previous beat's makes the next beat due after NEWS_S, so that a change is visible
-        soon.
+        processes: those that this one runs itself. news: a value that differs from the previous
+        beat's makes the next beat due after NEWS_S, so that a change is visible soon.
         """
         if now < (self._due if news == self._last_news else self._news_due):
             return False

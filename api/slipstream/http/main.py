@@ -100,10 +100,11 @@ async def _serve(
 
     def on_command() -> None:
         for command in commands.read():
+            app.health.note_report(time.monotonic())
             if isinstance(command, Drain):
                 drain_requested.set()
             elif isinstance(command, Condition):
-                app.processes = command.processes
+                app.health.processes = command.processes
             elif isinstance(command, Statistics):
                 app.statistics = command
                 app.live.add(command)
@@ -133,6 +134,7 @@ async def _serve(
         cors,
         hosts,
         config.model_name,
+        config.hang_timeout_s,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":

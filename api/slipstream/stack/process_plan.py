@@ -183,6 +183,7 @@ def _front_specs(
         "host": settings.host,
         "port": settings.http_port or 0,
         "api_keys": api_keys(settings),
+        "hang_timeout_s": settings.hang_timeout_s,
         "trace": trace,
         "allowed_origins": allowed_origins(settings),
         "allowed_hosts": allowed_hosts(settings),

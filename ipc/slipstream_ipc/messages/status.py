@@ -9,6 +9,16 @@ from msgspec import Meta, Struct
 from slipstream_ipc.telemetry.statistics import Name, Numbers
 
 State = Literal["starting", "ready", "restarting", "silent"]
+Pid = Annotated[int, Meta(ge=0, le=2**22)]  # the kernel's own limit
+
+
+class OwnProcess(Struct, frozen=True, omit_defaults=True):
+    """A process that a child runs itself. state: in the words of
+    `slipstream_ipc.process.Condition`. pid: 0 if there is no process.
+    """
+
+    state: State
+    pid: Pid = 0
 
 
 class Status(Struct, frozen=True, omit_defaults=True):
@@ -24,8 +34,7 @@ class Status(Struct, frozen=True, omit_defaults=True):
     so a later start would fail the same way.
     last_words: the exception that ends it.
     numbers: its statistics, sent with beats.
-    processes: the states of the processes that it runs itself, by name, in the words of
-    `slipstream_ipc.process.Condition`, sent with beats.
+    processes: the processes that it runs itself, by name, sent with beats.
     """
 
     ready: bool = False
@@ -37,4 +46,4 @@ class Status(Struct, frozen=True, omit_defaults=True):
     is_misconfigured: bool = False
     last_words: str = ""
     numbers: Numbers | None = None
-    processes: Annotated[dict[Name, State], Meta(max_length=16)] = {}
+    processes: Annotated[dict[Name, OwnProcess], Meta(max_length=16)] = {}

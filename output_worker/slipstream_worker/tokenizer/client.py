@@ -35,9 +35,9 @@ from slipstream_ipc.messages import (
     ErrorCode,
     Fault,
     FromTokenizerProcess,
+    OwnProcess,
     Render,
     Rendered,
-    State,
     TokenizerReady,
 )
 from slipstream_ipc.process import BEAT_S, PARENT_PID_VARIABLE, SILENT_S, STATUS_FD_VARIABLE
@@ -211,14 +211,15 @@ class TokenizerClient:
             if now >= self._lost_at + self._wait_s:
                 yield from self._refuse_all()
 
-    def condition(self, now: float) -> State:
-        """The state of the child, as in `Condition`."""
+    def condition(self, now: float) -> OwnProcess:
+        """The child, for a `Status`."""
+        pid = 0 if self._child is None else self._child.pid
         if self._first is None:
-            return "starting"
+            return OwnProcess("starting", pid)
         if not self._is_ready:
-            return "restarting"
+            return OwnProcess("restarting", pid)
         is_silent = self._heard_at is not None and now >= self._heard_at + SILENT_S
-        return "silent" if is_silent else "ready"
+        return OwnProcess("silent" if is_silent else "ready", pid)
 
     def close(self) -> None:
         """Terminate the child and close the socket."""

@@ -58,7 +58,7 @@ class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def main() -> int:
     """Answer until SIGTERM or the worker's death. Returns 1 if the tokenizer cannot be loaded."""
-    config, stop = start_child("prompts", TokenizerConfig)
+    config, stop = start_child("tokenizer", TokenizerConfig)
     if not config.trust_remote_code:
         _do_without_torch()
     context = zmq.Context()

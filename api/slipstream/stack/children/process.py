@@ -41,7 +41,7 @@ from slipstream.stack.children.process_usage import (
     num_oom_kills,
     usage_of,
 )
-from slipstream_ipc.messages import State
+from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
     PARENT_PID_VARIABLE,
@@ -115,7 +115,7 @@ class Child:
         self.available_at: float | None = None  # since when it serves, or waits as a spare
         self.last_beat_at: float | None = None  # its last heartbeat; None while none is expected
         self.numbers: Numbers | None = None  # as last reported
-        self.processes: dict[str, State] = {}  # of its own child processes, as last reported
+        self.processes: dict[str, OwnProcess] = {}  # that it runs itself, as last reported
         self._condition: Condition | None = None  # as last sent to it
         self._has_beats = False  # it sends heartbeats, or will once it is ready
         self._num_bad_lines = 0

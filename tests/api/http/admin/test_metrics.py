@@ -340,11 +340,10 @@ def test_a_wedged_front_stops_nobody(stack: Stack) -> None:
 
 def test_cpu_and_memory_of_every_process(stack: Stack) -> None:
     samples = quiet(stack)
-    for name in ("core", "worker", "http", "supervisor"):
+    for name in ("core", "worker", "tokenizer", "http", "supervisor"):
         assert value(samples, "process_cpu_seconds_total", process=name) > 0
         assert value(samples, "process_resident_memory_bytes", process=name) > 2**20
         assert value(samples, "process_up", process=name) == 1
-    assert value(samples, "process_up", process="prompts") == 1
     assert {dict(labels)["model_name"] for _, labels in samples} == {"simulated:step_ms=1"}
 
 
@@ -389,16 +388,14 @@ STATISTICS = Statistics(
         "http": ProcessStatistics(
             "silent", 8, 0, 0.5, 50, FrontNumbers(counters=FrontCounters({"200 /a b": 4}, 5))
         ),
+        "tokenizer": ProcessStatistics("restarting", num_restarts=1),
     },
 )
 
 
-STATES = {"core": "ready", "http": "ready", "prompts": "restarting"}  # told by another way
-
-
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_rendered_in_both_formats(accept: str) -> None:
-    response = Metrics().response(STATISTICS, 'a "model"\n', accept, STATES)
+    response = Metrics().response(STATISTICS, 'a "model"\n', accept)
     text = response.body.decode()
     parse: Any = text_string_to_metric_families
     if accept:
@@ -415,8 +412,8 @@ def test_rendered_in_both_formats(accept: str) -> None:
     assert found["slipstream:engine_steps_total", (model, "core")] == 9
     assert found["slipstream:process_restarts_total", (model, "core")] == 2
     assert found["slipstream:process_up", (model, "http")] == 0
-    assert found["slipstream:process_up", (model, "prompts")] == 0
-    assert ("slipstream:process_restarts_total", (model, "prompts")) not in found
+    assert found["slipstream:process_up", (model, "tokenizer")] == 0
+    assert found["slipstream:process_restarts_total", (model, "tokenizer")] == 1
     assert found["slipstream:http_requests_total", (model, "/a b", "http", "200")] == 4
     assert found["slipstream:step_time_seconds_count", (model, "core")] == sum(COUNTS)
     assert found["slipstream:step_time_seconds_sum", (model, "core")] == 1.25
@@ -430,19 +427,17 @@ def test_rendered_in_both_formats(accept: str) -> None:
 
 def test_rendered_once_for_each_statistics() -> None:
     metrics = Metrics()
-    first = metrics.response(STATISTICS, "m", "", STATES).body
-    assert metrics.response(STATISTICS, "m", "text/plain", {**STATES}).body is first
-    is_up = metrics.response(STATISTICS, "m", "", {**STATES, "prompts": "ready"}).body
-    assert b'process_up{model_name="m",process="prompts"} 1.0' in is_up
+    first = metrics.response(STATISTICS, "m", "").body
+    assert metrics.response(STATISTICS, "m", "text/plain").body is first
     newer = Statistics(2.0, STATISTICS.processes)
-    assert metrics.response(newer, "m", "", STATES).body is not first
-    assert b'model_name="n"' in metrics.response(newer, "n", "", STATES).body
+    assert metrics.response(newer, "m", "").body is not first
+    assert b'model_name="n"' in metrics.response(newer, "n", "").body
 
 
 def test_nobody_has_told_anything() -> None:
     """As with a front that just began: there are names, and no numbers."""
     families = list(
-        text_string_to_metric_families(Metrics().response(Statistics(), "", "", {}).body.decode())
+        text_string_to_metric_families(Metrics().response(Statistics(), "", "").body.decode())
     )
     assert families
     assert not any(family.samples for family in families)
