@@ -30,7 +30,8 @@ export class Frame {
   }
 
   #tick() {
-    if (this.#isDue && performance.now() < this.#notBefore) requestAnimationFrame(() => this.#tick());
+    if (this.#isDue && performance.now() < this.#notBefore)
+      requestAnimationFrame(() => this.#tick());
     else this.flush();
   }
 }

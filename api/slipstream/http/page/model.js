@@ -10,7 +10,8 @@ export class Model {
   #isKnown = false; // or asked for, until there is another key
   #known = null;
 
-  // key: gives the API key. onKnown: is given the model. onKeyNeeded: called where a key is asked for.
+  // key: gives the API key. onKnown: is given the model. onKeyNeeded: called where the server asks
+  // for a key.
   constructor({ key, onKnown, onKeyNeeded }) {
     this.#key = key;
     this.#onKnown = onKnown;
@@ -53,7 +54,10 @@ export class Model {
     facts.replaceChildren(
       ...rows([
         ["Model", known?.id ?? health?.model],
-        ["Longest request", known && `${known.max_model_len.toLocaleString("en")} tokens, prompt and answer`],
+        [
+          "Longest request",
+          known && `${known.max_model_len.toLocaleString("en")} tokens, prompt and answer`,
+        ],
         ["Served by", known?.owned_by],
         ["Since", known && new Date(known.created * 1000).toLocaleString()],
         ["Version", version?.version && `Slipstream ${version.version}`],
@@ -75,5 +79,8 @@ async function json(path) {
 function rows(facts) {
   return facts
     .filter(([, value]) => value)
-    .flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: value })]);
+    .flatMap(([name, value]) => [
+      element("dt", { textContent: name }),
+      element("dd", { textContent: value }),
+    ]);
 }

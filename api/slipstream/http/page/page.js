@@ -34,7 +34,7 @@ const model = new Model({
 });
 let conversation = new Conversation();
 let views = []; // of its turns
-let running = null; // {controller, key, id, isStopped, turn}
+let running = null; // {controller, key, id, isStopped, turn, conversation}
 
 function key() {
   return byId("key").value.trim();
@@ -51,7 +51,8 @@ function view() {
 
 // Checks the button of this value, if there is one.
 function choose(fieldset, value) {
-  for (const each of byId(fieldset).querySelectorAll("input")) each.checked ||= each.value === value;
+  for (const each of byId(fieldset).querySelectorAll("input"))
+    each.checked ||= each.value === value;
 }
 
 function say(text, kind = "") {
@@ -84,7 +85,12 @@ function addView(turn) {
     onRegenerate: (again) => ask(again.prompt, again),
   };
   const isBusy = running?.turn === turn;
-  const made = new TurnView(turn, views.length + 1, told, { candidates, kind: view(), isBusy, onRendered: follow });
+  const made = new TurnView(turn, views.length + 1, told, {
+    candidates,
+    kind: view(),
+    isBusy,
+    onRendered: follow,
+  });
   views.push(made);
   turnList.append(made.element);
   return made;
@@ -106,14 +112,18 @@ function showConversations() {
     ...others.map(({ id, title }) => element("option", { value: id, textContent: title })),
   );
   byId("conversations").value = conversation.id;
-  byId("delete").disabled = !conversation.turns.length;
+  byId("delete").disabled = running !== null || !conversation.turns.length;
 }
 
 function keep() {
   if (!conversation.turns.length) return;
   const isKept = history.save(conversation);
   showConversations();
-  if (!isKept) say("This browser has no room for this conversation: it is gone when the page is closed.", "bad");
+  if (!isKept)
+    say(
+      "This browser has no room for this conversation: it is gone when the page is closed.",
+      "bad",
+    );
 }
 
 // ---- an answer ----------------------------------------------------------------------------------
@@ -125,7 +135,14 @@ async function ask(text, again = null, turnMode = again?.mode ?? mode()) {
   const before = conversation.turns;
   const turn = new Turn(turnMode, text);
   conversation.turns = [...before.slice(0, again ? before.indexOf(again) : before.length), turn];
-  const mine = { controller: new AbortController(), key: key(), id: null, isStopped: false, turn, conversation };
+  const mine = {
+    controller: new AbortController(),
+    key: key(),
+    id: null,
+    isStopped: false,
+    turn,
+    conversation,
+  };
   running = mine;
   if (again) showTurns();
   else {
@@ -162,12 +179,20 @@ async function read(mine, shown) {
   const told = {
     lost: (hasBegun) => {
       lostAt = performance.now();
-      say(hasBegun ? "Connection lost; going on where it was …" : "No connection; trying again …", "bad");
+      say(
+        hasBegun ? "Connection lost; going on where it was …" : "No connection; trying again …",
+        "bad",
+      );
     },
-    resumed: () => say(`Connection lost, and gone on with after ${time((performance.now() - lostAt) / 1000)}.`),
+    resumed: () =>
+      say(`Connection lost, and gone on with after ${time((performance.now() - lostAt) / 1000)}.`),
   };
   try {
-    for await (const chunk of chunksOf(path, content, { key: mine.key, signal: mine.controller.signal, told })) {
+    for await (const chunk of chunksOf(path, content, {
+      key: mine.key,
+      signal: mine.controller.signal,
+      told,
+    })) {
       mine.id = chunk.id;
       mine.turn.answer.add(chunk);
       shown.answer.update();
@@ -200,7 +225,9 @@ function undo(turn, again, error) {
 }
 
 function announce({ text, toolCalls, numbers }) {
-  const said = text || (toolCalls.length ? `Calls ${toolCalls.map((call) => call.name).join(", ")}` : "Nothing");
+  const said =
+    text ||
+    (toolCalls.length ? `Calls ${toolCalls.map((call) => call.name).join(", ")}` : "Nothing");
   byId("announce").textContent = `Answered: ${said.slice(0, SAID_CHARS)}. ${numbers}`;
 }
 

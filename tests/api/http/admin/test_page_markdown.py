@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 from tests.helpers.browser import BROWSER_TESTS
@@ -299,6 +300,35 @@ def test_an_answer_is_shown_at_most_once_a_frame(viewer):
     num_frames, num_changes = counted
     assert 0 < num_changes <= num_frames + 2  # and one at the end, which does not wait
     assert "word 1999" in viewer.text
+
+
+def test_rendering_takes_a_quarter_of_the_time_at_most(viewer):
+    """With a clock of the test's: frames of 16 ms, renderings that take 20 ms."""
+    renderings = viewer.page.evaluate(
+        """async () => {
+          const { Frame } = await import("/page/frame.js");
+          const real = [performance.now, requestAnimationFrame];
+          let now = 0, waiting = [], begins = [];
+          performance.now = () => now;
+          window.requestAnimationFrame = (call) => waiting.push(call);
+          const frame = new Frame(() => { begins.push(now); now += 20; });
+          for (let each = 0; each < 100; each += 1) {
+            frame.ask();
+            frame.ask();
+            now += 16;
+            for (const call of waiting.splice(0)) call();
+          }
+          frame.ask();
+          frame.flush();
+          frame.flush();
+          [performance.now, window.requestAnimationFrame] = real;
+          return begins;
+        }"""
+    )
+    pauses = [after - before - 20 for before, after in pairwise(renderings)]
+    assert len(pauses) > 10
+    assert min(pauses[:-1]) >= 60  # the last rendering was asked for at once
+    assert max(pauses) < 60 + 16
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -34,7 +34,10 @@ export class Answer {
     const made = new Answer();
     made.text = String(kept.text);
     made.reasoning = String(kept.reasoning);
-    made.toolCalls = kept.toolCalls.map((call) => ({ name: String(call.name), arguments: String(call.arguments) }));
+    made.toolCalls = kept.toolCalls.map((call) => ({
+      name: String(call.name),
+      arguments: String(call.arguments),
+    }));
     made.reason = kept.reason in REASONS ? kept.reason : "stopped"; // a reload cut it off
     made.numTokens = Number(kept.numTokens);
     made.firstS = kept.firstS === null ? null : Number(kept.firstS);
@@ -57,7 +60,8 @@ export class Answer {
       const pieces = this.#reader.read(choice);
       const delta = choice.delta ?? { content: choice.text };
       this.text += delta.content ?? "";
-      this.reasoning += delta.reasoning_content ?? delta.reasoning ?? ""; // DeepSeek's name and vLLM's
+      // DeepSeek's name and vLLM's
+      this.reasoning += delta.reasoning_content ?? delta.reasoning ?? "";
       for (const call of delta.tool_calls ?? []) this.#addCall(call);
       this.pieces.push(...pieces);
       this.reason = choice.finish_reason ?? this.reason;
@@ -80,7 +84,8 @@ export class Answer {
     if (isSome || !this.isEmpty) this.#first ??= now;
     if (this.#first === null) return;
     this.firstS = (this.#first - this.#begin) / 1000;
-    if (this.numTokens > 1 && now > this.#first) this.perS = ((this.numTokens - 1) * 1000) / (now - this.#first);
+    if (this.numTokens > 1 && now > this.#first)
+      this.perS = ((this.numTokens - 1) * 1000) / (now - this.#first);
   }
 
   // How much has come, how fast, and why no more.

@@ -1,6 +1,7 @@
 // A conversation: a system prompt and turns, each a prompt and its answer.
 //
-// mode of a turn: "chat", which is sent with the turns before it, or "completion", which stands alone.
+// mode of a turn: "chat", which is sent with the turns before it, or "completion", which stands
+// alone.
 
 import { Answer } from "./answer.js";
 

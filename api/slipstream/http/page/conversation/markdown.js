@@ -86,7 +86,8 @@ export class Markdown {
   // A block of code that has grown is not made anew: a reader may be copying from it.
   #extend(token) {
     const before = this.#last?.token;
-    if (!CODES.includes(token.type) || before?.type !== token.type || before.info !== token.info) return false;
+    if (!CODES.includes(token.type) || before?.type !== token.type || before.info !== token.info)
+      return false;
     if (!token.content.startsWith(before.content)) return false;
     this.#last.node.querySelector("code").append(token.content.slice(before.content.length));
     this.#last.token = token;
@@ -169,7 +170,12 @@ export class Markdown {
     const name = `code block ${this.#numCodes} of ${this.#label.toLowerCase()}`;
     const code = element("code", { textContent: content });
     const copy = copyButton(`Copy ${name}`, () => code.textContent);
-    const head = element("div", { className: "code-head" }, element("span", { textContent: language }), copy);
+    const head = element(
+      "div",
+      { className: "code-head" },
+      element("span", { textContent: language }),
+      copy,
+    );
     const pre = element("pre", this.#scrolling("", `${language} ${name}`.trim()), code);
     return element("div", { className: "code" }, head, pre);
   }
@@ -180,7 +186,8 @@ export class Markdown {
   }
 }
 
-// A rule of the parser: `__name__` is a name of Python's, not strong text, which models write with **.
+// A rule of the parser: `__name__` is a name of Python's, not strong text, which models write
+// with **.
 function dunder(state, silent) {
   if (/\w/.test(state.src[state.pos - 1] ?? "")) return false;
   const name = /__\w+?__(?!\w)/y;
@@ -232,7 +239,12 @@ function offsetOfLine(text, line) {
 function linkTo(address) {
   const url = URL.canParse(address ?? "") ? new URL(address) : null;
   if (!url || !SCHEMES.includes(url.protocol)) return element("span");
-  return element("a", { href: url.href, title: url.href, target: "_blank", rel: "noopener noreferrer nofollow" });
+  return element("a", {
+    href: url.href,
+    title: url.href,
+    target: "_blank",
+    rel: "noopener noreferrer nofollow",
+  });
 }
 
 // A cell; a heading without a word is none.

@@ -17,7 +17,11 @@ export class TokenReader {
     const text = choice.delta ? (choice.delta.content ?? "") : choice.text;
     const chars = Array.from(text);
     const logprobs = choice.logprobs;
-    const tokens = !logprobs ? [] : logprobs.content ? this.#ofChat(logprobs.content) : this.#ofColumns(logprobs);
+    const tokens = !logprobs
+      ? []
+      : logprobs.content
+        ? this.#ofChat(logprobs.content)
+        : this.#ofColumns(logprobs);
     this.#shown += chars.length;
     let from = 0;
     const last = tokens.length - 1;
@@ -44,7 +48,10 @@ export class TokenReader {
     return content.map(({ token, logprob, bytes, top_logprobs }) => {
       const text = bytes ? this.#decoder.decode(new Uint8Array(bytes), { stream: true }) : token;
       end += Array.from(text).length;
-      const top = new Map([[token, logprob], ...top_logprobs.map((one) => [one.token, one.logprob])]);
+      const top = new Map([
+        [token, logprob],
+        ...top_logprobs.map((one) => [one.token, one.logprob]),
+      ]);
       return { token, logprob, top: [...top], end };
     });
   }
@@ -61,9 +68,15 @@ export class TokenView {
     this.#candidates = candidates;
     this.element = element("div", { className: "tokens", tabIndex: 0 });
     this.element.setAttribute("role", "group");
-    this.element.setAttribute("aria-label", `${label}. Left and right arrow keys go through its tokens.`);
+    this.element.setAttribute(
+      "aria-label",
+      `${label}. Left and right arrow keys go through its tokens.`,
+    );
     const look = (event) => this.#look(event.target.closest(".token"));
-    this.element.addEventListener("pointerover", (event) => event.pointerType === "mouse" && look(event));
+    this.element.addEventListener(
+      "pointerover",
+      (event) => event.pointerType === "mouse" && look(event),
+    );
     this.element.addEventListener("pointerleave", () => this.#look(null));
     this.element.addEventListener("click", look);
     this.element.addEventListener("blur", () => this.#look(null));

@@ -21,13 +21,20 @@ export class TurnView {
     this.#said = element("p", { className: "said", textContent: turn.prompt });
     this.#edit = button("Edit", `Edit prompt ${number}`, () => this.edit(turn.prompt));
     const tools = [this.#edit, copyButton(`Copy prompt ${number}`, () => turn.prompt)];
-    this.#prompt = element("div", { className: "prompt" }, this.#said, element("div", { className: "tools" }, ...tools));
+    this.#prompt = element(
+      "div",
+      { className: "prompt" },
+      this.#said,
+      element("div", { className: "tools" }, ...tools),
+    );
     this.answer = new AnswerView(turn.answer, {
       ...options,
       label: `Answer ${number}`,
       isMarkdown: turn.mode === "chat",
     });
-    const again = button("Regenerate", `Regenerate answer ${number}`, () => told.onRegenerate(turn));
+    const again = button("Regenerate", `Regenerate answer ${number}`, () =>
+      told.onRegenerate(turn),
+    );
     again.classList.add("asks", "again");
     this.#edit.classList.add("asks");
     const copy = copyButton(`Copy answer ${number}`, () => turn.answer.text);

@@ -101,8 +101,9 @@ function saysOf(steps, work, from, to) {
   const worked = covered(work, from, to);
   const during = worked ? coveredBoth(work, steps, from, to) / worked : 0;
   const numSteps = `${whole.format(shown.length)} ${shown.length === 1 ? "step" : "steps"}`;
+  const numRows = `${tenths.format(rows)} ${rows === 1 ? "request" : "requests"}`;
   const said = [
-    `${numSteps} of ${time(took / 1e6)} for ${tenths.format(rows)} ${rows === 1 ? "request" : "requests"}`,
+    `${numSteps} of ${time(took / 1e6)} for ${numRows}`,
     `worker busy ${percentOf(worked / (to - from))}`,
   ];
   if (worked) said.push(`${percentOf(during)} of that while a step ran`);
