@@ -18,6 +18,8 @@ class Status(Struct, frozen=True, omit_defaults=True):
     beat: its loop is turning.
     loading: no beats are to be expected while it loads.
     drained: everything that it had when it was told to drain has ended.
+    num_running: the requests that it had when it was told to drain; None before that.
+    num_cut: those of them that the drain's end cut off, with `drained`.
     detail: what it serves, for people.
     error: why it cannot do what it was told; a replacement could not either.
     last_words: the exception that ends it.
@@ -35,3 +37,5 @@ class Status(Struct, frozen=True, omit_defaults=True):
     last_words: str = ""
     numbers: Numbers | None = None
     processes: Annotated[dict[Name, State], Meta(max_length=16)] = {}
+    num_running: int | None = None
+    num_cut: int = 0

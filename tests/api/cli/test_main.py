@@ -417,7 +417,9 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
     deadline = threading.Timer(PATIENCE_S, process.kill)
     deadline.start()
     try:
-        lines = [process.stdout.readline() for _ in range(7)]
+        assert process.stdout.readline() == "starting simulated:step_ms=1 ...\n"
+        lines = [process.stdout.readline() for _ in range(8)]
+        assert lines.pop(3) == "\n"
         ready = {line.split(" (process ")[0]: line for line in lines[:3]}
         assert set(ready) == {"core ready", "worker ready", "http ready"}
         http_address = ready["http ready"].split("serving on ")[1].strip()
@@ -426,7 +428,7 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         assert lines[3].startswith(f"serving at {address}")
         assert lines[4] == f"open {http_address} in a browser, or try:\n"
         assert address in lines[5]
-        curl = f"curl -N {http_address}/v1/completions"
+        curl = f"curl -N {http_address}/v1/chat/completions"
         assert lines[6].strip().startswith(curl)
         example = lines[6].strip().replace("$SLIPSTREAM_API_KEY", "a-secret")
         streamed = subprocess.run(example, shell=True, capture_output=True, text=True, check=True)
@@ -437,11 +439,13 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         second = subprocess.run(serve, capture_output=True, text=True, timeout=PATIENCE_S)
         assert (second.returncode, second.stdout) == (1, "")
         assert second.stderr.startswith(f"slipstream serve: runtime directory {folder} is in use")
+        assert "another --runtime-dir (and --http-port)" in second.stderr
+        assert second.stderr.count("\n") == 1
 
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = wait_for(process)
         assert process.returncode == 0
-        assert out == "stopping; running requests may take 10 s more; Ctrl-C again ends them now\n"
+        assert out == "stopping\n"
         assert "Traceback" not in err
         assert "a-secret" not in err + "".join(lines)
         assert "supervisor INFO draining (SIGINT)" in err

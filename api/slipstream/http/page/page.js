@@ -6,7 +6,7 @@ import { TokenReader, TokenView } from "./tokens.js";
 
 const NUM_LOGPROBS = 5;
 const KEY = "slipstream-key";
-const EXAMPLES = { chat: "What is an assert statement?", completion: "Exceptions are a means of" };
+const EXAMPLES = { chat: "What is an assert statement?", completion: "The with statement is used to" };
 const byId = (id) => document.getElementById(id);
 const form = byId("ask");
 const prompt = byId("prompt");
