@@ -40,8 +40,8 @@ def option_names(
 def with_option_names(message: str, names: Mapping[str, str], field: str | None = None) -> str:
     """The message with the options' names in place of keywords.
 
-    A keyword is replaced where it is `field` at the beginning, and elsewhere where it can be no other
-    word.
+    A keyword is replaced where it is `field` at the beginning, and elsewhere where it can be no
+    other word.
     """
     begins = (f"{field}: ", f"{field} is missing")
     if field is not None and field in names and message.startswith(begins):

@@ -151,8 +151,9 @@ class _Teller:
             case StackDraining():
                 _write(sys.stdout, "stopping")
             case RequestsRunning(num=num, within_s=within_s):
-                what = f"{'1 request' if num == 1 else f'{num} requests'} may go on for {within_s:.3g} s"
-                _write(sys.stdout, f"{what}; Ctrl-C again ends them now")
+                what = "1 request" if num == 1 else f"{num} requests"
+                until = f"for {within_s:.3g} s; Ctrl-C again ends them now"
+                _write(sys.stdout, f"{what} may go on {until}")
             case StackFailed(error=error):
                 _write(sys.stderr, f"slipstream serve: {with_option_names(error, self._names)}")
 

@@ -307,7 +307,7 @@ def test_a_model_that_cannot_be_is_refused_with_what_can(model):
     ],
 )
 def test_a_tokenizer_that_cannot_be_is_refused(model, tokenizer):
-    with pytest.raises(BadRequestError, match="tokenizer(: got | is missing)"):
+    with pytest.raises(BadRequestError, match=r"tokenizer(: got | is missing)"):
         model_and_tokenizer(model, tokenizer)
 
 
