@@ -37,12 +37,10 @@ def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     if is_model and _is_gguf(path):
         raise wrong_option(option, value, _NO_GGUF)
     if path.exists() or not _HUB_ID.fullmatch(value):
-        if is_model and path.is_dir():
-            why = f"{path.absolute()} has no {_CONFIG}"
-            raise wrong_option(option, value, f"a folder with a {_CONFIG} and safetensors; {why}")
         folder = f"a folder with a {_CONFIG if is_model else 'tokenizer'}"
         allowed = ", ".join(filter(None, (folder, "a hub id (NAME or ORGANISATION/NAME)", more)))
-        raise wrong_option(option, value, f"{allowed}{_nearest(path)}")
+        lacks = f"; {path.absolute()} has no {_CONFIG}" if value and path.is_dir() else ""
+        raise wrong_option(option, value, f"{allowed}{lacks or _nearest(path)}")
     return value
 
 

@@ -235,6 +235,19 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
             ["serve", "--port", "x"],
             "serve: --port: got 'x', allowed: an integer >= 0 and <= 65535",
         ),
+        (
+            ["serve", "simulated:step=1"],
+            "serve: MODEL: simulated:step=1: unknown option 'step'; known: step_ms, ",
+        ),
+        (
+            ["serve", "--kv-cache-gib", "400000"],
+            "serve: --kv-cache-gib: got 400000.0, allowed: less than this machine's memory, ",
+        ),
+        (["serve", "./docs"], "serve: MODEL: got './docs', allowed: a folder with a config.json, "),
+        (
+            ["generate", "x", "--address", "http://127.0.0.1:8000"],
+            "generate: --address: got 'http://127.0.0.1:8000', allowed: ipc:///PATH or tcp://HOST:P",
+        ),
         (["serve", "--native", "x"], "serve: --native: got 'x', allowed: true or false\n"),
         (
             ["generate", "x", "--max-tokens", "x"],
@@ -290,7 +303,7 @@ def test_what_the_server_refuses_is_one_line_and_code_2(address, capsys):
 
 def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
     process = subprocess.Popen(
-        [*COMMAND, "generate", "simulated:stp_ms=1", "--prompt", "x"],
+        [*COMMAND, "generate", "simulated:vocab_size=5", "--prompt", "x"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -299,9 +312,22 @@ def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
     out, err = wait_for(process)
     assert (process.returncode, out) == (1, "")
     started, error = err.splitlines()
-    assert started == "no server runs: starting one with simulated:stp_ms=1 ..."
-    assert error.startswith("slipstream generate: core: ")
-    assert "known: step_ms" in error
+    assert started == "no server runs: starting one with simulated:vocab_size=5 ..."
+    assert error.startswith("slipstream generate: core: option 'vocab_size' is 5, but ")
+
+
+def test_a_server_that_fails_is_one_line_and_code_1(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "simulated:vocab_size=5", "--no-http"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    out, err = wait_for(process)
+    assert (process.returncode, out) == (1, "starting simulated:vocab_size=5 ...\n")
+    assert err.startswith("slipstream serve: core: option 'vocab_size' is 5, but ")
+    assert err.count("\n") == 1
 
 
 def test_a_fault_of_our_own_is_told_as_such(monkeypatch, capsys):
