@@ -9,7 +9,7 @@ from typing import Any, TypedDict, get_args
 
 from slipstream.client.connection.queries import checked_template
 from slipstream.client.stream import OutputKind
-from slipstream.errors import bad_request
+from slipstream.errors import bad_request, unknown_option
 from slipstream.requests import checked_params
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import SamplingOptions, SamplingParams, TemplateOptions
@@ -83,6 +83,7 @@ def options_for_one(
 
     Raises: BadRequestError.
     """
+    _check_names(options, RequestOptions)
     given, rest = _renamed(sampling_params, options)
     names = ("label", "priority", "stream_id", "cache_salt")
     of_request = {name: rest.pop(name) for name in names if name in rest}
@@ -96,6 +97,7 @@ def options_for_many(
     options: CallOptions,
 ) -> CheckedOptions:
     """The options of a call with these prompts. Otherwise as `options_for_one`."""
+    _check_names(options, CallOptions)
     given, rest = _renamed(sampling_params, options)
     of_request = {name: rest.pop(name) for name in ("priority", "cache_salt") if name in rest}
     template = _template(rest)
@@ -107,6 +109,13 @@ def check_kind(kind: OutputKind) -> None:
     allowed = get_args(OutputKind)
     if kind not in allowed:
         raise bad_request(BadRequest("output_kind", kind, "one of " + ", ".join(allowed)))
+
+
+def _check_names(options: Mapping[str, Any], of_call: type) -> None:
+    known = of_call.__annotations__
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known.keys() - {_FORMER_NAME} | {"sampling_params"})
 
 
 def _renamed(sampling_params: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
