@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta, Struct, inspect
 
-from slipstream.errors import wrong_option
-from slipstream.spelling import did_you_mean
+from slipstream.errors import unknown_option, wrong_option
 from slipstream.stack.children.listeners import MAX_FRONTS
 from slipstream.vllm_names import SETTINGS, without_unsupported
 from slipstream_ipc.telemetry.logs import LogFormat
@@ -414,8 +413,7 @@ def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> Sta
     options = without_unsupported(options, SETTINGS)
     for name, value in options.items():
         if name not in _FIELDS:
-            hint = did_you_mean(name, _FIELDS) or f": {', '.join(sorted(_FIELDS))}"
-            raise wrong_option("option", name, f"a setting of a stack{hint}")
+            raise unknown_option(name, _FIELDS)
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
         except msgspec.ValidationError:

@@ -45,7 +45,7 @@ def configs(folder: Path, **options: object) -> tuple[CoreConfig, WorkerConfig]:
     [
         (
             {"max_num_seq": 3},
-            ["option: got 'max_num_seq', allowed: ", "did you mean max_num_seqs?"],
+            ["there is no option max_num_seq; did you mean ", "did you mean max_num_seqs?"],
         ),
         ({"max_num_seqs": 0}, ["max_num_seqs: got 0, allowed: an integer >= 1"]),
         ({"max_num_seqs": "8"}, ["max_num_seqs: got '8'"]),
