@@ -185,6 +185,18 @@ def test_stop_ends_the_answer_here_and_in_the_engine(look, slow):
     assert viewer.text == text
 
 
+def test_a_reload_ends_the_answer_in_the_engine_and_keeps_what_came(look, slow):
+    viewer = look(slow)
+    viewer.ask("Once", max_tokens="4000")
+    viewer.wait_for_tokens(50)
+    viewer.page.reload()
+    viewer.wait_for("document.querySelector('.turn')")
+    text = viewer.text
+    assert len(text) >= 50
+    assert completed(slow, "Once", 1500)["text"].startswith(text)
+    viewer.wait_for("document.querySelector('#requests .value').textContent === '0'")
+
+
 def test_enter_sends_and_what_runs_is_shown(look, slow):
     viewer = look(slow)
     viewer.set(max_tokens="1000")
