@@ -20,7 +20,7 @@ from slipstream import Stack
 
 # The driver's event loop cannot go on where a timeout has interrupted it, and each test behind that
 # would hang, too: a timeout ends this process.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S, method="thread")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(method="thread")]
 
 PATIENCE_MS = PATIENCE_S * 1000
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
