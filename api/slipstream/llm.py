@@ -21,11 +21,14 @@ from tqdm import tqdm
 
 from slipstream import sampling_params
 from slipstream.client.options import CallOptions, CheckedOptions, options_for_many
+from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import RequestOutput
+from slipstream.progress import Progress
 from slipstream.prompts import Conversation, Prompt, is_prompt_mapping
 from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments, StackError
+from slipstream.vllm_names import LLM_MEMBERS, missing_member
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 
@@ -39,6 +42,8 @@ _STREAM_INTERVAL = 64  # tokens: partial output is not shown, so large deltas ar
 class LLM:
     """A model that answers batches of prompts. Use it as a context manager, or `close` it.
 
+    Standard error shows the start.
+
     model, settings: as in `Stack`, except that spare processes are off by default.
 
     Raises: the errors of `Stack`.
@@ -48,7 +53,9 @@ class LLM:
         self, model: str | os.PathLike[str] | None = None, **settings: Unpack[StackArguments]
     ) -> None:
         for_a_batch: StackArguments = {**SHORT_LIVED, **settings}
-        self._stack = Stack(model, **for_a_batch)
+        name = MODEL_NAME if model is None else os.fspath(model)
+        with Progress(f"starting {name}", done=f"started {name}: ready"):
+            self._stack = Stack(model, **for_a_batch)
         try:
             self._client = self._stack.client()
         except BaseException:
@@ -120,6 +127,13 @@ class LLM:
         return sampling_params.SamplingParams(
             **{name: value for name, value in defaults.items() if value is not None}
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name in LLM_MEMBERS:
+                raise missing_member("LLM", name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def close(self) -> None:
         """Stop the stack. Idempotent."""

@@ -8,11 +8,13 @@ from typing import Any, TypedDict
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage
 from slipstream_ipc.validation.chat_template import template_message
+from slipstream_ipc.validation.field_types import field_error
 from slipstream_ipc.validation.sampling_params import check_turns, token_ids_from
 
 
@@ -26,6 +28,12 @@ class TokensPrompt(TypedDict):
     """A prompt of token ids in vLLM's form: `{"prompt_token_ids": [...]}`."""
 
     prompt_token_ids: Sequence[int]
+
+
+class TextPart(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A part of a message's content."""
+
+    text: str
 
 
 Conversation = Sequence[ChatMessage | Mapping[str, Any]]
@@ -81,11 +89,11 @@ def _message(index: int, given: object) -> ChatMessage:
     try:
         if isinstance(given, ChatMessage):
             given = msgspec.to_builtins(given)  # a Struct's constructor checks no types
-        elif isinstance(given, Mapping) and given.get("tool_calls") and "content" in given:
-            given = {**given, "content": given["content"] or ""}  # may be null beside tool calls
+        elif isinstance(given, Mapping) and "content" in given:
+            given = {**given, "content": _content(field, given)}
         message = msgspec.convert(given, ChatMessage)
     except msgspec.ValidationError as error:
-        raise BadRequest(field, given, f"role and content, both strings ({error})") from None
+        raise field_error(error, ChatMessage, given, where=field) from None
     checked_utf8(field, message.role + message.content)
     if message.name is not None:
         checked_utf8(f"{field}.name", message.name)
@@ -96,6 +104,25 @@ def _message(index: int, given: object) -> ChatMessage:
             raise BadRequest(field, message, "text that UTF-8 can hold") from error
         template_message(message, field)
     return message
+
+
+def _content(field: str, message: Mapping[str, object]) -> object:
+    """A message's content, with text parts joined. Raises: BadRequest."""
+    content = message["content"]
+    if content is None and message.get("tool_calls"):
+        return ""
+    if not isinstance(content, Sequence) or isinstance(content, str):
+        return content
+    try:
+        return joined_parts(msgspec.convert(content, tuple[TextPart, ...]))
+    except msgspec.ValidationError as error:
+        where = f"{field}.content"
+        raise field_error(error, tuple[TextPart, ...], content, where=where) from None
+
+
+def joined_parts(parts: Sequence[TextPart]) -> str:
+    """The text of a message whose content is given in parts."""
+    return "".join([part.text for part in parts])
 
 
 def checked_utf8(field: str, text: str) -> str:

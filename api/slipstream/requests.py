@@ -18,7 +18,7 @@ from msgspec import Raw
 from slipstream.errors import bad_request
 from slipstream.prompts import Prompt, checked_prompt, checked_utf8
 from slipstream_ipc.columns import u32
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     ClientToWorker,
     Frame,
@@ -39,7 +39,7 @@ from slipstream_ipc.validation.sampling_params import (
     check_prompt,
     params_from,
 )
-from slipstream_ipc.validation.structured_output import json_as_text
+from slipstream_ipc.validation.structured_output import check_form, json_as_text
 
 _OTHER_BYTES = 64  # at most, for each answer after the first
 _codec = client_codec()
@@ -54,7 +54,8 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
         if params is None:
             found = params_from(options)
         elif options:
-            names = ", ".join(sorted(options))
+            params_from(options)  # an unknown option is reported as such
+            names = Summary(f"it and {', '.join(sorted(options))}")
             allowed = "either sampling_params or single options, not both"
             raise BadRequest("sampling_params", names, allowed)
         elif isinstance(params, SamplingParams):
@@ -68,6 +69,16 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
         as_text = json_as_text(found.structured_outputs)
         found = msgspec.structs.replace(found, structured_outputs=as_text)
     return found
+
+
+def check_outputs(outputs: StructuredOutputs) -> None:
+    """Check a form of answers by itself. Raises: BadRequestError."""
+    try:
+        params = params_from({"structured_outputs": outputs})
+        assert params.structured_outputs is not None
+        check_form(params.structured_outputs)
+    except BadRequest as error:
+        raise bad_request(error) from None
 
 
 def new_submit(
@@ -130,7 +141,7 @@ def new_submits(
         check_cache_salt(cache_salt or "")
         text, token_ids, messages = checked_prompt(prompt)
         if template is not None and not messages:
-            given = "text" if text is not None else "token ids"
+            given = Summary("text" if text is not None else "token ids")
             raise BadRequest("prompt", given, "chat messages beside options of the chat template")
         plain = Submit(
             handle=0,
@@ -156,7 +167,7 @@ def new_submits(
                 encoded = _encoded(params)
                 num_bytes = num_plain_bytes + memoryview(encoded).nbytes
                 if num_bytes > MAX_MESSAGE_BYTES:
-                    given = f"a request of {num_bytes} bytes"
+                    given = Summary(f"a request of {num_bytes} bytes")
                     raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
                 shared = params
                 plain = msgspec.structs.replace(plain, params=encoded)

@@ -213,7 +213,7 @@ def test_gaps_are_those_that_end_while_something_arrives():
         ("--variants plain,plane", "variants"),
         ("--modes both", "modes"),
         ("--batches 0", "batches"),
-        ("--steps-ms 0.5", "steps_ms"),
+        ("--steps-ms 0.5", "--steps-ms: got"),
         ("--against vllm", "--vllm-python"),
         ("--stops --png /tmp/stops.png", "png"),
         ("--runs 0", "runs"),

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.browser import PATIENCE_MS, running_browser
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
 from tests.helpers.processes import started
@@ -28,8 +28,6 @@ from slipstream import Stack
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = PATIENCE_S * 1000
 
 
 class Files(SimpleHTTPRequestHandler):
@@ -257,14 +255,8 @@ def post_text(port: int, text: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    playwright_api = pytest.importorskip("playwright.sync_api")
-    with playwright_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with running_browser() as running:
         yield running
-        running.close()
 
 
 def test_page_goes_on_after_its_servers_front_has_died(

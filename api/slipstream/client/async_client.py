@@ -67,6 +67,11 @@ class AsyncStream(BaseStream, AsyncIterator[Delta]):
         self._client = client  # keeps the client open: it closes when garbage collected
         self._wakeup = TaskWakeup()
 
+    def __aiter__(self) -> AsyncStream:
+        """Raises: ClosedError for a stream that was closed before it was read to its end."""
+        self._check_open()
+        return self
+
     async def __anext__(self) -> Delta:
         while True:
             try:

@@ -65,6 +65,11 @@ class Stream(BaseStream, Iterator[Delta]):
         self._client = client  # keeps the client open: it closes when garbage collected
         self._wakeup: ThreadWakeup[StreamState] = ThreadWakeup()
 
+    def __iter__(self) -> Stream:
+        """Raises: ClosedError for a stream that was closed before it was read to its end."""
+        self._check_open()
+        return self
+
     def __next__(self) -> Delta:
         while True:
             try:

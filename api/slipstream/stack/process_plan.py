@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream.errors import missing_option, wrong_option
+from slipstream.errors import BadRequestError, missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.log_level import check_log_level
@@ -26,13 +27,14 @@ from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
 from slipstream.tracing.parts import checked_trace
 from slipstream.trusted_proxies import TrustedProxies
+from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.sockets import check_address
+from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 CORE_SOCKET = "core.sock"
 FRONT = "http"  # the process name of a single front; several are http-0, http-1, ...
 _KEYS = "printable ASCII without spaces, not empty"
-SIMULATED = "simulated:"
 RANDOM = "random:"
 
 _TOKENIZER = "tokenizer="
@@ -83,6 +85,7 @@ def plan_stack(
     """
     check_log_level()
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    _check_cache(settings, model)
     for option, value in (("model", model), ("tokenizer", tokenizer)):
         if not value.startswith((SIMULATED, RANDOM, "/")):
             check_hub(option, value)
@@ -149,6 +152,18 @@ def plan_stack(
 def _model_name(settings: StackSettings) -> str:
     """The model's name, as clients and metrics have it."""
     return settings.served_model_name or settings.model or MODEL_NAME
+
+
+def _check_cache(settings: StackSettings, model: str) -> None:
+    """Refuse a cache that this machine can never hold. The core checks it beside the weights, and
+    within the limits of control groups. Raises: BadRequestError.
+    """
+    if settings.num_blocks is not None or settings.device == "cuda" or model.startswith(SIMULATED):
+        return
+    total_gib = psutil.virtual_memory().total / 2**30
+    if settings.kv_cache_gib > total_gib:
+        allowed = f"less than this machine's memory, {total_gib:.1f} GiB"
+        raise wrong_option("kv_cache_gib", settings.kv_cache_gib, allowed)
 
 
 def _demo_options(settings: StackSettings) -> dict[str, Any]:
@@ -351,6 +366,11 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
         raise wrong_option("tokenizer", given, allowed)
     others = [option for option in options if not option.startswith(_TOKENIZER)]
     played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
+    try:
+        parse_simulated(played)
+    except ValueError as error:
+        message = str(error).replace(played, model)
+        raise BadRequestError(Fault("bad_request", f"model: {message}", "model")) from None
     return played, str(path.parent if path.is_file() else path)
 
 

@@ -94,7 +94,8 @@ def _lock(path: Path) -> int:
         os.close(fd)
         message = (
             f"runtime directory {path.parent} is in use by another stack (its supervisor is "
-            f"process {owner}): stop that stack, or choose another runtime_dir"
+            f"process {owner}): stop that stack, or give this one another runtime_dir (and "
+            "http_port)"
         )
         raise RuntimeDirectoryInUseError(message) from None
     with contextlib.suppress(FileNotFoundError):

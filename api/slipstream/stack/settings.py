@@ -15,7 +15,9 @@ from msgspec import Meta, Struct, inspect
 from slipstream.errors import wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.children.listeners import MAX_FRONTS
+from slipstream.vllm_names import SETTINGS, without_unsupported
 from slipstream_ipc.telemetry.logs import LogFormat
+from slipstream_ipc.validation.field_types import values_of
 
 MODEL = "model"
 HTTP = "HTTP server"
@@ -410,18 +412,21 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
 def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> StackSettings:
     """Settings from keyword options, or from the strings of a command line (`from_text`).
 
+    Settings of vLLM's that are not supported yet are left out where they change nothing.
+
     Raises: BadRequestError (a ValueError) with the option, its value and what is allowed.
     """
+    options = without_unsupported(options, SETTINGS)
     for name, value in options.items():
         if name not in _FIELDS:
             hint = did_you_mean(name, _FIELDS) or f": {', '.join(sorted(_FIELDS))}"
-            raise wrong_option("option", name, f"a setting of StackSettings{hint}")
+            raise wrong_option("option", name, f"a setting of a stack{hint}")
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
         except msgspec.ValidationError:
             allowed = allowed_values(name, in_python=not from_text)
             raise wrong_option(name, value, allowed) from None
-    return msgspec.convert(dict(options), StackSettings, strict=not from_text)
+    return msgspec.convert(options, StackSettings, strict=not from_text)
 
 
 @cache  # the command line reads each option once for each command
@@ -463,37 +468,3 @@ def _metadata(name: str) -> inspect.Metadata:
 def allowed_values(name: str, *, in_python: bool = True) -> str:
     """An option's allowed values, for help texts and errors; on a command line None is none."""
     return values_of(_type_info(name), in_python=in_python)
-
-
-def values_of(info: inspect.Type, *, in_python: bool) -> str:
-    """A type's values in words."""
-    match info:
-        case inspect.Metadata(type=inner):
-            return values_of(inner, in_python=in_python)
-        case inspect.UnionType(types=types):
-            kept = [one for one in types if in_python or not isinstance(one, inspect.NoneType)]
-            return " or ".join(values_of(one, in_python=in_python) for one in kept)
-        case inspect.LiteralType(values=values):
-            names = ", ".join(str(value) for value in values)
-            return f"one of {names}" if len(values) > 1 else names
-        case inspect.IntType():
-            return "an integer" + _bounds(info)
-        case inspect.FloatType():
-            return "a number" + _bounds(info)
-        case inspect.VarTupleType(item_type=item):
-            is_text = isinstance(item, inspect.StrType)
-            if is_text:
-                return "a list of strings"
-            return f"a list of: {values_of(item, in_python=in_python)}"
-        case inspect.BoolType():
-            return "True or False" if in_python else "true or false"
-        case inspect.NoneType():
-            return "None"
-        case _:
-            return "a string"
-
-
-def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
-    bounds = (("> ", info.gt), (">= ", info.ge), ("< ", info.lt), ("<= ", info.le))
-    shown = " and ".join(f"{sign}{bound:g}" for sign, bound in bounds if bound is not None)
-    return f" {shown}" if shown else ""

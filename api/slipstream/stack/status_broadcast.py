@@ -23,7 +23,7 @@ class StatusBroadcast:
 
     def send(self, now: float) -> None:
         """Send what has changed and what is due."""
-        processes = {
+        processes: dict[str, str] = {
             name: own.state
             for role in self._roles.values()
             for name, own in role.own_processes.items()

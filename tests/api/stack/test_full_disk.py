@@ -44,7 +44,7 @@ def test_a_full_disk_is_told_by_the_supervisor(tmp_path: Path) -> None:
     assert left == "", "a file in the folder that it was refused"
     assert said == (
         f"slipstream serve: runtime directory {tmp_path}/run cannot be written (No space left on "
-        "device): free space there, or choose another runtime_dir\n"
+        "device): free space there, or choose another --runtime-dir\n"
     )
 
 

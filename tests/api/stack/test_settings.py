@@ -58,9 +58,9 @@ def configs(folder: Path, **options: object) -> tuple[CoreConfig, WorkerConfig]:
         ({"gpu_memory_utilization": 1.0}, ["gpu_memory_utilization: got 1.0"]),
         ({"grace_s": -1}, ["grace_s: got -1, allowed: a number >= 0"]),
         ({"dtype": "int8"}, ["dtype: got 'int8', allowed: one of auto, bfloat16"]),
-        ({"max_model_len": 0}, ["max_model_len: got 0, allowed: an integer >= 1 or None"]),
+        ({"max_model_len": 0}, ["max_model_len: got 0, allowed: an integer >= 1, or None"]),
         ({"stream_interval": 0}, ["stream_interval: got 0, allowed: an integer >= 1 or auto"]),
-        ({"http_port": 65536}, ["http_port: got 65536, allowed: an integer >= 0 and <= 65535 or"]),
+        ({"http_port": 65536}, ["http_port: got 65536, allowed: an integer >= 0 and <= 65535, or"]),
         ({"model": 7}, ["model: got 7, allowed: a string"]),
     ],
 )

@@ -177,8 +177,8 @@ def answer(port: int) -> str:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["/nowhere/model"], "model: got '/nowhere/model'"),
-        (["--max-num-seqs", "0"], "max_num_seqs: got"),
+        (["/nowhere/model"], "MODEL: got '/nowhere/model'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs: got"),
         (["--max-nun-seqs", "8"], "did you mean --max-num-seqs?"),
         (["simulated:stp_ms=1", "--no-http"], "known: step_ms"),  # found by the core's process
     ],

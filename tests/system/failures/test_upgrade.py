@@ -223,6 +223,30 @@ def test_before_the_restart_its_processes_are_replaced_by_their_own_version(
         assert text + "".join(delta.text for delta in stream) == whole[0]
 
 
+def test_a_version_that_is_installed_over_a_running_one_does_not_mix_with_it(
+    tmp_path: Path, whole: list[str]
+) -> None:
+    environment, port = tmp_path / "one", free_port()
+    install(environment, OLD)
+    with (
+        Server(environment, tmp_path / "s", port) as old,
+        Client(old.address, timeout_s=PATIENCE_S) as client,
+    ):
+        stream = client.stream(PROMPTS[0], **PARAMS)
+        text = next(stream).text
+        [site] = environment.glob("lib/*/site-packages")
+        for folder in (*site.glob("slipstream*"), environment / "bin"):
+            shutil.rmtree(folder)
+        install(environment, NEW)
+        [pid] = re.findall(r"worker ready \(process (\d+)", old.told)
+        psutil.Process(int(pid)).kill()
+        old.wait_for(f"the stack runs version {OLD}, and version {NEW} is installed by now")
+        assert old.process.wait(PATIENCE_S) == 1  # systemd starts it again
+        with Server(environment, tmp_path / "s", port) as new:
+            assert new.version == NEW
+            assert text + "".join(delta.text for delta in stream) == whole[0]
+
+
 def test_behind_a_proxy_the_old_one_ends_what_it_has_while_the_new_one_serves(
     versions: Path, tmp_path: Path, whole: list[str]
 ) -> None:

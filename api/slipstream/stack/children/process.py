@@ -46,15 +46,18 @@ from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
     PARENT_PID_VARIABLE,
     STATUS_FD_VARIABLE,
+    VERSION_VARIABLE,
     Activate,
     Command,
     Condition,
     Drain,
+    installed_version,
 )
 from slipstream_ipc.telemetry.statistics import Numbers
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
+_VERSION = installed_version()  # when this process began; another may be installed later
 # signals that a process causes itself; others are sent to it
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _BUSY_CPU_SHARE = 0.1  # of the time in which it was not kept waiting for a CPU
@@ -105,6 +108,8 @@ class Child:
         self.state: Literal["starting", "ready", "gone"] = "starting"
         self.is_active = False  # whether it was activated; a spare is not
         self.is_drained = not spec.drains
+        self.num_running: int | None = None  # requests, when it was told to drain
+        self.num_cut = 0  # of them, what the drain's end cut off
         self.detail = ""
         self.error = ""  # why it cannot serve, for the user
         self.is_misconfigured = False  # the configuration is at fault
@@ -135,6 +140,7 @@ class Child:
                     STATUS_FD_VARIABLE: str(status_end),
                     CONTROL_FD_VARIABLE: str(control_end),
                     PARENT_PID_VARIABLE: str(os.getpid()),
+                    VERSION_VARIABLE: _VERSION,
                     **listening,
                 },
                 process_group=0,
@@ -187,6 +193,9 @@ class Child:
             self.detail = status.detail or self.detail
             self._last_words = status.last_words or self._last_words
             self.is_drained = self.is_drained or status.drained
+            self.num_cut = self.num_cut or status.num_cut
+            if status.num_running is not None:
+                self.num_running = status.num_running
             self.numbers = status.numbers or self.numbers
             if status.beat:
                 self.last_beat_at = time.monotonic()
