@@ -109,11 +109,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | tuple[str, ...],
         _about(
             HTTP,
-            "key that HTTP requests must carry; $SLIPSTREAM_API_KEY is another (default: none, "
-            "all requests are served)",
+            "key that HTTP requests must carry, seen by all users of the machine; "
+            "$SLIPSTREAM_API_KEY is another (default: none, all requests are served)",
             "KEY",
         ),
     ] = ()
+    api_key_file: Annotated[
+        str | None,
+        _about(HTTP, "file with more such keys, one on each line, read at the start", "FILE"),
+    ] = None
     allowed_origins: Annotated[
         str | tuple[str, ...],
         _about(
@@ -380,6 +384,7 @@ class StackOptions(TypedDict, total=False):
     http_workers: int
     host: str
     api_key: str | Sequence[str]
+    api_key_file: str | None
     allowed_origins: str | Sequence[str]
     allowed_hosts: str | Sequence[str]
     uds: str | None
