@@ -105,6 +105,11 @@ def bad_request(error: BadRequest) -> BadRequestError:
     return BadRequestError(error.fault)
 
 
+def missing_option(name: str, what: str) -> BadRequestError:
+    """The error for an option that is needed and was not given. what: what to do about it."""
+    return BadRequestError(Fault("bad_request", f"{name} is missing: {what}", name))
+
+
 def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:
     """The error for an option with an invalid value."""
     shown = "(not shown)" if name in _SECRETS else given

@@ -29,6 +29,7 @@ from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
 logger = logging.getLogger(__name__)
@@ -205,6 +206,7 @@ class Engine:
             plan.num_requests,
             "the request ends" if plan.num_requests == 1 else "each is retried alone",
             exc_info=error,
+            extra=of_requests(*self._manager.labels(at_fault.tolist())),
         )
         self._manager.end_by_fault(
             at_fault.tolist(), f"{error}; the request was alone in this step"

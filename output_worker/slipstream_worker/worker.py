@@ -116,7 +116,6 @@ class Worker:
             self.readers,
             self.retention,
             render_queue,
-            counters,
             prompts,
             detokenizers,
             may_return=may_return,

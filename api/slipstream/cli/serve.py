@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import shlex
 import shutil
@@ -31,12 +32,15 @@ from slipstream.stack.events import (
     StackReady,
 )
 from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, is_front, plan_stack
+from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import settings_from
-from slipstream.stack.supervisor import Supervisor, log_to_stderr
+from slipstream.stack.supervisor import Supervisor
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
+from slipstream_ipc.telemetry.logs import LogFormat, configure_logging
 from slipstream_ipc.transport.sockets import private_directory
 
 DEFAULT_HTTP_PORT = 8000
+_logger = logging.getLogger(__name__)
 
 
 def add_serve(parser: Parser) -> None:
@@ -72,6 +76,7 @@ def serve(arguments: argparse.Namespace) -> int:
     given = given_settings(arguments)
     if given.get("listen") and not {"keys", "insecure"} & given.keys():
         given |= {"keys": os.environ.get(KEYS_VARIABLE) or None}
+        arguments.option_names["keys"] = f"${KEYS_VARIABLE}"
     if arguments.no_http:
         for name in ("http_port", "uds"):
             if name in given:
@@ -85,8 +90,10 @@ def serve(arguments: argparse.Namespace) -> int:
     else:
         folder = Path(arguments.runtime_dir).absolute()
     config = plan_stack(settings, folder)
-    log_to_stderr()
-    teller = _Teller(has_keys=bool(api_keys(settings)), listen=settings.listen)
+    configure_logging(SUPERVISOR, settings.log_format)
+    teller = _Teller(
+        has_keys=bool(api_keys(settings)), listen=settings.listen, form=settings.log_format
+    )
     supervisor = Supervisor(config, teller)
     trace = checked_trace(settings.trace)
     if trace is None:
@@ -99,18 +106,21 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 class _Teller:
-    """Prints the supervisor's events to the terminal."""
+    """Prints the supervisor's events to the terminal; where the log is JSON, logs them."""
 
-    def __init__(self, *, has_keys: bool, listen: str | None = None) -> None:
+    def __init__(
+        self, *, has_keys: bool, listen: str | None = None, form: LogFormat = "text"
+    ) -> None:
         self._has_keys = has_keys
         self._listen = listen
+        self._is_logged = form == "json"
         self._http_address: str | None = None
 
     def __call__(self, event: Event) -> None:
         match event:
             case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
                 about = f": {detail}" if detail else ""
-                _write(sys.stdout, f"{name} ready (process {pid}, {seconds:.1f} s){about}")
+                self._say(f"{name} ready (process {pid}, {seconds:.1f} s){about}")
                 if is_front(name):
                     self._http_address = http_address_in(detail)
             case StackReady(address=address):
@@ -120,16 +130,28 @@ class _Teller:
                 if self._http_address is not None:
                     examples += f"\n  {_curl(self._http_address, has_keys=self._has_keys)}"
                 where = address if self._listen is None else f"{address} and {self._listen}"
-                _write(sys.stdout, f"serving at {where}; Ctrl-C ends it")
-                _write(sys.stdout, f"{_browse(self._http_address)}:{examples}")
+                self._say(f"serving at {where}; Ctrl-C ends it")
+                self._say(f"{_browse(self._http_address)}:{examples}")
             case ProcessRestarted(name=name, pid=pid, how=how, seconds=seconds):
                 about = f"process {pid}, {seconds:.2f} s after the end of the one before: {how}"
-                _write(sys.stdout, f"{name} restarted ({about})")
+                self._say(f"{name} restarted ({about})")
             case StackDraining(within_s=within_s):
                 what = f"running requests may take {within_s:g} s more; Ctrl-C again ends them now"
-                _write(sys.stdout, f"stopping; {what}")
+                self._say(f"stopping; {what}")
             case StackFailed(error=error):
-                _write(sys.stderr, f"slipstream serve: {error}")
+                self._fail(f"slipstream serve: {error}")
+
+    def _say(self, text: str) -> None:
+        if self._is_logged:
+            _logger.info("%s", text)
+        else:
+            _write(sys.stdout, text)
+
+    def _fail(self, text: str) -> None:
+        if self._is_logged:
+            _logger.error("%s", text)
+        else:
+            _write(sys.stderr, text)
 
 
 def _browse(address: str | None) -> str:

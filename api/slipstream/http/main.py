@@ -55,12 +55,13 @@ from slipstream_ipc.telemetry.trace import open_tracer
 # of requests at once are many young objects: at the default of 700, scanning them and everything
 # that older collections scan took a sixth of a short request's time.
 _YOUNG_OBJECTS = 10_000
+_NAME = "http"  # in logs and timelines
 _logger = logging.getLogger(__name__)
 
 
 def main() -> int:
     """Run until SIGTERM. Returns 0, or 1 if the address or the certificate cannot be used."""
-    config, stop = start_child("http", FrontConfig)
+    config, stop = start_child(_NAME, FrontConfig)
     commands, beats = ParentCommands(), Beats()
     listeners = Listeners.inherited()
     if wait_for_activation(commands, stop, beats) is None:
@@ -81,7 +82,8 @@ def main() -> int:
         if config.ssl_certfile is not None:
             tls = tls_context(config.ssl_certfile, config.ssl_keyfile)
     except OSError as error:
-        report(Status(error=f"ssl_certfile: {config.ssl_certfile}: {error}"))
+        why = f"ssl_certfile: {config.ssl_certfile}: {error}"
+        report(Status(error=why, is_misconfigured=True))
         return 1
     return uvloop.run(_serve(config, listeners, tls, stop, commands, beats))
 
@@ -99,10 +101,11 @@ async def _serve(
 
     def on_command() -> None:
         for command in commands.read():
+            app.health.note_report(time.monotonic())
             if isinstance(command, Drain):
                 drain_requested.set()
             elif isinstance(command, Condition):
-                app.processes = command.processes
+                app.health.processes = command.processes
             elif isinstance(command, Statistics):
                 app.statistics = command
                 app.live.add(command)
@@ -114,7 +117,7 @@ async def _serve(
     io = LoopIO(
         config.client_address,
         config.timeout_s,
-        open_tracer(config.trace, "http"),
+        open_tracer(config.trace, _NAME),
         outlives_server=False,  # the front and the worker stop together
     )
     cors = Cors(config.allowed_origins)
@@ -125,12 +128,19 @@ async def _serve(
         origins=config.allowed_origins,
     )
     app = App(
-        io, ApiKeys(config.api_keys), TokenTexts(config.tokenizer), config.limits, cors, hosts
+        io,
+        ApiKeys(config.api_keys),
+        TokenTexts(config.tokenizer),
+        config.limits,
+        cors,
+        hosts,
+        config.model_name,
+        config.hang_timeout_s,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":
         trusted = TrustedProxies(config.forwarded_allow_ips)
-        options["access_log"] = access_logger()
+        options["access_log"] = access_logger(_NAME, config.access_log)
         options["access_log_class"] = partial(AccessLog, trusted=trusted)
         options["access_log_format"] = config.access_log
     server = Server(app, config.limits, tls, **options)

@@ -25,6 +25,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     drain_s: float = 0.0
     listen: tuple[str, int] | None = None  # host and port of the HTTP fronts
     uds: str | None = None  # a unix socket's path, in place of host and port
+    log_stats_interval_s: float = 0.0
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from slipstream.stack.stack import LOG_LEVEL_VARIABLE
+from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE
 
 
 @contextlib.contextmanager

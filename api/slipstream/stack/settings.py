@@ -16,6 +16,7 @@ from slipstream.errors import wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.children.listeners import MAX_FRONTS
 from slipstream.vllm_names import SETTINGS, without_unsupported
+from slipstream_ipc.telemetry.logs import LogFormat
 from slipstream_ipc.validation.field_types import values_of
 
 MODEL = "model"
@@ -316,6 +317,18 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             NETWORK, "use tcp:// without keys: loopback only, open to all users of this machine"
         ),
     ] = False
+    log_format: Annotated[
+        LogFormat, _about(DIAGNOSIS, "form of the log's lines; with json, of the access log's too")
+    ] = "text"
+    log_stats_interval_s: Annotated[
+        float,
+        Meta(ge=0),
+        _about(
+            DIAGNOSIS,
+            "log a line on throughput and load this often while there is work; 0 logs none",
+            "SECONDS",
+        ),
+    ] = 5.0
     trace: Annotated[
         str | None,
         _about(
@@ -375,12 +388,18 @@ class StackOptions(TypedDict, total=False):
     ssl_keyfile: str | None
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
+    log_format: LogFormat
+    log_stats_interval_s: float
     trace: str | None
 
 
 # for the stack of one command or batch: a spare would be ready no sooner than the answer, and
-# preparing it takes CPU time from the model
-SHORT_LIVED: StackOptions = {"spare_worker": False, "spare_core": False}
+# preparing it takes CPU time from the model; standard error belongs to the command
+SHORT_LIVED: StackOptions = {
+    "spare_worker": False,
+    "spare_core": False,
+    "log_stats_interval_s": 0.0,
+}
 
 _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
 

@@ -44,8 +44,8 @@ from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.settings import StackOptions, settings_from
 from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
 from slipstream_ipc.messages import Fault
+from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 
-LOG_LEVEL_VARIABLE = "SLIPSTREAM_LOG_LEVEL"
 _END_S = 14.0  # the supervisor takes at most 13
 _MAX_UNREAD = 1000  # events; older ones are dropped
 
@@ -108,7 +108,11 @@ class Stack:
             [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, LOG_LEVEL_VARIABLE: level},
+            env={
+                **os.environ,
+                LOG_LEVEL_VARIABLE: level,
+                LOG_FORMAT_VARIABLE: checked.log_format,
+            },
             start_new_session=True,
         )
         assert self._process.stdout is not None

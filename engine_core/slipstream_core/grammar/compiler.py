@@ -34,6 +34,7 @@ from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, Lexer
 from slipstream_core.grammar.trial_client import GrammarTrial
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
+from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.validation.structured_output import kind_of
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,7 @@ class GrammarCompiler:
             except GrammarError as error:
                 done = Compiled(admit, None, Fault("bad_request", str(error), _FIELD))
             except Exception as error:
-                logger.exception("compiling a grammar failed")
+                logger.exception("compiling a grammar failed", extra=of_requests(admit.label))
                 why = f"{_FIELD}: {type(error).__name__} while compiling the grammar"
                 done = Compiled(admit, None, Fault("engine", why))
             self._done.put(done)

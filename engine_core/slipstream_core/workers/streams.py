@@ -10,6 +10,7 @@ Kept for each row are its history, log-probabilities, grammar, cursor and budget
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,6 +39,9 @@ from slipstream_ipc.messages import (
     Fault,
 )
 from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.telemetry.logs import of_requests
+
+logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 
@@ -135,12 +139,18 @@ class StreamManager:
             if stream is not None:
                 self._senders[stream.worker].mark_dirty(RowSet(np.array([row])))
 
+    def labels(self, rows: Sequence[int]) -> list[str]:
+        """The clients' names for the streams of these rows, which logs show as request ids."""
+        streams = [self._streams.at(row) for row in rows]
+        return [stream.registration.label for stream in streams if stream is not None]
+
     def end_by_fault(self, rows: Sequence[int], why: str) -> None:
         """End the streams of these rows with an engine error."""
         for row in rows:
             stream = self._streams.at(row)
             if stream is None or stream.is_over:
                 continue
+            logger.warning("the request ends by a fault", extra=of_requests(*self.labels([row])))
             fault = Fault("engine", why)
             self.end(stream, End("error", self.num_outputs(stream), fault=fault))
             self._senders[stream.worker].enqueue(

@@ -96,7 +96,7 @@ from slipstream_ipc.messages.shared import (
     ModelCard,
     SamplingDefaults,
 )
-from slipstream_ipc.messages.status import State, Status
+from slipstream_ipc.messages.status import OwnProcess, Status
 from slipstream_ipc.messages.tokenizer import (
     FromTokenizerProcess,
     Render,
@@ -147,6 +147,7 @@ __all__ = [
     "ModelCard",
     "OtherAdmit",
     "OtherAnswer",
+    "OwnProcess",
     "Ping",
     "Positions",
     "PromptLogprobs",
@@ -161,7 +162,6 @@ __all__ = [
     "SamplingOptions",
     "SamplingParams",
     "Starting",
-    "State",
     "Status",
     "Step",
     "StructuredOptions",

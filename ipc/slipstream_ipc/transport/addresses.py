@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import stat
@@ -22,11 +21,6 @@ TCP = "tcp://"
 
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel's limit is 107
 _LOCALHOST = "localhost"
-
-
-def short_id(secret: bytes) -> str:
-    """A short hash of a stream id or identity for logs: it identifies but gives no access."""
-    return hashlib.blake2b(secret, digest_size=4).hexdigest()
 
 
 # ---- folders of sockets ----------------------------------------------------------------------

@@ -35,8 +35,8 @@ from slipstream_ipc.messages import (
     Tokenize,
     UnknownStreams,
 )
+from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
-from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
 from slipstream_worker.clients.queries import ClientQueries
 from slipstream_worker.clients.readers import StreamReaders
@@ -72,7 +72,6 @@ class ClientMessages:
         readers: StreamReaders,
         retention: Retention,
         render_queue: RenderQueue[WorkerStream],
-        counters: RequestCounters,
         prompts: RenderSource,
         detokenizers: DetokenizerFactory,
         *,
@@ -86,7 +85,6 @@ class ClientMessages:
         self._readers = readers
         self._retention = retention
         self._render_queue = render_queue
-        self._counters = counters
         self._detokenizers = detokenizers
         self._queries = ClientQueries(readers, prompts)
         self.is_draining = False  # new requests are rejected
@@ -136,7 +134,7 @@ class ClientMessages:
             try:
                 self._register_and_submit(stream, answer, card)
             except Exception as error:
-                logger.exception("a stream failed")
+                logger.exception("a stream failed", extra=of_requests(stream.label))
                 why = f"{type(error).__name__} while accepting the request"
                 self._lifecycle.fail(stream, why)
 
@@ -153,18 +151,18 @@ class ClientMessages:
             known = self._streams.get(answer.stream_id)
             if isinstance(submission, Fault):
                 fault = submission if known is None else _CONFLICT
-                self._reject(session, answer.handle, fault)
+                self._reject(session, answer, fault)
                 continue
             try:
                 self._submit(session, answer, submission, card)
             except Exception as error:
-                logger.exception("a submission failed")
+                logger.exception("a submission failed", extra=of_requests(submit.label))
                 why = f"{type(error).__name__} while accepting the request"
                 taken_in = self._streams.get(answer.stream_id)
                 if taken_in is not None and taken_in is not known:
                     lifecycle.fail(taken_in, why)
                 else:
-                    self._reject(session, answer.handle, Fault("engine", why))
+                    self._reject(session, answer, Fault("engine", why))
 
     def _submit(
         self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard
@@ -176,23 +174,23 @@ class ClientMessages:
             return
         fault = self._retention.why_gone(submit.stream_id)
         if fault is not None:
-            self._reject(session, submit.handle, fault)
+            self._reject(session, submit, fault)
             return
         if self.is_draining and not submit.was_accepted:
             fault = Fault("overloaded", "the server is shutting down")
-            self._reject(session, submit.handle, fault, is_leaving=self._may_return)
+            self._reject(session, submit, fault, is_leaving=self._may_return)
             return
         try:
             check_answer(submit)
         except BadRequest as error:
-            self._reject(session, submit.handle, error.fault)
+            self._reject(session, submit, error.fault)
             return
         render = _render_of(submit, submission.bad_words, card)
         tenant = tenant_of(submit, session.identity)
         if render is not None and not submit.was_accepted:
             why = self._render_queue.why_full(render, tenant)
             if why:
-                self._reject(session, submit.handle, Fault("overloaded", why))
+                self._reject(session, submit, Fault("overloaded", why))
                 return
         fingerprint = submission.fingerprint(submit)
         stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=fingerprint)
@@ -211,7 +209,7 @@ class ClientMessages:
     ) -> None:
         """A duplicate: its client attached again before it got an answer, or was replaced."""
         if known.fingerprint != fingerprint:
-            self._reject(session, submit.handle, _CONFLICT)
+            self._reject(session, submit, _CONFLICT)
             return
         self._readers.read(known, session.identity, submit.handle, _position(submit))
         if known.stage in (Stage.RUNNING, Stage.ENDED):
@@ -255,10 +253,10 @@ class ClientMessages:
         self._readers.read(stream, session.identity, resume.handle, position)
 
     def _reject(
-        self, session: Session[Receipt], handle: int, fault: Fault, *, is_leaving: bool = False
+        self, session: Session[Receipt], submit: Submit, fault: Fault, *, is_leaving: bool = False
     ) -> None:
-        self._counters.rejected(fault.code)
-        self._readers.port(session.identity).enqueue(Rejected(handle, fault, is_leaving))
+        self._lifecycle.count_rejection(submit.label, fault)
+        self._readers.port(session.identity).enqueue(Rejected(submit.handle, fault, is_leaving))
 
 
 def _read(submit: Submit) -> Submission | Fault:
@@ -268,7 +266,7 @@ def _read(submit: Submit) -> Submission | Fault:
     except BadRequest as error:
         return error.fault
     except Exception as error:
-        logger.exception("a submission failed")
+        logger.exception("a submission failed", extra=of_requests(submit.label))
         return Fault("engine", f"{type(error).__name__} while accepting the request")
 
 

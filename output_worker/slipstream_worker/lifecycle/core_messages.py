@@ -36,6 +36,7 @@ from slipstream_ipc.messages import (
     Welcome,
 )
 from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_worker.clients.deltas_scalar import FEW
 from slipstream_worker.clients.latency import RequestCounters
@@ -154,7 +155,7 @@ class CoreMessages:
         try:
             output = open_output(admit, self._detokenizers)
         except Exception:
-            logger.exception("a stream cannot be restored")
+            logger.exception("a stream cannot be restored", extra=of_requests(admit.label))
             self._core.enqueue(Forget((admit.stream_id,)))
             return
         stream = WorkerStream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
@@ -264,7 +265,7 @@ class CoreMessages:
         try:
             self._lifecycle.push(stream, token_ids)
         except Exception as error:
-            logger.exception("a stream failed")
+            logger.exception("a stream failed", extra=of_requests(stream.label))
             self._lifecycle.fail(stream, f"{type(error).__name__} while processing its output")
 
     def _push(

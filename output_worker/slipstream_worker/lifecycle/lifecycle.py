@@ -28,6 +28,7 @@ from slipstream_ipc.messages import (
     Withdraw,
 )
 from slipstream_ipc.row_set import RowSet
+from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.statistics import WorkerGauges, WorkerNumbers
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
@@ -163,9 +164,17 @@ class StreamLifecycle:
 
     def reject(self, stream: WorkerStream, fault: Fault) -> None:
         """Reject a stream and drop it."""
-        self._counters.rejected(fault.code)
+        self.count_rejection(stream.label, fault)
         self._readers.reject(stream, fault)
         self._remove(stream)
+
+    def count_rejection(self, label: str, fault: Fault) -> None:
+        """Count and log a rejection. The fault's text is for the client: it may quote the
+        prompt.
+        """
+        self._counters.rejected(fault.code)
+        level = logging.WARNING if fault.code == "engine" else logging.DEBUG
+        logger.log(level, "rejected: %s", fault.code, extra=of_requests(label))
 
     def push(self, stream: WorkerStream, token_ids: Sequence[int]) -> None:
         """Process new tokens of a running stream, already in its history; they may end it."""
@@ -258,7 +267,7 @@ class StreamLifecycle:
         try:
             stream.output.finish(reason, fault)
         except Exception as error:
-            logger.exception("a stream failed at its end")
+            logger.exception("a stream failed at its end", extra=of_requests(stream.label))
             why = f"{type(error).__name__} while ending the stream"
             stream.output.end_with_error(Fault("engine", why))
 

@@ -75,8 +75,8 @@ class Submission:
         """Hash of an answer's content, 16 bytes; tells a duplicate from a conflict under the same
         id.
 
-        Independent of the client handle, of the other answers of the Submit, and of how much of the
-        answer its sender has.
+        Independent of the client handle, of the label, of the other answers of the Submit, and of
+        how much of the answer its sender has.
         """
         submit = self._submit
         if not self._digest:
@@ -86,7 +86,6 @@ class Submission:
                 submit.token_ids,
                 submit.messages,
                 submit.template,
-                submit.label,
                 submit.priority,
                 submit.cache_salt,
             )

@@ -28,7 +28,7 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     at, num = 0, len(token_ids)
     while at < num:
         begin = at
-        if fast is not None and is_settled(output):
+        if fast is not None and is_settled(stream, output):
             num_left = most_tokens - output.num_tokens - 1  # before the length limit
             stop = min(num, begin + num_left)
             while at < stop and columns.is_plain_for(fast, worker_row, token_ids[at]):

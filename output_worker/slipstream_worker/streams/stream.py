@@ -100,6 +100,12 @@ class WorkerStream:
     first_tokens: int = 0  # number of tokens sent then
     is_counted: bool = False  # its end was decided and counted by another worker
 
+    @property
+    def label(self) -> str:
+        """The client's name for the request, which logs show as its id."""
+        request = self.registration or self.submit
+        return "" if request is None else request.label
+
 
 class WorkerStreamTable:
     """Streams by id and by core row."""

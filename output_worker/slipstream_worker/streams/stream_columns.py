@@ -37,6 +37,7 @@ from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.messages import Admit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.row_table import RowTable, column
+from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.validation.sampling_params import stop_strings
 from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyView
 from slipstream_worker.output.stream_output import StreamOutput
@@ -321,7 +322,7 @@ class StreamColumns(RowTable):
         is_whole = output.end is None and sent.unit == output.log.num_units
         if self.fast is None or not is_whole or self.widths[worker_row] > MAX_NARROW:
             return
-        if is_settled(output):
+        if is_settled(stream, output):
             self.is_fast[worker_row] = True
             self.sent_chars[worker_row] = sent.num_chars
             self.sent_tokens[worker_row] = sent.num_tokens
@@ -409,12 +410,14 @@ class StreamColumns(RowTable):
         )
 
 
-def is_settled(output: StreamOutput) -> bool:
-    """Whether the output is settled; False if its detokeniser raises, as the next token will."""
+def is_settled(stream: WorkerStream, output: StreamOutput) -> bool:
+    """Whether a stream's output is settled; False if its detokeniser raises, as the next token
+    will.
+    """
     try:
         return output.is_settled
     except Exception:
-        logger.exception("a stream's detokeniser failed")
+        logger.exception("a stream's detokeniser failed", extra=of_requests(stream.label))
         return False
 
 

@@ -24,6 +24,7 @@ OF_THE_SUPERVISOR = {
     "max_restarts",
     "restart_window_s",
     "drain_s",
+    "log_stats_interval_s",
     "spare_core",
     "spare_worker",
 }
@@ -137,6 +138,7 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
     of_the_front.add("forwarded_allow_ips")
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
+    elsewhere.add("log_format")  # in the environment of all processes
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
@@ -182,6 +184,7 @@ def test_listeners_that_cannot_be(tmp_path, options, field):
 
 def test_what_the_supervisor_is_told(tmp_path):
     told = {"hang_timeout_s": 7.5, "max_restarts": 3, "restart_window_s": 60.0, "drain_s": 2.5}
+    told |= {"log_stats_interval_s": 0.5}
     plan = plan_stack(settings_from({**told, "spare_core": False, "http_port": 0}), tmp_path)
     assert {name: getattr(plan, name) for name in told} == told
     assert [child.has_spare for child in plan.children] == [False, True, False]
@@ -199,7 +202,8 @@ def front(folder: Path, **options: object) -> FrontConfig:
 def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
     monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
     default = front(tmp_path, http_port=0)
-    assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, port=0)
+    assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, MODEL_NAME, port=0)
+    assert front(tmp_path, http_port=0, served_model_name="mine").model_name == "mine"
     trace = str(tmp_path / "t.json")
     given = front(tmp_path, http_port=81, host="::1", api_key=["one", "two"], trace=trace)
     assert (given.port, given.host, given.api_keys) == (81, "::1", ("one", "two"))
@@ -307,7 +311,7 @@ def test_a_model_that_cannot_be_is_refused_with_what_can(model):
     ],
 )
 def test_a_tokenizer_that_cannot_be_is_refused(model, tokenizer):
-    with pytest.raises(BadRequestError, match="tokenizer: got "):
+    with pytest.raises(BadRequestError, match=r"tokenizer(: got | is missing)"):
         model_and_tokenizer(model, tokenizer)
 
 

@@ -44,6 +44,20 @@ def test_only_the_request_that_fails_alone_ends(make_core, undisturbed, at_step)
     assert not box.core.scheduler.has_work
 
 
+def test_a_failure_is_logged_with_the_request_id(
+    make_core, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = make_core()
+    worker = box.worker()
+    held = [worker.admit([1, 5, 9], 25, label=name) for name in ("mine", "yours")]
+    poison_id = held[0].admit.stream_id
+    box.runner.fails = lambda ids: poison_id in ids
+    box.until(lambda: all(it.is_over for it in held))
+    told = [record.request_ids for record in caplog.records if hasattr(record, "request_ids")]
+    assert told[-2:] == [("mine",), ("mine",)]
+    assert ("yours",) not in told
+
+
 def test_a_step_that_fails_once_costs_nobody_anything(make_core, undisturbed) -> None:
     box = make_core()
     worker = box.worker()

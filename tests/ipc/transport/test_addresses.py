@@ -32,7 +32,6 @@ from slipstream_ipc.transport.addresses import (
     check_private,
     check_server_address,
     check_socket_folder,
-    short_id,
 )
 from slipstream_ipc.transport.codec import client_codec, front_codec
 from slipstream_ipc.transport.curve import (
@@ -53,16 +52,6 @@ from slipstream_ipc.transport.sockets import Listener, bind_router, new_dealer
 POLL_MS = int(PATIENCE_S * 1e3)
 NEVER_MS = 300  # long enough for a handshake on a busy machine to have let somebody in
 CARD = ModelCard("m", "p", 100, 64, (2,))
-
-
-# ---- names in logs -----------------------------------------------------------------------------
-
-
-def test_a_short_id_tells_two_apart_and_opens_nothing() -> None:
-    one, other = os.urandom(16), os.urandom(16)
-    assert short_id(one) == short_id(bytes(one)) != short_id(other)
-    assert len(short_id(one)) == 8
-    assert short_id(one) not in one.hex()
 
 
 # ---- folders -----------------------------------------------------------------------------------

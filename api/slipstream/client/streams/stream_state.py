@@ -60,11 +60,11 @@ class StreamState:
         if isinstance(self.request, Submit):
             self.resubmittable = self.request
 
-    def ask_for(self, tenant: bytes) -> None:
-        """Set the tenant of the request."""
+    def set_origin(self, tenant: bytes, label: str) -> None:
+        """Set on whose behalf the request is made, and its name in logs."""
         if self.resubmittable is not None:
             is_first = self.request is self.resubmittable
-            self.resubmittable = replace(self.resubmittable, tenant=tenant)
+            self.resubmittable = replace(self.resubmittable, tenant=tenant, label=label)
             if is_first:
                 self.request = self.resubmittable
 

@@ -18,7 +18,6 @@ from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import Choice, Logprobs, LogprobsById
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
-from slipstream_ipc.transport.addresses import short_id
 
 WITH_IDS = "gen"  # answers of this kind always have token ids
 
@@ -121,8 +120,3 @@ class AnswerPlan:
         """Whether event ids can hold everything needed to resume the answer."""
         is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
         return self.is_stream and is_usual and self.id.num_streams <= MAX_CURSORS
-
-    @property
-    def log_name(self) -> str:
-        """A short name for logs: with the full `id` a reader of the log could read the streams."""
-        return short_id(self.states[0].stream_id)

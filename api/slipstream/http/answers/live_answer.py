@@ -34,6 +34,7 @@ from slipstream.http.response_encoding import event
 from slipstream.http.time_slice import Parts, TimeSlicedQueue
 from slipstream.prompt_logprobs import PromptTokenLogprobs
 from slipstream_ipc.columns import u32
+from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class LiveAnswer:
             message = f"{failure}; {hint}" if hint else str(failure)
             error = ApiError(error.status, message, code=error.body.error.code)
         if error.status >= 500:
-            _logger.warning("%s: %s", self.plan.log_name, error)
+            _logger.warning("%s", error, extra=of_requests(self.exchange.request.id))
         exchange = self.exchange
         if exchange.has_begun:
             exchange.write(event(error.body))
@@ -133,7 +134,7 @@ class LiveAnswer:
         """
         error = sys.exception()
         if not isinstance(error, ApiError | SlipstreamError):
-            _logger.exception("%s: the answer failed", self.plan.log_name)
+            _logger.exception("the answer failed", extra=of_requests(self.exchange.request.id))
             error = RuntimeError()
         if self.exchange.is_open:
             self.fail(error)

@@ -39,6 +39,7 @@ from slipstream.http.response_encoding import DONE_EVENT, event, json_part
 from slipstream.http.time_slice import run_all
 from slipstream.outputs import Delta, begin_of, end_of, id_column_of
 from slipstream_ipc.history.token_log import history_checksum
+from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; never raw in JSON
@@ -124,8 +125,10 @@ class StreamedChoice:
         try:
             if exchange.is_paused:
                 if self._held_bytes() > self._live.context.limits.held_bytes:
-                    name = self._live.plan.log_name
-                    _logger.warning("%s: dropped: its client does not read the stream", name)
+                    _logger.warning(
+                        "dropped: its client does not read the stream",
+                        extra=of_requests(exchange.request.id),
+                    )
                     exchange.drop()
             elif self._is_plain and not state.is_over and len(state.deltas) == 1:
                 delta = state.deltas.popleft()

@@ -37,6 +37,7 @@ from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
+from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 
@@ -75,7 +76,8 @@ class ModelEndpoints:
         except (ApiError, SlipstreamError) as error:
             exchange.respond(error_of(error, {}).response())
         except Exception as error:
-            _logger.exception("%s %s failed", request.method, request.path)
+            what = request.method, request.path
+            _logger.exception("%s %s failed", *what, extra=of_requests(request.id))
             exchange.respond(error_of(error, {}).response())
 
     def completions(self, request: HttpRequest, exchange: Exchange) -> None:
@@ -109,9 +111,8 @@ class ModelEndpoints:
         if accepts_events(request) and plan.can_resume:
             plan = replace(plan, is_resumable=True)
         tenant = self._keys.tenant(request.headers.get(b"authorization"))
-        if tenant:
-            for state in plan.states:
-                state.ask_for(tenant)
+        for state in plan.states:
+            state.set_origin(tenant, request.id)
         if plan.is_resumable:
             self._keep_submits(plan)
         start = partial(start_answer, plan, exchange, self._context)

@@ -13,6 +13,7 @@ from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
 from slipstream.http.exchange import Exchange
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ def respond_when_done(
         except (ApiError, SlipstreamError) as error:
             response = error_of(error, param_names).response()
         except Exception as error:
-            _logger.exception("%s failed", exchange.request.path)
+            request = exchange.request
+            _logger.exception("%s failed", request.path, extra=of_requests(request.id))
             response = error_of(error, {}).response()
         exchange.respond(response)
 

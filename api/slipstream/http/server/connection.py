@@ -45,6 +45,7 @@ from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.errors import ApiError, error_of, overloaded
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.response_encoding import EVENT_STREAM, Response
+from slipstream_ipc.telemetry.logs import of_requests
 
 _READ_BYTES = 64 * 1024  # aiohttp's read buffer: above twice that it stops reading the socket
 _MAX_CHUNKING = 2  # how many times larger a chunked body may be on the wire than its limit
@@ -313,14 +314,16 @@ class Connection(web.RequestHandler):
         """The answer to malformed input, or to an exception of the server."""
         if self._transport.is_closing() or request.writer.output_size:
             raise ConnectionResetError
+        own_id = _new_id()
         if isinstance(exc, HttpProcessingError):
             refusal = _syntax_refusal(exc)
         elif isinstance(exc, ApiError):
             refusal = exc
         else:
-            _logger.error("%s %s failed", request.method, request.path, exc_info=exc)
+            what, extra = (request.method, request.path), of_requests(own_id)
+            _logger.error("%s %s failed", *what, exc_info=exc, extra=extra)
             refusal = error_of(exc or Exception(), {})
-        return self._refusal(refusal, HttpRequest(version="1.1", id=_new_id()))
+        return self._refusal(refusal, HttpRequest(version="1.1", id=own_id))
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None

@@ -41,7 +41,7 @@ async def answers_of(
     """Statuses and bodies of /health and of a completion, sent before the front is connected."""
     io = LoopIO(worker.address, PATIENCE_S if comes_back else 0.1, outlives_server=False)
     app = App(io, ApiKeys(()), TokenTexts(str(MODEL_PATH)), Limits())
-    app.processes = processes
+    app.health.processes = processes
     server = Server(app, Limits())
     listeners = Listeners.at("127.0.0.1", 0)
     assert listeners.port is not None
