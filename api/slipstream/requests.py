@@ -18,6 +18,7 @@ import numpy.typing as npt
 from msgspec import Raw
 
 from slipstream.errors import bad_request
+from slipstream.trace_context import trace_context_of
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -122,6 +123,7 @@ def new_submit(
     stream_id: str | None = None,
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
+    trace_headers: Mapping[str, str] | None = None,
 ) -> Submit:
     """A Submit; the I/O thread sets its handle.
 
@@ -139,6 +141,7 @@ def new_submit(
         stream_ids=[stream_id],
         cache_salt=cache_salt,
         template=template,
+        trace_headers=trace_headers,
     )
     return submit
 
@@ -153,6 +156,7 @@ def new_submits(
     model: ModelCard | None = None,
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
+    trace_headers: Mapping[str, str] | None = None,
 ) -> list[Submit]:
     """A Submit for each of a prompt's answers. The prompt is checked and encoded only once.
 
@@ -185,6 +189,7 @@ def new_submits(
             priority=priority,
             cache_salt=_utf8("cache_salt", cache_salt or ""),
             template=template or TemplateOptions(),
+            trace=trace_context_of(trace_headers),
         )
         num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
         submits: list[Submit] = []

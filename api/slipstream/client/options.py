@@ -20,6 +20,7 @@ _OF_TEMPLATE = (
     "add_generation_prompt",
     "continue_final_message",
 )
+_OF_CALL = ("priority", "cache_salt", "trace_headers")
 _FORMER_NAME = "params"
 
 
@@ -40,6 +41,7 @@ class CallOptions(SamplingOptions, ChatTemplateOptions, total=False):
 
     priority: int
     cache_salt: str | None
+    trace_headers: Mapping[str, str] | None
     params: SamplingParams | Sequence[SamplingParams] | None
 
 
@@ -58,6 +60,7 @@ class CheckedOptions:
     template: TemplateOptions | None
     priority: int = 0
     cache_salt: str | None = None
+    trace_headers: Mapping[str, str] | None = None
     label: str | None = None
     stream_id: str | None = None
 
@@ -84,7 +87,7 @@ def options_for_one(
     Raises: BadRequestError.
     """
     given, rest = _renamed(sampling_params, options)
-    names = ("label", "priority", "stream_id", "cache_salt")
+    names = ("label", "stream_id", *_OF_CALL)
     of_request = {name: rest.pop(name) for name in names if name in rest}
     template = _template(rest)
     return CheckedOptions([checked_params(given, rest)], template, **of_request)
@@ -97,7 +100,7 @@ def options_for_many(
 ) -> CheckedOptions:
     """The options of a call with these prompts. Otherwise as `options_for_one`."""
     given, rest = _renamed(sampling_params, options)
-    of_request = {name: rest.pop(name) for name in ("priority", "cache_salt") if name in rest}
+    of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
     template = _template(rest)
     return CheckedOptions(_params_for_each(prompts, given, rest), template, **of_request)
 

@@ -61,10 +61,13 @@ class App:
         limits: Limits,
         cors: Cors | None = None,
         hosts: Hosts | None = None,
+        *,
+        is_traced: bool = False,
     ) -> None:
+        """is_traced: see `ModelEndpoints`."""
         self._io = io
         self._keys = keys
-        self._endpoints = ModelEndpoints(io, keys, texts, limits)
+        self._endpoints = ModelEndpoints(io, keys, texts, limits, is_traced=is_traced)
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())

@@ -125,7 +125,13 @@ async def _serve(
         origins=config.allowed_origins,
     )
     app = App(
-        io, ApiKeys(config.api_keys), TokenTexts(config.tokenizer), config.limits, cors, hosts
+        io,
+        ApiKeys(config.api_keys),
+        TokenTexts(config.tokenizer),
+        config.limits,
+        cors,
+        hosts,
+        is_traced=config.is_traced,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":
