@@ -285,3 +285,28 @@ def test_page_goes_on_after_its_servers_front_has_died(
     context.close()
     assert len(part) < len(whole)
     assert whole == right
+
+
+def test_page_goes_on_with_the_next_server(browser: Any, page: str, tmp_path: Path) -> None:
+    """The page has read a part when the server is stopped; another computes the rest."""
+    prompt, max_tokens, model = "Exceptions are a means of", 600, "simulated:step_ms=20,mode=chain"
+    settings: dict[str, Any] = {"http_port": free_port(), "drain_s": 0.1}
+    settings |= {"runtime_dir": tmp_path / "s", "allowed_origins": [page]}
+    context = browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    tab = context.new_page()
+    with spareless_stack(model, **settings) as stack:
+        with stack.client() as client:
+            options: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+            right = client.generate(prompt, max_tokens=max_tokens, **options).text
+        tab.goto(f"{page}/?server={stack.http_address}&max_tokens={max_tokens}")
+        tab.locator("#prompt").fill(prompt)
+        tab.locator("button").click()
+        tab.wait_for_function("document.getElementById('answer').textContent.length > 0")
+    part = tab.locator("#answer").text_content()
+    with spareless_stack(model, **settings):
+        tab.wait_for_function("document.getElementById('status').textContent === 'done'")
+    whole = tab.locator("#answer").text_content()
+    context.close()
+    assert 0 < len(part) < len(whole)
+    assert whole == right
