@@ -275,25 +275,36 @@ def prepare(work: Callable[[], None], commands: ParentCommands) -> None:
     """Do `work` before the activation: at low priority, unless a command is already waiting.
 
     A spare's imports take seconds of CPU time that the serving processes need. Niceness applies to
-    a thread and cannot be lowered again, so `work` runs on a separate thread. If the spare is
-    activated meanwhile it continues at low priority: the dead process has freed its CPU time.
+    a thread and most users cannot lower it again, so `work` runs on a separate thread. If the spare
+    is activated meanwhile, `work` goes on at the usual priority where the system allows that.
     """
     if commands.any_waiting:
         work()
         return
     raised: list[BaseException] = []
+    usual = os.getpriority(os.PRIO_PROCESS, 0)
+    has_begun = threading.Event()  # at low priority
+    done_fd, end_fd = os.pipe2(os.O_CLOEXEC)
 
     def run_at_low_priority() -> None:
         try:
             with contextlib.suppress(OSError):  # some systems do not allow niceness per thread
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _niceness_of_spares())
+            has_begun.set()
             work()
         except BaseException as error:  # raised again on the main thread
             raised.append(error)
+        finally:
+            os.close(end_fd)
 
     thread = threading.Thread(target=run_at_low_priority, name="prepare")
     thread.start()
+    has_begun.wait()
+    select.select([commands.fileno(), done_fd], [], [])
+    with contextlib.suppress(OSError):  # it has ended, or this user may not
+        os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, usual)
     thread.join()
+    os.close(done_fd)
     if raised:
         raise raised[0]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
@@ -279,6 +279,53 @@ def test_a_spare_prepares_gently_and_who_is_to_serve_at_full_speed(
     prepare(lambda: seen.append(niceness()), commands)
     assert seen == [min(19, own + 10), own]
     assert commands.read() == [Activate()]  # and it is still there
+    os.close(write_fd)
+    os.close(read_fd)
+
+
+def may_lower_niceness() -> bool:
+    """Tried in a thread, which has a niceness of its own."""
+    allowed: list[bool] = []
+
+    def attempt() -> None:
+        own = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own + 1)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), own)
+        except OSError:
+            return
+        allowed.append(True)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join(PATIENCE_S)
+    return bool(allowed)
+
+
+@pytest.mark.skipif(not may_lower_niceness(), reason="this user cannot")
+def test_a_spare_that_is_to_serve_meanwhile_goes_on_at_full_speed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    seen: list[int] = []
+    own = niceness()
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv(CONTROL_FD_VARIABLE, str(read_fd))
+    commands = ParentCommands()
+
+    def work() -> None:
+        seen.append(niceness())
+        os.write(write_fd, msgspec.json.encode(Activate()) + b"\n")
+        patience = Patience()
+        while niceness() != own:
+            patience.check("it goes on at low priority")
+
+    prepare(work, commands)
+    assert seen == [min(19, own + 10)]
+    assert niceness() == own
+    assert commands.read() == [Activate()]
     os.close(write_fd)
     os.close(read_fd)
 
