@@ -268,3 +268,11 @@ def test_a_stack_that_ends_under_a_batch_is_told_at_once(monkeypatch):
             llm.generate("and now?", PARAMS, use_tqdm=False)
     with pytest.raises(ClosedError):
         llm.generate("closed", PARAMS, use_tqdm=False)
+
+
+def test_the_start_is_shown_on_standard_error(capsys):
+    with LLM("simulated:step_ms=1"):
+        shown = capsys.readouterr()
+    begin, end = shown.err.splitlines()
+    assert (shown.out, begin) == ("", "starting simulated:step_ms=1 ...")
+    assert end.startswith("started simulated:step_ms=1: ready after ")

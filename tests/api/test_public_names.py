@@ -106,7 +106,9 @@ def test_the_command_line_loads_no_command_to_speak_of_itself(option: str) -> No
     own = {name for name in modules if name.startswith("slipstream.")}
     assert own == {
         "slipstream.cli",
+        "slipstream.cli.foreign_options",
         "slipstream.cli.main",
+        "slipstream.cli.option_names",
         "slipstream.cli.parser",
         "slipstream.spelling",
     }

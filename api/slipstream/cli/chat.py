@@ -59,7 +59,7 @@ def add_chat(parser: Parser) -> None:
         "second",
         nargs="?",
         metavar="QUESTION",
-        help="answer this and end. Without MODEL before it, it needs a space or --quick",
+        help="answer this and end; alone and of a single word, it needs --quick",
     )
     parser.add_argument("-q", "--quick", metavar="QUESTION", help="QUESTION as an option")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
