@@ -47,6 +47,8 @@ from slipstream_ipc.telemetry.statistics import Statistics
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
+_RESTARTABLE = ("core", "worker")
+_HAS_SERVED = frozenset(("ready", "silent", "restarting"))
 _STREAMING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 
 
@@ -63,12 +65,14 @@ class App:
         hosts: Hosts | None = None,
         model_name: str = "",
         hang_timeout_s: float = inf,
+        *,
+        is_traced: bool = False,
     ) -> None:
-        """model_name, hang_timeout_s: see `FrontConfig`."""
+        """model_name, hang_timeout_s: see `FrontConfig`. is_traced: see `ModelEndpoints`."""
         self._io = io
         self._model_name = model_name
         self._keys = keys
-        self._endpoints = ModelEndpoints(io, keys, texts, limits)
+        self._endpoints = ModelEndpoints(io, keys, texts, limits, is_traced=is_traced)
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())
@@ -126,6 +130,14 @@ class App:
             or self._check_draining(request)
             or _check_content_type(request)
         )
+
+    def has_to_wait(self, request: HttpRequest) -> bool:
+        """Whether the request needs a running engine, to which this front, which replaces another,
+        is not connected yet.
+        """
+        if self._io.model is not None or not request.path.startswith(_NEEDS_KEY):
+            return False
+        return all(self.health.processes.get(name) in _HAS_SERVED for name in _RESTARTABLE)
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """Answer the exchange, now or later."""

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta, Struct, inspect
 
-from slipstream.errors import wrong_option
-from slipstream.spelling import did_you_mean
+from slipstream.errors import unknown_option, wrong_option
 from slipstream.stack.children.listeners import MAX_FRONTS
 from slipstream.vllm_names import SETTINGS, without_unsupported
 from slipstream_ipc.telemetry.logs import LogFormat
@@ -321,6 +320,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             NETWORK, "use tcp:// without keys: loopback only, open to all users of this machine"
         ),
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _about(
+            DIAGNOSIS,
+            "send a trace of each request to the OpenTelemetry collector here (OTLP over HTTP); "
+            "needs slipstream[otel]",
+            "URL",
+        ),
+    ] = None
     log_format: Annotated[
         LogFormat, _about(DIAGNOSIS, "form of the log's lines; with json, of the access log's too")
     ] = "text"
@@ -394,6 +402,7 @@ class StackOptions(TypedDict, total=False):
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
     log_format: LogFormat
+    otlp_traces_endpoint: str | None
     log_stats_interval_s: float
     trace: str | None
 
@@ -419,8 +428,7 @@ def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> Sta
     options = without_unsupported(options, SETTINGS)
     for name, value in options.items():
         if name not in _FIELDS:
-            hint = did_you_mean(name, _FIELDS) or f": {', '.join(sorted(_FIELDS))}"
-            raise wrong_option("option", name, f"a setting of a stack{hint}")
+            raise unknown_option(name, _FIELDS)
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
         except msgspec.ValidationError:
