@@ -72,7 +72,8 @@ def main() -> int:
         return 1
     _freeze()
     name = config.served_model_name or config.model
-    report(Status(ready=True, detail=f"{name}, {core.runner.num_blocks} cache blocks"))
+    num_blocks = core.runner.num_blocks - 1  # without the null block, as in the metrics
+    report(Status(ready=True, detail=f"{name}, {num_blocks} cache blocks"))
     _serve(core, stop, beats, config.step_timeout_s)
     core.close()
     context.term()

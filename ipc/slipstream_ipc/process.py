@@ -14,6 +14,7 @@ to the parent. When the parent dies, the child does too, even while it starts.
   whole or not at all, so it has at most PIPE_BUF bytes and leaves out numbers that do not fit.
 - Between two versions nothing is promised but the client protocol, so a child that finds another
   version installed than its parent's reports an error.
+- `top`, `ps -e` and the kernel's log call a child `slip:NAME`, and `spare:NAME` until it serves.
 - A child's files in the runtime directory are named `*-PID.sock`; the parent removes them when the
   child has died.
 """
@@ -53,7 +54,8 @@ Config = TypeVar("Config")
 
 _logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_GET_NAME = 1, 15, 16
+_SERVING, _SPARE = "slip:", "spare:"  # prefixes of processes' names
 _CHUNK_BYTES = 65536
 _MAX_LAST_WORDS = 400  # characters
 
@@ -144,6 +146,7 @@ class ParentCommands:
         for number, command in enumerate(commands):
             if isinstance(command, Activate):
                 self._waiting = commands[number + 1 :]
+                _note_activation()
                 return command
         return None
 
@@ -200,13 +203,14 @@ class Beats:
 
 
 def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSignal]:
-    """The first call of a child: sets up its logging, death with the parent, status descriptor,
-    limit of open files and stop signal, and reads its config.
+    """The first call of a child: sets up its logging, name, death with the parent, status
+    descriptor, limit of open files and stop signal, and reads its config.
 
     Exits with a status line and code 2 if the config is invalid, 1 if the installed version is not
     the parent's.
     """
     configure_logging(name)
+    name_process(f"{_SPARE if CONTROL_FD_VARIABLE in os.environ else _SERVING}{name}")
     parent = int(os.environ.pop(PARENT_PID_VARIABLE, os.getppid()))
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the prctl
@@ -239,6 +243,21 @@ def _check_version(parents: str | None) -> None:
         why = f"the stack runs version {parents}, and version {installed} is installed by now"
         report(Status(error=f"{why}; start it again"))
         sys.exit(1)
+
+
+def name_process(name: str) -> None:
+    """Name this process as `top`, `ps -e` and the kernel's log show it, in at most 15 bytes. Called
+    on the main thread.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def _note_activation() -> None:
+    name = ctypes.create_string_buffer(16)
+    ctypes.CDLL(None).prctl(_PR_GET_NAME, name, 0, 0, 0)
+    named = name.value.decode(errors="replace")
+    if named.startswith(_SPARE):
+        name_process(named.replace(_SPARE, _SERVING))
 
 
 def run_child(main: Callable[[], int]) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -74,6 +75,35 @@ def test_the_repository_and_its_sdist_build_the_same_wheel(wheel: Path, tmp_path
     from_repository, from_sdist = contents(tmp_path / wheel.name), contents(wheel)
     assert from_sdist.keys() == from_repository.keys()
     assert from_sdist == from_repository
+
+
+# An interpreter whose pip notes what it is asked for, and installs nothing.
+NOTING = """#!/bin/sh
+if [ "$2" = venv ]; then
+  mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
+elif [ "$2" = pip ]; then
+  echo "$@" >> {asked}
+else
+  exec {python} "$@"
+fi
+"""
+
+
+def test_a_fresh_clone_needs_nothing_but_hatchling(tmp_path: Path) -> None:
+    clone, asked, python = tmp_path / "clone", tmp_path / "asked", tmp_path / "python"
+    tracked = run(["git", "ls-files", "-z"], ROOT).split("\0")
+    for name in tracked:
+        if name and (ROOT / name).is_file() and not name.startswith(("tests/", "docs/")):
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, clone / name)
+    python.write_text(NOTING.format(asked=asked, python=sys.executable))
+    python.chmod(0o755)
+    run([clone / "scripts" / "build"], tmp_path, PYTHON=str(python))
+    assert len(list((clone / "dist").iterdir())) == 2
+    assert not (clone / ".venv").exists()
+    [command] = asked.read_text().splitlines()
+    assert command.startswith("-m pip install ")
+    assert command.endswith(f" -c {clone}/constraints.txt hatchling")
 
 
 def test_the_sdist_has_the_packages_and_no_tests(built: Path) -> None:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
+from urllib.parse import urlsplit
 
 from slipstream.cli.configuration import SETTINGS, add_config
 from slipstream.cli.option_names import with_option_names
@@ -100,7 +101,10 @@ def serve(arguments: argparse.Namespace) -> int:
     teller = _Teller(
         settings.model or MODEL_NAME,
         arguments.option_names,
-        has_keys=bool(api_keys(settings)),
+        key=key_hint(os.environ.get(API_KEY_VARIABLE), settings.api_key_file)
+        if api_keys(settings)
+        else None,
+        certificate=settings.ssl_certfile,
         listen=settings.listen,
         form=settings.log_format,
     )
@@ -118,7 +122,8 @@ def serve(arguments: argparse.Namespace) -> int:
 class _Teller:
     """Prints the supervisor's events to the terminal; where the log is JSON, logs them.
 
-    names: what errors call options, by keyword.
+    names: what errors call options, by keyword. key: an API key as a shell knows it. certificate:
+    the file of the HTTP server's.
     """
 
     def __init__(
@@ -126,14 +131,16 @@ class _Teller:
         model: str,
         names: Mapping[str, str],
         *,
-        has_keys: bool,
+        key: str | None = None,
+        certificate: str | None = None,
         listen: str | None = None,
         form: LogFormat = "text",
     ) -> None:
         self._model = model
         self._names = names
         self._has_begun = False
-        self._has_keys = has_keys
+        self._key = key
+        self._certificate = certificate
         self._listen = listen
         self._is_logged = form == "json"
         self._http_address: str | None = None
@@ -147,13 +154,13 @@ class _Teller:
                 about = f": {detail}" if detail else ""
                 self._say(f"{name} ready (process {pid}, {seconds:.1f} s){about}")
                 if is_front(name):
-                    self._http_address = http_address_in(detail)
+                    self._http_address = _reachable(http_address_in(detail))
             case StackReady(address=address):
                 is_default = address == default_address()  # where `chat` looks
                 where = "" if is_default else f" --address {shlex.quote(address)}"
                 examples = f"\n  {_program()} chat {shlex.quote(_QUESTION)} --temperature 0{where}"
                 if self._http_address is not None:
-                    examples += f"\n  {_curl(self._http_address, has_keys=self._has_keys)}"
+                    examples += f"\n  {_curl(self._http_address, self._key, self._certificate)}"
                 where = address if self._listen is None else f"{address} and {self._listen}"
                 self._say(f"\nserving at {where}; Ctrl-C ends it")
                 self._say(f"{_browse(self._http_address)}:{examples}")
@@ -182,19 +189,38 @@ class _Teller:
             _write(sys.stderr, text)
 
 
+def key_hint(in_environment: str | None, file: str | None) -> str:
+    """One of the server's API keys, as a user can type it within double quotes in a shell."""
+    if in_environment:
+        return f"${API_KEY_VARIABLE}"
+    return "YOUR_KEY" if file is None else f"$(grep -m1 . {shlex.quote(file)})"
+
+
+def _reachable(address: str) -> str:
+    """The address of a front by a name that a program on this machine can use: a front that listens
+    at every address is none of them.
+    """
+    if address.startswith(UNIX):
+        return address
+    parts = urlsplit(address)
+    is_any = parts.hostname in (None, "0.0.0.0", "::")  # noqa: S104  (nothing is bound)
+    return f"{parts.scheme}://localhost:{parts.port}" if is_any else address
+
+
 def _browse(address: str | None) -> str:
     is_page = address is not None and not address.startswith(UNIX)
     return f"open {address} in a browser, or try" if is_page else "try"
 
 
-def _curl(address: str, *, has_keys: bool) -> str:
-    key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if has_keys else ""
+def _curl(address: str, key: str | None, certificate: str | None) -> str:
+    header = "" if key is None else f' -H "Authorization: Bearer {key}"'
+    trust = "" if certificate is None else f" --cacert {shlex.quote(certificate)}"
     turns = f'[{{"role": "user", "content": "{_QUESTION}"}}]'
     body = f'{{"messages": {turns}, "temperature": 0, "stream": true}}'
     json = "-H 'Content-Type: application/json'"
     if address.startswith(UNIX):
         address = f"--unix-socket {shlex.quote(address.removeprefix(UNIX))} http://localhost"
-    return f"curl -N {address}/v1/chat/completions {json}{key} -d '{body}'"
+    return f"curl -N {address}/v1/chat/completions {json}{header}{trust} -d '{body}'"
 
 
 def _program() -> str:

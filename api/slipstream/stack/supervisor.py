@@ -66,7 +66,7 @@ from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.throughput_log import ThroughputLog
-from slipstream_ipc.process import SILENT_S
+from slipstream_ipc.process import SILENT_S, name_process
 from slipstream_ipc.telemetry.logs import configure_logging
 
 FAILED = 1  # exit codes
@@ -432,6 +432,7 @@ class Supervisor:
 def main() -> int:
     """Run under a `Stack`: read the config from standard input, write events to standard output."""
     configure_logging(SUPERVISOR)
+    name_process(f"slip:{SUPERVISOR}")
     line = b""
     while not line.endswith(b"\n"):
         chunk = os.read(STANDARD_INPUT, 65536)

@@ -31,7 +31,7 @@ _MAX_MEMORY_BYTES = 2**32  # of address space
 
 def main() -> int:
     """Answer until the core closes its end of the socket."""
-    config, _ = start_child("grammars", GrammarProcessConfig)
+    config, _ = start_child("grammar", GrammarProcessConfig)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
     threading.stack_size(_STACK_BYTES)

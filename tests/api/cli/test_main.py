@@ -456,7 +456,7 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         assert address in lines[5]
         curl = f"curl -N {http_address}/v1/chat/completions"
         assert lines[6].strip().startswith(curl)
-        example = lines[6].strip().replace("$SLIPSTREAM_API_KEY", "a-secret")
+        example = lines[6].strip().replace("YOUR_KEY", "a-secret")
         streamed = subprocess.run(example, shell=True, capture_output=True, text=True, check=True)
         assert streamed.stdout.endswith("data: [DONE]\n\n")
         with Client(address) as client:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import io
+import subprocess
+from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import _Teller
+from slipstream.cli.serve import _Teller, key_hint
 from slipstream.client.endpoints import default_address
 from slipstream.stack.events import (
     ProcessEnded,
@@ -24,7 +26,7 @@ NAMES = {"max_restarts": "--max-restarts", "http_port": "--port"}
 
 
 def teller() -> _Teller:
-    return _Teller("a-model", NAMES, has_keys=False)
+    return _Teller("a-model", NAMES)
 
 
 def test_what_is_started_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +48,10 @@ def test_restarts_take_one_line_each(capsys: pytest.CaptureFixture[str]) -> None
     ("detail", "said"),
     [
         ("serving on http://127.0.0.1:8000", "open http://127.0.0.1:8000 in a browser, or try:"),
+        ("serving on http://0.0.0.0:8105", "open http://localhost:8105 in a browser, or try:"),
+        ("serving on https://[::]:8105", "open https://localhost:8105 in a browser, or try:"),
+        ("serving on http://:81", "open http://localhost:81 in a browser, or try:"),
+        ("serving on http://gpu1.example:81", "open http://gpu1.example:81 in a browser, or try:"),
         ("serving on unix:/run/http.sock", "try:"),
         (None, "try:"),
     ],
@@ -61,6 +67,37 @@ def test_a_stack_that_serves_says_where_to_look(
     first = lines.index("serving at ipc:///run/client.sock; Ctrl-C ends it")
     assert lines[first + 1] == said
     assert len(lines[first + 2 :]) == (1 if detail is None else 2)
+
+
+def test_the_example_over_http_works_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the certificate, and with a key of the file; a key of the command line is not shown."""
+    keys = tmp_path / "api keys"
+    keys.write_text("\na-secret\nanother\n")
+    tell = _Teller("a-model", NAMES, key=key_hint(None, str(keys)), certificate="/etc/my cert.pem")
+    tell(ProcessReady("http", 12, "serving on https://0.0.0.0:8105", 0.5))
+    tell(StackReady(default_address()))
+    command = capsys.readouterr().out.splitlines()[-1].strip()
+    assert command.startswith("curl -N https://localhost:8105/v1/")
+    shown = f"set -- {command.removeprefix('curl ')}; printf '%s\\n' \"$@\""
+    words = subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True).stdout
+    assert "Authorization: Bearer a-secret\n" in words
+    assert "--cacert\n/etc/my cert.pem\n" in words
+
+
+@pytest.mark.parametrize(
+    ("in_environment", "file", "hint"),
+    [
+        ("set", "keys", "$SLIPSTREAM_API_KEY"),
+        (None, "keys", "$(grep -m1 . keys)"),
+        ("", None, "YOUR_KEY"),
+    ],
+)
+def test_where_the_example_takes_its_key_from(
+    in_environment: str | None, file: str | None, hint: str
+) -> None:
+    assert key_hint(in_environment, file) == hint
 
 
 def test_the_example_names_an_address_where_it_is_needed(

@@ -82,6 +82,23 @@ def test_all_is_well(stack):
     wait_until_well(stack)
 
 
+def test_processes_are_found_by_name_and_by_id(stack):
+    """In `top` and `ps -e`, where all are Python; the ids are in /live, which asks for no key."""
+    wait_until_well(stack)
+    patience = Patience()
+    while True:
+        processes = get(stack, "/live")[1]["processes"]
+        if set(processes) == ALL and all(each["pid"] for each in processes.values()):
+            break
+        patience.check(processes)
+    for name, each in processes.items():
+        assert psutil.Process(each["pid"]).name() == f"slip:{name}"
+    while len(cores := children(stack, "supervisor", "slipstream_core.main")) < 2:
+        patience.check(cores)
+    while {psutil.Process(pid).name() for pid in cores} != {"slip:core", "spare:core"}:
+        patience.check(cores)
+
+
 @pytest.mark.parametrize("name", ["core", "worker", "tokenizer"])
 def test_a_process_that_hangs_is_told_and_is_no_reason_for_a_restart(stack, name):
     wait_until_well(stack)
