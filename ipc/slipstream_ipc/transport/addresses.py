@@ -99,7 +99,11 @@ def check_server_address(address: str, *, has_keys: bool, insecure: bool) -> str
             option = "keys" if has_keys else "insecure"
             raise BadRequest(option, address, "only with a tcp:// address; ipc:// needs none")
         if not address.startswith(IPC):
-            raise BadRequest("address", address, "ipc:///PATH or tcp://HOST:PORT")
+            allowed = "ipc:///PATH or tcp://HOST:PORT"
+            if address.startswith(("http://", "https://")):
+                allowed += "; http is for OpenAI clients (their base_url ends with /v1), and for a "
+                allowed += "server on this machine a client needs no address"
+            raise BadRequest("address", address, allowed)
         return check_ipc_address(address)
     host = _host("address", address)
     try:
