@@ -10,8 +10,8 @@ import msgspec
 from slipstream.cli.stack_options import Several
 from slipstream.errors import wrong_option
 from slipstream.requests import checked_params
-from slipstream.stack.settings import values_of
 from slipstream_ipc.messages import SamplingParams
+from slipstream_ipc.validation.field_types import values_of
 
 _SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _OPTIONS = (

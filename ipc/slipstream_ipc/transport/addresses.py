@@ -101,8 +101,10 @@ def check_server_address(address: str, *, has_keys: bool, insecure: bool) -> str
         if not address.startswith(IPC):
             allowed = "ipc:///PATH or tcp://HOST:PORT"
             if address.startswith(("http://", "https://")):
-                allowed += "; http is for OpenAI clients (their base_url ends with /v1), and for a "
-                allowed += "server on this machine a client needs no address"
+                allowed += (
+                    "; this is the address for HTTP clients. For your server on this machine leave "
+                    "it out"
+                )
             raise BadRequest("address", address, allowed)
         return check_ipc_address(address)
     host = _host("address", address)

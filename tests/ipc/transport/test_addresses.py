@@ -200,8 +200,6 @@ def test_addresses_to_connect_to() -> None:
     for options in ({"has_keys": True, "insecure": False}, {"has_keys": False, "insecure": True}):
         with pytest.raises(BadRequest, match="tcp://"):
             check_server_address("ipc:///s", **options)
-    with pytest.raises(BadRequest, match=r"http is for OpenAI clients .* needs no address"):
-        check_server_address("http://127.0.0.1:8000", has_keys=False, insecure=False)
     with pytest.raises(BadRequest, match="ipc:///PATH or tcp://HOST:PORT"):
         check_server_address("http://host:5", has_keys=False, insecure=False)
 
