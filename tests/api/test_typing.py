@@ -30,7 +30,8 @@ RIGHT = """
 from collections.abc import Sequence
 from typing import Unpack
 
-from slipstream import CallOptions, LLM, RequestOptions, AsyncClient, Client, SamplingParams, Stack, StructuredOutputs
+from slipstream import LLM, AsyncClient, Client, SamplingParams, Stack, StructuredOutputs
+from slipstream import CallOptions, RequestOptions
 from slipstream import TextPrompt, TokensPrompt
 
 params = SamplingParams(temperature=0.5, stop=["x"], stop_token_ids=[1, 2], bad_words=["no"])
