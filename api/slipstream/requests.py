@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from slipstream.errors import bad_request
 from slipstream.prompts import Prompt, checked_prompt, checked_utf8
+from slipstream.trace_context import trace_context_of
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
@@ -91,6 +92,7 @@ def new_submit(
     stream_id: str | None = None,
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
+    trace_headers: Mapping[str, str] | None = None,
 ) -> Submit:
     """A Submit; the I/O thread sets its handle.
 
@@ -108,6 +110,7 @@ def new_submit(
         stream_ids=[stream_id],
         cache_salt=cache_salt,
         template=template,
+        trace_headers=trace_headers,
     )
     return submit
 
@@ -122,6 +125,7 @@ def new_submits(
     model: ModelCard | None = None,
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
+    trace_headers: Mapping[str, str] | None = None,
 ) -> list[Submit]:
     """A Submit for each of a prompt's answers. The prompt is checked and encoded only once.
 
@@ -154,6 +158,7 @@ def new_submits(
             priority=priority,
             cache_salt=checked_utf8("cache_salt", cache_salt or ""),
             template=template or TemplateOptions(),
+            trace=trace_context_of(trace_headers),
         )
         num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
         submits: list[Submit] = []

@@ -180,6 +180,7 @@ def assemble_core(
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,
+        predecessor_ended_s=config.predecessor_ended_s,
     )
     tracer = open_tracer(config.trace, "core")
     engine = Engine(

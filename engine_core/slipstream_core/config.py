@@ -24,6 +24,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `runtime_dir` is the stack's directory: the core notes there which streams its steps compute,
     and reads its predecessor's note where that one `died_within` (an exception, or a fatal signal
     that was not sent to it). None: no note is written.
+    `predecessor_ended_s` is when that core ended (CLOCK_MONOTONIC); 0.0: there was none.
     `trace` is the path of the timeline; this process writes its part beside it.
     `step_timeout_s` is how long a step may take before the device counts as stuck.
     `max_waiting` and `max_waiting_tokens` bound the waiting requests of a tenant, and their tokens,
@@ -59,6 +60,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     trace: str | None = None
     runtime_dir: str | None = None
     died_within: bool = False
+    predecessor_ended_s: Annotated[float, Meta(ge=0)] = 0.0
     gpu_memory_utilization: Annotated[float, Meta(gt=0, lt=1)] = 0.9
     enable_prefix_caching: bool = True
     enforce_eager: bool = False

@@ -119,7 +119,7 @@ class Engine:
             self._step_started_at = time.monotonic()
             self._counters.device_busy(self._step_started_at)
         for row in self._scheduler.take_admitted():
-            self._counters.request_started(row, begin_ns / 1e9)
+            self._manager.request_started(row, begin_ns / 1e9)
         self._handler.launching(plan.step, self._scheduler.rows_of(plan))
         self._runner.launch(plan)
         self._in_flight.append(plan)

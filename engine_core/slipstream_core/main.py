@@ -46,7 +46,10 @@ def main() -> int:
         return 0
     report(Status(loading=True))
     config = msgspec.structs.replace(
-        config, incarnation=activation.incarnation, died_within=activation.died_within
+        config,
+        incarnation=activation.incarnation,
+        died_within=activation.died_within,
+        predecessor_ended_s=activation.predecessor_ended_s,
     )
     context = zmq.Context()
     poller = zmq.Poller()

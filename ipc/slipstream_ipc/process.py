@@ -63,11 +63,12 @@ class Activate(msgspec.Struct, frozen=True, tag=True):
 
     incarnation: larger than those of all predecessors. died_within: whether the predecessor crashed
     by itself: by an exception, a fatal signal that was not sent from outside, a hang while it was
-    busy, or lack of memory.
+    busy, or lack of memory. predecessor_ended_s: when it ended, CLOCK_MONOTONIC; 0.0 without one.
     """
 
     incarnation: int = 0
     died_within: bool = False
+    predecessor_ended_s: float = 0.0
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):

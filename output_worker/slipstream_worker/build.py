@@ -29,6 +29,7 @@ from slipstream_worker.detokenizer.factory import (
     WindowDetokenizerFactory,
 )
 from slipstream_worker.detokenizer.table import load_table
+from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.worker import Worker
 
@@ -42,11 +43,13 @@ def assemble_worker(
     context: zmq.Context[zmq.Socket[bytes]],
     poller: zmq.Poller,
     connections: Connections | None = None,
+    spans: RequestSpans | None = None,
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`.
 
-    connections: limits the number of its clients' connections. Raises ValueError, OSError or
-    zmq.ZMQError if an address or its keys cannot be used.
+    connections: limits the number of its clients' connections. spans: see `Worker`.
+
+    Raises: ValueError, OSError or zmq.ZMQError if an address or its keys cannot be used.
     """
     socket = bind_router(context, config.client_address, _listener(config), connections=connections)
     front: FrontAcceptor = Router(
@@ -78,6 +81,8 @@ def assemble_worker(
         grace_s=config.grace_s,
         may_return=config.may_return,
         tracer=open_tracer(config.trace, "worker"),
+        spans=spans,
+        predecessor_ended_s=config.predecessor_ended_s,
     )
 
 

@@ -20,6 +20,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     listen: a tcp:// address to accept clients on as well.
     keys: folder of the CURVE keys for `listen`.
     insecure: `listen` has no keys; only for an address on this machine.
+    otlp_traces_endpoint: the URL where a collector takes traces of requests; None exports none.
+    predecessor_ended_s: when the worker before this one ended (CLOCK_MONOTONIC); 0.0: there was
+    none.
     may_return: another stack may start at these addresses after this one has stopped, so clients
     are told to wait for it.
     """
@@ -41,3 +44,5 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     keys: str | None = None
     insecure: bool = False
     may_return: bool = False
+    otlp_traces_endpoint: str | None = None
+    predecessor_ended_s: Annotated[float, Meta(ge=0)] = 0.0

@@ -32,6 +32,7 @@ from slipstream_ipc.process import (
 from slipstream_ipc.transport.connections import Connections, raise_file_limit
 from slipstream_worker.build import assemble_worker, detokenizers_from
 from slipstream_worker.config import WorkerConfig
+from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.tokenizer.client import TokenizerClient
 from slipstream_worker.worker import Worker
 
@@ -70,11 +71,17 @@ def main() -> int:
             return 1
         if ready is not None:
             detokenizers = detokenizers_from(ready)
+            endpoint = config.otlp_traces_endpoint
+            spans = None if endpoint is None else RequestSpans(endpoint)
             _freeze()
             poller.register(commands.fileno(), zmq.POLLIN)
             activation = _await_activation(commands, tokenizer, poller, stop, beats)
             if activation is not None:
-                config = msgspec.structs.replace(config, incarnation=activation.incarnation)
+                config = msgspec.structs.replace(
+                    config,
+                    incarnation=activation.incarnation,
+                    predecessor_ended_s=activation.predecessor_ended_s,
+                )
                 try:
                     worker = assemble_worker(
                         config,
@@ -83,6 +90,7 @@ def main() -> int:
                         context,
                         poller,
                         Connections(raise_file_limit()),
+                        spans,
                     )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     is_full = getattr(error, "errno", None) == errno.ENOSPC

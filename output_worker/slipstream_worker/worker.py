@@ -30,6 +30,7 @@ from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.client_messages import ClientMessages
 from slipstream_worker.lifecycle.core_messages import CoreMessages
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
@@ -58,12 +59,16 @@ class Worker:
         grace_s: float,
         may_return: bool = False,
         tracer: Tracer | None = None,
+        spans: RequestSpans | None = None,
+        predecessor_ended_s: float = 0.0,
     ) -> None:
         """`socket` is the one that `front` accepts on; `tokenizer` is the folder or hub id that
         clients load.
 
-        may_return: see `WorkerConfig`.
+        may_return, predecessor_ended_s: see `WorkerConfig`. spans: of the requests that are traced;
+        None if none is.
         """
+        self._spans = spans
         self._may_return = may_return
         self._has_left = False
         self._tracer = tracer
@@ -77,7 +82,7 @@ class Worker:
         self.streams = WorkerStreamTable()
         self.columns = StreamColumns(detokenizers.fast_table)
         self.retention = Retention(self.streams, grace_s)
-        counters = RequestCounters()
+        counters = RequestCounters(spans)
         render_queue = RenderQueue[WorkerStream](prompts)
         self.readers = StreamReaders(
             front,
@@ -96,6 +101,7 @@ class Worker:
             render_queue,
             counters,
             min_interval=1 if stream_interval == "auto" else stream_interval,
+            spans=spans,
         )
         self._from_core = CoreMessages(
             core,
@@ -108,6 +114,8 @@ class Worker:
             detokenizers,
             tokenizer=tokenizer,
             tracer=tracer,
+            spans=spans,
+            predecessor_ended_s=predecessor_ended_s,
         )
         self._from_clients = ClientMessages(
             front,
@@ -119,6 +127,7 @@ class Worker:
             prompts,
             detokenizers,
             may_return=may_return,
+            is_traced=spans is not None,
         )
 
     @property
@@ -217,6 +226,8 @@ class Worker:
         self._socket.close(linger=linger_ms)
         if self._tracer is not None:
             self._tracer.close()
+        if self._spans is not None:
+            self._spans.close()
 
     def _receive(self, now: float) -> None:
         tracer, handle = self._tracer, self._from_core.handle

@@ -58,6 +58,7 @@ def submit_request(
         stream_id=options.stream_id,
         cache_salt=options.cache_salt,
         template=options.template,
+        trace_headers=options.trace_headers,
     )
     state = StreamState(submit, wants_whole=kind == "final")
     io.submit(state)
@@ -108,6 +109,7 @@ def new_states(
                 model=io.model,
                 cache_salt=options.cache_salt,
                 template=options.template,
+                trace_headers=options.trace_headers,
             )
         except BadRequestError as error:
             raise (of_prompt(error, where) if where else error) from None

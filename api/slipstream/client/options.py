@@ -21,6 +21,7 @@ _OF_TEMPLATE = (
     "add_generation_prompt",
     "continue_final_message",
 )
+_OF_CALL = ("priority", "cache_salt", "trace_headers")
 _FORMER_NAME = "params"
 _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 
@@ -39,6 +40,7 @@ class CallOptions(SamplingOptions, ChatTemplateOptions, total=False):
 
     priority: int
     cache_salt: str | None
+    trace_headers: Mapping[str, str] | None
 
 
 class RequestOptions(CallOptions, total=False):
@@ -60,6 +62,7 @@ class CheckedOptions:
     has_many_prompts: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    trace_headers: Mapping[str, str] | None = None
     label: str | None = None
     stream_id: str | None = None
 
@@ -86,7 +89,7 @@ def options_for_one(
     Raises: BadRequestError.
     """
     given, rest = _renamed(sampling_params, options, RequestOptions)
-    names = ("label", "priority", "stream_id", "cache_salt")
+    names = ("label", "stream_id", *_OF_CALL)
     of_request = {name: rest.pop(name) for name in names if name in rest}
     template = _template(rest)
     return CheckedOptions([checked_params(given, rest)], template, **of_request)
@@ -99,7 +102,7 @@ def options_for_many(
 ) -> CheckedOptions:
     """The options of a call with these prompts. Otherwise as `options_for_one`."""
     given, rest = _renamed(sampling_params, options, CallOptions)
-    of_request = {name: rest.pop(name) for name in ("priority", "cache_salt") if name in rest}
+    of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
     template = _template(rest)
     params = _params_for_each(prompts, given, rest)
     return CheckedOptions(params, template, has_many_prompts=True, **of_request)

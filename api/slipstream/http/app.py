@@ -65,12 +65,14 @@ class App:
         hosts: Hosts | None = None,
         model_name: str = "",
         hang_timeout_s: float = inf,
+        *,
+        is_traced: bool = False,
     ) -> None:
-        """model_name, hang_timeout_s: see `FrontConfig`."""
+        """model_name, hang_timeout_s: see `FrontConfig`. is_traced: see `ModelEndpoints`."""
         self._io = io
         self._model_name = model_name
         self._keys = keys
-        self._endpoints = ModelEndpoints(io, keys, texts, limits)
+        self._endpoints = ModelEndpoints(io, keys, texts, limits, is_traced=is_traced)
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())

@@ -58,3 +58,4 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ssl_keyfile: str | None = None
     access_log: Literal["off", "text", "json"] = "off"
     forwarded_allow_ips: tuple[str, ...] = ("127.0.0.1", "::1")  # see `trusted_proxies`
+    is_traced: bool = False  # whether the worker exports traces of requests

@@ -136,6 +136,7 @@ async def _serve(
         hosts,
         config.model_name,
         config.hang_timeout_s,
+        is_traced=config.is_traced,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":

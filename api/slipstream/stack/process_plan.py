@@ -10,8 +10,10 @@ import ipaddress
 import os
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -40,6 +42,8 @@ RANDOM = "random:"
 _TOKENIZER = "tokenizer="
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
+_OTLP_PATH = "/v1/traces"
+_OTEL = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter")
 _CORE_OPTIONS = (
     "dtype",
     "device",
@@ -92,6 +96,7 @@ def plan_stack(
     address = client_address(runtime_dir)
     core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
     trace = checked_trace(settings.trace)
+    otlp_traces_endpoint = checked_otlp_endpoint(settings.otlp_traces_endpoint)
     keys = check_listener(settings.listen, settings.keys, insecure=settings.insecure)
     try:
         check_address(address)
@@ -127,6 +132,7 @@ def plan_stack(
                 "insecure": settings.insecure,
                 "may_return": may_return or settings.listen is not None,
                 "trace": trace,
+                "otlp_traces_endpoint": otlp_traces_endpoint,
                 **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
             },
             has_spare=settings.spare_worker,
@@ -210,6 +216,7 @@ def _front_specs(
         "ssl_keyfile": keyfile,
         "access_log": settings.access_log,
         "forwarded_allow_ips": forwarded_allow_ips(settings),
+        "is_traced": settings.otlp_traces_endpoint is not None,
     }
     return [
         _child_spec(
@@ -252,6 +259,39 @@ def forwarded_allow_ips(settings: StackSettings) -> tuple[str, ...]:
         allowed = "addresses, networks (10.0.0.0/8), unix, or *"
         raise wrong_option("forwarded_allow_ips", given, allowed) from None
     return names
+
+
+def checked_otlp_endpoint(given: str | None) -> str | None:
+    """The URL that traces are sent to; one without a path gets OTLP's. Raises: BadRequestError."""
+    if given is None:
+        return None
+    option = "otlp_traces_endpoint"
+    try:
+        url = urlsplit(given)
+        is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of the port or the brackets of an address
+        is_url = False
+    if not is_url or url.username is not None or url.query or url.fragment:
+        allowed = (
+            "http(s)://HOST[:PORT][/PATH] without a user (OTEL_EXPORTER_OTLP_HEADERS has keys)"
+        )
+        raise wrong_option(option, _without_user(given), allowed)
+    if not all(map(_is_installed, _OTEL)):
+        allowed = "None without the OpenTelemetry SDK: pip install 'slipstream[otel]'"
+        raise wrong_option(option, given, allowed)
+    return given if url.path.strip("/") else given.rstrip("/") + _OTLP_PATH
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a parent
+        return False
+
+
+def _without_user(url: str) -> str:
+    scheme, _, rest = url.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}" if scheme else rest.rpartition("@")[2]
 
 
 def front_names(number: int) -> list[str]:

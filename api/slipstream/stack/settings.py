@@ -320,6 +320,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             NETWORK, "use tcp:// without keys: loopback only, open to all users of this machine"
         ),
     ] = False
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        _about(
+            DIAGNOSIS,
+            "send a trace of each request to the OpenTelemetry collector here (OTLP over HTTP); "
+            "needs slipstream[otel]",
+            "URL",
+        ),
+    ] = None
     log_format: Annotated[
         LogFormat, _about(DIAGNOSIS, "form of the log's lines; with json, of the access log's too")
     ] = "text"
@@ -393,6 +402,7 @@ class StackOptions(TypedDict, total=False):
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
     log_format: LogFormat
+    otlp_traces_endpoint: str | None
     log_stats_interval_s: float
     trace: str | None
 

@@ -87,8 +87,12 @@ class WorkerHandler:
         note: CrashNote | None,
         incarnation: int,
         suspects: tuple[bytes, ...],
+        predecessor_ended_s: float = 0.0,
     ) -> None:
-        """`suspects` are the streams that the previous core was computing."""
+        """`suspects` are the streams that the previous core was computing, which ended at
+        `predecessor_ended_s` (CLOCK_MONOTONIC; 0.0: there was none).
+        """
+        self._predecessor_ended_s = predecessor_ended_s
         self._acceptor = acceptor
         self._card = card
         self._scheduler = scheduler
@@ -225,14 +229,15 @@ class WorkerHandler:
         self._acceptor.welcome(session, self._card)
         # streams that were admitted again have the strike in their registration
         suspects = tuple(id_ for id_ in self._suspects if self._streams.get(id_) is None)
-        if suspects:
-            sender.enqueue(Suspects(self._incarnation, suspects))
+        if suspects or self._predecessor_ended_s:
+            sender.enqueue(Suspects(self._incarnation, suspects, self._predecessor_ended_s))
         if not session.fresh:
             return  # the worker states its positions next
         for stream in owned:
             registered = Registered(stream.row, stream.registration, stream.end, stream.is_over)
             sender.enqueue(registered)
             self._manager.send_prompt_logprobs(stream)
+            self._manager.send_times(stream)
             # the outputs of the registration need not be sent
             num_outputs = len(stream.registration.output_ids) // 4
             self._manager.send_from(stream, stream.prompt_len + num_outputs)
@@ -358,4 +363,5 @@ class WorkerHandler:
             return
         sender.enqueue(Admitted(stream_id, stream.row))
         self._manager.send_prompt_logprobs(stream)
+        self._manager.send_times(stream)
         self._manager.send_from(stream, stream.prompt_len + num_outputs)

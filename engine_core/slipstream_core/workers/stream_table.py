@@ -24,6 +24,8 @@ class CoreStream:
     worker: bytes  # identity of the worker that owns it
     is_over: bool = False
     end: End | None = None
+    scheduled_at: float = 0.0  # when it was first in a step, if it is traced
+    first_token_at: float = 0.0  # when its first token was known, if it is traced
 
 
 class CoreStreamTable:

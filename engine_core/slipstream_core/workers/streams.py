@@ -11,6 +11,7 @@ Kept for each row are its history, log-probabilities, grammar, cursor and budget
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,6 +38,7 @@ from slipstream_ipc.messages import (
     ComputedPromptLogprobs,
     End,
     Fault,
+    FirstToken,
 )
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.logs import of_requests
@@ -70,6 +72,7 @@ class StreamManager:
         self._grammars = grammars
         self._logprob_budget = logprob_budget
         self._counters = counters
+        self._untimed: dict[int, CoreStream] = {}  # by row: traced, without a first token
 
     def add_stream(
         self, worker: bytes, admit: Admit, grammar: GrammarMatcher | None, now: float
@@ -98,6 +101,30 @@ class StreamManager:
         self.send_from(stream, position)
         self._scheduler.add(new_request(stream))
         self._counters.request_queued(stream.row, now)
+        if admit.trace is not None:
+            self._untimed[stream.row] = stream
+
+    def request_started(self, row: int, now: float) -> None:
+        """A request is in a step, for the first time or again."""
+        self._counters.request_started(row, now)
+        stream = self._untimed.get(row)
+        if stream is not None and not stream.scheduled_at:
+            stream.scheduled_at = now
+
+    def send_times(self, stream: CoreStream) -> None:
+        """Send when a traced stream began, if it has."""
+        if stream.first_token_at:
+            stream_id = stream.registration.stream_id
+            times = FirstToken(stream_id, stream.scheduled_at, stream.first_token_at)
+            self._senders[stream.worker].enqueue(times)
+
+    def _note_first_tokens(self, rows: RowSet) -> None:
+        now = time.monotonic()
+        for row in rows.tolist():
+            stream = self._untimed.pop(row, None)
+            if stream is not None:
+                stream.first_token_at = now
+                self.send_times(stream)
 
     def num_outputs(self, stream: CoreStream) -> int:
         """Tokens of the stream's history behind the prompt."""
@@ -131,6 +158,8 @@ class StreamManager:
 
     def mark_dirty(self, rows: RowSet) -> None:
         """These rows have new tokens."""
+        if self._untimed:
+            self._note_first_tokens(rows)
         if len(self._senders) == 1:
             next(iter(self._senders.values())).mark_dirty(rows)
             return
@@ -167,6 +196,7 @@ class StreamManager:
         """Compute and send nothing more of a stream. Idempotent."""
         if not stream.is_over:
             stream.is_over = True
+            self._untimed.pop(stream.row, None)
             self._scheduler.remove(stream.row)
             self._grammars.drop(stream.row)
             self._senders[stream.worker].close(stream.row)

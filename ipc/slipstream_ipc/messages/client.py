@@ -29,7 +29,7 @@ from slipstream_ipc.messages.handshake import (
     Welcome,
 )
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
-from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
+from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
 # ---- client -> worker ----------------------------------------------------------------------
 
@@ -73,6 +73,7 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     seed: I64 | None = None  # replaces the one in `params`
     others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
     tenant: Identity = b""  # on whose behalf the request is made; empty: the client itself
+    trace: TraceContext | None = None  # ignored unless the server exports traces
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):

@@ -21,9 +21,19 @@ from slipstream_ipc.messages.fields import (
 )
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
 from slipstream_ipc.messages.request import SamplingParams
-from slipstream_ipc.messages.shared import End, Fault, LogprobColumns
+from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
 # ---- worker -> core ------------------------------------------------------------------------
+
+
+class RequestTrace(Struct, array_like=True, frozen=True):
+    """What a worker knows of a traced request when it registers it. Times: CLOCK_MONOTONIC, s."""
+
+    context: TraceContext
+    operation: Label  # gen_ai.operation.name
+    arrived_s: float
+    rendered_s: float = 0.0  # when its prompt was tokenised
+    is_resubmitted: bool = False  # it has been accepted before, and lost
 
 
 class OtherAdmit(Struct, array_like=True, frozen=True):
@@ -71,6 +81,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     prompt_logprobs: LogprobColumns | None = None
     tenant: Identity = b""  # tenants take turns among requests of equal priority
     others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
+    trace: RequestTrace | None = None
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
@@ -144,6 +155,17 @@ class Step(Struct, array_like=True, gc=False, frozen=True, tag=tags.STEP):
     logprobs: LogprobColumns | None = None
 
 
+class FirstToken(Struct, array_like=True, frozen=True, tag=tags.FIRST_TOKEN):
+    """Of a traced stream: when it was first in a step, and when its first token was known.
+
+    CLOCK_MONOTONIC, s. Sent ahead of the token, and again after each attach.
+    """
+
+    stream_id: StreamId
+    scheduled_s: float
+    sampled_s: float
+
+
 class UnknownToCore(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN_TO_CORE):
     """Streams in the worker's Positions that the core does not have."""
 
@@ -162,6 +184,7 @@ class Suspects(Struct, array_like=True, frozen=True, tag=tags.SUSPECTS):
 
     incarnation: Count
     stream_ids: StreamIds
+    predecessor_ended_s: float = 0.0  # CLOCK_MONOTONIC; 0.0: there was none
 
 
 class ComputedPromptLogprobs(
@@ -198,4 +221,5 @@ CoreToWorker = (
     | Suspects
     | ComputedPromptLogprobs
     | Forgotten
+    | FirstToken
 )

@@ -12,6 +12,7 @@ MAX_LABEL_CHARS = 1024
 MAX_TOOL_CALLS = 1024  # per message
 MAX_TEMPLATE_CHARS = 2**20  # a chat's tools, and likewise its template variables
 MAX_OTHERS = 127  # further answers that a Submit requests
+MAX_TRACE_STATE_CHARS = 512
 MAX_CANCELLED = 4096  # streams per Cancel
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers

@@ -6,7 +6,15 @@ from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Struct
 
-from slipstream_ipc.messages.fields import U32, U64, ErrorCode, FinishReason, Label, LongText
+from slipstream_ipc.messages.fields import (
+    MAX_TRACE_STATE_CHARS,
+    U32,
+    U64,
+    ErrorCode,
+    FinishReason,
+    Label,
+    LongText,
+)
 
 Body = TypeVar("Body")
 
@@ -26,6 +34,19 @@ class Fault(Struct, array_like=True, frozen=True):
     code: ErrorCode
     message: LongText
     field: Label | None = None
+
+
+class TraceContext(Struct, array_like=True, frozen=True):
+    """A request's place in its caller's trace, as W3C's `traceparent` and `tracestate` have it.
+
+    trace_id: 16 bytes. parent_id: 8 bytes, the caller's span; empty if the request begins the
+    trace. flags: bit 0 says that the caller records the trace.
+    """
+
+    trace_id: Annotated[bytes, Meta(max_length=16)]
+    parent_id: Annotated[bytes, Meta(max_length=8)] = b""
+    flags: Annotated[int, Meta(ge=0, le=255)] = 1
+    state: Annotated[str, Meta(max_length=MAX_TRACE_STATE_CHARS)] = ""
 
 
 class End(Struct, array_like=True, frozen=True):

@@ -107,6 +107,7 @@ class WorkerGauges(Struct, frozen=True, omit_defaults=True):
     num_streams: Count = 0  # streams that have not ended
     num_kept_streams: Count = 0  # ended streams, kept for readers that come back
     num_clients: Count = 0  # attached clients, HTTP fronts included
+    num_pending_spans: Count = 0  # made and not exported yet; lost if the worker dies
 
 
 class WorkerCounters(Struct, frozen=True, omit_defaults=True):
@@ -119,6 +120,8 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     ttft_s: from a request's arrival until its first tokens are sent; itl_s: between two deltas of a
     stream; tpot_s: of a stream, from its first delta to its end, per token after the first delta;
     e2e_s: from a request's arrival until its end is sent.
+    num_exported_spans: spans of traced requests that a collector has taken; num_lost_spans: those
+    that none will get.
     """
 
     num_accepted: Count = 0
@@ -133,6 +136,8 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     itl_s: Histogram = NOTHING
     tpot_s: Histogram = NOTHING
     e2e_s: Histogram = NOTHING
+    num_exported_spans: Count = 0
+    num_lost_spans: Count = 0
 
 
 class FrontGauges(Struct, frozen=True, omit_defaults=True):
@@ -204,7 +209,12 @@ class Statistics(Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 def without_gauges(numbers: Numbers) -> Numbers:
-    """Only the counters of `numbers`, which outlive the process."""
+    """Only the counters of `numbers`, which outlive the process. Spans that were pending are lost
+    with it.
+    """
+    if isinstance(numbers, WorkerNumbers) and numbers.gauges.num_pending_spans:
+        lost = _sum(numbers.counters.num_lost_spans, numbers.gauges.num_pending_spans)
+        return WorkerNumbers(counters=replace(numbers.counters, num_lost_spans=lost))
     return type(numbers)(counters=numbers.counters)  # type: ignore[arg-type]
 
 

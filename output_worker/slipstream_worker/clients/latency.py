@@ -26,6 +26,7 @@ from slipstream_ipc.telemetry.histogram import HistogramBuilder
 from slipstream_ipc.telemetry.statistics import WorkerCounters, WorkerGauges, WorkerNumbers
 from slipstream_worker.clients.deltas import BuiltDeltas, SlowEntries
 from slipstream_worker.clients.deltas_scalar import BuiltScalarDeltas, Span
+from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.stream import WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
@@ -35,7 +36,9 @@ Int64s = npt.NDArray[np.int64]
 class RequestCounters:
     """The counters of one worker. Those without an underscore are incremented by their users."""
 
-    def __init__(self) -> None:
+    def __init__(self, spans: RequestSpans | None = None) -> None:
+        """spans: of the requests that are traced; None if none is."""
+        self._spans = spans
         self.num_accepted = 0
         self.num_prompt_tokens = 0
         self.num_messages = 0
@@ -79,10 +82,13 @@ class RequestCounters:
             self._tpot_s.add(took_s / num_later)
         if stream.arrived_at:
             self._e2e_s.add(max(0.0, now - stream.arrived_at))
+        if self._spans is not None:
+            self._spans.end_sent(stream, now)
         stream.arrived_at = stream.first_at = 0.0
 
     def numbers(self, gauges: WorkerGauges) -> WorkerNumbers:
         """All counters and histograms, with these gauges."""
+        spans = self._spans
         return WorkerNumbers(
             gauges,
             WorkerCounters(
@@ -98,6 +104,8 @@ class RequestCounters:
                 itl_s=self.itl_s.histogram(),
                 tpot_s=self._tpot_s.histogram(),
                 e2e_s=self._e2e_s.histogram(),
+                num_exported_spans=0 if spans is None else spans.num_exported,
+                num_lost_spans=0 if spans is None else spans.num_lost,
             ),
         )
 

@@ -53,6 +53,7 @@ from slipstream_worker.streams.registration import (
 )
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import ResumePoint, Stage, WorkerStream, WorkerStreamTable
+from slipstream_worker.streams.stream_trace import StreamTrace, trace_of
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.queue import RenderQueue
 
@@ -76,8 +77,13 @@ class ClientMessages:
         detokenizers: DetokenizerFactory,
         *,
         may_return: bool = False,
+        is_traced: bool = False,
     ) -> None:
-        """`may_return`: requests rejected during a drain may be sent again, to the next stack."""
+        """`may_return`: requests rejected during a drain may be sent again, to the next stack.
+
+        is_traced: whether spans are made of requests.
+        """
+        self._is_traced = is_traced
         self._front = front
         self._may_return = may_return
         self._lifecycle = lifecycle
@@ -146,6 +152,8 @@ class ClientMessages:
         lifecycle = self._lifecycle
         if session.public_key:  # a client with a key cannot choose its tenant
             submit = structs.replace(submit, tenant=session.public_key)
+        if self._is_traced:  # all answers are in one trace
+            submit = structs.replace(submit, trace=trace_of(submit, 0.0).context)
         submission = _read(submit)
         for answer in answers_of(submit):
             known = self._streams.get(answer.stream_id)
@@ -196,6 +204,8 @@ class ClientMessages:
         stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=fingerprint)
         stream.params = submission.params(submit)
         stream.arrived_at = self._retention.now
+        if self._is_traced:
+            stream.trace = StreamTrace(trace_of(submit, self._retention.now))
         self._streams.add(stream)
         self._readers.read(stream, session.identity, submit.handle, _position(submit))
         if render is None:
@@ -236,6 +246,10 @@ class ClientMessages:
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)
             return
+        if stream.trace is not None:
+            origin = structs.replace(stream.trace.origin, rendered_s=self._retention.now)
+            stream.trace.origin = origin
+            admit = structs.replace(admit, trace=origin)
         output = open_output(admit, self._detokenizers)
         self._lifecycle.register(stream, admit, output)
         self._lifecycle.submit(stream)
@@ -250,6 +264,9 @@ class ClientMessages:
             port = self._readers.port(session.identity)
             port.enqueue(Accepted(resume.handle, stream.registration.prompt_ids))
             port.enqueue_prompt_logprobs(stream, resume.handle)
+        is_own = self._readers.is_reader(stream, session.identity, None)
+        if stream.trace is not None and not is_own:
+            stream.trace.note_event(self._retention.now, "resumed by another client")
         self._readers.read(stream, session.identity, resume.handle, position)
 
     def _reject(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from slipstream_ipc.messages import (
     AttachRefused,
     ComputedPromptLogprobs,
     CoreToWorker,
+    FirstToken,
     Forget,
     Forgotten,
     ModelCard,
@@ -44,10 +45,12 @@ from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.registration import open_output
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
+from slipstream_worker.streams.stream_trace import StreamTrace
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +75,17 @@ class CoreMessages:
         *,
         tokenizer: str,
         tracer: Tracer | None = None,
+        spans: RequestSpans | None = None,
+        predecessor_ended_s: float = 0.0,
     ) -> None:
-        """`tokenizer`: the folder or hub id that clients load."""
+        """`tokenizer`: the folder or hub id that clients load.
+
+        spans: of the requests that are traced; None if none is. predecessor_ended_s: when the
+        worker before this one ended, see `WorkerConfig`.
+        """
+        self._spans = spans
+        self._predecessor_ended_s = predecessor_ended_s
+        self._core_ended_s = 0.0  # when the core before this one ended; 0.0: unknown
         self._tracer = tracer
         self._core = core
         self._lifecycle = lifecycle
@@ -115,8 +127,15 @@ class CoreMessages:
             case Forgotten():
                 self._retention.add_tombstones(message.stream_ids)
             case Suspects():
+                self._core_ended_s = message.predecessor_ended_s
                 lifecycle.suspect(message.incarnation, message.stream_ids)
+            case FirstToken():
+                stream = self._streams.get(message.stream_id)
+                if stream is not None and stream.trace is not None:
+                    stream.trace.note_first_token(message)
             case SyncDone():
+                if self._spans is not None and not self.is_synced and self._predecessor_ended_s:
+                    self._note_takeover(self._predecessor_ended_s)
                 self.is_synced = True
                 self._core.is_fresh = False
             case AttachRefused():
@@ -126,6 +145,8 @@ class CoreMessages:
 
     def _attached(self, welcome: Welcome) -> None:
         self.card = structs.replace(welcome.model, path=self._tokenizer)
+        if self._spans is not None:
+            self._spans.model = self.card.name
         self._core.restart()
         self._streams.clear_core_rows()
         if not self.is_synced:
@@ -159,6 +180,8 @@ class CoreMessages:
             self._core.enqueue(Forget((admit.stream_id,)))
             return
         stream = WorkerStream(admit.stream_id, Stage.RUNNING, is_counted=message.is_over)
+        if self._spans is not None and admit.trace is not None:
+            stream.trace = StreamTrace(admit.trace, is_reported=message.is_over)
         lifecycle.restore(stream, admit, output, message.row)
         # its tokens follow, up to this end if an abort or an error ended it
         if message.end is not None:
@@ -170,6 +193,15 @@ class CoreMessages:
             stream = self._streams.get(stream_id)
             if stream is not None and stream.stage is not Stage.ENDED:
                 self._core.enqueue(self._lifecycle.readmission(stream))
+                if stream.trace is not None:
+                    stream.trace.note_event(monotonic(), "core replaced", self._core_ended_s)
+
+    def _note_takeover(self, since: float) -> None:
+        """This worker has taken over the streams of one that ended at `since`."""
+        now = monotonic()
+        for stream in self._streams.all():
+            if stream.trace is not None and stream.stage is not Stage.ENDED:
+                stream.trace.note_event(now, "worker replaced", since)
 
     def _prompt(self, message: ComputedPromptLogprobs) -> None:
         """Part of a prompt's log-probabilities; the reader gets them once they are complete."""

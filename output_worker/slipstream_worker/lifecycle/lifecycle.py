@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from time import monotonic
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,7 @@ from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.retention import ABORTED, Retention
 from slipstream_worker.streams.slow_path import push_slow
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
@@ -61,8 +63,13 @@ class StreamLifecycle:
         counters: RequestCounters,
         *,
         min_interval: int = 1,
+        spans: RequestSpans | None = None,
     ) -> None:
-        """`min_interval`: lower limit for the streams' intervals, in tokens per delta."""
+        """`min_interval`: lower limit for the streams' intervals, in tokens per delta.
+
+        spans: of the requests that are traced; None if none is.
+        """
+        self._spans = spans
         self._core = core
         self._streams = streams
         self._columns = columns
@@ -165,6 +172,8 @@ class StreamLifecycle:
     def reject(self, stream: WorkerStream, fault: Fault) -> None:
         """Reject a stream and drop it."""
         self.count_rejection(stream.label, fault)
+        if self._spans is not None:
+            self._spans.rejected(stream, fault)
         self._readers.reject(stream, fault)
         self._remove(stream)
 
@@ -273,6 +282,8 @@ class StreamLifecycle:
 
     def _ended(self, stream: WorkerStream) -> None:
         stream.stage = Stage.ENDED
+        if stream.trace is not None:
+            stream.trace.ended_at = monotonic()
         self._num_ended += 1
         self.replaying.discard(stream)
         self._streams.ignore_tokens(stream)
@@ -314,6 +325,7 @@ class StreamLifecycle:
                 num_streams=self.num_running,
                 num_kept_streams=self._num_ended,
                 num_clients=self._readers.num_clients,
+                num_pending_spans=0 if self._spans is None else self._spans.num_pending,
             )
         )
 
@@ -340,6 +352,8 @@ class StreamLifecycle:
         self._num_ended = 0
 
     def _remove(self, stream: WorkerStream) -> None:
+        if self._spans is not None:
+            self._spans.removed(stream)
         self._render_queue.withdraw(stream)
         self.replaying.discard(stream)
         self._readers.forget(stream)

@@ -20,6 +20,7 @@ from slipstream_ipc.history.text_log import START, TextCursor
 from slipstream_ipc.messages import Admit, End, SamplingParams, Submit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.streams.stream_trace import StreamTrace
 
 Int64s = npt.NDArray[np.int64]
 
@@ -99,6 +100,7 @@ class WorkerStream:
     first_at: float = 0.0  # when its first tokens were sent; 0.0: not yet
     first_tokens: int = 0  # number of tokens sent then
     is_counted: bool = False  # its end was decided and counted by another worker
+    trace: StreamTrace | None = None  # until its spans are made; None unless it is traced
 
     @property
     def label(self) -> str:

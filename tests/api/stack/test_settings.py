@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import msgspec
@@ -133,6 +134,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "trace": str(tmp_path / "t.json"),
         "listen": "tcp://127.0.0.1:5555",
         "insecure": True,
+        "otlp_traces_endpoint": "http://collector:4318/v1/traces",
     }
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
@@ -378,3 +380,34 @@ def test_a_folder_without_a_model_is_told_what_it_lacks(tmp_path):
 def test_a_folder_too_deep_for_a_socket_is_refused():
     with pytest.raises(BadRequestError, match=r"runtime_dir: got .* allowed: a shorter"):
         plan_stack(StackSettings(), Path("/tmp") / ("x" * 120))
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("https://[::1]:4318/", "https://[::1]:4318/v1/traces"),
+        ("https://collector/otlp/v1/traces", "https://collector/otlp/v1/traces"),
+    ],
+)
+def test_where_traces_go(tmp_path: Path, given: str, url: str) -> None:
+    _, worker = configs(tmp_path, otlp_traces_endpoint=given)
+    assert worker.otlp_traces_endpoint == url
+    assert front(tmp_path, http_port=0, otlp_traces_endpoint=given).is_traced
+    assert not front(tmp_path, http_port=0).is_traced
+
+
+@pytest.mark.parametrize(
+    "given", ["collector:4318", "grpc://x", "http://", "http://x:99999", "http://u:secret@x:4318"]
+)
+def test_where_traces_cannot_go(tmp_path: Path, given: str) -> None:
+    with pytest.raises(BadRequestError, match="otlp_traces_endpoint") as caught:
+        configs(tmp_path, otlp_traces_endpoint=given)
+    assert "secret" not in str(caught.value)
+
+
+def test_traces_need_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    with pytest.raises(BadRequestError, match=r"pip install 'slipstream\[otel\]'") as caught:
+        configs(tmp_path, otlp_traces_endpoint="http://127.0.0.1:4318")
+    assert caught.value.field == "otlp_traces_endpoint"

@@ -80,19 +80,19 @@ def played(
 def test_a_child_that_beats_no_more_is_replaced(played: Played) -> None:
     played.say(READY)
     played.pass_time(1)
-    assert played.prompts.condition(played.now) == "ready"
+    assert played.prompts.condition(played.now).state == "ready"
     for _ in range(100):
         played.pass_time(HANG_TIMEOUT_S - 2)
         played.say(TokenizerBeat())
         played.pass_time(0.25)
-        assert played.prompts.condition(played.now) == "ready"
+        assert played.prompts.condition(played.now).state == "ready"
     played.pass_time(SILENT_S)
-    assert played.prompts.condition(played.now) == "silent"
+    assert played.prompts.condition(played.now).state == "silent"
     played.pass_time(HANG_TIMEOUT_S)
     assert len(played.children) == 2
-    assert played.prompts.condition(played.now) == "restarting"
+    assert played.prompts.condition(played.now).state == "restarting"
     played.say(READY)
-    assert played.prompts.condition(played.now) == "ready"
+    assert played.prompts.condition(played.now).state == "ready"
 
 
 def test_an_answer_says_that_it_lives_and_so_does_one_that_is_unread(played: Played) -> None:
@@ -114,7 +114,7 @@ def test_the_first_may_load_for_as_long_as_it_takes_and_a_successor_while_it_bea
     played: Played,
 ) -> None:
     played.pass_time(10 * LOAD_S)
-    assert played.prompts.condition(played.now) == "starting"
+    assert played.prompts.condition(played.now).state == "starting"
     assert len(played.children) == 1
     played.say(READY)
     played.pass_time(STEADY_S + 1)
@@ -159,7 +159,7 @@ def test_a_successor_with_no_tokenizer_or_another_is_tried_again_with_pauses(
         if len(played.children) > num:
             started_at.append(played.now)
             played.say(said)
-            assert played.prompts.condition(played.now) == "restarting"
+            assert played.prompts.condition(played.now).state == "restarting"
         assert len(started_at) < 100
     pauses = [later - earlier for earlier, later in pairwise(started_at)]
     # each death is seen with the beat after it
@@ -174,7 +174,7 @@ def test_a_successor_with_no_tokenizer_or_another_is_tried_again_with_pauses(
     while len(played.children) == num:
         played.pass_time(0.25)
     played.say(READY)
-    assert played.prompts.condition(played.now) == "ready"
+    assert played.prompts.condition(played.now).state == "ready"
     asked = played.prompts.ask(Render(0, "a prompt"))
     while True:
         assert played.socket.poll(PATIENCE_MS)
@@ -192,7 +192,7 @@ def test_what_a_dead_one_said_last_is_not_its_successors(played: Played) -> None
     played.pass_time(1)
     assert len(played.children) == 2
     played.say(TokenizerReady("", "table", pid=1))
-    assert played.prompts.condition(played.now) == "restarting"
+    assert played.prompts.condition(played.now).state == "restarting"
 
 
 def asked(played: Played) -> list[int]:
@@ -272,7 +272,7 @@ class Real:
 
     def wait_for(self, condition: str) -> None:
         patience = Patience()
-        while (found := self.prompts.condition(time.monotonic())) != condition:
+        while (found := self.prompts.condition(time.monotonic()).state) != condition:
             patience.check(found)
             self.turn()
 
@@ -425,7 +425,7 @@ def test_a_tokenizer_that_is_gone_is_waited_for_and_prompts_are_refused_as_ours(
     fault = real.answer(real.ask("a prompt")).fault
     assert fault is not None
     assert fault.code == "overloaded"
-    assert real.prompts.condition(time.monotonic()) == "restarting"
+    assert real.prompts.condition(time.monotonic()).state == "restarting"
     kept.rename(real.model / "tokenizer.json")
     real.wait_for("ready")
     assert real.ids("a prompt") == expected

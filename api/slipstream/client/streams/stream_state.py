@@ -18,7 +18,7 @@ from slipstream.delta_batch import DeltaBatch
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
-from slipstream_ipc.messages import End, Resume, Submit
+from slipstream_ipc.messages import End, Resume, Submit, TraceContext
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -60,11 +60,13 @@ class StreamState:
         if isinstance(self.request, Submit):
             self.resubmittable = self.request
 
-    def set_origin(self, tenant: bytes, label: str) -> None:
-        """Set on whose behalf the request is made, and its name in logs."""
+    def set_origin(self, tenant: bytes, label: str, trace: TraceContext | None) -> None:
+        """Set on whose behalf the request is made, its name in logs, and its trace."""
         if self.resubmittable is not None:
             is_first = self.request is self.resubmittable
-            self.resubmittable = replace(self.resubmittable, tenant=tenant, label=label)
+            self.resubmittable = replace(
+                self.resubmittable, tenant=tenant, label=label, trace=trace
+            )
             if is_first:
                 self.request = self.resubmittable
 

@@ -163,6 +163,24 @@ def _worker_metrics() -> Iterator[_Family]:
         "num_deltas",
     )
     yield counter("delivered_tokens", "Tokens in deltas sent to clients.", "num_delivered_tokens")
+    yield _Family(
+        _Gauge,
+        "trace_spans_pending",
+        "Spans of requests that are made and not exported yet.",
+        WorkerNumbers,
+        lambda n: n.gauges.num_pending_spans,
+    )
+    yield counter(
+        "trace_spans_exported",
+        "Spans of requests that an OpenTelemetry collector has taken.",
+        "num_exported_spans",
+    )
+    yield counter(
+        "trace_spans_lost",
+        "Spans that were not exported: the queue was full, the collector failed, or the process "
+        "died.",
+        "num_lost_spans",
+    )
     for name, help_, field in (
         ("time_to_first_token", "Time from a request's arrival to its first delta.", "ttft_s"),
         ("inter_token_latency", "Time between two deltas of a stream.", "itl_s"),

@@ -181,7 +181,7 @@ def parse_event_id(text: str) -> EventId:
 
 
 def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
-    """A CRC-32 of a request, independent of its stream ids and labels.
+    """A CRC-32 of a request, independent of its stream ids, labels and traces.
 
     submits: `num_answers` in a row for each prompt. Only the first of them is hashed as a whole,
     of the others only the sampling parameters.
@@ -191,7 +191,9 @@ def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
         if number % num_answers:
             found = crc32(submit.params, found)
         else:
-            plain = msgspec.structs.replace(submit, handle=0, stream_id=bytes(16), label="")
+            plain = msgspec.structs.replace(
+                submit, handle=0, stream_id=bytes(16), label="", trace=None
+            )
             found = crc32(msgspec.msgpack.encode(plain), found)
     return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from asyncio import Future
 from dataclasses import replace
 from functools import partial
@@ -37,6 +38,8 @@ from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
+from slipstream.trace_context import TRACEPARENT, TRACESTATE, trace_context
+from slipstream_ipc.messages import TraceContext
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
@@ -45,7 +48,17 @@ _logger = logging.getLogger(__name__)
 class ModelEndpoints:
     """The endpoints, over one connection to the worker. posts, gets: handlers by path."""
 
-    def __init__(self, io: LoopIO, keys: ApiKeys, texts: TokenTexts, limits: Limits) -> None:
+    def __init__(
+        self,
+        io: LoopIO,
+        keys: ApiKeys,
+        texts: TokenTexts,
+        limits: Limits,
+        *,
+        is_traced: bool = False,
+    ) -> None:
+        """is_traced: whether requests carry their trace to the worker, which exports it."""
+        self._is_traced = is_traced
         self._io = io
         self._keys = keys
         self._context = AnswerContext(io, texts, limits)
@@ -111,8 +124,9 @@ class ModelEndpoints:
         if accepts_events(request) and plan.can_resume:
             plan = replace(plan, is_resumable=True)
         tenant = self._keys.tenant(request.headers.get(b"authorization"))
+        trace = _trace_of(request) if self._is_traced else None
         for state in plan.states:
-            state.set_origin(tenant, request.id)
+            state.set_origin(tenant, request.id, trace)
         if plan.is_resumable:
             self._keep_submits(plan)
         start = partial(start_answer, plan, exchange, self._context)
@@ -128,6 +142,14 @@ class ModelEndpoints:
             if state.resubmittable is None and before is not None:
                 state.resubmittable = before.resubmittable
             self._streams_by_id[state.stream_id] = state
+
+
+def _trace_of(request: HttpRequest) -> TraceContext:
+    """The trace in a request's headers, or a new one for all of its streams."""
+    headers = request.headers
+    parent = headers.get(TRACEPARENT.encode(), b"").decode("latin-1")
+    state = headers.get(TRACESTATE.encode(), b"").decode("latin-1")
+    return trace_context(parent, state) or TraceContext(secrets.token_bytes(16))
 
 
 class _InProcessSink:

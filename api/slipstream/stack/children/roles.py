@@ -81,7 +81,7 @@ class Role:
             self.spare_due_at = 0.0  # at once, when all processes are ready
         self.active, self.due_at = child, None
         self._incarnation += 1
-        child.activate(Activate(self._incarnation, self._last_death_was_own_fault))
+        child.activate(Activate(self._incarnation, self._last_death_was_own_fault, self.ended_at))
 
     def note_ready(self) -> None:
         """Note that the active process is ready."""

@@ -41,13 +41,24 @@ LOOKS = [
 ]
 
 
+OUTSIDE = """() => [...document.querySelectorAll("#turns *")]
+  .filter((each) => !each.closest("pre, .table, .unseen"))
+  .filter((each) => {
+    const { left, right, width } = each.getBoundingClientRect();
+    const outer = document.getElementById("turns").getBoundingClientRect();
+    return width && (left < outer.left - 1 || right > outer.right + 1);
+  })
+  .map((each) => each.outerHTML.slice(0, 100))"""
+
+
 def check(viewer: Any) -> None:
-    """No violation, and nothing wider than the page."""
+    """No violation, nothing wider than the page, nothing of the conversation beside it."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     viewer.wait_for_frame()
     found = axe.run(viewer.page).response
     assert len(found["passes"]) > 10
     assert [(each["id"], each["nodes"][0]["html"]) for each in found["violations"]] == []
+    assert viewer.page.evaluate(OUTSIDE) == []
     width = viewer.page.viewport_size["width"]
     assert viewer.page.evaluate("document.documentElement.scrollWidth") <= width
 
