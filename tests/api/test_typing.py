@@ -28,8 +28,10 @@ CHECKERS = {
 
 RIGHT = """
 from collections.abc import Sequence
+from typing import Unpack
 
 from slipstream import LLM, AsyncClient, Client, SamplingParams, Stack, StructuredOutputs
+from slipstream import CallOptions, RequestOptions
 from slipstream import TextPrompt, TokensPrompt
 
 params = SamplingParams(temperature=0.5, stop=["x"], stop_token_ids=[1, 2], bad_words=["no"])
@@ -53,7 +55,6 @@ with LLM("simulated:", max_num_seqs=4, api_key=["a"], verbose=True) as llm:
     if metrics is not None and metrics.first_token_time is not None:
         wait_s: float = metrics.first_token_time - metrics.arrival_time
     ids_of_it: list[int] = llm.get_tokenizer().encode("a text")
-    llm.generate("a text", params=params)
 
 with Stack("simulated:", runtime_dir="/tmp/x", http_port=0) as stack, stack.client() as client:
     for delta in client.stream("Once", max_tokens=100, stop=["x"]):
@@ -66,6 +67,18 @@ with Stack("simulated:", runtime_dir="/tmp/x", http_port=0) as stack, stack.clie
     client.generate_many(["a"], on_done=lambda each: len(each.text))
     for index, delta in client.stream_many(["a", "b"], seed=1):
         print(index + 1, delta.text)
+
+
+def first_line(client: Client, prompt: str, **options: Unpack[RequestOptions]) -> str:
+    return client.generate(prompt, **options).text.partition("\\n")[0]
+
+
+def texts(client: Client, prompts: list[str], **options: Unpack[CallOptions]) -> list[str]:
+    return [each.text for each in client.generate_many(prompts, **options)]
+
+
+first_line(client, "Once", max_tokens=3, label="mine")
+texts(client, ["Once"], temperature=0, tools=None)
 
 
 async def main() -> None:

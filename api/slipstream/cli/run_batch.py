@@ -22,6 +22,7 @@ import fcntl
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -35,7 +36,7 @@ from slipstream.cli.connection import access_of, add_client_options, running_or_
 from slipstream.cli.parser import Parser
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.endpoints import server_endpoint
-from slipstream.errors import EngineError, wrong_option
+from slipstream.errors import BadRequestError, EngineError, wrong_option
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
@@ -43,6 +44,7 @@ from slipstream.http.errors import bad_field
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Fault
+from slipstream_ipc.validation.field_types import field_error
 
 URLS = ("/v1/completions", "/v1/chat/completions")
 
@@ -51,6 +53,8 @@ _START_S = 60.0  # how long to wait for the engine, at the start and when it is 
 _PAUSE_S = 0.5  # before a rejected request is tried again
 _MOST_PAUSES = 1200
 _UNAVAILABLE = 503
+_FIRST_ERROR = 400  # of HTTP's statuses
+_SOME_FAILED = 3  # an exit code: all requests have answers, and some are errors
 
 
 class BatchLine(Struct, frozen=True):
@@ -83,8 +87,15 @@ class _Done(Struct, frozen=True):
     error: None = None
 
 
-class _Id(Struct, frozen=True):
+class _Status(Struct, frozen=True):
+    status_code: int
+
+
+class _Answered(Struct, frozen=True):
+    """What is read of a line of the output file."""
+
     custom_id: str
+    response: _Status
 
 
 def add_run_batch(parser: Parser) -> None:
@@ -118,7 +129,10 @@ def add_run_batch(parser: Parser) -> None:
 
 
 def run_batch(arguments: argparse.Namespace) -> int:
-    """Answer the requests without an answer. Raises: BadRequestError, SlipstreamError, OSError."""
+    """Answer the requests without an answer. Returns 0, or 3 if the answers of some are errors.
+
+    Raises: BadRequestError, SlipstreamError, OSError.
+    """
     if arguments.concurrency < 1:
         raise wrong_option("concurrency", arguments.concurrency, "an integer >= 1")
     address = server_endpoint(arguments.address, **access_of(arguments)).address
@@ -131,18 +145,22 @@ def run_batch(arguments: argparse.Namespace) -> int:
     is_new = not path.exists()
     with _opened_output(path, Path(arguments.input)) as output:
         _lock(output)
-        done = _ids_done(output)
-        if ids <= done:
-            return 0
-        with contextlib.ExitStack() as server:
-            try:
-                address = server.enter_context(running_or_started(arguments))
-            except BaseException:
-                if is_new:
-                    path.unlink(missing_ok=True)
-                raise
-            uvloop.run(_answer_all(arguments, address, output, ids, done))
-    return 0
+        done = set(_statuses(output))
+        if not ids <= done:
+            with contextlib.ExitStack() as server:
+                try:
+                    address = server.enter_context(running_or_started(arguments))
+                except BaseException:
+                    if is_new:
+                        path.unlink(missing_ok=True)
+                    raise
+                uvloop.run(_answer_all(arguments, address, output, ids, done))
+        statuses = _statuses(output)
+    num_failed = sum(statuses[custom_id] >= _FIRST_ERROR for custom_id in ids)
+    if not num_failed:
+        return 0
+    sys.stderr.write(f"{arguments.prog}: {num_failed} of {len(ids)} failed: see {path}\n")
+    return _SOME_FAILED
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:
@@ -162,9 +180,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:
             where = f"{path}, line {number}"
             try:
                 request = decoder.decode(line)
+            except msgspec.ValidationError as error:
+                what = f"{where}: {field_error(error, BatchLine)}"
+                raise BadRequestError(Fault("bad_request", what)) from None
             except msgspec.DecodeError as error:
-                allowed = "JSON with custom_id, method (POST), url and body"
-                raise wrong_option(where, str(error), allowed) from None
+                allowed = f"JSON with custom_id, method (POST), url and body ({error})"
+                given = line.decode(errors="replace").strip()
+                raise wrong_option(where, given, allowed) from None
             if not bytes(request.body).startswith(b"{"):
                 raise wrong_option(f"{where}: body", str(request.body, "utf-8")[:80], "an object")
             yield number, request
@@ -215,10 +237,10 @@ def append_line(output: IO[bytes], line: bytes) -> None:
         raise
 
 
-def _ids_done(output: IO[bytes]) -> set[str]:
-    """The ids that have an answer; removes a partial last line. Raises: BadRequestError."""
-    decoder = msgspec.json.Decoder(_Id)
-    done: set[str] = set()
+def _statuses(output: IO[bytes]) -> dict[str, int]:
+    """The statuses of the answers by id; removes a partial last line. Raises: BadRequestError."""
+    decoder = msgspec.json.Decoder(_Answered)
+    statuses: dict[str, int] = {}
     end = 0
     output.seek(0)
     with open(output.fileno(), "rb", closefd=False) as lines:
@@ -227,12 +249,13 @@ def _ids_done(output: IO[bytes]) -> set[str]:
                 break
             end += len(line)
             try:
-                done.add(decoder.decode(line).custom_id)
+                answered = decoder.decode(line)
+                statuses[answered.custom_id] = answered.response.status_code
             except msgspec.DecodeError:
                 what = f"{output.name}, line {number}"
                 raise wrong_option(what, line[:80], "an answer, or no such file") from None
     output.truncate(end)
-    return done
+    return statuses
 
 
 async def _answer_all(

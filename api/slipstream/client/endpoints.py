@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from slipstream.errors import bad_request
+from slipstream.errors import ConnectionLostError, bad_request
 from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.addresses import (
+    IPC,
     TCP,
     check_listen_address,
     check_server_address,
@@ -74,7 +76,8 @@ def server_endpoint(
 
     keys: a folder made by `slipstream keys`, or a client's secret file in it.
 
-    Raises: BadRequestError for an invalid address, tcp:// without keys, or invalid keys.
+    Raises: BadRequestError for an invalid address, tcp:// without keys, invalid keys, or a socket
+    in a folder that is open to other users; ConnectionLostError for such a folder without a socket.
     """
     found = default_address() if address is None else address
     given = keys if keys is not None else os.environ.get(KEYS_VARIABLE) or None
@@ -88,9 +91,22 @@ def server_endpoint(
     except BadRequest as error:
         raise bad_request(error) from None
     except OSError as error:
+        if given is None and not _has_socket(found):  # a folder's mode is of no interest then
+            why = f"no Slipstream server at {found}: there is no such socket"
+            raise ConnectionLostError(Fault("engine", why)) from None
         field, value = ("keys", os.fspath(given)) if given is not None else ("address", found)
         raise bad_request(BadRequest(field, value, str(error))) from None
     return ServerEndpoint(found, Access(insecure=True) if insecure else None)
+
+
+def _has_socket(address: str) -> bool:
+    try:
+        os.stat(address.removeprefix(IPC))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # its folder cannot be looked into
+    return True
 
 
 def check_listener(listen: str | None, keys: str | None, *, insecure: bool) -> Path | None:

@@ -188,7 +188,9 @@ class App:
     def _get_health(self, _request: HttpRequest, exchange: Exchange) -> None:
         now = time.monotonic()
         status = self.health.status(now, is_draining=self.is_draining)
-        health = Health(status, processes=self.health.states(now) or UNSET)
+        found = self.statistics.processes.items()
+        pids = {name: process.pid for name, process in found if process.pid}
+        health = Health(status, processes=self.health.states(now) or UNSET, pids=pids or UNSET)
         exchange.respond(json_response(503 if status == "unhealthy" else 200, health))
 
     def _get_version(self, _request: HttpRequest, exchange: Exchange) -> None:

@@ -10,7 +10,13 @@ import pytest
 from tests.helpers.ports import free_port
 from tests.helpers.stacks import spareless_stack
 
-from slipstream import BadRequestError, Client, SlipstreamError
+from slipstream import (
+    AsyncClient,
+    BadRequestError,
+    Client,
+    ConnectionLostError,
+    SlipstreamError,
+)
 from slipstream.cli.keys import add_client, make_folder
 from slipstream.cli.main import main
 from slipstream.client.endpoints import server_endpoint
@@ -130,9 +136,20 @@ def test_endpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_socket_that_others_could_have_put_there(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
+    (tmp_path / "s").touch()
     with pytest.raises(BadRequestError, match="0700") as caught:
         Client(f"ipc://{tmp_path}/s")
     assert caught.value.field == "address"
+
+
+def test_a_folder_without_a_socket_is_no_servers(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for client in (Client, AsyncClient):
+        with pytest.raises(
+            ConnectionLostError, match=r"no Slipstream server .* no such socket"
+        ) as e:
+            client(f"ipc://{tmp_path}/s")
+        assert "0700" not in str(e.value)
 
 
 def test_keys_that_others_can_read(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.response_encoding import Response
+from slipstream_ipc.telemetry.statistics import ProcessStatistics, Statistics
 
 
 class Answers:
@@ -40,3 +42,16 @@ def test_the_packages_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> 
         handler(request, Exchange(request, cast(Any, answers)))
     assert answers.bodies == [b'{"version":"%b"}' % version("slipstream").encode()] * 2
     assert names == ["slipstream"]
+
+
+def test_health_tells_the_process_ids_that_are_known() -> None:
+    no: Any = None
+    routes, answers = app.App(no, ApiKeys(()), no, Limits()), Answers()
+    request, handler = HttpRequest("GET", "/health"), routes._handlers["/health"]["GET"]
+    handler(request, Exchange(request, cast(Any, answers)))
+    found = {"core": ProcessStatistics("ready", 7), "worker": ProcessStatistics("restarting")}
+    routes.statistics = Statistics(1.0, found)
+    handler(request, Exchange(request, cast(Any, answers)))
+    before, after = [json.loads(body) for body in answers.bodies]
+    assert "pids" not in before
+    assert after["pids"] == {"core": 7}

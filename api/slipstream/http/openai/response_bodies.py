@@ -167,11 +167,14 @@ class Models(Struct, frozen=True):
 
 
 class Health(Struct, frozen=True):
-    """The state of the server. processes: the state of each process of the stack, by name."""
+    """The state of the server. processes, pids: the state and the process id of each process of the
+    stack, by name; an id is up to a second old, and those of a worker's own processes are left out.
+    """
 
     status: str
     model: str | UnsetType = UNSET
     processes: dict[str, str] | UnsetType = UNSET
+    pids: dict[str, int] | UnsetType = UNSET
 
 
 class Tokens(Struct, frozen=True):
