@@ -32,10 +32,20 @@ for _number, _usual in (
         signal.signal(_number, _usual)
 
 
+# Tests over 15 s are marked slow, and those take 90 s at most where nothing else runs.
+_QUICK_TIMEOUT_S = 300.0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with the most slow tests first, so that no long file is left alone at the end."""
+    """Run files with the most slow tests first, so that no long file is left alone at the end.
+
+    Tests that are quick hang after less time than pyproject.toml gives to all.
+    """
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(_QUICK_TIMEOUT_S))
 
 
 def pytest_collection_finish() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slipstream.client.async_client import AsyncClient, AsyncStream
     from slipstream.client.client import Client, Stream
+    from slipstream.client.options import CallOptions, RequestOptions
     from slipstream.client.stream_many import AsyncStreams, Streams
     from slipstream.errors import (
         BadRequestError,
@@ -40,10 +41,10 @@ if TYPE_CHECKING:
         RequestMetrics,
         RequestOutput,
     )
-    from slipstream.requests import TextPrompt, TokensPrompt
-    from slipstream.sampling_params import SamplingParams
+    from slipstream.prompts import TextPrompt, TokensPrompt
+    from slipstream.sampling_params import SamplingParams, StructuredOutputs
     from slipstream.stack.stack import Stack, StackError
-    from slipstream_ipc.messages import ChatMessage, ModelCard, StructuredOutputs
+    from slipstream_ipc.messages import ChatMessage, ModelCard
 
 __all__ = [
     "LLM",
@@ -51,6 +52,7 @@ __all__ = [
     "AsyncStream",
     "AsyncStreams",
     "BadRequestError",
+    "CallOptions",
     "ChatMessage",
     "Client",
     "ClosedError",
@@ -65,6 +67,7 @@ __all__ = [
     "OverloadedError",
     "RequestError",
     "RequestMetrics",
+    "RequestOptions",
     "RequestOutput",
     "SamplingParams",
     "SlipstreamError",
@@ -85,6 +88,7 @@ _MODULES = {
     "AsyncStream": "slipstream.client.async_client",
     "AsyncStreams": "slipstream.client.stream_many",
     "BadRequestError": "slipstream.errors",
+    "CallOptions": "slipstream.client.options",
     "ChatMessage": "slipstream_ipc.messages",
     "Client": "slipstream.client.client",
     "ClosedError": "slipstream.errors",
@@ -100,6 +104,7 @@ _MODULES = {
     "OverloadedError": "slipstream.errors",
     "RequestError": "slipstream.errors",
     "RequestMetrics": "slipstream.outputs",
+    "RequestOptions": "slipstream.client.options",
     "RequestOutput": "slipstream.outputs",
     "SamplingParams": "slipstream.sampling_params",
     "SlipstreamError": "slipstream.errors",
@@ -108,10 +113,10 @@ _MODULES = {
     "Stream": "slipstream.client.client",
     "StreamLostError": "slipstream.errors",
     "Streams": "slipstream.client.stream_many",
-    "StructuredOutputs": "slipstream_ipc.messages",
+    "StructuredOutputs": "slipstream.sampling_params",
     "SupersededError": "slipstream.errors",
-    "TextPrompt": "slipstream.requests",
-    "TokensPrompt": "slipstream.requests",
+    "TextPrompt": "slipstream.prompts",
+    "TokensPrompt": "slipstream.prompts",
     "UnknownStreamError": "slipstream.errors",
 }
 

@@ -15,6 +15,8 @@ SlipstreamError
 
 from __future__ import annotations
 
+import msgspec
+
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault
 
@@ -103,7 +105,23 @@ def bad_request(error: BadRequest) -> BadRequestError:
     return BadRequestError(error.fault)
 
 
+def missing_option(name: str, what: str) -> BadRequestError:
+    """The error for an option that is needed and was not given. what: what to do about it."""
+    return BadRequestError(Fault("bad_request", f"{name} is missing: {what}", name))
+
+
 def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:
     """The error for an option with an invalid value."""
     shown = "(not shown)" if name in _SECRETS else given
     return bad_request(BadRequest(name, shown, allowed))
+
+
+def of_prompt(error: SlipstreamError, where: str) -> SlipstreamError:
+    """The error of one prompt among several, which names the prompt.
+
+    where: the prompt's name in the call, such as `prompts[3]`. Errors of the connection stay.
+    """
+    if isinstance(error, ConnectionLostError | ClosedError):
+        return error
+    message = f"{where}: {error.fault.message}"
+    return type(error)(msgspec.structs.replace(error.fault, message=message))

@@ -23,9 +23,10 @@ from slipstream import sampling_params
 from slipstream.client.options import CallOptions, CheckedOptions, options_for_many
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import RequestOutput
-from slipstream.requests import Conversation, Prompt, is_prompt_mapping
+from slipstream.prompts import Conversation, Prompt, is_prompt_mapping
 from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments, StackError
+from slipstream.vllm_names import LLM_MEMBERS, missing_member
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 
@@ -120,6 +121,13 @@ class LLM:
         return sampling_params.SamplingParams(
             **{name: value for name, value in defaults.items() if value is not None}
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if name in LLM_MEMBERS:
+                raise missing_member("LLM", name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def close(self) -> None:
         """Stop the stack. Idempotent."""

@@ -46,6 +46,27 @@ __all__ = [
 ]
 
 
+# what `repr` shows, with vLLM's names in its order
+_COMPLETION_FIELDS = (
+    "index",
+    "text",
+    "token_ids",
+    "cumulative_logprob",
+    "logprobs",
+    "finish_reason",
+    "stop_reason",
+)
+_REQUEST_FIELDS = (
+    "request_id",
+    "prompt",
+    "prompt_token_ids",
+    "prompt_logprobs",
+    "outputs",
+    "finished",
+    "metrics",
+)
+
+
 class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
     """A piece of a stream's output: new text and the tokens that it comes from.
 
@@ -150,9 +171,7 @@ class CompletionOutput(Struct, frozen=True, eq=False):
         return isinstance(other, CompletionOutput) and self._fields == other._fields
 
     def __repr__(self) -> str:
-        names = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop_reason")
-        shown = [f"{name}={value!r}" for name, value in zip(names, self._fields, strict=True)]
-        return f"CompletionOutput({', '.join(shown)})"
+        return _repr(self, _COMPLETION_FIELDS)
 
     @property
     def _fields(self) -> tuple[object, ...]:
@@ -263,11 +282,12 @@ class RequestOutput(Struct, frozen=True, eq=False):
         return ids
 
     def __repr__(self) -> str:
-        return (
-            f"RequestOutput(request_id={self.request_id!r}, text={self.text!r}, "
-            f"token_ids={self.token_ids}, finish_reason={self.finish_reason!r}, "
-            f"stop_reason={self.stop_reason!r})"
-        )
+        return _repr(self, _REQUEST_FIELDS)
+
+
+def _repr(output: Struct, names: Sequence[str]) -> str:
+    shown = [f"{name}={getattr(output, name)!r}" for name in names]
+    return f"{type(output).__name__}({', '.join(shown)})"
 
 
 Completion = RequestOutput  # the former name, kept for one release

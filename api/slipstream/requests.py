@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from msgspec import Raw
 
 from slipstream.errors import bad_request
+from slipstream.prompts import Prompt, checked_prompt, checked_utf8
 from slipstream.trace_context import trace_context_of
-from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.columns import u32
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
-    ChatMessage,
     ClientToWorker,
     Frame,
     ModelCard,
-    OtherAnswer,
     Resume,
     SamplingParams,
     StructuredOutputs,
@@ -35,41 +32,16 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import client_codec, encode_params
-from slipstream_ipc.validation.chat_template import template_message
 from slipstream_ipc.validation.sampling_params import (
     check_cache_salt,
     check_label,
     check_num_logprobs,
     check_params,
     check_prompt,
-    check_turns,
     params_from,
-    token_ids_from,
 )
-from slipstream_ipc.validation.structured_output import json_as_text
+from slipstream_ipc.validation.structured_output import check_form, json_as_text
 
-
-class TextPrompt(TypedDict):
-    """A text prompt in vLLM's form: `{"prompt": "..."}`."""
-
-    prompt: str
-
-
-class TokensPrompt(TypedDict):
-    """A prompt of token ids in vLLM's form: `{"prompt_token_ids": [...]}`."""
-
-    prompt_token_ids: Sequence[int]
-
-
-Conversation = Sequence[ChatMessage | Mapping[str, Any]]
-Prompt = (
-    str | Sequence[int] | npt.NDArray[np.integer[Any]] | Conversation | TextPrompt | TokensPrompt
-)
-
-_KINDS = (
-    "a string, a sequence of token ids, a list of chat messages with role and content, "
-    '{"prompt": TEXT} or {"prompt_token_ids": IDS}'
-)
 _OTHER_BYTES = 64  # at most, for each answer after the first
 _codec = client_codec()
 
@@ -83,7 +55,8 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
         if params is None:
             found = params_from(options)
         elif options:
-            names = ", ".join(sorted(options))
+            params_from(options)  # an unknown option is reported as such
+            names = Summary(f"it and {', '.join(sorted(options))}")
             allowed = "either sampling_params or single options, not both"
             raise BadRequest("sampling_params", names, allowed)
         elif isinstance(params, SamplingParams):
@@ -99,18 +72,14 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
     return found
 
 
-def params_of_answers(params: SamplingParams) -> list[SamplingParams]:
-    """The parameters of each of a prompt's `n` answers, with consecutive seeds. params: checked."""
-    if params.n == 1:
-        return [params]
-    one = msgspec.structs.replace(params, n=1)
-    answers = [one] * params.n
-    if params.seed is not None:
-        seeds = [(params.seed + index + 2**63) % 2**64 - 2**63 for index in range(params.n)]
-        answers = [msgspec.structs.replace(one, seed=seed) for seed in seeds]
-    # the first answer brings the prompt's log-probabilities for all of them
-    others = [msgspec.structs.replace(each, prompt_logprobs=None) for each in answers[1:]]
-    return [answers[0], *others]
+def check_outputs(outputs: StructuredOutputs) -> None:
+    """Check a form of answers by itself. Raises: BadRequestError."""
+    try:
+        params = params_from({"structured_outputs": outputs})
+        assert params.structured_outputs is not None
+        check_form(params.structured_outputs)
+    except BadRequest as error:
+        raise bad_request(error) from None
 
 
 def new_submit(
@@ -160,8 +129,8 @@ def new_submits(
 ) -> list[Submit]:
     """A Submit for each of a prompt's answers. The prompt is checked and encoded only once.
 
-    The Submits share the objects of the prompt and the parameters, by which `can_join` recognises
-    them.
+    The Submits share the objects of the prompt and the parameters, by which
+    `parallel_sampling.can_join` recognises them.
 
     Raises: BadRequestError.
     """
@@ -176,7 +145,7 @@ def new_submits(
         check_cache_salt(cache_salt or "")
         text, token_ids, messages = checked_prompt(prompt)
         if template is not None and not messages:
-            given = "text" if text is not None else "token ids"
+            given = Summary("text" if text is not None else "token ids")
             raise BadRequest("prompt", given, "chat messages beside options of the chat template")
         plain = Submit(
             handle=0,
@@ -185,9 +154,9 @@ def new_submits(
             text=text,
             token_ids=token_ids,
             messages=messages,
-            label=_utf8("label", label or ""),
+            label=checked_utf8("label", label or ""),
             priority=priority,
-            cache_salt=_utf8("cache_salt", cache_salt or ""),
+            cache_salt=checked_utf8("cache_salt", cache_salt or ""),
             template=template or TemplateOptions(),
             trace=trace_context_of(trace_headers),
         )
@@ -203,7 +172,7 @@ def new_submits(
                 encoded = _encoded(params)
                 num_bytes = num_plain_bytes + memoryview(encoded).nbytes
                 if num_bytes > MAX_MESSAGE_BYTES:
-                    given = f"a request of {num_bytes} bytes"
+                    given = Summary(f"a request of {num_bytes} bytes")
                     raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES}")
                 shared = params
                 plain = msgspec.structs.replace(plain, params=encoded)
@@ -235,22 +204,6 @@ def new_resume(
         raise bad_request(error) from None
 
 
-def joined(submit: Submit, others: Iterable[Submit]) -> Submit:
-    """One Submit for all of these answers, which have to satisfy `can_join`."""
-    own = tuple(OtherAnswer(other.handle, other.stream_id, other.seed) for other in others)
-    return msgspec.structs.replace(submit, others=own)
-
-
-def can_join(submit: Submit, other: Submit) -> bool:
-    """Whether both come from one call of `new_submits` and differ at most in their seeds."""
-    return (
-        submit.params is other.params
-        and submit.text is other.text
-        and submit.token_ids is other.token_ids
-        and submit.messages is other.messages
-    )
-
-
 def fits_message(body: ClientToWorker) -> bool:
     """Whether a message is within MAX_MESSAGE_BYTES."""
     return _num_bytes(body) <= MAX_MESSAGE_BYTES
@@ -277,65 +230,6 @@ def _stream_id(given: str) -> bytes:
     raise BadRequest("stream_id", given, "32 hexadecimal digits (a stream's `id`)")
 
 
-def checked_prompt(prompt: Prompt) -> tuple[str | None, bytes, tuple[ChatMessage, ...]]:
-    """A prompt as text, as a u32 column of token ids or as messages; all but one are empty.
-
-    Raises: BadRequest.
-    """
-    if isinstance(prompt, Mapping):
-        return checked_prompt(_unwrapped(prompt))
-    if isinstance(prompt, str):
-        return _utf8("prompt", prompt), b"", ()
-    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
-        raise BadRequest("prompt", prompt, _KINDS)
-    if not len(prompt):
-        raise BadRequest("prompt", prompt, f"{_KINDS}, none of them empty")
-    if isinstance(prompt[0], ChatMessage | Mapping):
-        check_turns(len(prompt))
-        return None, b"", tuple(_message(index, each) for index, each in enumerate(prompt))
-    return None, pack_u32(token_ids_from(prompt)), ()
-
-
-def is_prompt_mapping(given: object) -> bool:
-    """Whether this is meant as a TextPrompt or TokensPrompt, valid or not, and no chat message."""
-    return isinstance(given, Mapping) and ("prompt" in given or "prompt_token_ids" in given)
-
-
-def _unwrapped(given: Mapping[str, object]) -> Any:
-    """The text or token ids in a TextPrompt or a TokensPrompt. Raises: BadRequest."""
-    if len(given) == 1:
-        [(name, value)] = given.items()
-        if name == "prompt" and isinstance(value, str):
-            return value
-        if name == "prompt_token_ids" and not isinstance(value, str | Mapping):
-            ids = token_ids_from(value)
-            if len(ids):
-                return ids
-    raise BadRequest("prompt", given, _KINDS)
-
-
-def _message(index: int, given: object) -> ChatMessage:
-    field = f"messages[{index}]"
-    try:
-        if isinstance(given, ChatMessage):
-            given = msgspec.to_builtins(given)  # a Struct's constructor checks no types
-        elif isinstance(given, Mapping) and given.get("tool_calls") and "content" in given:
-            given = {**given, "content": given["content"] or ""}  # may be null beside tool calls
-        message = msgspec.convert(given, ChatMessage)
-    except msgspec.ValidationError as error:
-        raise BadRequest(field, given, f"role and content, both strings ({error})") from None
-    _utf8(field, message.role + message.content)
-    if message.name is not None:
-        _utf8(f"{field}.name", message.name)
-    if message.tool_calls is not None or message.tool_call_id is not None:
-        try:
-            msgspec.msgpack.encode(message)
-        except UnicodeEncodeError as error:
-            raise BadRequest(field, message, "text that UTF-8 can hold") from error
-        template_message(message, field)
-    return message
-
-
 def _converted(params: SamplingParams) -> SamplingParams:
     fields = msgspec.structs.asdict(params)  # a Struct's constructor checks no types
     if isinstance(params.structured_outputs, StructuredOutputs):
@@ -348,17 +242,8 @@ def _converted(params: SamplingParams) -> SamplingParams:
 
 def _encoded(params: SamplingParams) -> Raw:
     for word in params.bad_words or ():
-        _utf8("bad_words", word)
+        checked_utf8("bad_words", word)
     try:
         return encode_params(params)
     except UnicodeEncodeError as error:
         raise BadRequest("stop", params.stop, "text that UTF-8 can hold") from error
-
-
-def _utf8(field: str, text: str) -> str:
-    """Check that the text has no lone surrogates, which no message can hold. Raises: BadRequest."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadRequest(field, text, "text that UTF-8 can hold") from error
-    return text

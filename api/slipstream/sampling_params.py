@@ -1,10 +1,10 @@
-"""The public `SamplingParams`, whose values are checked when it is made."""
+"""The public `SamplingParams` and `StructuredOutputs`: their values are checked at once."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from slipstream.requests import checked_params
+from slipstream.requests import check_outputs, checked_params
 from slipstream_ipc import messages
 
 
@@ -18,3 +18,14 @@ class SamplingParams(messages.SamplingParams, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         checked_params(self, {})
+
+
+class StructuredOutputs(messages.StructuredOutputs, frozen=True, kw_only=True):
+    __doc__ = f"{messages.StructuredOutputs.__doc__}\n    Raises: BadRequestError.\n"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[messages.StructuredOptions]) -> None: ...
+
+    def __post_init__(self) -> None:
+        check_outputs(self)

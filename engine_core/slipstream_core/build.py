@@ -15,9 +15,9 @@ import zmq
 from slipstream_core.config import CoreConfig
 from slipstream_core.engine import Engine
 from slipstream_core.engine_counters import EngineCounters
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.llguidance_backend import Vocabulary
-from slipstream_core.grammar.manager import GrammarManager
 from slipstream_core.logprob_budget import LogprobBudget
 from slipstream_core.runner.host_memory import read_host_memory
 from slipstream_core.runner.tokenizer_file import find_tokenizer
@@ -140,7 +140,7 @@ def assemble_core(
         info.default_sampling,
         config.max_logprobs,
     )
-    grammars = GrammarManager(tokens, info.vocab_size)
+    grammars = GrammarBitmasks(tokens, info.vocab_size)
     compiler = GrammarCompiler(
         lambda: Vocabulary(find_tokenizer(config.model), info.vocab_size, info.eos_token_ids)
     )

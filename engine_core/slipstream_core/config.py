@@ -16,7 +16,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
     memory that this core may use in all; `num_blocks` overrides both (tests).
     `enforce_eager` disables CUDA graphs; `cuda_graph_sizes` are the batch sizes to capture (empty:
-    see `batch_sizes` in runner/cuda/recorder).
+    see `batch_sizes` in runner/cuda/graph_capture).
     `enable_prefix_caching` lets requests with equal prefixes share blocks.
     `native` lets a CPU run float32 models with this project's kernels, where there is a C compiler,
     and with a trace of the model's forward pass, where it can be traced; without it a card uses

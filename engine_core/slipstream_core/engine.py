@@ -23,7 +23,7 @@ from collections import deque
 import zmq
 
 from slipstream_core.engine_counters import EngineCounters
-from slipstream_core.grammar.manager import GrammarManager
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 from slipstream_core.workers.handler import WorkerHandler
@@ -53,7 +53,7 @@ class Engine:
         poller: zmq.Poller,
         tracer: Tracer | None = None,
         *,
-        grammars: GrammarManager,
+        grammars: GrammarBitmasks,
         counters: EngineCounters,
     ) -> None:
         """`poller` already has the sockets and the stop signal registered."""

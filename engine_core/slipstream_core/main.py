@@ -19,6 +19,7 @@ import zmq
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.factory import import_runner, load_runner
+from slipstream_core.runner.load_error import NoRoomError
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
     Beats,
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served as configured."""
+    """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served."""
     config, stop = start_child("core", CoreConfig)
     commands, beats = ParentCommands(), Beats()
     prepare(partial(import_runner, config), commands)
@@ -55,8 +56,13 @@ def main() -> int:
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
         core = assemble_core(config, load_runner(config), context, poller)
-    except ValueError as error:
+    except NoRoomError as error:
         report(Status(error=str(error)))
+        return 1
+    except ValueError as error:
+        is_hub_id = not config.model.startswith("/") and ":" not in config.model
+        # a hub may be reached later, and may change
+        report(Status(error=str(error), is_misconfigured=not is_hub_id))
         return 1
     except MemoryError as error:
         report(Status(error=f"{config.model} does not fit into memory: {error}"))

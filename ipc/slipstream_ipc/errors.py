@@ -1,14 +1,20 @@
 """The exceptions for messages and requests that are not accepted.
 
-ProtocolError     a peer's message breaks the protocol
-BadRequest        a caller's request is invalid; names the field
+ProtocolError       a peer's message breaks the protocol
+BadRequest          a caller's request is invalid; names the field
+├── UnknownField    there is no field of this name
+└── MissingField    a required field is not there
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slipstream_ipc.messages import Fault
 
 _MAX_CHARS = 300
+_MAX_SHOWN = 80
+_MAX_LISTED = 8  # names of fields in an error
 
 
 def brief(text: str) -> str:
@@ -27,17 +33,56 @@ class ProtocolError(Exception):
         self.field = field
 
 
+class Summary(str):
+    """What was given, in words that an error does not quote: `18000 tokens`, `an empty list`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class BadRequest(ValueError):  # noqa: N818  (the outcome's name in HTTP and in this field)
     """The caller's request is invalid; `field` names the wrong field."""
 
     def __init__(self, field: str, given: object, allowed: str) -> None:
-        shown = repr(given)
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        super().__init__(f"{field}: got {shown}, allowed: {allowed}")
+        super().__init__(f"{field}: got {shown(given)}, allowed: {allowed}")
         self.field = field
 
     @property
     def fault(self) -> Fault:
         """The error as a wire type."""
         return Fault("bad_request", str(self), self.field)
+
+
+class UnknownField(BadRequest):
+    """The request has a field of no known name.
+
+    name: the field's name, without those of the mappings that it is in. allowed: the known names
+    there, with their values in words.
+    """
+
+    def __init__(self, field: str, name: str, allowed: Mapping[str, str]) -> None:
+        names = ", ".join(sorted(allowed)) if 0 < len(allowed) <= _MAX_LISTED else ""
+        text = f"{brief(field)}: unknown field" + (f", allowed: {names}" if names else "")
+        ValueError.__init__(self, text)
+        self.field = field
+        self.name = name
+        self.allowed = allowed
+
+
+class MissingField(BadRequest):
+    """The request lacks a required field. Parameters as those of `UnknownField`."""
+
+    def __init__(self, field: str, name: str, allowed: Mapping[str, str]) -> None:
+        ValueError.__init__(self, f"{field}: missing, allowed: {allowed.get(name, 'any value')}")
+        self.field = field
+
+
+def shown(given: object) -> str:
+    """A value as errors quote it: at most 80 characters."""
+    try:
+        text = repr(given)
+    except RecursionError:
+        text = f"a deeply nested {type(given).__name__}"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."

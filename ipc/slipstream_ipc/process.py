@@ -12,6 +12,8 @@ to the parent. When the parent dies, the child does too, even while it starts.
   when it is ready.
 - A beat never waits for the parent to read: it is dropped if the pipe is full. It is written as a
   whole or not at all, so it has at most PIPE_BUF bytes and leaves out numbers that do not fit.
+- Between two versions nothing is promised but the client protocol, so a child that finds another
+  version installed than its parent's reports an error.
 - A child's files in the runtime directory are named `*-PID.sock`; the parent removes them when the
   child has died.
 """
@@ -28,12 +30,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, TracebackType
 from typing import NoReturn, TypeVar
 
 import msgspec
 
-from slipstream_ipc.messages import State, Status
+from slipstream_ipc.messages import OwnProcess, Status
 from slipstream_ipc.telemetry.logs import configure_logging
 from slipstream_ipc.telemetry.statistics import Numbers, Statistics
 from slipstream_ipc.transport.connections import raise_file_limit
@@ -41,6 +44,7 @@ from slipstream_ipc.transport.connections import raise_file_limit
 STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
 CONTROL_FD_VARIABLE = "SLIPSTREAM_CONTROL_FD"
 PARENT_PID_VARIABLE = "SLIPSTREAM_PARENT_PID"
+VERSION_VARIABLE = "SLIPSTREAM_PARENT_VERSION"
 BEAT_S = 0.5  # between two beats; a loop that beats turns at least this often
 NEWS_S = 0.1  # between two beats when there is news
 SILENT_S = 4 * BEAT_S  # without a beat for this long, a process is silent
@@ -177,14 +181,13 @@ class Beats:
         self,
         now: float,
         numbers: Callable[[], Numbers] | None = None,
-        processes: dict[str, State] | None = None,
+        processes: dict[str, OwnProcess] | None = None,
         news: object = None,
     ) -> bool:
         """Write a beat if one is due, with the current `numbers`; returns whether one was due.
 
-        processes: the states of the processes that this one runs itself. news: a value that differs
-        from the previous beat's makes the next beat due after NEWS_S, so that a change is visible
-        soon.
+        processes: those that this one runs itself. news: a value that differs from the previous
+        beat's makes the next beat due after NEWS_S, so that a change is visible soon.
         """
         if now < (self._due if news == self._last_news else self._news_due):
             return False
@@ -200,7 +203,8 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
     """The first call of a child: sets up its logging, death with the parent, status descriptor,
     limit of open files and stop signal, and reads its config.
 
-    Exits with a status line and code 2 if the config is invalid.
+    Exits with a status line and code 2 if the config is invalid, 1 if the installed version is not
+    the parent's.
     """
     configure_logging(name)
     parent = int(os.environ.pop(PARENT_PID_VARIABLE, os.getppid()))
@@ -213,12 +217,28 @@ def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSigna
         os.set_blocking(int(status_fd), False)
         sys.excepthook = _report_and_exit
     raise_file_limit()
+    _check_version(os.environ.pop(VERSION_VARIABLE, None))
     stop = StopSignal()
     try:
         return msgspec.json.decode(sys.stdin.buffer.read(), type=config_type), stop
     except msgspec.DecodeError as error:
-        report(Status(error=f"configuration of {name}: {error}"))
+        report(Status(error=f"configuration of {name}: {error}", is_misconfigured=True))
         sys.exit(2)
+
+
+def installed_version() -> str:
+    """The version that a process started now would be of; "" where nothing says so."""
+    try:
+        return version("slipstream")
+    except PackageNotFoundError:
+        return ""
+
+
+def _check_version(parents: str | None) -> None:
+    if parents is not None and (installed := installed_version()) != parents:
+        why = f"the stack runs version {parents}, and version {installed} is installed by now"
+        report(Status(error=f"{why}; start it again"))
+        sys.exit(1)
 
 
 def run_child(main: Callable[[], int]) -> NoReturn:

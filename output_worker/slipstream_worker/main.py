@@ -46,9 +46,9 @@ def main() -> int:
     config, stop = start_child("worker", WorkerConfig)
     commands, beats = ParentCommands(), Beats()
     context = zmq.Context()
-    path = Path(config.runtime_dir) / f"prompts-{config.index}-{os.getpid()}.sock"
+    path = Path(config.runtime_dir) / f"tokenizer-{config.index}-{os.getpid()}.sock"
     try:
-        prompts = TokenizerClient(
+        tokenizer = TokenizerClient(
             context,
             f"ipc://{path}",
             {
@@ -63,9 +63,9 @@ def main() -> int:
         return 1
     poller = zmq.Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
-    poller.register(prompts.socket, zmq.POLLIN)
+    poller.register(tokenizer.socket, zmq.POLLIN)
     try:
-        ready = _await_tokenizer(prompts, poller, stop)
+        ready = _await_tokenizer(tokenizer, poller, stop)
         if ready is not None and ready.error:
             report(Status(error=ready.error))
             return 1
@@ -75,7 +75,7 @@ def main() -> int:
             spans = None if endpoint is None else RequestSpans(endpoint)
             _freeze()
             poller.register(commands.fileno(), zmq.POLLIN)
-            activation = _await_activation(commands, prompts, poller, stop, beats)
+            activation = _await_activation(commands, tokenizer, poller, stop, beats)
             if activation is not None:
                 config = msgspec.structs.replace(
                     config,
@@ -85,7 +85,7 @@ def main() -> int:
                 try:
                     worker = assemble_worker(
                         config,
-                        prompts,
+                        tokenizer,
                         detokenizers,
                         context,
                         poller,
@@ -95,28 +95,29 @@ def main() -> int:
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     is_full = getattr(error, "errno", None) == errno.ENOSPC
                     where = f"cannot start in {config.runtime_dir}: " if is_full else ""
-                    report(Status(error=f"{where}{error}"))
+                    is_wrong = isinstance(error, ValueError)
+                    report(Status(error=f"{where}{error}", is_misconfigured=is_wrong))
                     return 1
                 _freeze()
-                _serve(worker, prompts, commands, poller, stop, beats)
+                _serve(worker, tokenizer, commands, poller, stop, beats)
     finally:
-        prompts.close()
+        tokenizer.close()
         path.unlink(missing_ok=True)
     context.term()
     return 0
 
 
 def _await_tokenizer(
-    prompts: TokenizerClient, poller: zmq.Poller, stop: StopSignal
+    tokenizer: TokenizerClient, poller: zmq.Poller, stop: StopSignal
 ) -> TokenizerReady | None:
     """The tokenizer process's first `TokenizerReady`; None if the stop signal comes first."""
     while not stop.is_set:
         poller.poll(int(_BEAT_S * 1e3))
-        for answer in prompts.receive():
+        for answer in tokenizer.receive():
             if isinstance(answer, TokenizerReady):
                 return answer
-        list(prompts.beat(time.monotonic()))
-        if prompts.num_failed >= _MAX_STARTS:
+        list(tokenizer.beat(time.monotonic()))
+        if tokenizer.num_failed >= _MAX_STARTS:
             why = f"the tokenizer process ended {_MAX_STARTS} times before it loaded its tokenizer"
             return TokenizerReady("", "", error=f"{why}; see the log")
     return None
@@ -124,7 +125,7 @@ def _await_tokenizer(
 
 def _await_activation(
     commands: ParentCommands,
-    prompts: TokenizerClient,
+    tokenizer: TokenizerClient,
     poller: zmq.Poller,
     stop: StopSignal,
     beats: Beats,
@@ -133,8 +134,8 @@ def _await_activation(
     while not stop.is_set:
         if (activation := commands.read_activation()) is not None:
             return activation
-        list(prompts.receive())
-        list(prompts.beat(time.monotonic()))
+        list(tokenizer.receive())
+        list(tokenizer.beat(time.monotonic()))
         beats.beat(time.monotonic())
         poller.poll(int(_BEAT_S * 1e3))
     return None
@@ -142,7 +143,7 @@ def _await_activation(
 
 def _serve(
     worker: Worker,
-    prompts: TokenizerClient,
+    tokenizer: TokenizerClient,
     commands: ParentCommands,
     poller: zmq.Poller,
     stop: StopSignal,
@@ -157,7 +158,7 @@ def _serve(
         worker.run_once(now, events)
         if now >= beat_at:
             worker.beat(now)
-            beats.beat(now, worker.numbers, {"prompts": prompts.condition(now)})
+            beats.beat(now, worker.numbers, {"tokenizer": tokenizer.condition(now)})
             beat_at = now + _BEAT_S
         if not is_ready and worker.card is not None:
             is_ready = True

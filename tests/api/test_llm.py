@@ -257,13 +257,13 @@ def test_a_stack_that_ends_under_a_batch_is_told_at_once(monkeypatch):
                 next(client.stream("anybody there?"))
                 os.kill(llm._stack.pids["worker"], signal.SIGKILL)
 
-        killer = threading.Thread(target=kill_once_it_works)
+        killer = threading.Thread(target=kill_once_it_works, daemon=True)
         killer.start()
         begin = time.monotonic()
         with pytest.raises(StackError, match="the stack ended"):
             llm.generate(["anybody there?"] * 4, SamplingParams(max_tokens=2000), use_tqdm=False)
         assert time.monotonic() - begin < PATIENCE_S
-        killer.join()
+        killer.join(PATIENCE_S)
         with pytest.raises(StackError):
             llm.generate("and now?", PARAMS, use_tqdm=False)
     with pytest.raises(ClosedError):

@@ -138,7 +138,10 @@ def test_completion_reads_like_its_delta() -> None:
     assert completion.logprobs == [{5: Logprob(-1.0, 1, 5)}]
     assert (completion.finish_reason, completion.stop_reason) == ("stop", 5)
     assert completion.prompt_token_ids == [0, 1, 2]
-    assert "text='a'" in repr(completion)
+    assert repr(completion) == (
+        "RequestOutput(request_id='id', prompt=None, prompt_token_ids=[0, 1, 2], "
+        f"prompt_logprobs=None, outputs={completion.outputs!r}, finished=True, metrics=None)"
+    )
 
 
 def test_an_output_has_vllms_shape_whoever_asked() -> None:
@@ -153,7 +156,10 @@ def test_an_output_has_vllms_shape_whoever_asked() -> None:
     assert (first.finish_reason, first.stop_reason) == ("stop", 5)
     assert first == CompletionOutput(0, "a", whole)
     assert first != second
-    assert repr(first).startswith("CompletionOutput(index=0, text='a', token_ids=[5], logprobs=")
+    assert repr(first).startswith(
+        "CompletionOutput(index=0, text='a', token_ids=[5], cumulative_logprob=-1.0, logprobs=[{5: "
+    )
+    assert repr(output).count("CompletionOutput(") == 2
 
 
 @given(st.integers(1, 4), st.data())

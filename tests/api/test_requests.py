@@ -9,14 +9,8 @@ import pytest
 
 from slipstream import requests as module
 from slipstream.errors import BadRequestError
-from slipstream.requests import (
-    can_join,
-    checked_params,
-    joined,
-    new_submit,
-    new_submits,
-    params_of_answers,
-)
+from slipstream.parallel_sampling import can_join, joined, params_of_answers
+from slipstream.requests import checked_params, new_submit, new_submits
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, Submit
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
@@ -40,7 +34,7 @@ def test_params_whole_or_as_options() -> None:
         (None, {"stop": [""]}, "stop"),
         (None, {"temperature": float("nan")}, "temperature"),
         (SamplingParams(temperature="hot"), {}, "temperature"),  # type: ignore[arg-type]
-        (SamplingParams(stop=["a", 3]), {}, "stop"),  # type: ignore[arg-type]
+        (SamplingParams(stop=["a", 3]), {}, "stop[1]"),  # type: ignore[arg-type]
         (SamplingParams(logprobs=-2), {}, "logprobs"),
         (SamplingParams(), {"top_k": 3}, "sampling_params"),
         ({"top_k": 3}, {}, "sampling_params"),
@@ -51,6 +45,70 @@ def test_bad_params_are_named(params: Any, options: dict[str, Any], field: str) 
         checked_params(params, options)
     assert caught.value.field == field
     assert "allowed" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"temperature": "hot"}, "temperature: got 'hot', allowed: a number"),
+        ({"max_tokens": "3"}, "max_tokens: got '3', allowed: an integer, or None"),
+        ({"stop": [3]}, "stop[0]: got 3, allowed: a string"),
+        (
+            {"structured_outputs": {"choice": "ab"}},
+            "structured_outputs.choice: got 'ab', allowed: a list of strings, or None",
+        ),
+        (
+            {"structured_outputs": {"jso": "{}"}},
+            (
+                "structured_outputs.jso: unknown field, allowed: choice, "
+                "disable_any_whitespace, grammar, json, json_object, regex"
+            ),
+        ),
+        ({"stop": ["x"] * 65}, "stop: got 65 strings, allowed: at most 64"),
+    ],
+)
+def test_errors_say_what_was_given_and_what_is_allowed(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        checked_params(None, options)
+    assert str(caught.value) == text
+
+
+def test_an_unknown_option_beside_params_is_unknown() -> None:
+    with pytest.raises(BadRequestError, match="foo") as caught:
+        checked_params(PARAMS, {"foo": 1})
+    assert "not both" not in str(caught.value)
+    with pytest.raises(BadRequestError) as caught:
+        checked_params(PARAMS, {"top_k": 1})
+    assert str(caught.value) == (
+        "sampling_params: got it and top_k, allowed: either sampling_params or single options, "
+        "not both"
+    )
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+def test_the_content_of_a_message_may_come_in_parts() -> None:
+    submit = new_submit([{"role": "user", "content": PARTS}], PARAMS)
+    assert submit.messages == (ChatMessage("user", "ab"),)
+
+
+@pytest.mark.parametrize(
+    ("part", "text"),
+    [
+        (
+            {"type": "image_url", "image_url": {"url": "x"}},
+            "messages[0].content[2].type: got 'image_url', allowed: text",
+        ),
+        ({"type": "text"}, "messages[0].content[2].text: missing, allowed: a string"),
+        ({"type": "text", "text": 3}, "messages[0].content[2].text: got 3, allowed: a string"),
+        ("c", "messages[0].content[2]: got 'c', allowed: a mapping with text"),
+    ],
+)
+def test_parts_that_are_no_text_are_named(part: Any, text: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        new_submit([{"role": "user", "content": [*PARTS, part]}], PARAMS)
+    assert str(caught.value) == text
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], (1, 2, 3), range(1, 4), np.array([1, 2, 3])])
@@ -81,12 +139,12 @@ def test_every_submit_has_an_id_of_its_own() -> None:
         (["a"], "prompt_token_ids"),
         ([[1]], "prompt_token_ids"),
         ("half a pair \ud800", "prompt"),
-        ([{"role": "user"}], "messages[0]"),
-        ([{"role": "user", "content": "x"}, {"role": "user", "content": 3}], "messages[1]"),
-        ([{"role": "user", "content": "x", "nonsense": "y"}], "messages[0]"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "user", "content": "x"}, {"role": "user", "content": 3}], "messages[1].content"),
+        ([{"role": "user", "content": "x", "nonsense": "y"}], "messages[0].nonsense"),
         ([{"role": "user", "content": "x"}] * 16385, "messages"),
         ([ChatMessage("user", "x"), 5], "messages[1]"),
-        ([ChatMessage("user", 5)], "messages[0]"),  # type: ignore[arg-type]
+        ([ChatMessage("user", 5)], "messages[0].content"),  # type: ignore[arg-type]
         ([ChatMessage("user", "\ud800")], "messages[0]"),
     ],
 )

@@ -39,7 +39,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("logit_bias", {1: math.nan}),
     ("allowed_token_ids", []),
     ("bad_words", [""]),
-    ("structured_outputs", StructuredOutputs()),
+    ("structured_outputs", messages.StructuredOutputs()),
     ("structured_outputs", {"regex": "a", "choice": ["b"]}),
 ]
 
@@ -58,6 +58,32 @@ def test_what_cannot_be_used_is_refused_at_once(field: str, value: Any) -> None:
     with pytest.raises(BadRequestError):
         msgspec.structs.replace(SamplingParams(), **{field: value})
     messages.SamplingParams(**{field: value})  # what travels is checked by its receiver
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"choice": "ab"}, "structured_outputs.choice: got 'ab', allowed: a list of strings, or"),
+        ({"choice": []}, "structured_outputs.choice: got 0 strings, allowed: 1 to 4096"),
+        ({"json": {}, "regex": "a"}, "structured_outputs: got json and regex, allowed: exactly"),
+        ({}, "structured_outputs: got nothing, allowed: exactly one of json, regex, choice"),
+        ({"regex": "a", "disable_any_whitespace": True}, "structured_outputs.disable_any_whitesp"),
+    ],
+)
+def test_forms_that_cannot_be_used_are_refused_at_once(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        StructuredOutputs(**fields)
+    assert str(caught.value).startswith(text)
+    assert caught.value.field == text.partition(":")[0] or text.endswith("whitesp")
+    messages.StructuredOutputs(**fields)  # what travels is checked by its receiver
+
+
+def test_a_form_is_what_travels() -> None:
+    form = StructuredOutputs(choice=["a", "b"])
+    found = SamplingParams(structured_outputs=form)
+    assert copy.deepcopy(form) == pickle.loads(pickle.dumps(form)) == form
+    travels = checked_params(found, {}).structured_outputs
+    assert travels == messages.StructuredOutputs(choice=("a", "b"))
 
 
 def test_it_is_what_travels() -> None:

@@ -15,12 +15,15 @@ import pytest
 
 import slipstream
 from slipstream.cli.main import _parser
+from slipstream.client.options import options_for_many, options_for_one
 from slipstream.errors import SlipstreamError
 from slipstream.http.endpoints.chat import read_chat
 from slipstream.http.endpoints.completions import read_completion
 from slipstream.http.endpoints.openapi import ENDPOINTS
 from slipstream.http.errors import ApiError
 from slipstream.requests import checked_params
+from slipstream.stack.settings import settings_from
+from slipstream.vllm_names import CALL_OPTIONS, LLM_MEMBERS, SAMPLING_PARAMS, SETTINGS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-vllm.md").read_text()
 MISSING = "\N{EN DASH}"
@@ -83,6 +86,59 @@ def parameters(function: Any) -> set[str]:
 @pytest.mark.parametrize("line", [*lines("Offline"), *lines("Outputs")])
 def test_names_of_the_python_interface(line: Line) -> None:
     assert is_there(line.ours or line.theirs) == (line.ours is not None)
+
+
+def missing(title: str) -> set[str]:
+    return {line.values[0].theirs for line in lines(title) if line.values[0].ours is None}
+
+
+def test_members_of_the_llm_that_are_missing_say_so() -> None:
+    llm = object.__new__(slipstream.LLM)
+    members = {name.removeprefix("LLM.") for name in missing("Offline") if "(" not in name}
+    assert members == LLM_MEMBERS
+    for name in members:
+        with pytest.raises(AttributeError, match=rf"LLM.{name}: not supported yet; see docs"):
+            getattr(llm, name)
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'nonsense'"):
+        llm.nonsense  # noqa: B018
+
+
+def options_with(name: str, value: Any) -> list[Any]:
+    """What each call makes of an option."""
+    return [
+        options_for_one(None, {name: value}),  # type: ignore[misc]
+        options_for_many(["x"], None, {name: value}),  # type: ignore[misc]
+        options_for_one(slipstream.SamplingParams(), {name: value}),  # type: ignore[misc]
+    ]
+
+
+@pytest.mark.parametrize("name", [*CALL_OPTIONS, *SAMPLING_PARAMS])
+def test_options_of_a_call_that_are_not_supported(name: str) -> None:
+    for value in (None, *{**CALL_OPTIONS, **SAMPLING_PARAMS}[name]):
+        assert all(options_with(name, value))
+    with pytest.raises(slipstream.BadRequestError) as caught:
+        options_with(name, "something else")
+    assert caught.value.field == name
+    assert str(caught.value).startswith(f"{name}: not supported yet: got 'something else', ")
+    assert str(caught.value).endswith("; see docs/from-vllm.md")
+
+
+def test_every_missing_option_of_a_call_is_known() -> None:
+    called = re.findall(r"LLM\.\w+\((\w+)=\)", " ".join(missing("Offline")))
+    assert set(called) == set(CALL_OPTIONS)
+    assert missing("SamplingParams") - {"output_kind"} == set(SAMPLING_PARAMS)
+
+
+def test_every_missing_setting_is_known() -> None:
+    assert {name[2:].replace("-", "_") for name in missing("Server")} == set(SETTINGS)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_that_are_not_supported(name: str) -> None:
+    for value in (None, *SETTINGS[name]):
+        assert settings_from({name: value, "threads": 1}) == settings_from({"threads": 1})
+    with pytest.raises(slipstream.BadRequestError, match=f"^{name}: not supported yet: got 5, "):
+        settings_from({name: 5})
 
 
 VLLMS_DEFAULTS: dict[str, Any] = {

@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
+from tests.helpers.processes import started
 
 from slipstream.cli.main import main
 from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.errors import StreamLostError
 from slipstream.requests import new_submit
-from slipstream_bench.chaos import chaos_summary
+from slipstream_bench.chaos import chaos_series
 from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind
+from slipstream_bench.chaos.chaos_series import ChaosRow, ChaosSeries, row_of
 from slipstream_bench.chaos.chaos_workload import WorkloadShape, make_requests
 from slipstream_bench.chaos.client_process import Follower, ReadSoFar, read_before
 from slipstream_bench.chaos.compare import AssembledStream, ChaosAnswer, assemble, compare
@@ -31,6 +36,7 @@ from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Pi
 from slipstream_bench.chaos.reference_model import TOLERANCE, margins_of
 from slipstream_bench.chaos.schedule import FaultKinds, PlannedFault, Round, make_schedule
 from slipstream_bench.common import process_census
+from slipstream_bench.common.provenance import commit
 from slipstream_bench.common.report import write_result
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_ipc.columns import pack_u32
@@ -381,7 +387,7 @@ def test_a_process_that_ended_before_its_fault_is_missed():
 
 def test_a_file_limit_is_taken_back():
     program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+    with started(program, stdin=subprocess.PIPE) as process:
         stack: Any = SimpleNamespace(
             pids={"worker": process.pid}, next_event=lambda timeout_s: None, is_running=True
         )
@@ -450,47 +456,72 @@ def result_of(**changes: Any) -> ChaosResult:
     return ChaosResult(**(fields | changes))
 
 
-def test_many_runs_are_one_row_to_a_kind(tmp_path, capsys):
-    bad = {"identical": 4, "different": {3: ["text differ"]}, "gap_p99_s": 2.0, "commit": "abd"}
-    for name, result in {
-        "all-2": result_of(),
-        "all-10": result_of(**bad),
-        "worker-1": result_of(),
-    }.items():
-        write_result(tmp_path / f"{name}.json", result)
-    whole = (tmp_path / "all-2.json").read_bytes()
-    (tmp_path / "all-3.json").write_bytes(whole[: len(whole) // 2])
-    table = tmp_path / "table.json"
-    assert chaos_summary.main([str(tmp_path), "--json", str(table)]) == 1
-    told = json.loads(table.read_text())
-    assert told["commits"] == ["abc", "abd"]
-    assert told["bad"] == {"all-10": ["request 3: text differ"]}
-    every, worker = told["rows"]
-    assert (every["kind"], every["runs"], every["good"]) == ("all", 2, 1)
-    assert (every["requests"], every["identical"], every["blows"]) == (10, 9, 6)
-    assert (every["gap_p99_max_s"], worker["good"]) == (2.0, 1)
-    assert "all-10:" in capsys.readouterr().out
-    assert chaos_summary.main(["--has", str(tmp_path / "all-2.json")]) == 0
-    for name in ("all-3", "all-4"):
-        assert chaos_summary.main(["--has", str(tmp_path / f"{name}.json")]) == 1
+def test_a_series_goes_on_where_it_was_ended_and_repeats_what_was_bad(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(chaos_series, "KINDS", dict.fromkeys(("all", "worker", "core"), ""))
+    file = tmp_path / "chaos.json"
+    several = ChaosRow(kind="all", seeds=(1, 2), commits=("aba",), requests=8, identical=8)
+    write_result(file, ChaosSeries((several,)))
+
+    def sit(commit: str, different: dict[int, list[str]], num_runs: int) -> list[tuple[Any, ...]]:
+        ran = []
+
+        def played(kind: str, seed: int, options: list[str], folder: Path) -> ChaosRow:
+            if len(ran) == num_runs:
+                raise KeyboardInterrupt
+            ran.append((kind, seed, *options))
+            (folder / "report.txt").write_text("what happened")
+            is_bad = kind == "core" and different
+            changes = {"identical": 4, "different": different} if is_bad else {}
+            return row_of(kind, result_of(seed=seed, commit=commit, **changes))
+
+        monkeypatch.setattr(chaos_series, "run_chaos", played)
+        return ran
+
+    def rows() -> list[tuple[Any, ...]]:
+        found = msgspec.json.decode(file.read_bytes(), type=ChaosSeries).rows
+        return [(row.kind, row.seeds, row.commits, row.bad) for row in found]
+
+    ran = sit("abc", {3: ["text differs"]}, num_runs=2)
+    with pytest.raises(KeyboardInterrupt):
+        chaos_series.main([str(file), "--seeds", "2", "--quick"])
+    assert ran == [("worker", 1, "--quick"), ("core", 1, "--quick")]
+    assert rows() == [
+        ("all", (1, 2), ("aba",), ()),
+        ("worker", (1,), ("abc",), ()),
+        ("core", (1,), ("abc",), ("request 3: text differs",)),
+    ]
+    folder = Path(capsys.readouterr().out.partition("FAILED, see ")[2].split()[0])
+    assert (folder / "report.txt").exists()
+    shutil.rmtree(folder)
+
+    ran = sit("abd", {}, num_runs=3)
+    assert chaos_series.main([str(file), "--seeds", "2"]) == 0
+    assert ran == [("core", 1), ("worker", 2), ("core", 2)]
+    assert rows() == [
+        ("all", (1, 2), ("aba",), ()),
+        ("worker", (1,), ("abc",), ()),
+        ("worker", (2,), ("abd",), ()),
+        ("core", (1,), ("abd",), ()),
+        ("core", (2,), ("abd",), ()),
+    ]
+    total = next(line.split() for line in capsys.readouterr().out.splitlines() if "all" in line)
+    assert total[:5] == ["all", "2", "2", "8", "8"]
+    assert chaos_series.main([str(file), "--seeds", "2"]) == 0
+    assert len(ran) == 3
 
 
 @pytest.mark.slow
-def test_a_series_of_runs_goes_on_where_it_was_ended(tmp_path):
-    """Of two seeds the first is there already."""
-    kinds = ("all", "worker", "core", "client", "front", "hangs", "prompts", "shortages")
-    for kind in kinds:
-        write_result(tmp_path / f"{kind}-1.json", result_of())
-        if kind != "worker":
-            write_result(tmp_path / f"{kind}-2.json", result_of())
-    words = ["scripts/chaos-seeds", str(tmp_path), "2", "--quick", "--requests", "12"]
-    done = subprocess.run([*words, "--rounds", "1"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    shown = done.stdout.splitlines()
-    assert sum(line.endswith("is there") for line in shown) == 15
-    assert "worker 2: identical        12 of 12" in shown
-    told = json.loads((tmp_path / "summary.json").read_text())
-    assert {row["kind"]: row["runs"] for row in told["rows"]} == dict.fromkeys(kinds, 2)
+def test_a_run_of_a_series_is_one_of_chaos(tmp_path):
+    words = ["--quick", "--requests", "12", "--rounds", "1"]
+    row = chaos_series.run_chaos("worker", 2, words, tmp_path)
+    assert (row.kind, row.seeds, row.options) == ("worker", (2,), " ".join(words))
+    assert (row.bad, row.identical, row.requests) == ((), 12, 12)
+    assert row.commits == (commit(),)
+    (another := tmp_path / "another").mkdir()
+    row = chaos_series.run_chaos("worker", 2, ["--no-such-option"], another)
+    assert row.bad == ("no result, exit code 2",)
 
 
 # ---- the whole -------------------------------------------------------------------------------
@@ -499,7 +530,7 @@ def test_a_series_of_runs_goes_on_where_it_was_ended(tmp_path):
 def test_processes_that_were_left_are_found():
     with process_census.marked() as mark:
         program = [sys.executable, "-c", "import sys; print('here', flush=True); sys.stdin.read()"]
-        with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        with started(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"here\n"
             assert list(process_census.marked_pids(mark)) == [process.pid]
             assert process_census.strays(mark) == {}  # it is ours yet

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from tests.helpers.patience import PATIENCE_S
+from tests.helpers.processes import started
 
 from slipstream_bench.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
 from slipstream_bench.gpu_check import attention, bounds, decode, exactness, sampling
@@ -267,15 +268,14 @@ def test_a_part_that_there_is_not_is_told(
 def test_what_ends_by_the_clock_keeps_what_it_found(tmp_path: Path) -> None:
     """As `timeout` ends it, amid a part."""
     command = [sys.executable, "-m", "slipstream_bench.gpu_check", "exactness", "--dry-run"]
-    process = subprocess.Popen(
-        [*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    while "tokens: " not in (line := process.stdout.readline()):
-        assert line, "it ended before it was to"
-    process.terminate()
-    process.stdout.read()
-    assert process.wait(PATIENCE_S) == 143
+    command += ["--out", str(tmp_path)]
+    with started(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "tokens: " not in (line := process.stdout.readline()):
+            assert line, "it ended before it was to"
+        process.terminate()
+        process.stdout.read()
+        assert process.wait(PATIENCE_S) == 143
     (as_json,) = tmp_path.glob("*.json")
     rows = json.loads(as_json.read_text())
     assert {"environment", "sampling", "tokens"} <= {row["section"] for row in rows}

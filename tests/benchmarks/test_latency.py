@@ -50,9 +50,9 @@ def test_batches_are_measured(address, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--batch-size 0", "batch_size: got 0, allowed: an integer >= 1"),
-        ("--num-iters-warmup -1", "num_iters_warmup: got -1, allowed: an integer >= 0"),
-        ("--input-len 4000 --output-len 4000", "input_len + output_len: got 8000, allowed: "),
+        ("--batch-size 0", "--batch-size: got 0, allowed: an integer >= 1"),
+        ("--num-iters-warmup -1", "--num-iters-warmup: got -1, allowed: an integer >= 0"),
+        ("--input-len 4000 --output-len 4000", "--input-len + --output-len: got 8000, allowed: "),
     ],
 )
 def test_what_cannot_be_measured_is_refused(address, words, said, capsys):

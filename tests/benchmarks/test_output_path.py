@@ -193,8 +193,8 @@ def test_what_cannot_be_is_refused(capsys, tmp_path):
         (["--steps", "1"], "steps"),
         (["--tokenizer", str(tmp_path)], "tokenizer"),
         (["--against", "nobody"], "against"),
-        (["--against", "vllm"], "vllm_python"),
-        (["--against", "sglang", "--sglang-python", str(tmp_path / "none")], "sglang_python"),
+        (["--against", "vllm"], "--vllm-python:"),
+        (["--against", "sglang", "--sglang-python", str(tmp_path / "none")], "--sglang-python:"),
     ):
         assert main(["bench", "output-path", "--quick", *words]) == 2
         assert said in capsys.readouterr().err

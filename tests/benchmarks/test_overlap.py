@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.helpers.fake_worker import Entry, deltas, end_of
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.cli.main import main
 from slipstream.errors import EngineError
@@ -44,7 +44,9 @@ class _During:
 
     def wait(self, _seconds):
         self._action()
+        patience = Patience()
         while sum(tally.num_tokens for tally in self._live.tallies) < self._num_tokens:
+            patience.check("they never came")
             self._live._is_over.wait(0.01)
 
     def set(self):
@@ -211,7 +213,7 @@ def test_gaps_are_those_that_end_while_something_arrives():
         ("--variants plain,plane", "variants"),
         ("--modes both", "modes"),
         ("--batches 0", "batches"),
-        ("--steps-ms 0.5", "steps_ms"),
+        ("--steps-ms 0.5", "--steps-ms: got"),
         ("--against vllm", "--vllm-python"),
         ("--stops --png /tmp/stops.png", "png"),
         ("--runs 0", "runs"),

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from slipstream.cli.main import main
+from slipstream_bench.common.provenance import commit
+from slipstream_bench.common.report import write_result
+from slipstream_bench.fuzz import fuzz as fuzz_command
 from slipstream_bench.fuzz import request_run
 from slipstream_bench.fuzz.hostile_requests import KINDS, MOST_ANSWERS, Bounds, hostile_request
 from slipstream_bench.fuzz.request_run import (
+    MOST_GROWTH_BYTES,
     MOST_STEPS,
     RequestFuzzResult,
+    Sitting,
     fuzz_requests,
     own_bytes,
 )
@@ -72,59 +77,105 @@ def test_memory_is_told_without_what_the_allocator_keeps() -> None:
 
 
 @pytest.mark.slow
-def test_requests_that_ask_for_everything_harm_nobody() -> None:
-    result = fuzz_requests(RequestFuzzResult(commit=None, seed=1, requests=150))
-    assert result.differences == ()
-    assert result.errors == ()
-    assert result.identical == result.total > 0
-    assert result.longest_wait <= MOST_STEPS
-    assert not any(result.held.values()), result.held
-    assert result.own_bytes[1] < result.own_bytes[0] + 64 * MIB
-    assert set(result.by_kind) == set(KINDS)
-    assert result.outcomes["length"] + result.outcomes["abort"] > 50, "they were all turned away"
-    assert result.is_good
+def test_requests_that_ask_for_everything_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_run, "_PART", 100)
+    *_, whole = sittings = list(fuzz_requests(1, 1000, 1300))
+    assert [(each.begin, each.end) for each in sittings] == [
+        (1000, 1100),
+        (1000, 1200),
+        (1000, 1300),
+    ]
+    assert whole.differences == ()
+    assert whole.errors == ()
+    assert whole.identical == whole.total > 0
+    assert whole.longest_wait <= MOST_STEPS
+    assert whole.held is not None
+    assert not any(whole.held.values()), whole.held
+    assert whole.own_bytes[1] < whole.own_bytes[0] + 64 * MIB
+    assert set(whole.by_kind) == set(KINDS)
+    assert whole.outcomes["length"] + whole.outcomes["abort"] > 100, "they were all turned away"
+    assert whole.is_good
 
 
 @pytest.mark.slow
 def test_a_stream_that_is_passed_over_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_run, "MOST_STEPS", 0)
     monkeypatch.setattr(request_run, "_BATCHED", 32)  # tokens a step: prompts wait for each other
-    result = fuzz_requests(RequestFuzzResult(commit=None, seed=1, requests=20))
-    assert result.longest_wait > 0
-    assert result.waited_for
-    assert not result.is_good
+    (sitting,) = fuzz_requests(1, 0, 20)
+    assert sitting.longest_wait > 0
+    assert sitting.waited_for
+    assert not sitting.is_good
 
 
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on(
+def test_what_makes_a_sitting_bad() -> None:
+    good = Sitting(commit="a", begin=0, end=9, identical=3, total=3, own_bytes=(MIB, 2 * MIB))
+    assert good.is_good
+    for change in (
+        {"identical": 2},
+        {"total": 0, "identical": 0},
+        {"longest_wait": MOST_STEPS + 1},
+        {"num_errors": 1},
+        {"held": {"blocks": 1}},
+        {"own_bytes": (MIB, 2 * MIB + MOST_GROWTH_BYTES)},
+    ):
+        bad = msgspec.structs.replace(good, **change)
+        assert not bad.is_good, change
+        assert not RequestFuzzResult(seed=1, sittings=(bad, good)).is_good
+
+
+def test_a_run_goes_on_behind_what_it_has_on_whatever_commit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "requests.json"
-    options = ["bench", "fuzz", "--seed", "5", "--json", str(file), "--requests"]
-    monkeypatch.setattr(request_run, "_SAVE_EVERY", 5)
-    turns = iter(range(10**9))
 
-    def interrupted(_request: object, turn: object = request_run._HostileReaders.turn) -> None:
-        turn(_request)  # type: ignore[operator]
-        if file.exists() and next(turns) == 20:
-            raise KeyboardInterrupt
+    def sit(commit: str, interrupted_at: int | None) -> int:
+        def played(seed: int, begin: int, end: int) -> Iterator[Sitting]:
+            for done in range(begin + 10, end + 1, 10):
+                if done == interrupted_at:
+                    raise KeyboardInterrupt
+                num = done - begin
+                yield Sitting(commit=commit, begin=begin, end=done, identical=num, total=num)
 
-    with monkeypatch.context() as stopping:
-        stopping.setattr(request_run._HostileReaders, "turn", interrupted)
-        assert main([*options, "24"]) == 1
+        monkeypatch.setattr(fuzz_command, "fuzz_requests", played)
+        words = ["bench", "fuzz", "--seed", "5", "--json", str(file), "--requests", "100"]
+        return main(words)
+
+    def ranges() -> list[tuple[str | None, int, int]]:
+        result = msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult)
+        return [(each.commit, each.begin, each.end) for each in result.sittings]
+
+    assert sit("abc", interrupted_at=60) == 1
     assert "interrupted" in capsys.readouterr().err
-    part = json.loads(file.read_bytes())
-    assert part["done"] < part["requests"] == 24
-    assert main([*options, "24"]) == 0
-    whole = msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult)
-    assert whole.done == 24
-    assert whole.steps > part["steps"]
-    assert whole.seconds > part["seconds"]
+    assert ranges() == [("abc", 0, 50)]
+    assert sit("abd", interrupted_at=60) == 1
+    assert ranges() == [("abc", 0, 50)]
+    assert sit("abd", interrupted_at=80) == 1
+    assert sit("abd", interrupted_at=None) == 0
+    assert ranges() == [("abc", 0, 50), ("abd", 50, 70), ("abd", 70, 100)]
     told = capsys.readouterr().out
-    assert "24 of 24 requests" in told
-    assert f"commit {whole.commit}" in told
-    assert main([*options, "24"]) == 0  # it is done: nothing is run again
+    assert "100 requests of seed 5" in told
+    assert "100 of 100 identical" in told
+
+
+@pytest.mark.slow
+def test_the_command_tells_and_writes_the_sittings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "requests.json"
+    before = Sitting(commit="abc", begin=0, end=1000, identical=7, total=7)
+    write_result(file, RequestFuzzResult(seed=5, sittings=(before,)))
+    options = ["bench", "fuzz", "--seed", "5", "--json", str(file), "--requests"]
+    assert main([*options, "1024"]) == 0
+    whole = msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult)
+    assert whole.sittings[0] == before
+    assert [(each.begin, each.end) for each in whole.sittings] == [(0, 1000), (1000, 1024)]
+    assert whole.sittings[1].commit == commit()
+    told = capsys.readouterr().out
+    assert "1,024 requests" in told
+    num = 7 + whole.sittings[1].total
+    assert f"{num} of {num} identical" in told
+    assert main([*options, "1024"]) == 0  # it is done: nothing is run again
     assert msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult) == whole
-    assert main([*options, "23"]) == 2
-    assert main([*options, "30", "--seed", "6"]) == 2
-    assert "this one is of seed 5" in capsys.readouterr().err
+    assert main([*options, "1023"]) == 2
+    assert main([*options, "2000", "--seed", "6"]) == 2
+    assert "1024 requests of seed 5" in capsys.readouterr().err

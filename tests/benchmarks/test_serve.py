@@ -617,18 +617,24 @@ def test_our_own_address_refuses_what_cannot_be(address, capsys):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--num-requests", "0"], "num_requests: got 0, allowed: an integer >= 1"),
-        (["--request-rate", "0"], "request_rate: got 0.0, allowed: "),
-        (["--request-rate", "nan"], "request_rate: got nan, allowed: "),
-        (["--concurrency", "0"], "concurrency: got 0, allowed: "),
-        (["--range-ratio", "1"], "range_ratio: got 1.0, allowed: a number >= 0 and < 1"),
-        (["--percentiles", "50,100"], "percentiles: got '50,100', allowed: "),
-        (["--url", "localhost:8000"], "url: got 'localhost:8000', allowed: http://HOST:PORT"),
-        (["--url", "http://x:port"], "url: got 'http://x:port', allowed: "),
-        (["--address", "ipc:///x", "--model", "m"], "model: got 'm', allowed: nothing where --add"),
-        (["--dataset", "/none"], "dataset: got '/none', allowed: a file that can be read"),
-        (["--dataset", "x", "--input-len", "5"], "input_len: got 5, allowed: nothing where --data"),
-        (["--pid", "999999999"], "pid: got 999999999, allowed: "),
+        (["--num-requests", "0"], "--num-requests: got 0, allowed: an integer >= 1"),
+        (["--request-rate", "0"], "--request-rate: got 0.0, allowed: "),
+        (["--request-rate", "nan"], "--request-rate: got nan, allowed: "),
+        (["--concurrency", "0"], "--concurrency: got 0, allowed: "),
+        (["--range-ratio", "1"], "--range-ratio: got 1.0, allowed: a number >= 0 and < 1"),
+        (["--percentiles", "50,100"], "--percentiles: got '50,100', allowed: "),
+        (["--url", "localhost:8000"], "--url: got 'localhost:8000', allowed: http://HOST:PORT"),
+        (["--url", "http://x:port"], "--url: got 'http://x:port', allowed: "),
+        (
+            ["--address", "ipc:///x", "--model", "m"],
+            "--model: got 'm', allowed: nothing where --add",
+        ),
+        (["--dataset", "/none"], "--dataset: got '/none', allowed: a file that can be read"),
+        (
+            ["--dataset", "x", "--input-len", "5"],
+            "--input-len: got 5, allowed: nothing where --data",
+        ),
+        (["--pid", "999999999"], "--pid: got 999999999, allowed: "),
     ],
 )
 def test_options_that_cannot_be_are_one_line_and_code_2(serve, capsys, options, said):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.helpers.processes import started
 
 from slipstream.cli.main import main
 from slipstream_bench.common.process_census import Holding, holding
@@ -57,18 +58,15 @@ def test_memory_of_a_files_pages_is_not_a_process_s_own(tmp_path):
         "    print(len(bytes(mapped[::4096])), flush=True); sys.stdin.readline()\n"
         "sys.stdin.readline(); hold()\n"
     )
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        try:
-            process.stdin.write(b"\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == b"8192\n"
-            held = holding(process.pid)
-        finally:
-            process.kill()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"8192\n"
+        held = holding(process.pid)
     assert held.rss_bytes > held.own_bytes + 32 * MIB
     assert held.own_bytes > 8 * MIB
     assert holding(process.pid) is None

@@ -112,4 +112,4 @@ def test_the_command_tells_where_a_models_step_goes(tmp_path):
 def test_what_cannot_be_is_refused(capsys):
     for words in (["--batches", "0"], ["--steps", "0"], ["--prompt-len", "0"], ["--threads", "0"]):
         assert main(["bench", "step", *words]) == 2
-        assert words[0].removeprefix("--").replace("-", "_") in capsys.readouterr().err
+        assert f"{words[0]}: got" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.browser import PATIENCE_MS, running_browser
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
+from tests.helpers.processes import started
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
@@ -27,8 +28,6 @@ from slipstream import Stack
 pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE_MS = PATIENCE_S * 1000
 
 
 class Files(SimpleHTTPRequestHandler):
@@ -47,7 +46,7 @@ def page() -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
-        thread.join()
+        thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -123,19 +122,18 @@ def test_extraction_gives_objects_of_the_schema(stack: Stack) -> None:
 def listening(name: str, **environment: str) -> Iterator[int]:
     """An example that listens; its port."""
     port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, str(EXAMPLES / name), str(port)], env={**os.environ, **environment}
-    )
-    patience = Patience()
-    while True:
-        patience.check(f"{name} listens nowhere")
-        assert process.poll() is None
-        with contextlib.suppress(OSError):
-            http.client.HTTPConnection("127.0.0.1", port).connect()
-            break
-    yield port
-    process.send_signal(signal.SIGINT)
-    process.wait(PATIENCE_S)
+    command = [sys.executable, str(EXAMPLES / name), str(port)]
+    with started(command, env={**os.environ, **environment}) as process:
+        patience = Patience()
+        while True:
+            patience.check(f"{name} listens nowhere")
+            assert process.poll() is None
+            with contextlib.suppress(OSError):
+                http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S).connect()
+                break
+        yield port
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +207,8 @@ def test_proxy_ends_what_its_user_has_left(proxy: int, stack: Stack) -> None:
 
 def num_aborted(stack: Stack) -> float:
     """Streams that were aborted, as /metrics tells."""
-    connection = http.client.HTTPConnection(str(stack.http_address).removeprefix("http://"))
+    where = str(stack.http_address).removeprefix("http://")
+    connection = http.client.HTTPConnection(where, timeout=PATIENCE_S)
     connection.request("GET", "/metrics")
     lines = connection.getresponse().read().decode().splitlines()
     connection.close()
@@ -256,14 +255,8 @@ def post_text(port: int, text: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    playwright_api = pytest.importorskip("playwright.sync_api")
-    with playwright_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+    with running_browser() as running:
         yield running
-        running.close()
 
 
 def test_page_goes_on_after_its_servers_front_has_died(

@@ -181,7 +181,8 @@ class FakeWorker:
         if not self._is_done:
             self._is_done = True
             self._rope.send(b"!")
-            self._thread.join()
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive(), "its script waits for something"
             self._context.destroy(linger=0)
             self._bell.close()
             self._rope.close()

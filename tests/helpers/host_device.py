@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from slipstream_core.runner.cuda.recorder import Work
+from slipstream_core.runner.cuda.graph_capture import Work
 from slipstream_core.runner.staging import CopyEvent
 
 

@@ -205,3 +205,23 @@ class Raw:
         data = self.socket.recv(1 << 16)
         assert data, f"the connection ended after {self._unread!r}"
         self._unread += data
+
+
+def read_events(raw: Raw, said: bytes = b"") -> tuple[str, str, bool]:
+    """Read a stream of completions until it ends or is cut off; `said` was read of it already.
+
+    Returns its text, the last event's id, and whether it is whole.
+    """
+    try:
+        while chunk := raw.read_chunk():
+            said += chunk
+    except (ConnectionError, AssertionError):
+        pass
+    text, last = "", ""
+    for event in said.decode().split("\n\n"):
+        lines = dict(line.partition(": ")[::2] for line in event.splitlines())
+        last = lines.get("id", last)
+        data = lines.get("data", "[DONE]")
+        if data != "[DONE]" and "choices" in (body := json.loads(data)):
+            text += "".join(choice["text"] for choice in body["choices"])
+    return text, last, said.endswith(b"data: [DONE]\n\n")

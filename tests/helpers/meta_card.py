@@ -24,7 +24,7 @@ from slipstream_core.runner.attention.fixed_shape import DecodeColumns
 from slipstream_core.runner.attention.geometry import read_geometry
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, AttentionParams, register
 from slipstream_core.runner.attention.kv_cache import LayerCache
-from slipstream_core.runner.cuda.recorder import Work
+from slipstream_core.runner.cuda.graph_capture import Work
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.model.rope import freeze_frequencies
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
@@ -215,7 +215,7 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
 
 
 class MetaDraws:
-    """In place of `RejectionSampler`: checks and computes shapes only."""
+    """In place of `WholeVocabSampler`: checks and computes shapes only."""
 
     def all(self, scaled: torch.Tensor, keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         assert keys.shape == (2, len(scaled))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import zmq
@@ -57,6 +58,8 @@ CHAIN = MODEL + ",mode=chain"  # each token depends on all tokens before it
 
 
 _LONGEST_TURN_S = 0.02
+_PIECE_S = 0.5  # of `let_pass`: shorter than any timeout that a test sets
+_TURNS_PER_PIECE = 8  # enough to send a ping, and for a second beat
 
 
 class InstantPrompts:
@@ -328,6 +331,7 @@ class MiniStack:
             **settings,
         }
         self._now_s = self._looked_s = time.monotonic()
+        self._is_clock_held = False
         self._incarnation = 0
         self.core: Core | None = None
         self.worker: Worker | None = None
@@ -338,7 +342,8 @@ class MiniStack:
         """The clock of the worker and the clients. It advances by at most `_LONGEST_TURN_S` per
         call, so that a pause of this thread on a busy machine causes no timeout."""
         looked_s = time.monotonic()
-        self._now_s += min(looked_s - self._looked_s, _LONGEST_TURN_S)
+        if not self._is_clock_held:
+            self._now_s += min(looked_s - self._looked_s, _LONGEST_TURN_S)
         self._looked_s = looked_s
         return self._now_s
 
@@ -398,8 +403,43 @@ class MiniStack:
             self.step()
 
     def pass_time(self, seconds: float) -> None:
-        """Advance the clock of the worker and the clients."""
+        """Advance the clock of the worker and the clients at once, as if all had slept."""
         self._now_s += seconds
+
+    def let_pass(self, seconds: float) -> None:
+        """Advance the clock for processes that are awake: in pieces, in each of which whoever
+        listens attaches and answers pings, however long the sockets take for that.
+        """
+        end_s = self._now_s + seconds
+        while self._now_s < end_s:
+            self.until(lambda: all(hop.is_attached for hop in self._listening_hops()))
+            self._now_s += _PIECE_S
+            self._is_clock_held = True
+            try:
+                for _ in range(_TURNS_PER_PIECE):
+                    self.step()
+                self.until(self._is_every_ping_answered)
+            finally:
+                self._is_clock_held = False
+
+    def _listening_hops(self) -> list[Dealer[Any, Any, Any]]:
+        """What is to be attached, as its peer is there."""
+        if self.worker is None:
+            return []
+        of_worker = [] if self.core is None else [self.worker._core._dealer]
+        return of_worker + [client.hop for client in self.clients if client.is_reading]
+
+    def _is_every_ping_answered(self) -> bool:
+        hops = [hop for hop in self._listening_hops() if hop.is_attached]
+        epochs = {(hop._identity, hop.epoch) for hop in hops}
+        links = [hop._link for hop in hops]
+        if self.worker is not None:
+            links += [
+                session.link
+                for session in self.worker._front.sessions
+                if (session.identity, session.link.epoch) in epochs
+            ]
+        return all(link._pinged_at is None for link in links)
 
     def close(self) -> None:
         for client in self.clients:

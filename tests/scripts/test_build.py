@@ -97,6 +97,15 @@ def test_the_wheel_names_its_extras_and_pythons(wheel: Path) -> None:
         assert [line for line in required if f"extra == '{extra}'" in line], extra
 
 
+def test_the_wheel_has_the_pages_files_and_the_licences_of_what_it_brings(wheel: Path) -> None:
+    found = contents(wheel)
+    page = ROOT / "api" / "slipstream" / "http" / "page"
+    for path in page.rglob("*.*"):
+        assert found[str(path.relative_to(ROOT / "api"))] == path.read_bytes()
+    licences = [text for name, text in found.items() if name.endswith("vendor/LICENSES.txt")]
+    assert licences == 2 * [(page / "vendor" / "LICENSES.txt").read_bytes()]  # and in .dist-info
+
+
 def test_the_packages_are_the_wheels(environment: Path, tmp_path: Path) -> None:
     program = f"import {', '.join(PACKAGES)}\nfor name in {PACKAGES}: print(eval(name).__file__)"
     files = run([environment / "bin" / "python", "-c", program], tmp_path).split()

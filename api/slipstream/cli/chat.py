@@ -1,9 +1,12 @@
-"""`slipstream chat`: a conversation in the terminal, or with one line of standard input for a turn.
+"""`slipstream chat`: one question, a conversation in the terminal, or one with a line of standard
+input for a turn.
 
 - Ctrl-C ends an answer, whose text so far stays in the conversation; Ctrl-D ends the conversation.
-- On a terminal, lines that begin with `/` are commands, and lines are kept for the next time.
+- Lines that are commands (`/clear`) are obeyed. On a terminal, every line that begins with `/` is
+  taken for one, and lines are kept for the next time.
 - Where the conversation outgrows the model's length, its oldest turns are dropped.
-- Only answers go to standard output, and on a terminal the prompt.
+- Only answers go to standard output, and on a terminal the prompt. Elsewhere an empty line
+  separates them.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import structs
+
 from slipstream.cli.connection import add_client_options, connected
 from slipstream.cli.parser import Parser, one_line
 from slipstream.cli.sampling_options import add_sampling, sampling_params_of
+from slipstream.cli.stack_options import take_model
 from slipstream.client.client import Client
-from slipstream.errors import BadRequestError, RequestError
+from slipstream.errors import BadRequestError, RequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 
@@ -27,7 +33,7 @@ _MAX_HISTORY = 1000  # lines
 _COMMANDS = {
     "/help": "show this list",
     "/clear": "forget the conversation so far",
-    "/system": "TEXT: set the system prompt, and forget the conversation; without TEXT: show it",
+    "/system": "show the system prompt; with TEXT set it, and forget the conversation",
     "/exit": "end the conversation; so does Ctrl-D",
 }
 
@@ -35,21 +41,90 @@ _COMMANDS = {
 def add_chat(parser: Parser) -> None:
     """Add the command's options."""
     parser.introduce(
-        "[MODEL] [options]",
-        ("slipstream chat", 'slipstream chat --system "Be brief." --temperature 0'),
+        "[MODEL] [QUESTION] [options]",
+        (
+            "slipstream chat",
+            'slipstream chat "What is an assert statement?" --temperature 0',
+            'slipstream chat Qwen/Qwen3-0.6B "What is an assert statement?"',
+        ),
     )
+    parser.add_argument(
+        "first",
+        nargs="?",
+        metavar="MODEL",
+        help="a model, as for `slipstream serve` (default: the running server's, "
+        "else the bundled demo model)",
+    )
+    parser.add_argument(
+        "second",
+        nargs="?",
+        metavar="QUESTION",
+        help="answer this and end. Without MODEL before it, it needs a space or --quick",
+    )
+    parser.add_argument("-q", "--quick", metavar="QUESTION", help="QUESTION as an option")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_sampling(parser, max_tokens=None)
-    add_client_options(parser)
+    add_client_options(parser, has_model_argument=False)
+    listed = "\n".join(f"  {name:<8} {meaning}" for name, meaning in _COMMANDS.items())
+    parser.epilog = f"In a conversation:\n{listed}\n\n{parser.epilog}"
     parser.set_defaults(run=chat)
 
 
 def chat(arguments: argparse.Namespace) -> int:
-    """Answer each line of input until its end."""
+    """Answer the question, or each line of input until its end."""
+    question = _question_of(arguments)
     params = sampling_params_of(arguments)
+    if question is None:
+        return _converse(arguments, params)
+    with connected(arguments) as client:
+        answer = Conversation(client, params, arguments.system).ask(question)
+    if not answer:
+        _tell("slipstream chat: the answer is empty: the model ended it at once")
+    return 0
+
+
+def _question_of(arguments: argparse.Namespace) -> str | None:
+    """The question, where there is one; moves MODEL to its place. Raises: BadRequestError."""
+    first, second, quick = arguments.first, arguments.second, arguments.quick
+    if second is None and first is not None and not _may_be_model(first):
+        first, second = None, first
+    if second is not None and quick is not None:
+        raise wrong_option("quick", quick, f"one question; the argument is {second!r}")
+    question: str | None = second if quick is None else quick
+    if first is not None:
+        take_model(arguments, first)
+    if question is not None and not question.strip():
+        raise missing_option("QUESTION", "the one given is empty")
+    return question
+
+
+def _may_be_model(text: str) -> bool:
+    """Whether this may be meant as a model: no hub id is empty or has a space."""
+    return bool(text) and (" " not in text or os.path.exists(text))
+
+
+@contextlib.contextmanager
+def _suggesting_quick(arguments: argparse.Namespace) -> Iterator[None]:
+    """Add to an error about MODEL that it may have been meant as a question."""
+    try:
+        yield
+    except BadRequestError as error:
+        if error.field != "model" or arguments.first is None:
+            raise
+        hint = f"; a question of one word needs --quick: `slipstream chat -q {arguments.first}`"
+        raise BadRequestError(structs.replace(error.fault, message=f"{error}{hint}")) from None
+
+
+def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
     is_terminal = sys.stdin.isatty()
-    with connected(arguments) as client, _line_history(is_terminal):
-        conversation = Conversation(client, params, arguments.system)
+    with (
+        _suggesting_quick(arguments),
+        connected(arguments) as client,
+        _line_history(is_terminal),
+    ):
+        conversation = Conversation(
+            client, params, arguments.system, separator="" if is_terminal else "\n"
+        )
         if is_terminal:
             _tell(f"{client.model.name}: Ctrl-C ends an answer; /help shows what else there is")
         while True:
@@ -60,9 +135,10 @@ def chat(arguments: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 _tell("\nCtrl-D ends the conversation")
                 continue
-            if is_terminal and line.startswith("/"):
-                if line.strip() == "/exit":
-                    return 0
+            command = line.strip().partition(" ")[0]
+            if command == "/exit":
+                return 0
+            if command in _COMMANDS or (is_terminal and line.startswith("/")):
                 conversation.obey(line)
             elif line.strip():
                 conversation.answer(line)
@@ -72,10 +148,17 @@ def chat(arguments: argparse.Namespace) -> int:
 
 
 class Conversation:
-    """The turns of a conversation, and the client that answers them."""
+    """The turns of a conversation, and the client that answers them.
 
-    def __init__(self, client: Client, params: SamplingParams, system: str | None) -> None:
+    separator: what is written between two answers.
+    """
+
+    def __init__(
+        self, client: Client, params: SamplingParams, system: str | None, *, separator: str = ""
+    ) -> None:
         self._client = client
+        self._separator = separator
+        self._before = ""  # the next answer
         self._params = params
         self._system = system
         self._turns: list[ChatMessage] = []  # user, assistant, user, assistant, …
@@ -100,8 +183,20 @@ class Conversation:
             hint = did_you_mean(command, _COMMANDS) or "; /help shows what there is"
             _tell(f"no command {command}{hint}")
 
+    def ask(self, question: str) -> str:
+        """Stream the answer to `question` to standard output, and return it.
+
+        Raises: SlipstreamError.
+        """
+        self._turns.append(ChatMessage("user", question))
+        text = self._stream()
+        self._turns.append(ChatMessage("assistant", text))
+        return text
+
     def answer(self, line: str) -> None:
-        """Stream the answer to `line` to standard output."""
+        """As `ask`, in a conversation that goes on: errors are shown, and the oldest turns dropped
+        where it is too long.
+        """
         self._turns.append(ChatMessage("user", line))
         while True:
             try:
@@ -128,13 +223,15 @@ class Conversation:
         stream = self._client.stream([*system, *self._turns], self._params)
         try:
             for delta in stream:
-                sys.stdout.write(delta.text)
+                sys.stdout.write(self._before + delta.text)
                 sys.stdout.flush()
+                self._before = ""
                 pieces.append(delta.text)
         except KeyboardInterrupt:
             stream.close()
         sys.stdout.write("\n")
         sys.stdout.flush()
+        self._before = self._separator
         return "".join(pieces)
 
 

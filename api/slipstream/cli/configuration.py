@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from slipstream.cli.foreign_options import in_our_words
 from slipstream.cli.parser import Parser, one_line
 from slipstream.cli.stack_options import Several, switch
 from slipstream.errors import BadRequestError, wrong_option
@@ -40,8 +41,8 @@ def of_short_stacks() -> frozenset[str]:
 class Configured(argparse.Namespace):
     """A namespace with values from a file and the environment.
 
-    sources: where each of these values is from, by its name. A value from the command line replaces
-    it.
+    sources: what errors call these values, by the option's name: the variable, or the file's key
+    with its line. A value from the command line replaces it.
     """
 
     def __init__(self, values: Mapping[str, Any], sources: dict[str, str]) -> None:
@@ -59,6 +60,11 @@ class _Given(NamedTuple):
     key: str
     value: str | list[str]
     source: str
+
+    @property
+    def name(self) -> str:
+        """What errors call the option: the variable, or the key with its line."""
+        return self.source if self.source.startswith("$") else f"{self.source}: {self.key}"
 
 
 def add_config(parser: Parser, environment: Iterable[str]) -> None:
@@ -85,13 +91,18 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     try:
-        file = _file_in(words) or ("config" in environment and os.environ.get(f"{PREFIX}CONFIG"))
-        for given_in in (_read(file) if file else (), _variables(environment)):
+        option, file = "--config", _file_in(words)
+        if file is None and "config" in environment:
+            option, file = f"${PREFIX}CONFIG", os.environ.get(f"{PREFIX}CONFIG")
+        for given_in in (_read(option, file) if file else (), _variables(environment)):
             seen: dict[str, str] = {}
             for given in given_in:
                 action = options.get(given.key.replace("-", "_"))
                 if action is None:
-                    hint = did_you_mean(given.key.replace("_", "-"), map(_dashed, options))
+                    dashed = {f"--{_dashed(name)}" for name in options}
+                    key = f"--{_dashed(given.key)}"
+                    hint = in_our_words(key, dashed) or did_you_mean(key, dashed)
+                    hint = hint.replace("--", "")  # as they are written in a file
                     allowed = f"an option of `{parser.prog}`{hint or ' (see its --help)'}"
                     raise wrong_option(f"{given.source}: key", given.key, allowed)
                 if action.dest in seen:
@@ -99,7 +110,7 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
                     raise wrong_option(given.source, given.key, allowed)
                 seen[action.dest] = given.source
                 values[action.dest] = _converted(action, given)
-                sources[action.dest] = given.source
+                sources[action.dest] = given.name
     except BadRequestError as error:
         parser.error(one_line(error))
     _warn(parser, environment)
@@ -133,22 +144,27 @@ def _file_in(words: Sequence[str]) -> str | None:
     return None
 
 
-def _read(path: str) -> Iterator[_Given]:
-    """The entries of a file; those that are null are left out. Raises: BadRequestError."""
+def _read(option: str, path: str) -> Iterator[_Given]:
+    """The entries of a file; those that are null are left out. Raises: BadRequestError.
+
+    option: the option or the variable that names the file.
+    """
     import yaml  # a command without --config needs none
 
     try:
         with open(path, encoding="utf-8") as file:
             root = yaml.compose(file, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
-        allowed = f"a file in YAML that can be read ({one_line(error)})"
-        raise wrong_option("config", path, allowed) from None
+        why = error.strerror if isinstance(error, OSError) else one_line(error)
+        raise wrong_option(option, path, f"a file in YAML that can be read ({why})") from None
     except yaml.YAMLError as error:
-        raise wrong_option("config", path, f"a file in YAML ({one_line(error)})") from None
+        raise wrong_option(option, path, f"a file in YAML ({one_line(error)})") from None
     if root is None:
         return
     if not isinstance(root, yaml.MappingNode):
-        raise wrong_option("config", path, "a mapping from options to values (max-num-seqs: 64)")
+        first = "- a list" if isinstance(root, yaml.SequenceNode) else str(root.value)
+        allowed = "an option, a colon and a value, such as `max-num-seqs: 64`"
+        raise wrong_option(f"{path}, line {root.start_mark.line + 1}", first, allowed)
     for key, value in root.value:
         source = f"{path}, line {key.start_mark.line + 1}"
         if isinstance(value, yaml.SequenceNode):
@@ -173,7 +189,7 @@ def _variables(names: Iterable[str]) -> Iterator[_Given]:
 
 def _converted(action: argparse.Action, given: _Given) -> Any:
     """What the parser would make of the value. Raises: BadRequestError."""
-    where = f"{given.source}: {given.key}"
+    where = given.name
     value = given.value
     if isinstance(action, Several):
         is_variable = given.source.startswith("$")

@@ -16,9 +16,10 @@ from slipstream.cli.configuration import add_config, of_short_stacks, source_of
 from slipstream.cli.parser import Parser
 from slipstream.cli.stack_options import add_settings, given_settings
 from slipstream.client.client import Client
-from slipstream.client.connection.presence import why_absent
+from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.endpoints import (
     ADDRESS_VARIABLE,
+    KEYS_VARIABLE,
     default_address,
     default_runtime_dir,
     server_endpoint,
@@ -93,6 +94,7 @@ def running_or_started(arguments: argparse.Namespace) -> AbstractContextManager[
     no stack is there.
     """
     settings = given_settings(arguments)
+    _name_variables(arguments)
     if arguments.address is None and any(name in settings for name in _ACCESS):
         arguments.address = os.environ.get(ADDRESS_VARIABLE) or None  # keys belong to an address
     if arguments.address is not None:
@@ -186,6 +188,13 @@ class Progress:
             sys.stderr.flush()
             if self._has_ended.wait(1.0):
                 return
+
+
+def _name_variables(arguments: argparse.Namespace) -> None:
+    """Let errors name the variables that stand for an address or keys that are not given."""
+    for name, variable in (("address", ADDRESS_VARIABLE), ("keys", KEYS_VARIABLE)):
+        if getattr(arguments, name, None) is None and os.environ.get(variable):
+            arguments.option_names[name] = f"${variable}"
 
 
 def _refuse_settings(arguments: argparse.Namespace, settings: dict[str, Any]) -> None:

@@ -1,4 +1,7 @@
-"""`slipstream generate`: streams the answer to one prompt, and nothing else, to standard output."""
+"""`slipstream generate`: continues a text, as the model does without a chat template.
+
+Only the continuation goes to standard output.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import msgspec
 from slipstream.cli.connection import add_client_options, connected
 from slipstream.cli.parser import Parser
 from slipstream.cli.sampling_options import add_sampling, sampling_params_of
-from slipstream.errors import wrong_option
+from slipstream.cli.stack_options import take_model
+from slipstream.errors import missing_option, wrong_option
 from slipstream.outputs import Delta, PromptTokenLogprobs
 
 _MAX_TOKENS = 256
@@ -21,15 +25,22 @@ def add_generate(parser: Parser) -> None:
     parser.introduce(
         "TEXT [options]",
         (
-            'slipstream generate "Exceptions are a means of" --max-tokens 40',
+            'slipstream generate "The with statement is used to" --temperature 0',
             "slipstream generate - --json < prompt.txt",
         ),
     )
     parser.add_argument(
-        "text", nargs="?", metavar="TEXT", help="the prompt; - reads it from standard input"
+        "text",
+        nargs="?",
+        metavar="TEXT",
+        help="the text to continue; - reads it from standard input. For a question use "
+        "`slipstream chat QUESTION`",
     )
     parser.add_argument(
-        "--prompt", metavar="TEXT", help="the prompt as an option; the argument is then MODEL"
+        "--prompt",
+        dest="prompt_option",
+        metavar="TEXT",
+        help="the text as an option; the argument is then MODEL",
     )
     parser.add_argument(
         "--json",
@@ -69,7 +80,7 @@ def generate(arguments: argparse.Namespace) -> int:
             raise wrong_option(name, wanted, "nothing, unless with --json")
     write = sys.stdout.write
     with connected(arguments) as client:
-        last = "\n"
+        last, is_empty, reason = "\n", True, None
         try:
             stream = client.stream(prompt, params, cache_salt=arguments.cache_salt)
             for index, delta in enumerate(stream):
@@ -78,29 +89,40 @@ def generate(arguments: argparse.Namespace) -> int:
                 write(_json_line(delta) if arguments.json else delta.text)
                 sys.stdout.flush()
                 last = delta.text[-1:] or last
+                is_empty, reason = is_empty and not delta.text, delta.stop_reason
         finally:
             if last != "\n" and sys.stdout.isatty() and not arguments.json:
                 # so that an error or the shell prompt starts a line; a file gets the exact text
                 write("\n")
                 sys.stdout.flush()
+    if is_empty and not arguments.json:
+        sys.stderr.write(f"slipstream generate: {_why_empty(reason)}\n")
     return 0
 
 
 def _prompt_of(arguments: argparse.Namespace) -> str:
     """The prompt; moves MODEL to its place. Raises: BadRequestError."""
     given: str | None = arguments.text
-    if arguments.prompt is not None:
+    if arguments.prompt_option is not None:
         if given is not None:
-            first = getattr(arguments, "model_given", given)
-            if first != given:
-                raise wrong_option("model", given, f"one model; --model has {first!r}")
-            arguments.model = arguments.model_given = given
-        given = arguments.prompt
+            take_model(arguments, given)
+        given = arguments.prompt_option
     if given is None:
-        raise wrong_option("TEXT", None, "a prompt, or - for standard input")
-    if given != "-":
-        return given
-    return sys.stdin.read()
+        raise missing_option("TEXT", "give a text to continue, or - for standard input")
+    if given == "-":
+        given = sys.stdin.read()
+    if not given:
+        raise missing_option("TEXT", "the one given is empty")
+    return given
+
+
+def _why_empty(reason: int | str | None) -> str:
+    if isinstance(reason, str):
+        return f"the answer is empty: it begins with {reason!r}, where --stop ends it"
+    return (
+        "the answer is empty: the model ended it at once. `generate` continues a text; for a "
+        "question use `slipstream chat QUESTION`"
+    )
 
 
 def _prompt_line(of_prompt: PromptTokenLogprobs) -> str:

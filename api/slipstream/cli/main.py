@@ -1,7 +1,8 @@
 """`slipstream`: the command line.
 
-Exit codes: 0 success; 1 failure or interrupt; 2 an invalid command line. 1 and 2 come with one line
-on standard error.
+Exit codes: 0 success; 1 failure or interrupt; 2 an invalid command line or configuration, with
+which another run fails the same way. 1 and 2 come with one line on standard error, or with the help
+page where a command is missing.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from slipstream.cli.option_names import with_option_names
 from slipstream.cli.parser import Command, Parser, add_commands, installed_commands, one_line
 
 _COMMANDS = {
     "serve": Command("serve a model over HTTP and to Python", "slipstream.cli.serve:add_serve"),
-    "generate": Command("stream the answer to one prompt", "slipstream.cli.generate:add_generate"),
-    "chat": Command("chat with a model in the terminal", "slipstream.cli.chat:add_chat"),
+    "chat": Command("ask a question, or chat in the terminal", "slipstream.cli.chat:add_chat"),
+    "generate": Command("continue a text", "slipstream.cli.generate:add_generate"),
     "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),
     "trace": Command("show what `serve --trace` has recorded", "slipstream.cli.trace:add_trace"),
     "keys": Command("make keys for clients on other machines", "slipstream.cli.keys:add_keys"),
@@ -25,7 +27,7 @@ _COMMANDS = {
 }
 _EXAMPLES = (
     "slipstream serve                      the bundled demo model, at http://127.0.0.1:8000",
-    'slipstream generate "In Python,"      one answer, from the server that runs or a new one',
+    'slipstream chat "What are lambdas?"   one answer, from the running server or a new one',
 )
 
 
@@ -44,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _failed(arguments.prog, "interrupted", 1)
     except Exception as error:
-        return _failed(arguments.prog, *_told(error, getattr(arguments, "sources", {})))
+        names = {**arguments.option_names, **getattr(arguments, "sources", {})}
+        return _failed(arguments.prog, *_told(error, names))
 
 
 def _parser() -> Parser:
@@ -56,19 +59,22 @@ def _parser() -> Parser:
     return parser
 
 
-def _told(error: Exception, sources: Mapping[str, str]) -> tuple[str, int]:
+def _told(error: Exception, names: Mapping[str, str]) -> tuple[str, int]:
     """The message for an error, and the exit code. At log level DEBUG, raises unexpected errors.
 
-    sources: files and variables that options are from, by the option's name.
+    names: what each option is called, or the line or the variable that it is from.
     """
     from slipstream.errors import BadRequestError, SlipstreamError
+    from slipstream.stack.model_source import UnreachableHubError
     from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE
 
     if isinstance(error, BadRequestError):
-        source = sources.get(error.field or "")
-        return one_line(error) if source is None else f"{source}: {one_line(error)}", 2
+        code = 1 if isinstance(error, UnreachableHubError) else 2
+        return with_option_names(one_line(error), names, error.field), code
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}", 1
     if isinstance(error, SlipstreamError | OSError):
-        return one_line(error), 1
+        return with_option_names(one_line(error), names), 1
     if os.environ.get(LOG_LEVEL_VARIABLE, "").upper() == "DEBUG":
         raise error
     hint = f"a fault of Slipstream's own; {LOG_LEVEL_VARIABLE}=debug shows where"

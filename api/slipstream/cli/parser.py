@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
+from slipstream.cli.foreign_options import in_our_words
+from slipstream.cli.option_names import option_names
 from slipstream.spelling import did_you_mean
 
 _GROUP = "slipstream.commands"
@@ -58,7 +60,9 @@ class Parser(argparse.ArgumentParser):
 
     - Errors name the command whose help page explains them, and suggest the nearest name.
     - Options may be written with underscores, as in vLLM: `--max_num_seqs`.
-    - The namespace gets `prog`, the name of the innermost command.
+    - Options of other engines get a suggestion, too.
+    - Without a command, the help page says which there are.
+    - The namespace gets `prog`, the name of the innermost command, and its `option_names`.
 
     target: see `Command`.
     """
@@ -89,6 +93,9 @@ class Parser(argparse.ArgumentParser):
         """
         self.load()
         words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
+        if not words and self._has_commands:
+            self.print_help(sys.stderr)
+            self.exit(2)
         if self.preset is not None:
             namespace = self.preset(words)
         namespace, unknown = super().parse_known_args(words, namespace)
@@ -96,11 +103,20 @@ class Parser(argparse.ArgumentParser):
             self.error(self._unknown(unknown[0]))
         if not hasattr(namespace, "prog"):
             namespace.prog = self.prog
+            namespace.option_names = option_names(self._actions, words, vars(namespace))
         return namespace, []
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with code 2."""
+        required = "the following arguments are required: "
+        if message.startswith(required):
+            missing = message.removeprefix(required)
+            message = f"{missing} {'are' if ', ' in missing else 'is'} missing"
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    @property
+    def _has_commands(self) -> bool:
+        return any(isinstance(each, argparse._SubParsersAction) for each in self._actions)
 
     def _with_dashes(self, word: str) -> str:
         name, equals, value = word.partition("=")
@@ -111,8 +127,14 @@ class Parser(argparse.ArgumentParser):
         if not word.startswith("-"):
             return f"unexpected argument {word!r}"
         name = word.partition("=")[0].replace("_", "-")
-        options = [option for option in self._option_string_actions if option.startswith("--")]
-        return f"unknown option {name}{did_you_mean(name, options)}"
+        options = {
+            option: action.help != argparse.SUPPRESS
+            for option, action in self._option_string_actions.items()
+            if option.startswith("--")
+        }
+        shown = [option for option, is_shown in options.items() if is_shown]
+        hint = in_our_words(name, options) or did_you_mean(name, shown)
+        return f"unknown option {name}{hint or did_you_mean(name, options)}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         is_command = isinstance(action, argparse._SubParsersAction)

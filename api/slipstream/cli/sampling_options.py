@@ -11,6 +11,7 @@ from slipstream.cli.stack_options import Several
 from slipstream.errors import wrong_option
 from slipstream.requests import checked_params
 from slipstream_ipc.messages import SamplingParams
+from slipstream_ipc.validation.field_types import values_of
 
 _SAMPLING = {field.name: field.type for field in msgspec.structs.fields(SamplingParams)}
 _OPTIONS = (
@@ -65,5 +66,6 @@ def sampling_params_of(arguments: argparse.Namespace) -> SamplingParams:
         try:
             options[name] = msgspec.convert(value, _SAMPLING[name], strict=False)
         except msgspec.ValidationError as error:
-            raise wrong_option(name, value, str(error).removeprefix("Expected ")) from error
+            allowed = values_of(msgspec.inspect.type_info(_SAMPLING[name]), in_python=False)
+            raise wrong_option(name, value, allowed) from error
     return checked_params(None, options)

@@ -76,6 +76,7 @@ def serve(arguments: argparse.Namespace) -> int:
     given = given_settings(arguments)
     if given.get("listen") and not {"keys", "insecure"} & given.keys():
         given |= {"keys": os.environ.get(KEYS_VARIABLE) or None}
+        arguments.option_names["keys"] = f"${KEYS_VARIABLE}"
     if arguments.no_http:
         for name in ("http_port", "uds"):
             if name in given:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from slipstream.errors import wrong_option
 from slipstream.stack.settings import (
     GROUPS,
     StackSettings,
@@ -64,6 +65,15 @@ def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name: value for name, value in vars(arguments).items() if name in names}
     settings = settings_from(given, from_text=True)
     return {name: getattr(settings, name) for name, value in given.items() if value is not None}
+
+
+def take_model(arguments: argparse.Namespace, model: str) -> None:
+    """Take an argument for MODEL. Raises: BadRequestError where --model has another."""
+    first = getattr(arguments, "model_given", model)
+    if first != model:
+        raise wrong_option("model", model, f"one model; --model has {first!r}")
+    arguments.model = arguments.model_given = model
+    arguments.option_names["model"] = "MODEL"
 
 
 class Several(argparse.Action):

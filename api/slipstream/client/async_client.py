@@ -46,7 +46,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Delta, RequestOutput
-from slipstream.requests import Prompt
+from slipstream.prompts import Prompt
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
 
@@ -66,6 +66,11 @@ class AsyncStream(BaseStream, AsyncIterator[Delta]):
         super().__init__(io, state, kind)
         self._client = client  # keeps the client open: it closes when garbage collected
         self._wakeup = TaskWakeup()
+
+    def __aiter__(self) -> AsyncStream:
+        """Raises: ClosedError for a stream that was closed before it was read to its end."""
+        self._check_open()
+        return self
 
     async def __anext__(self) -> Delta:
         while True:

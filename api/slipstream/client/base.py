@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-import msgspec
-
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.endpoints import ServerEndpoint
 from slipstream.client.options import CheckedOptions, check_kind
 from slipstream.client.stream import ClientConnection, OutputKind
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.errors import BadRequestError, bad_request
+from slipstream.errors import BadRequestError, bad_request, of_prompt
 from slipstream.outputs import RequestOutput, together
-from slipstream.requests import Prompt, new_resume, new_submit, new_submits, params_of_answers
+from slipstream.parallel_sampling import params_of_answers
+from slipstream.prompts import Prompt
+from slipstream.requests import new_resume, new_submit, new_submits
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
@@ -95,10 +95,11 @@ def new_states(
 ) -> list[StreamState]:
     """Streams ready to submit, `n` for each prompt.
 
-    Raises: BadRequestError, naming the index of the prompt.
+    Raises: BadRequestError, naming the index of the prompt where the call has several.
     """
     states: list[StreamState] = []
     for index, (prompt, params) in enumerate(zip(prompts, options.params, strict=True)):
+        where = f"prompts[{index}]" if options.has_many_prompts else ""
         try:
             submits = new_submits(
                 prompt,
@@ -111,9 +112,10 @@ def new_states(
                 trace_headers=options.trace_headers,
             )
         except BadRequestError as error:
-            message = f"prompts[{index}]: {error.fault.message}"
-            raise BadRequestError(msgspec.structs.replace(error.fault, message=message)) from None
-        states += [StreamState(submit, wants_whole=kind == "final") for submit in submits]
+            raise (of_prompt(error, where) if where else error) from None
+        states += [
+            StreamState(submit, wants_whole=kind == "final", where=where) for submit in submits
+        ]
     return states
 
 

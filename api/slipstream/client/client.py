@@ -47,7 +47,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta, RequestOutput
-from slipstream.requests import Prompt
+from slipstream.prompts import Prompt
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 
@@ -64,6 +64,11 @@ class Stream(BaseStream, Iterator[Delta]):
         super().__init__(io, state, kind)
         self._client = client  # keeps the client open: it closes when garbage collected
         self._wakeup: ThreadWakeup[StreamState] = ThreadWakeup()
+
+    def __iter__(self) -> Stream:
+        """Raises: ClosedError for a stream that was closed before it was read to its end."""
+        self._check_open()
+        return self
 
     def __next__(self) -> Delta:
         while True:

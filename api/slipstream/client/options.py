@@ -11,7 +11,8 @@ from slipstream.client.connection.queries import checked_template
 from slipstream.client.stream import OutputKind
 from slipstream.errors import bad_request
 from slipstream.requests import checked_params
-from slipstream_ipc.errors import BadRequest
+from slipstream.vllm_names import CALL_OPTIONS, SAMPLING_PARAMS, without_unsupported
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import SamplingOptions, SamplingParams, TemplateOptions
 
 _OF_TEMPLATE = (
@@ -22,6 +23,7 @@ _OF_TEMPLATE = (
 )
 _OF_CALL = ("priority", "cache_salt", "trace_headers")
 _FORMER_NAME = "params"
+_UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 
 
 class ChatTemplateOptions(TypedDict, total=False):
@@ -34,19 +36,15 @@ class ChatTemplateOptions(TypedDict, total=False):
 
 
 class CallOptions(SamplingOptions, ChatTemplateOptions, total=False):
-    """The keyword options of a call with any number of prompts.
-
-    params: the former name of sampling_params, deprecated.
-    """
+    """The keyword options of a call with any number of prompts, for `**options: Unpack[...]`."""
 
     priority: int
     cache_salt: str | None
     trace_headers: Mapping[str, str] | None
-    params: SamplingParams | Sequence[SamplingParams] | None
 
 
 class RequestOptions(CallOptions, total=False):
-    """The keyword options of a call with one prompt."""
+    """The keyword options of a call with one prompt, for `**options: Unpack[...]`."""
 
     label: str | None
     stream_id: str | None
@@ -54,10 +52,14 @@ class RequestOptions(CallOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CheckedOptions:
-    """The options of a call: sampling parameters, one for each prompt, and those of the request."""
+    """The options of a call: sampling parameters, one for each prompt, and those of the request.
+
+    has_many_prompts: the call takes a list of prompts, whose errors name the prompt.
+    """
 
     params: list[SamplingParams]
     template: TemplateOptions | None
+    has_many_prompts: bool = False
     priority: int = 0
     cache_salt: str | None = None
     trace_headers: Mapping[str, str] | None = None
@@ -102,7 +104,8 @@ def options_for_many(
     given, rest = _renamed(sampling_params, options)
     of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
     template = _template(rest)
-    return CheckedOptions(_params_for_each(prompts, given, rest), template, **of_request)
+    params = _params_for_each(prompts, given, rest)
+    return CheckedOptions(params, template, has_many_prompts=True, **of_request)
 
 
 def check_kind(kind: OutputKind) -> None:
@@ -113,8 +116,11 @@ def check_kind(kind: OutputKind) -> None:
 
 
 def _renamed(sampling_params: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The sampling parameters given under either name, and the other options."""
-    rest = dict(options)
+    """The sampling parameters given under either name, and the other options.
+
+    Raises: BadRequestError for an option of vLLM's that is not supported and changes something.
+    """
+    rest = without_unsupported(options, _UNSUPPORTED)
     former = rest.pop(_FORMER_NAME, None)
     if former is None:
         return sampling_params, rest
@@ -150,7 +156,7 @@ def _params_for_each(
     if not isinstance(given, Sequence):
         return [checked_params(given, options)] * num_prompts
     if len(given) != num_prompts:
-        found = f"{len(given)} of them"
+        found = Summary(f"{len(given)} of them")
         allowed = f"one for all, or {num_prompts} for {num_prompts} prompts"
         raise bad_request(BadRequest("sampling_params", found, allowed))
     return [checked_params(each, options) for each in given]

@@ -56,6 +56,7 @@ class BaseStream:
         self._last: Delta | None = None  # the last delta read
         self._so_far: Delta | None = None  # all deltas joined; unused for kind "delta"
         self._is_finished = False
+        self._is_cut = False  # closed before it was read to its end
 
     @property
     def id(self) -> str:
@@ -113,6 +114,8 @@ class BaseStream:
 
     def close(self) -> None:
         """End the stream at once and drop unread deltas. Idempotent."""
+        has_more = not self._state.is_over or bool(self._unread or self._state.deltas)
+        self._is_cut = self._is_cut or (not self._is_finished and has_more)
         self._is_finished = True
         self._state.drop_deltas()
         self._unread = self._state.deltas
@@ -122,6 +125,12 @@ class BaseStream:
     def __del__(self) -> None:
         if not self._state.is_over:
             self._io.release(self._state)
+
+    def _check_open(self) -> None:
+        """Raises ClosedError for a stream that was closed before it was read to its end."""
+        if self._is_cut:
+            why = "this stream is closed: read it before close(), or within its `with` block"
+            raise ClosedError(Fault("bad_request", why))
 
     def _is_accepted(self) -> bool:
         """Whether the server has accepted the stream. Raises: the error that it ended with before,

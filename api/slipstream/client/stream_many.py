@@ -12,7 +12,7 @@ from slipstream.client.stream import ClientConnection
 from slipstream.client.streams.stream_group import Items, StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.wakeup import TaskWakeup, ThreadWakeup
-from slipstream.errors import RequestError
+from slipstream.errors import ClosedError, RequestError
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.messages import Fault
@@ -32,6 +32,7 @@ class _Many:
         self._waiting = iter(states)
         self._num_submitted = 0
         self._is_read = False
+        self._is_cut = False  # closed before they were read to their ends
         self._submit()
 
     @property
@@ -59,6 +60,9 @@ class _Many:
 
     def close(self) -> None:
         """End all streams that still run, and drop unread deltas. Idempotent."""
+        group = self._group
+        has_more = not group.is_over or bool(group.unread)
+        self._is_cut = self._is_cut or (has_more and group.error is None)
         self._waiting = iter(())
         self._group.close()
         for state in self._group.states:
@@ -69,6 +73,12 @@ class _Many:
         for state in self._group.states:
             if not state.is_over:
                 self._io.release(state)
+
+    def _check_open(self) -> None:
+        """Raises ClosedError for streams that were closed before they were read to their ends."""
+        if self._is_cut:
+            why = "these streams are closed: read them before close(), or within their `with` block"
+            raise ClosedError(Fault("bad_request", why))
 
     def _submit(self) -> None:
         running = self._num_submitted - self._group.num_over
@@ -123,6 +133,7 @@ class Streams(_Many, Iterable[tuple[int, Delta]]):
         self._wakeup: ThreadWakeup[None] = ThreadWakeup()
 
     def __iter__(self) -> Iterator[tuple[int, Delta]]:
+        self._check_open()
         while True:
             items = self._take()
             if items is not None:
@@ -172,6 +183,7 @@ class AsyncStreams(_Many):
         self._client = client
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
+        self._check_open()
         while True:
             items = self._take()
             if items is not None:

@@ -5,9 +5,9 @@
 - A request whose Host is not one of this server's names is refused on any path (`hosts`). The live
   page and /live are closed to other origins.
 - OPTIONS lists the methods of a path; a browser's preflight is answered as `cors` allows.
-- /health: whether every process of the stack is alive, as the supervisor sees it (a process in its
-  first start counts as alive). /ready: whether a request would be served now. /metrics: Prometheus.
-  None of them needs a key: the numbers reveal nothing of prompts or outputs.
+- /health: whether the stack lives or mends itself (`admin.health`). /ready: whether a request would
+  be served now. /metrics: Prometheus. None of them needs a key: the numbers reveal nothing of
+  prompts or outputs.
 - While the stack drains, no stream begins; every other path answers, and a running stream can be
   resumed.
 """
@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
+from math import inf
 from urllib.parse import unquote
 
 from msgspec import UNSET
 
 from slipstream.client.connection.loop_io import LoopIO
+from slipstream.http.admin.health import StackHealth
 from slipstream.http.admin.live import LiveStatistics
 from slipstream.http.admin.metrics import Metrics
 from slipstream.http.admin.static import PAGE, page_handlers
@@ -45,8 +47,6 @@ from slipstream_ipc.telemetry.statistics import Statistics
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
-_ALIVE = frozenset(("starting", "ready"))
-_ENGINE_PROCESSES = ("core", "worker", "prompts")
 _STREAMING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 
 
@@ -61,11 +61,14 @@ class App:
         limits: Limits,
         cors: Cors | None = None,
         hosts: Hosts | None = None,
+        model_name: str = "",
+        hang_timeout_s: float = inf,
         *,
         is_traced: bool = False,
     ) -> None:
-        """is_traced: see `ModelEndpoints`."""
+        """model_name, hang_timeout_s, is_traced: see `FrontConfig`."""
         self._io = io
+        self._model_name = model_name
         self._keys = keys
         self._endpoints = ModelEndpoints(io, keys, texts, limits, is_traced=is_traced)
         self._cors = Cors(()) if cors is None else cors
@@ -73,7 +76,7 @@ class App:
         self._started = int(time.time())
         self._version = json_response(200, Version(version("slipstream")))  # read from disk once
         self.is_draining = False
-        self.processes: dict[str, str] = {}  # state by process name, as the supervisor reports it
+        self.health = StackHealth(hang_timeout_s)
         self.live = LiveStatistics()
         self._metrics = Metrics()
         self.statistics = Statistics()  # latest of the whole stack; empty before the first report
@@ -173,34 +176,30 @@ class App:
     # ---- handlers ----------------------------------------------------------------------------
 
     def _get_health(self, _request: HttpRequest, exchange: Exchange) -> None:
-        processes = self.processes
-        is_well = _ALIVE.issuperset(processes.values())
-        status = "draining" if self.is_draining else "ok"
-        health = Health(status if is_well else "unhealthy", processes=processes or UNSET)
-        exchange.respond(json_response(200 if is_well else 503, health))
+        now = time.monotonic()
+        status = self.health.status(now, is_draining=self.is_draining)
+        health = Health(status, processes=self.health.states(now) or UNSET)
+        exchange.respond(json_response(503 if status == "unhealthy" else 200, health))
 
     def _get_version(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(self._version)
 
     def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
-        model_name = "" if self._io.model is None else self._io.model.name
+        model_name = self._model_name if self._io.model is None else self._io.model.name
         accept = request.headers.get(b"accept", b"").decode("latin-1")
-        exchange.respond(
-            self._metrics.response(self.statistics, model_name, accept, self.processes)
-        )
+        exchange.respond(self._metrics.response(self.statistics, model_name, accept))
 
     def _get_ready(self, _request: HttpRequest, exchange: Exchange) -> None:
         if self.is_draining:
             raise is_draining()
         model = served_model(self._io)
-        engine = [self.processes.get(name, "ready") for name in _ENGINE_PROCESSES]
-        if not self._io.is_attached or not _ALIVE.issuperset(engine):
+        if not self._io.is_attached or not self.health.serves:
             raise not_ready("the engine does not respond")
         exchange.respond(json_response(200, Health("ready", model.name)))
 
     def _get_live(self, _request: HttpRequest, exchange: Exchange) -> None:
-        model = self._io.model
-        exchange.respond(self.live.response(None if model is None else model.name, self.processes))
+        model_name = None if self._io.model is None else self._io.model.name
+        exchange.respond(self.live.response(model_name, self.health.processes))
 
     def _get_models(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(json_response(200, Models([self._model_body(served_model(self._io))])))

@@ -34,18 +34,21 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the front's process.
 
-    client_address: the worker's client socket. tokenizer: a folder or a hub id. port: 0 picks a
-    free one. timeout_s: how long a request waits for a disconnected worker; six times that once the
-    worker has accepted it. trace: the path of the merged timeline; this process writes its part
-    beside it.
+    client_address: the worker's client socket. tokenizer: a folder or a hub id. model_name: the
+    model's name in metrics until the worker has told it. port: 0 picks a free one. timeout_s: how
+    long a request waits for a disconnected worker; six times that once the worker has accepted it.
+    hang_timeout_s: silence of the supervisor after which it counts as hung.
+    trace: the path of the merged timeline; this process writes its part beside it.
     """
 
     client_address: str
     tokenizer: str
+    model_name: str = ""
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()  # none: no request needs a key
     timeout_s: float = 10.0
+    hang_timeout_s: float = 10.0
     limits: Limits = Limits()
     trace: str | None = None
     allowed_origins: tuple[str, ...] = ()  # of pages that may read answers; see `cors`

@@ -81,7 +81,8 @@ def main() -> int:
         if config.ssl_certfile is not None:
             tls = tls_context(config.ssl_certfile, config.ssl_keyfile)
     except OSError as error:
-        report(Status(error=f"ssl_certfile: {config.ssl_certfile}: {error}"))
+        why = f"ssl_certfile: {config.ssl_certfile}: {error}"
+        report(Status(error=why, is_misconfigured=True))
         return 1
     return uvloop.run(_serve(config, listeners, tls, stop, commands, beats))
 
@@ -99,10 +100,11 @@ async def _serve(
 
     def on_command() -> None:
         for command in commands.read():
+            app.health.note_report(time.monotonic())
             if isinstance(command, Drain):
                 drain_requested.set()
             elif isinstance(command, Condition):
-                app.processes = command.processes
+                app.health.processes = command.processes
             elif isinstance(command, Statistics):
                 app.statistics = command
                 app.live.add(command)
@@ -131,6 +133,8 @@ async def _serve(
         config.limits,
         cors,
         hosts,
+        config.model_name,
+        config.hang_timeout_s,
         is_traced=config.is_traced,
     )
     options: dict[str, Any] = {}

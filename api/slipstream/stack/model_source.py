@@ -25,6 +25,10 @@ _NO_GGUF = (
 _CONNECT_S = 5.0
 
 
+class UnreachableHubError(BadRequestError):
+    """No hub answers, and there is no earlier download. The same may succeed later."""
+
+
 def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     """The absolute path of a folder, or a hub id.
 
@@ -47,7 +51,7 @@ def check_hub(option: str, value: str) -> None:
     """Check that a hub id can be had: from an earlier download, or from a hub that answers.
 
     value: as returned by `folder_or_hub_id`. Whether the hub has the model is not checked, and
-    behind a proxy nothing is. Raises: BadRequestError.
+    behind a proxy nothing is. Raises: BadRequestError, of it UnreachableHubError.
     """
     from huggingface_hub import constants  # takes a moment, and most models are folders
 
@@ -64,7 +68,8 @@ def check_hub(option: str, value: str) -> None:
         socket.create_connection((parts.hostname, port), _CONNECT_S).close()
     except OSError as error:
         why = f"{constants.ENDPOINT} cannot be reached ({error.strerror or error})"
-        raise _unreachable(option, value, why, constants.HF_HUB_CACHE) from None
+        unreachable = _unreachable(option, value, why, constants.HF_HUB_CACHE)
+        raise UnreachableHubError(unreachable.fault) from None
 
 
 def _unreachable(option: str, value: str, why: str, cache: str) -> BadRequestError:

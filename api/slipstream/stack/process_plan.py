@@ -19,7 +19,7 @@ import msgspec
 
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream.errors import wrong_option
+from slipstream.errors import missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.model_source import check_hub, folder_or_hub_id
@@ -103,7 +103,7 @@ def plan_stack(
             "slipstream_core.main",
             {
                 "model": model,
-                "served_model_name": settings.served_model_name or settings.model or MODEL_NAME,
+                "served_model_name": _model_name(settings),
                 "address": core_address,
                 "runtime_dir": str(runtime_dir),
                 "trace": trace,
@@ -149,6 +149,11 @@ def plan_stack(
     )
 
 
+def _model_name(settings: StackSettings) -> str:
+    """The model's name, as clients and metrics have it."""
+    return settings.served_model_name or settings.model or MODEL_NAME
+
+
 def _demo_options(settings: StackSettings) -> dict[str, Any]:
     """The core's options that differ for the bundled demo model."""
     options: dict[str, Any] = {}
@@ -180,9 +185,11 @@ def _front_specs(
     config = {
         "client_address": address,
         "tokenizer": tokenizer,
+        "model_name": _model_name(settings),
         "host": settings.host,
         "port": settings.http_port or 0,
         "api_keys": api_keys(settings),
+        "hang_timeout_s": settings.hang_timeout_s,
         "trace": trace,
         "allowed_origins": allowed_origins(settings),
         "allowed_hosts": allowed_hosts(settings),
@@ -330,9 +337,8 @@ def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, 
         return _simulated(f"{model}:" if ":" not in model else model, tokenizer)
     elif model.startswith(RANDOM):
         if tokenizer is None:
-            raise wrong_option(
-                "tokenizer", None, "a tokenizer, as a model of random weights has none"
-            )
+            why = "a model of random weights has none; give a folder or a hub id"
+            raise missing_option("tokenizer", why)
         found = model
     else:
         found = folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,... or {RANDOM}NAME")

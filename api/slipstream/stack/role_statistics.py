@@ -2,12 +2,15 @@
 
 - The counters of a role never decrease: those of a process that ends are added to its role, as
   last reported (with each heartbeat, so the last half second of a killed process may be missing).
+- So are those of a process that a child runs itself. Its restarts are the changes of its process
+  id; its CPU time is part of its parent's, too.
 - A spare counts once it serves, and then with the CPU time that it has used before.
 """
 
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +19,7 @@ import msgspec
 from slipstream.stack.children.process import Child
 from slipstream.stack.children.process_usage import ProcessUsage, usage_of
 from slipstream.stack.children.roles import Role
+from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.telemetry.statistics import (
     CoreNumbers,
     Numbers,
@@ -39,12 +43,31 @@ class _FormerTotals:
     cpu_s: float = 0.0
 
 
+@dataclass(slots=True)
+class _OwnTotals:
+    """A process that a child runs itself, and the totals of those before it."""
+
+    pid: int = 0  # of the last one that there was
+    num_restarts: int = 0
+    former_cpu_s: float = 0.0
+    usage: ProcessUsage = _NONE
+
+    def update(self, pid: int) -> None:
+        """Read the usage of process `pid`; 0 if there is none."""
+        if pid and pid != self.pid:
+            self.num_restarts += self.pid != 0
+            self.former_cpu_s += self.usage.cpu_s
+            self.pid, self.usage = pid, _NONE
+        self.usage = _not_falling(usage_of(pid) if pid else None, self.usage)
+
+
 class RoleStatistics:
     """The statistics of the processes in these roles."""
 
     def __init__(self, roles: Mapping[str, Role]) -> None:
         self._roles = roles
         self._former = {name: _FormerTotals() for name in roles}
+        self._own: defaultdict[str, _OwnTotals] = defaultdict(_OwnTotals)
         # last readings by process id, of active processes
         self._usages: dict[int, ProcessUsage] = {}
         self._due_at = self._load_due_at = 0.0
@@ -79,7 +102,12 @@ class RoleStatistics:
 
     def statistics(self, now: float) -> Statistics:
         """The statistics of all roles and of the supervisor, at `now`."""
-        processes = {name: self._of(name, role, now) for name, role in self._roles.items()}
+        processes = {
+            name: self._of_own(name, own)
+            for role in self._roles.values()
+            for name, own in role.own_processes.items()
+        }
+        processes |= {name: self._of(name, role, now) for name, role in self._roles.items()}
         own, times = usage_of(os.getpid(), with_children=False), os.times()
         processes[SUPERVISOR] = ProcessStatistics(
             state="ready",
@@ -115,10 +143,24 @@ class RoleStatistics:
             numbers=numbers,
         )
 
-    def _usage_of_child(self, child: Child) -> ProcessUsage:
-        """A child's usage; CPU time that falls or cannot be read keeps its last value."""
-        usage, last = usage_of(child.pid) or _NONE, self._usages.get(child.pid, _NONE)
-        self._usages[child.pid] = usage = ProcessUsage(
-            max(usage.cpu_s, last.cpu_s), usage.rss_bytes
+    def _of_own(self, name: str, own: OwnProcess) -> ProcessStatistics:
+        totals = self._own[name]
+        totals.update(own.pid)
+        return ProcessStatistics(
+            state=own.state,
+            pid=own.pid,
+            num_restarts=totals.num_restarts,
+            cpu_s=totals.former_cpu_s + totals.usage.cpu_s,
+            rss_bytes=totals.usage.rss_bytes,
         )
+
+    def _usage_of_child(self, child: Child) -> ProcessUsage:
+        last = self._usages.get(child.pid, _NONE)
+        self._usages[child.pid] = usage = _not_falling(usage_of(child.pid), last)
         return usage
+
+
+def _not_falling(usage: ProcessUsage | None, last: ProcessUsage) -> ProcessUsage:
+    """A usage; CPU time that falls or cannot be read keeps its last value."""
+    now = usage or _NONE
+    return ProcessUsage(max(now.cpu_s, last.cpu_s), now.rss_bytes)

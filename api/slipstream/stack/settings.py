@@ -15,7 +15,9 @@ from msgspec import Meta, Struct, inspect
 from slipstream.errors import wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.children.listeners import MAX_FRONTS
+from slipstream.vllm_names import SETTINGS, without_unsupported
 from slipstream_ipc.telemetry.logs import LogFormat
+from slipstream_ipc.validation.field_types import values_of
 
 MODEL = "model"
 HTTP = "HTTP server"
@@ -415,17 +417,21 @@ _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
 def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> StackSettings:
     """Settings from keyword options, or from the strings of a command line (`from_text`).
 
+    Settings of vLLM's that are not supported yet are left out where they change nothing.
+
     Raises: BadRequestError (a ValueError) with the option, its value and what is allowed.
     """
+    options = without_unsupported(options, SETTINGS)
     for name, value in options.items():
         if name not in _FIELDS:
             hint = did_you_mean(name, _FIELDS) or f": {', '.join(sorted(_FIELDS))}"
-            raise wrong_option("option", name, f"a setting of StackSettings{hint}")
+            raise wrong_option("option", name, f"a setting of a stack{hint}")
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
         except msgspec.ValidationError:
-            raise wrong_option(name, value, allowed_values(name)) from None
-    return msgspec.convert(dict(options), StackSettings, strict=not from_text)
+            allowed = allowed_values(name, in_python=not from_text)
+            raise wrong_option(name, value, allowed) from None
+    return msgspec.convert(options, StackSettings, strict=not from_text)
 
 
 @cache  # the command line reads each option once for each command
@@ -464,36 +470,6 @@ def _metadata(name: str) -> inspect.Metadata:
     return info
 
 
-def allowed_values(name: str) -> str:
-    """An option's allowed values, for help texts and errors."""
-    return _allowed(_type_info(name))
-
-
-def _allowed(info: inspect.Type) -> str:
-    match info:
-        case inspect.Metadata(type=inner):
-            return _allowed(inner)
-        case inspect.UnionType(types=types):
-            return " or ".join(_allowed(one) for one in types)
-        case inspect.LiteralType(values=values):
-            names = ", ".join(str(value) for value in values)
-            return f"one of {names}" if len(values) > 1 else names
-        case inspect.IntType():
-            return "an integer" + _bounds(info)
-        case inspect.FloatType():
-            return "a number" + _bounds(info)
-        case inspect.VarTupleType(item_type=item):
-            is_text = isinstance(item, inspect.StrType)
-            return "a list of strings" if is_text else f"a list of: {_allowed(item)}"
-        case inspect.BoolType():
-            return "True or False"
-        case inspect.NoneType():
-            return "None"
-        case _:
-            return "a string"
-
-
-def _bounds(info: inspect.IntType | inspect.FloatType) -> str:
-    bounds = (("> ", info.gt), (">= ", info.ge), ("< ", info.lt), ("<= ", info.le))
-    shown = " and ".join(f"{sign}{bound:g}" for sign, bound in bounds if bound is not None)
-    return f" {shown}" if shown else ""
+def allowed_values(name: str, *, in_python: bool = True) -> str:
+    """An option's allowed values, for help texts and errors; on a command line None is none."""
+    return values_of(_type_info(name), in_python=in_python)

@@ -48,5 +48,14 @@ class SignalQueue:
             return []
 
 
+def has_terminal() -> bool:
+    """Whether this process has a controlling terminal, whose hang-up is a SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def _queued_by_wakeup_fd(_number: int, _frame: FrameType | None) -> None:
     """Python writes to the wakeup descriptor only for signals that have a handler."""

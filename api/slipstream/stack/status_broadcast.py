@@ -23,10 +23,13 @@ class StatusBroadcast:
 
     def send(self, now: float) -> None:
         """Send what has changed and what is due."""
-        processes = {name: role.condition(now) for name, role in self._roles.items()}
-        for role in self._roles.values():
-            if role.active is not None:  # the supervisor's own view takes precedence
-                processes = {**role.active.processes, **processes}
+        processes: dict[str, str] = {
+            name: own.state
+            for role in self._roles.values()
+            for name, own in role.own_processes.items()
+        }
+        # the supervisor's own view takes precedence
+        processes |= {name: role.condition(now) for name, role in self._roles.items()}
         condition = Condition(processes)
         receivers = [
             role.active

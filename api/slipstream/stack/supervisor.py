@@ -8,13 +8,17 @@ the line on the stack's throughput.
 - The stack is ready once every child has reported ready. The stack fails with exit code 1 when a
   child dies before it was first ready, when a child reports an error (its successor would fail the
   same way), and when a child dies with its restart budget used up. Only the first failure is
-  reported, as others follow from it.
+  reported, as others follow from it. The exit code is 2 where a child reports, while the stack
+  starts, that the configuration is at fault: another start would fail the same way.
 - A child without heartbeats for `hang_timeout_s` counts as hung and is killed. A dead process is
   reaped before its successor is activated. Spares are started one at a time, and only while all
   processes serve.
 - On a signal the stack drains: running requests continue for `drain_s`, restarts included. Then
   children whose loop runs get SIGTERM and the others SIGKILL; after STOP_S all get SIGKILL. Each
-  further signal skips to the next stage. No process, socket or folder made here is left behind.
+  further signal skips to the next stage, except for one that repeats the last within REPEAT_S:
+  wrappers signal a process and its group. SIGHUP counts only as the hang-up of a terminal; without
+  one it is a request to reopen logs or reload, and nothing is to be done. No process, socket or
+  folder made here is left behind.
 - The supervisor holds the sockets that fronts listen at (`listeners`) from before the first child
   starts until the stack stops. While it drains, fronts still accept connections, to report that.
 - Failures before the stack is ready are reported through `report` only, and shown by the program
@@ -58,13 +62,16 @@ from slipstream.stack.events import (
 from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
 from slipstream.stack.role_statistics import SUPERVISOR, RoleStatistics
 from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUseError
-from slipstream.stack.signals import SignalQueue
+from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.process import SILENT_S
 from slipstream_ipc.telemetry.logs import configure_logging
 
+FAILED = 1  # exit codes
+MISCONFIGURED = 2
 STOP_S = 3.0  # from SIGTERM to SIGKILL
+REPEAT_S = 1.0  # in which a signal that comes again is the same one
 _FLUSH_S = 1.0  # after `drain_s`, to send the last output
 # from SIGKILL until a child is abandoned: the kernel may need seconds to free its memory, more on a
 # busy machine; only a process that waits for a broken device takes for ever
@@ -90,10 +97,14 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._phase: Literal["starting", "serving", "draining", "stopping", "killing"] = "starting"
         self._deadline: float | None = None  # of the current phase
+        self._has_terminal = has_terminal()
+        self._last_signal: tuple[signal.Signals, float] | None = None  # that counted, and when
         self._exit_code = 0
 
     def run(self) -> int:
-        """Run the stack to its end. Returns the exit code: 0 where it was asked to end."""
+        """Run the stack to its end. Returns the exit code: 0 where it was asked to end, else FAILED
+        or MISCONFIGURED.
+        """
         try:
             with (
                 RuntimeDirectory(Path(self._config.runtime_dir)),
@@ -247,7 +258,8 @@ class Supervisor:
             return
         role = self._roles[child.name]
         if child.error and child is role.active:
-            self._fail(f"{child.name}: {child.error}")
+            is_wrong = self._phase == "starting" and child.is_misconfigured
+            self._fail(f"{child.name}: {child.error}", MISCONFIGURED if is_wrong else FAILED)
         elif child.error:
             child.kill(child.error)
         elif child.state == "ready" and not was_ready:
@@ -276,12 +288,26 @@ class Supervisor:
         for number in signals.drain():
             if number == signal.SIGCHLD:
                 self._on_exits()
+            elif number == signal.SIGHUP and not self._has_terminal:
+                _logger.info("SIGHUP: there is nothing to reload or reopen; serving goes on")
+            elif self._is_repeated(number):
+                _logger.info("%s came again within %g s: it counts once", number.name, REPEAT_S)
             elif self._is_ending:
                 self._kill(f"another signal, {number.name}")
             elif self._phase == "serving" and self._config.drain_s > 0:
                 self._drain(number.name)
             else:
                 self._stop(number.name)
+
+    def _is_repeated(self, number: signal.Signals) -> bool:
+        """Whether this signal repeats the last one that counted; if not, it is the last one now."""
+        now = time.monotonic()
+        if self._last_signal is not None:
+            last, at = self._last_signal
+            if number == last and now < at + REPEAT_S:
+                return True
+        self._last_signal = number, now
+        return False
 
     def _on_exits(self) -> None:
         for child in [child for child in self._children if child.has_ended()]:
@@ -341,8 +367,8 @@ class Supervisor:
         _logger.log(log_level, "started %s as process %d", child.name, child.pid)
         return child
 
-    def _fail(self, error: str) -> None:
-        self._exit_code = 1
+    def _fail(self, error: str, exit_code: int = FAILED) -> None:
+        self._exit_code = exit_code
         if self._phase != "starting":
             _logger.error("%s; the stack ends", error)
         self._report(StackFailed(error))
@@ -385,7 +411,7 @@ class Supervisor:
             child.kill()  # children remain here only after an error in this file
 
     def _abandon(self) -> None:
-        self._exit_code = 1
+        self._exit_code = FAILED
         for child in self._children:
             what = f"{child.name} (process {child.pid}, state {state_of(child.pid)})"
             _logger.error("%s has not ended %g s after SIGKILL; it is abandoned", what, GIVE_UP_S)

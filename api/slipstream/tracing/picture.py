@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from slipstream.errors import bad_request, wrong_option
 from slipstream.tracing.trace_events import Int64s, TraceTimeline, Track
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.telemetry.trace import NO_STEP
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def check_drawing() -> None:
     """Check that matplotlib is installed. Raises: BadRequestError."""
     if importlib.util.find_spec("matplotlib") is None:
         allowed = "only with matplotlib, which is missing here: pip install slipstream[plots]"
-        raise bad_request(BadRequest("png", "a file", allowed))
+        raise bad_request(BadRequest("png", Summary("a file"), allowed))
 
 
 def window_of(

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from msgspec import Struct, structs
 
-from slipstream.requests import Prompt
+from slipstream.prompts import Prompt
 from slipstream_bench.common.load.datasets import as_words
 from slipstream_ipc.messages import ChatMessage, SamplingParams, StructuredOutputs
 

@@ -11,11 +11,12 @@ _HERE = Path(__file__).resolve().parent
 
 def commit() -> str | None:
     """The abbreviated hash of HEAD in the repository of this file, with a trailing `+` if tracked
-    files are modified; None outside a repository.
+    files other than benchmarks' results are modified; None outside a repository.
     """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        has_changes = bool(_git("status", "--porcelain", "--untracked-files=no"))
+        code = (":/", ":(top,exclude)benchmarks/results")
+        has_changes = bool(_git("status", "--porcelain", "--untracked-files=no", "--", *code))
     except (OSError, subprocess.CalledProcessError):
         return None
     return head + "+" * has_changes

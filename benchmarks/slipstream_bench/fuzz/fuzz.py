@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,14 @@ from tqdm import tqdm
 from slipstream.cli.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.common.options import Option, add, fill_in, integer
-from slipstream_bench.common.provenance import commit
-from slipstream_bench.common.report import check_files, write_result
+from slipstream_bench.common.report import Row, check_files, table, write_result
 from slipstream_bench.fuzz.fuzz_run import FuzzFailed, FuzzResult, fuzz
-from slipstream_bench.fuzz.request_run import MOST_STEPS, RequestFuzzResult, fuzz_requests
+from slipstream_bench.fuzz.request_run import (
+    MOST_STEPS,
+    RequestFuzzResult,
+    Sitting,
+    fuzz_requests,
+)
 
 _PART = 100_000
 _NEXT_SEED = 1_000_003  # step between the seeds of two parts
@@ -34,8 +39,8 @@ _OPTIONS = (
     Option(
         "requests",
         integer(1),
-        "send N extreme but well-formed requests instead of messages; with --json, continue a "
-        "stopped run of the same seed and commit",
+        "send N extreme but well-formed requests instead of messages; with --json, go on behind "
+        "those that the file has, of any commit",
     ),
     Option("seed", integer(0), "of the messages or requests", 0),
 )
@@ -98,16 +103,16 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
     if arguments.messages is not None:
         raise wrong_option("messages", arguments.messages, "nothing where --requests is given")
     file = None if arguments.json is None else Path(arguments.json)
-    begin = _begin(file, arguments.seed, arguments.requests)
-
-    def keep(part: RequestFuzzResult) -> None:
-        bar.update(part.done - bar.n)
-        write_result(file, part)
-
-    shown = sys.stderr.isatty()
-    with tqdm(total=begin.requests, unit="request", disable=not shown, leave=False) as bar:
+    before = _read_requests(file, arguments.seed, arguments.requests)
+    result, num = before, arguments.requests
+    with tqdm(
+        total=num, initial=before.done, unit="request", disable=not sys.stderr.isatty(), leave=False
+    ) as bar:
         try:
-            result = begin if begin.done == begin.requests else fuzz_requests(begin, keep)
+            for sitting in fuzz_requests(before.seed, before.done, num):
+                result = msgspec.structs.replace(before, sittings=(*before.sittings, sitting))
+                write_result(file, result)
+                bar.update(result.done - bar.n)
         except FuzzFailed as error:
             bar.close()
             print(f"slipstream bench fuzz: {error}", file=sys.stderr)
@@ -116,44 +121,69 @@ def _bench_requests(arguments: argparse.Namespace) -> int:
     return 0 if result.is_good else 1
 
 
-def _begin(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult:
-    """A new run, or the state of the one in the file. Raises: BadRequestError."""
-    begin = RequestFuzzResult(commit=commit(), seed=seed, requests=num_requests)
+def _read_requests(file: Path | None, seed: int, num_requests: int) -> RequestFuzzResult:
+    """The earlier sittings, or none. Raises: BadRequestError."""
     if file is None or not file.exists():
-        return begin
+        return RequestFuzzResult(seed=seed)
     try:
-        part = msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult)
+        found = msgspec.json.decode(file.read_bytes(), type=RequestFuzzResult)
     except msgspec.DecodeError as error:
         raise wrong_option("json", str(file), "a new file, or the result of a run") from error
-    if (part.seed, part.commit) != (begin.seed, begin.commit) or part.done > num_requests:
-        allowed = (
-            f"a new file, as this one is of seed {part.seed}, commit {part.commit} and "
-            f"{part.done} requests"
-        )
+    if found.seed != seed or found.done > num_requests:
+        allowed = f"a new file, as this one has {found.done} requests of seed {found.seed}"
         raise wrong_option("json", str(file), allowed)
-    return msgspec.structs.replace(part, requests=num_requests)
+    return found
 
 
 def lines_of_requests(result: RequestFuzzResult) -> list[str]:
     """The result of a `--requests` run as lines of text."""
-    begin, end = (num / _MIB for num in result.own_bytes)
-    left = ", ".join(f"{num} {what}" for what, num in result.held.items() if num)
-    kinds = ", ".join(f"{num:,} {kind}" for kind, num in sorted(result.by_kind.items()))
-    outcomes = ", ".join(f"{num:,} {what}" for what, num in sorted(result.outcomes.items()))
-    did = f"{result.done:,} of {result.requests:,} requests in {result.seconds:.1f} s"
-    waited = f"passed over for {result.longest_wait} steps at most (allowed: {MOST_STEPS})"
-    turn = f"longest turn of worker and core together: {result.longest_turn_ms:.0f} ms of CPU"
+    every = result.sittings
+    kinds, outcomes, held = (
+        sum(map(Counter, counts), Counter())
+        for counts in (
+            [each.by_kind for each in every],
+            [each.outcomes for each in every],
+            [each.held or {} for each in every],
+        )
+    )
+    identical = sum(each.identical for each in every)
+    total = sum(each.total for each in every)
+    waited = max(every, key=lambda each: each.longest_wait)
+    slowest = max(every, key=lambda each: each.longest_turn_ms)
+    longest = f"{waited.longest_wait} steps at most (allowed: {MOST_STEPS})"
+    turn = f"{slowest.longest_turn_ms:.0f} ms of CPU"
+    left = ", ".join(f"{num} {what}" for what, num in held.items()) or "nothing"
+    num_errors = sum(each.num_errors for each in every)
     lines = [
-        f"{did}, {result.steps:,} steps, seed {result.seed}, commit {result.commit}",
-        kinds,
-        f"their streams: {outcomes}",
-        f"honest streams beside them: {result.identical} of {result.total} identical",
-        f"{waited}, beside {'; '.join(result.waited_for) or 'nothing'}",
-        f"anonymous memory: {begin:.0f} MiB after a tenth of them, {end:.0f} MiB at the end",
-        f"{turn}, beside {'; '.join(result.slowest) or 'nothing'}",
-        f"internal errors: {result.num_errors}; left behind: {left or 'nothing'}",
+        f"{result.done:,} requests of seed {result.seed}",
+        ", ".join(f"{num:,} {kind}" for kind, num in sorted(kinds.items())),
+        "their streams: " + ", ".join(f"{num:,} {what}" for what, num in sorted(outcomes.items())),
+        f"honest streams beside them: {identical} of {total} identical",
+        f"passed over for {longest}, beside {'; '.join(waited.waited_for) or 'nothing'}",
+        f"longest turn of worker and core together: {turn}, beside "
+        + ("; ".join(slowest.slowest) or "nothing"),
+        f"internal errors: {num_errors}; left behind: {left}",
+        "",
+        *table([_row(each) for each in every]),
     ]
-    return [*lines, *result.differences, *result.errors]
+    return [*lines, *(line for each in every for line in (*each.differences, *each.errors))]
+
+
+def _row(sitting: Sitting) -> Row:
+    first, last = (num / _MIB for num in sitting.own_bytes)
+    return {
+        "commit": sitting.commit or "unknown",
+        "begin": sitting.begin,
+        "end": sitting.end,
+        "seconds": sitting.seconds,
+        "steps": sitting.steps,
+        "identical": sitting.identical,
+        "total": sitting.total,
+        "longest_wait": sitting.longest_wait,
+        "longest_turn_ms": sitting.longest_turn_ms,
+        "first_mib": first,
+        "last_mib": last,
+    }
 
 
 def lines_of(result: FuzzResult) -> list[str]:

@@ -43,6 +43,7 @@ class HonestClient:
         self._running: dict[int, StreamState] = {}  # by request number
         self._expected: list[HonestAnswer] | None = None
         self._round: dict[int, HonestAnswer] = {}
+        self._is_stopped = False
         self.num_identical = 0
         self.differences: list[str] = []
         self.last_end_at = time.monotonic()
@@ -67,7 +68,7 @@ class HonestClient:
                 self._ended(index, state)
         if self._session.model is None:
             return
-        for index, (prompt, params) in enumerate(self._requests):
+        for index, (prompt, params) in enumerate(() if self._is_stopped else self._requests):
             if index not in self._running and (self._expected or index not in self._round):
                 self._start(index, prompt, params)
 
@@ -76,9 +77,14 @@ class HonestClient:
         """The ids of the running streams."""
         return [state.stream_id for state in self._running.values()]
 
+    def start(self) -> None:
+        """Start requests again after `stop`."""
+        self._is_stopped = False
+        self.last_end_at = time.monotonic()
+
     def stop(self) -> None:
         """Start no further requests."""
-        self._requests = []
+        self._is_stopped = True
 
     def close(self) -> None:
         """Close the client."""

@@ -122,8 +122,9 @@ def _allowed(random: Random, bounds: Bounds) -> dict[str, Any]:
     num = random.choice(
         (10, 300, bounds.vocab_size, _at(random, token_constraints.MAX_ALLOWED_TOKEN_IDS, 2))
     )
-    # beyond the vocabulary the last id repeats
-    return {"allowed_token_ids": tuple(min(n, bounds.vocab_size - 1) for n in range(num))}
+    beyond = max(0, num - bounds.vocab_size)  # the last id repeats
+    ids = tuple(range(num - beyond)) + (bounds.vocab_size - 1,) * beyond
+    return {"allowed_token_ids": ids}
 
 
 def _bad_words(random: Random, bounds: Bounds) -> dict[str, Any]:
@@ -178,7 +179,8 @@ def _schema(random: Random, bounds: Bounds) -> dict[str, Any]:
 def _choice(random: Random, bounds: Bounds) -> dict[str, Any]:
     num = _at(random, structured_output.MAX_CHOICES, 300)
     size = structured_output.MAX_CHOICE_BYTES // num - 5
-    choice = tuple("a" * random.choice((3, max(1, size))) + str(n) for n in range(num))
+    prefixes = ("aaa", "a" * max(1, size))
+    choice = tuple(random.choice(prefixes) + str(n) for n in range(num))
     return {"structured_outputs": StructuredOutputs(choice=choice)}
 
 

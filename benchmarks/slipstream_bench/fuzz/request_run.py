@@ -4,8 +4,9 @@
   that could have been in them. It is independent of the machine's load.
 - Streams that want logprobs may legitimately wait for room until others are forgotten, which takes
   time rather than steps: that is reported separately, and has no bound here.
-- A request follows from seed and number alone. A result holds the number of requests done, so a
-  stopped run can resume from its result, in a new stack.
+- A request follows from seed and number alone, so a run may take several sittings, each in a new
+  stack and on any commit. A sitting is a range of numbers.
+- From time to time everything is read to its end: then nothing may be held, and memory is measured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +33,7 @@ from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream_bench.common import process_census
+from slipstream_bench.common.provenance import commit
 from slipstream_bench.fuzz.fuzz_run import FuzzFailed, answers_alone
 from slipstream_bench.fuzz.fuzz_stack import ErrorLog, FuzzStack
 from slipstream_bench.fuzz.honest_client import HonestAnswer, HonestClient
@@ -42,36 +44,36 @@ from slipstream_bench.fuzz.hostile_requests import (
     hostile_request,
 )
 
-AT_ONCE = 12  # hostile requests running at a time
+AT_ONCE = 48  # hostile requests running at a time
 _MAX_MODEL_LEN = 512
 _BATCHED = 2048
 _POSITIONS = 256  # prompt positions per step that get logprobs
 _LOGPROBS_GIB = 0.125  # small enough to run out at times
-# a stream may wait for all prompts ahead of it, each with logprobs at every position; and as long
-# again if it is preempted and queued behind those that arrived meanwhile
-MOST_STEPS = 2 * AT_ONCE * MOST_ANSWERS * _MAX_MODEL_LEN // _POSITIONS
+# a stream may wait for the longest prompts of a quarter of the requests, with as many answers as
+# they may have, and logprobs at every position; and as long again if it is preempted and queued
+# behind those that arrived meanwhile
+MOST_STEPS = 2 * AT_ONCE // 4 * MOST_ANSWERS * _MAX_MODEL_LEN // _POSITIONS
+MOST_GROWTH_BYTES = 128 * 2**20
 _STALL_S = 120.0
 _SETTLE_S = 60.0
-_WARM_UP = 0.1
 _TIMEOUT_S = 3600.0
-_SAVE_EVERY = 50  # requests
+_PART = 1000  # requests between two looks at what is held
 
 
-class RequestFuzzResult(Struct, frozen=True, kw_only=True):
-    """The result of a run, or of the part of one that is `done`.
+class Sitting(Struct, frozen=True, kw_only=True):
+    """The outcome of the requests `begin` to `end - 1`.
 
     commit: the tested code. longest_wait: most steps that an honest stream was passed over, and
     what ran then. longest_wait_for_room: the same for streams waiting for room for their logprobs.
     outcomes: of hostile streams, by finish reason or error. slowest: the longest turn of worker and
     core, in ms of CPU time, and the kinds of the requests that ran. held: the most that worker and
-    core still held at the end of a part. own_bytes: anonymous memory of this process, without freed
-    memory that its allocator keeps, after a tenth of the last part, and at its end.
+    core still held when all streams had ended; None: not looked at. own_bytes: anonymous memory of
+    this process, without freed memory that its allocator keeps, at the first look and at the last.
     """
 
     commit: str | None
-    seed: int
-    requests: int
-    done: int = 0
+    begin: int
+    end: int
     seconds: float = 0.0
     by_kind: dict[str, int] = {}
     outcomes: dict[str, int] = {}
@@ -87,36 +89,54 @@ class RequestFuzzResult(Struct, frozen=True, kw_only=True):
     num_errors: int = 0
     errors: tuple[str, ...] = ()
     own_bytes: tuple[int, int] = (0, 0)
-    held: dict[str, int] = {}
+    held: dict[str, int] | None = None
 
     @property
     def is_good(self) -> bool:
-        """Whether the run had no effect on the stack and the honest client."""
+        """Whether the requests had no effect on the stack and the honest client."""
         return (
-            self.done == self.requests
-            and 0 < self.total == self.identical
+            0 < self.total == self.identical
             and self.longest_wait <= MOST_STEPS
             and not self.num_errors
-            and not any(self.held.values())
+            and not any((self.held or {}).values())
+            and self.own_bytes[1] <= self.own_bytes[0] + MOST_GROWTH_BYTES
         )
 
 
-def fuzz_requests(
-    begin: RequestFuzzResult, on_progress: Callable[[RequestFuzzResult], object] = lambda _part: 0
-) -> RequestFuzzResult:
-    """Continue a run from `begin`, which may be empty; `on_progress` receives intermediate results.
+class RequestFuzzResult(Struct, frozen=True, kw_only=True):
+    """The sittings so far, one behind the other."""
+
+    seed: int
+    sittings: tuple[Sitting, ...] = ()
+
+    @property
+    def done(self) -> int:
+        """Number of requests."""
+        return self.sittings[-1].end if self.sittings else 0
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every sitting is."""
+        return all(sitting.is_good for sitting in self.sittings)
+
+
+def fuzz_requests(seed: int, begin: int, end: int) -> Iterator[Sitting]:
+    """Send the requests `begin` to `end - 1`; yields the sitting so far, time and again.
 
     Raises: FuzzFailed.
     """
+    if begin == end:
+        return
     with tempfile.TemporaryDirectory(prefix="slipstream-fuzz-") as folder, ErrorLog() as log:
         alone = Path(folder) / "alone"
         alone.mkdir(mode=0o700)
-        expected = answers_alone(_stack(alone), begin.seed)
+        expected = answers_alone(_stack(alone), seed)
         target = Path(folder) / "target"
         target.mkdir(mode=0o700)
-        run = _RequestFuzzRun(_stack(target), expected, begin, log)
+        run = _RequestFuzzRun(_stack(target), expected, seed, begin, log)
         try:
-            return run.run(on_progress)
+            for each in range(begin, end, _PART):
+                yield run.run(range(each, min(each + _PART, end)))
         finally:
             run.close()
 
@@ -175,20 +195,37 @@ class _Waits:
         return known < int(requests.limit[row]) and ahead < int(requests.run_ahead[row])
 
 
+class _HostileStream:
+    """A stream, and how many of its tokens were read."""
+
+    def __init__(self, state: StreamState) -> None:
+        self.state = state
+        self.num_read = 0
+
+    def read(self) -> None:
+        """Read what has arrived."""
+        while self.state.deltas:
+            self.num_read += self.state.deltas.popleft().num_tokens
+
+
 class _HostileReaders:
     """The hostile client: keeps requests running, reads them or abandons them."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
         self._session = ClientSession(context, address, _TIMEOUT_S, zmq.Poller(), time.monotonic())
-        self._running: dict[int, tuple[HostileRequest, list[StreamState]]] = {}
+        self._running: dict[int, tuple[HostileRequest, list[_HostileStream]]] = {}
         self.outcomes: Counter[str] = Counter()
 
     @property
     def running(self) -> list[HostileRequest]:
         return [request for request, _ in self._running.values()]
 
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
     def start(self, request: HostileRequest) -> None:
-        states: list[StreamState] = []
+        streams: list[_HostileStream] = []
         now = time.monotonic()
         for _ in range(request.answers):
             try:
@@ -196,25 +233,26 @@ class _HostileReaders:
                 prompt = request.prompt
                 if not isinstance(prompt, str):
                     prompt = np.array(prompt, np.uint32)  # type: ignore[assignment]
-                states.append(new_state(io, prompt, request.params, kind="delta"))
+                state = new_state(io, prompt, request.params, kind="delta")
             except BadRequestError as error:
                 self.outcomes[f"refused at the client: {error.fault.field}"] += 1
                 continue
-            self._session.submit(states[-1], now)
-        if states:
-            self._running[request.index] = request, states
+            self._session.submit(state, now)
+            streams.append(_HostileStream(state))
+        if streams:
+            self._running[request.index] = request, streams
 
     def turn(self) -> None:
         self._session.turn(time.monotonic())
-        for index, (request, states) in list(self._running.items()):
-            for state in states:
-                num_tokens = sum(len(delta.token_ids) for delta in state.deltas)
-                if request.reads is not None and num_tokens >= request.reads:
-                    self._session.abort(state)
-            if all(state.is_over for state in states):
+        for index, (request, streams) in list(self._running.items()):
+            for stream in streams:
+                stream.read()
+                if request.reads is not None and stream.num_read >= request.reads:
+                    self._session.abort(stream.state)
+            if all(stream.state.is_over for stream in streams):
                 del self._running[index]
-                for state in states:
-                    self.outcomes[_outcome(state)] += 1
+                for stream in streams:
+                    self.outcomes[_outcome(stream.state)] += 1
 
     def close(self) -> None:
         self._session.close()
@@ -230,48 +268,39 @@ def _outcome(state: StreamState) -> str:
 
 
 class _RequestFuzzRun:
-    """The state of a run."""
+    """The state of a sitting."""
 
     def __init__(
-        self,
-        stack: FuzzStack,
-        expected: list[HonestAnswer],
-        begin: RequestFuzzResult,
-        log: ErrorLog,
+        self, stack: FuzzStack, expected: list[HonestAnswer], seed: int, begin: int, log: ErrorLog
     ) -> None:
         self._stack = stack
-        self._begin = begin
+        self._seed = seed
         self._log = log
-        self._honest = HonestClient(stack.context, stack.client_address, begin.seed)
+        self._honest = HonestClient(stack.context, stack.client_address, seed)
         self._honest.expect(expected)
         self._waits = _Waits(stack, self._honest)
         self._hostile = _HostileReaders(stack.context, stack.client_address)
-        self._part = begin
+        self._sitting = Sitting(commit=commit(), begin=begin, end=begin)
         self._by_kind: Counter[str] = Counter()
         self._started_at = time.monotonic()
-        self._own_bytes = 0
 
-    def run(self, on_progress: Callable[[RequestFuzzResult], object]) -> RequestFuzzResult:
-        begin, hostile = self._begin, self._hostile
+    def run(self, indices: range) -> Sitting:
+        """Send these requests, read all to their ends; returns the sitting so far."""
+        hostile = self._hostile
         info = self._stack.core.runner.info
         bounds = Bounds(info.vocab_size, info.max_model_len)
-        warm = begin.done + max(1, round(_WARM_UP * (begin.requests - begin.done)))
-        index = begin.done
-        while index < begin.requests or hostile.running:
-            while index < begin.requests and len(hostile.running) < AT_ONCE:
-                request = hostile_request(begin.seed, index, bounds)
-                self._by_kind.update(request.kinds)
-                hostile.start(request)
-                index += 1
-                if index == warm:
-                    self._own_bytes = own_bytes()
-                if index % _SAVE_EVERY == 0:  # a resumed run repeats those still running
-                    oldest = min((each.index for each in hostile.running), default=index)
-                    on_progress(self._result(oldest))
+        self._honest.start()
+        left = iter(indices)
+        request = next(left, None)
+        while request is not None or hostile.num_running:
+            while request is not None and hostile.num_running < AT_ONCE:
+                sent = hostile_request(self._seed, request, bounds)
+                self._by_kind.update(sent.kinds)
+                hostile.start(sent)
+                request = next(left, None)
             self._turn()
-        part = self._result(index, held=self._drain())
-        on_progress(part)
-        return part
+        self._sitting = self._result(indices.stop, self._drain())
+        return self._sitting
 
     def close(self) -> None:
         self._hostile.close()
@@ -279,32 +308,32 @@ class _RequestFuzzRun:
         self._stack.close()
 
     def _turn(self) -> None:
-        stack, part = self._stack, self._part
+        stack, sitting = self._stack, self._sitting
         stack.longest_turn_s, self._waits.longest = 0.0, 0
-        running = self._hostile.running
         stack.turn()
         took_ms = stack.longest_turn_s * 1e3
-        if took_ms > part.longest_turn_ms:
-            part = msgspec.structs.replace(
-                part, longest_turn_ms=took_ms, slowest=_descriptions(running)
+        if took_ms > sitting.longest_turn_ms:
+            sitting = msgspec.structs.replace(
+                sitting, longest_turn_ms=took_ms, slowest=_descriptions(self._hostile.running)
             )
-        if self._waits.longest > part.longest_wait:
-            longest = self._waits.longest
-            part = msgspec.structs.replace(
-                part, longest_wait=longest, waited_for=_descriptions(running)
+        if self._waits.longest > sitting.longest_wait:
+            sitting = msgspec.structs.replace(
+                sitting,
+                longest_wait=self._waits.longest,
+                waited_for=_descriptions(self._hostile.running),
             )
-        self._part = part
+        self._sitting = sitting
         self._hostile.turn()
         self._honest.turn()
         if time.monotonic() - self._honest.last_end_at > _STALL_S:
-            ran = ", ".join(_descriptions(running))
+            ran = ", ".join(_descriptions(self._hostile.running))
             raise FuzzFailed(
                 f"no honest stream has ended for {_STALL_S:g} s beside {ran} (seed "
-                f"{self._begin.seed}); held: {stack.held}"
+                f"{self._seed}); held: {stack.held}"
             )
 
     def _drain(self) -> dict[str, int]:
-        """What is left once all requests are over and the grace time has passed."""
+        """What is left once all streams are over and the grace time has passed."""
         self._honest.stop()
         deadline = time.monotonic() + _SETTLE_S
         while any((held := self._held()).values()) and time.monotonic() < deadline:
@@ -322,25 +351,25 @@ class _RequestFuzzRun:
         held["logprob_bytes_promised"] = core.logprob_budget.num_reserved
         return held
 
-    def _result(self, done: int, held: dict[str, int] | None = None) -> RequestFuzzResult:
-        """The result so far, including that of the parts before."""
-        begin, honest, log = self._begin, self._honest, self._log
-        total = honest.num_identical + len(honest.differences)
+    def _result(self, end: int, held: dict[str, int]) -> Sitting:
+        """The sitting so far."""
+        honest, log, before = self._honest, self._log, self._sitting
+        own = own_bytes()
         return msgspec.structs.replace(
-            self._part,
-            done=done,
-            seconds=begin.seconds + time.monotonic() - self._started_at,
-            by_kind=dict(Counter(begin.by_kind) + self._by_kind),
-            outcomes=dict(Counter(begin.outcomes) + self._hostile.outcomes),
-            longest_wait_for_room=max(begin.longest_wait_for_room, self._waits.longest_for_room),
-            steps=begin.steps + self._waits.num_steps,
-            identical=begin.identical + honest.num_identical,
-            total=begin.total + total,
-            differences=(*begin.differences, *honest.differences)[:10],
-            num_errors=begin.num_errors + log.num_errors,
-            errors=(*begin.errors, *log.errors)[:10],
-            own_bytes=(self._own_bytes, own_bytes()),
-            held={} if held is None else {k: max(n, begin.held.get(k, 0)) for k, n in held.items()},
+            before,
+            end=end,
+            seconds=time.monotonic() - self._started_at,
+            by_kind=dict(self._by_kind),
+            outcomes=dict(self._hostile.outcomes),
+            longest_wait_for_room=self._waits.longest_for_room,
+            steps=self._waits.num_steps,
+            identical=honest.num_identical,
+            total=honest.num_identical + len(honest.differences),
+            differences=tuple(honest.differences[:10]),
+            num_errors=log.num_errors,
+            errors=tuple(log.errors[:10]),
+            own_bytes=(before.own_bytes[0] or own, own),
+            held={name: max(num, (before.held or {}).get(name, 0)) for name, num in held.items()},
         )
 
 

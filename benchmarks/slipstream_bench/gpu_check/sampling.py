@@ -22,8 +22,8 @@ from slipstream_bench.common.bare_loop import LoopRequest, new_scheduler
 from slipstream_bench.gpu_check.gpu_report import GpuReport
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.sampling.noise import exponential, row_keys
-from slipstream_core.runner.sampling.rejection_sampling import rejection_sampler
 from slipstream_core.runner.sampling.sampler import sample
+from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
 
 _MAX_DEVIATIONS = 5.0  # of chi-square; a correct sampler exceeds it once in three million runs
 _NOISE_ERROR = 1e-6  # relative: a few units in the last place of a float32
@@ -114,7 +114,8 @@ def _draw(
     with torch.inference_mode():
         vocab = torch.arange(len(logits), dtype=torch.int32, device=device)
         rows = logits.to(device).expand(num, -1).contiguous()
-        whole = rejection_sampler(len(logits), rows.device, model="made-up logits")  # on a CPU none
+        # None on a CPU
+        whole = whole_vocab_sampler(len(logits), rows.device, model="made-up logits")
         token_ids, _ = sample(rows, plan, vocab, whole=whole)
     # first come, first served: the plan's rows are in the requests' order
     drawn: np.ndarray[tuple[int], np.dtype[np.int64]] = token_ids.cpu().numpy()

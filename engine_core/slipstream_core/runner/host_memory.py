@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def _numel(shape: list[int]) -> int:
 def refuse_weights(name: str, nbytes: int, memory: HostMemory | None) -> None:
     """Raise ModelLoadError if the `nbytes` of the weights that are not mapped do not fit."""
     if memory is not None and nbytes > memory.available:
-        raise ModelLoadError(
+        raise NoRoomError(
             name,
             f"its weights take {_gib(nbytes)} of memory, but {_gib(memory.available)} of "
             f"{memory.limit}'s {_gib(memory.total)} are available; use a smaller model or dtype "

@@ -19,7 +19,7 @@ import torch
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.cuda.decode_graphs import static_bytes
-from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.sampling.penalties import most_bytes
 from slipstream_core.step.constraint_plan import ConstraintPlan, ConstraintRefill, StepConstraints
@@ -138,7 +138,7 @@ def blocks_on_card(
         peaks = [meter.peak_of(partial(_run, runner, plan)) for plan in largest]
     except torch.OutOfMemoryError as error:
         free, total = meter.free_and_total()
-        raise ModelLoadError(
+        raise NoRoomError(
             model.name,
             f"with it loaded {_gib(free)} of the card's {_gib(total)} GiB are free, and a step of "
             f"{config.max_num_batched_tokens} tokens takes more; lower max_num_batched_tokens or "
@@ -153,7 +153,7 @@ def blocks_on_card(
     use = DeviceMemoryUse(total, free_before, free, peaks[0] + state_slots, graphs)
     given = cache_bytes(use, share)
     if given < 2 * size:
-        raise ModelLoadError(model.name, too_small(use, share, 2 * size))
+        raise NoRoomError(model.name, too_small(use, share, 2 * size))
     logger.info(
         "the model takes %s GiB, a step up to %s, recorded steps up to %s; the cache gets %s",
         _gib(use.own),
@@ -164,10 +164,10 @@ def blocks_on_card(
     return given // size
 
 
-def no_room(model: LoadedModel, config: CoreConfig, num_blocks: int) -> ModelLoadError:
+def no_room(model: LoadedModel, config: CoreConfig, num_blocks: int) -> NoRoomError:
     """The error for a cache that could not be allocated although it should have fitted."""
     size = num_blocks * block_bytes(model, config.block_size)
-    return ModelLoadError(
+    return NoRoomError(
         model.name,
         f"a cache of {num_blocks} blocks ({_gib(size)} GiB) and the steps' own memory do not fit "
         + (

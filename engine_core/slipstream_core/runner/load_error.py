@@ -11,6 +11,10 @@ class ModelLoadError(ValueError):
         self.model = model
 
 
+class NoRoomError(ModelLoadError):
+    """The memory that is free now does not suffice."""
+
+
 def brief(error: Exception) -> str:
     """The type and first line of an error: transformers' messages run to paragraphs."""
     lines = str(error).strip().splitlines()

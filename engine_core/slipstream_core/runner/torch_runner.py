@@ -38,8 +38,8 @@ from slipstream_core.runner.cpu.cpu_threads import Threads
 from slipstream_core.runner.cpu.kernels import kernels
 from slipstream_core.runner.cuda.cuda_thread import CudaThread
 from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, GraphKind
+from slipstream_core.runner.cuda.graph_capture import CudaRecorder, Recorder
 from slipstream_core.runner.cuda.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
-from slipstream_core.runner.cuda.recorder import CudaRecorder, Recorder
 from slipstream_core.runner.device_thread import DeviceThread
 from slipstream_core.runner.forward_context import ForwardContext
 from slipstream_core.runner.kv_cache_size import block_bytes
@@ -47,8 +47,8 @@ from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
 from slipstream_core.runner.sampling.logprobs import arrived, candidates
-from slipstream_core.runner.sampling.rejection_sampling import rejection_sampler
 from slipstream_core.runner.sampling.sampler import sample
+from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
 from slipstream_core.runner.staging import CardCopies, Copies, Staging, to_device
 from slipstream_core.step.plan import (
     Int32s,
@@ -136,7 +136,7 @@ class TorchRunner:
             )
         self._whole = None
         if native:
-            self._whole = rejection_sampler(model.vocab_size, model.device, model=model.name)
+            self._whole = whole_vocab_sampler(model.vocab_size, model.device, model=model.name)
         self._kernels = kernels() if native and is_plain and self._triton is None else None
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.engine_counters import EngineCounters
-from slipstream_core.grammar.manager import GrammarManager
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes, stream_bytes
 from slipstream_core.scheduler.scheduler import Scheduler
@@ -59,7 +59,7 @@ class StreamManager:
         tokens: TokenLog,
         logprobs: LogprobLog,
         *,
-        grammars: GrammarManager,
+        grammars: GrammarBitmasks,
         logprob_budget: LogprobBudget,
         counters: EngineCounters,
     ) -> None:

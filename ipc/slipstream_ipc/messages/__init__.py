@@ -100,7 +100,7 @@ from slipstream_ipc.messages.shared import (
     SamplingDefaults,
     TraceContext,
 )
-from slipstream_ipc.messages.status import State, Status
+from slipstream_ipc.messages.status import OwnProcess, Status
 from slipstream_ipc.messages.tokenizer import (
     FromTokenizerProcess,
     Render,
@@ -153,6 +153,7 @@ __all__ = [
     "ModelCard",
     "OtherAdmit",
     "OtherAnswer",
+    "OwnProcess",
     "Ping",
     "Positions",
     "PromptLogprobs",
@@ -168,7 +169,6 @@ __all__ = [
     "SamplingOptions",
     "SamplingParams",
     "Starting",
-    "State",
     "Status",
     "Step",
     "StructuredOptions",

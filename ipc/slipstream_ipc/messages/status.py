@@ -9,6 +9,16 @@ from msgspec import Meta, Struct
 from slipstream_ipc.telemetry.statistics import Name, Numbers
 
 State = Literal["starting", "ready", "restarting", "silent"]
+Pid = Annotated[int, Meta(ge=0, le=2**22)]  # the kernel's own limit
+
+
+class OwnProcess(Struct, frozen=True, omit_defaults=True):
+    """A process that a child runs itself. state: in the words of
+    `slipstream_ipc.process.Condition`. pid: 0 if there is no process.
+    """
+
+    state: State
+    pid: Pid = 0
 
 
 class Status(Struct, frozen=True, omit_defaults=True):
@@ -20,10 +30,11 @@ class Status(Struct, frozen=True, omit_defaults=True):
     drained: everything that it had when it was told to drain has ended.
     detail: what it serves, for people.
     error: why it cannot do what it was told; a replacement could not either.
+    is_misconfigured: of an error: an option, the model or a file that an option names is at fault,
+    so a later start would fail the same way.
     last_words: the exception that ends it.
     numbers: its statistics, sent with beats.
-    processes: the states of the processes that it runs itself, by name, in the words of
-    `slipstream_ipc.process.Condition`, sent with beats.
+    processes: the processes that it runs itself, by name, sent with beats.
     """
 
     ready: bool = False
@@ -32,6 +43,7 @@ class Status(Struct, frozen=True, omit_defaults=True):
     drained: bool = False
     detail: str = ""
     error: str = ""
+    is_misconfigured: bool = False
     last_words: str = ""
     numbers: Numbers | None = None
-    processes: Annotated[dict[Name, State], Meta(max_length=16)] = {}
+    processes: Annotated[dict[Name, OwnProcess], Meta(max_length=16)] = {}

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from slipstream_ipc.errors import BadRequest, ProtocolError, brief
+from slipstream_ipc.errors import BadRequest, ProtocolError, Summary, brief
 from slipstream_ipc.messages import (
     Admit,
     ClientToWorker,
@@ -115,7 +115,7 @@ def decode_params(raw: msgspec.Raw) -> SamplingParams:
     """The params of a Submit. Raises: BadRequest if they are invalid or too large."""
     num_bytes = len(memoryview(raw))
     if num_bytes > MAX_PARAMS_BYTES:
-        raise BadRequest("params", f"{num_bytes} bytes", f"at most {MAX_PARAMS_BYTES}")
+        raise BadRequest("params", Summary(f"{num_bytes} bytes"), f"at most {MAX_PARAMS_BYTES}")
     try:
         return _params_decoder.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

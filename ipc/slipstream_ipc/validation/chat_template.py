@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from slipstream_ipc.columns import u32
-from slipstream_ipc.errors import BadRequest, ProtocolError, brief
+from slipstream_ipc.errors import BadRequest, ProtocolError, Summary, brief
 from slipstream_ipc.messages import MAX_TEMPLATE_CHARS, ChatMessage, ModelCard, TemplateOptions
 
 MAX_TOOLS = 1024
@@ -95,7 +95,9 @@ def read_template(options: TemplateOptions) -> tuple[list[dict[str, Any]] | None
     """The tools as dicts, None if there are none, and the variables. Raises: BadRequest."""
     for name, text in (("tools", options.tools), ("chat_template_kwargs", options.kwargs)):
         if len(text) > MAX_TEMPLATE_CHARS:
-            raise BadRequest(name, f"{len(text)} characters", f"at most {MAX_TEMPLATE_CHARS}")
+            raise BadRequest(
+                name, Summary(f"{len(text)} characters"), f"at most {MAX_TEMPLATE_CHARS}"
+            )
     if options.continue_final_message and options.add_generation_prompt:
         allowed = "true only where add_generation_prompt is false"
         raise BadRequest("continue_final_message", True, allowed)
@@ -125,9 +127,9 @@ def check_token_ids(column: bytes, card: ModelCard) -> None:
     try:
         ids = u32(column)
     except ProtocolError:
-        raise BadRequest("token_ids", f"{len(column)} bytes", "u32 values") from None
+        raise BadRequest("token_ids", Summary(f"{len(column)} bytes"), "u32 values") from None
     if len(ids) > MAX_QUERY_TOKENS:
-        raise BadRequest("token_ids", f"{len(ids)} tokens", f"at most {MAX_QUERY_TOKENS}")
+        raise BadRequest("token_ids", Summary(f"{len(ids)} tokens"), f"at most {MAX_QUERY_TOKENS}")
     if len(ids) and int(ids.max()) >= card.vocab_size:
         allowed = f"token ids in [0, {card.vocab_size})"
         raise BadRequest("token_ids", int(ids.max()), allowed)
@@ -139,7 +141,7 @@ def _as_json(name: str, value: Any) -> str:
     try:
         return msgspec.json.encode(value).decode()
     except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
-        given = f"a {type(value).__name__}"  # the value may be nested too deeply for repr
+        given = Summary(f"a {type(value).__name__}")  # the value may be nested too deeply for repr
         raise BadRequest(
             name, given, f"values that JSON and UTF-8 can represent ({error})"
         ) from error
@@ -155,7 +157,7 @@ def _tools(text: str) -> list[dict[str, Any]] | None:
         allowed = f"a list of tools: type (function) and function with its name ({error})"
         raise BadRequest("tools", brief(text), allowed) from None
     if len(tools) > MAX_TOOLS:
-        raise BadRequest("tools", f"{len(tools)} tools", f"at most {MAX_TOOLS}")
+        raise BadRequest("tools", Summary(f"{len(tools)} tools"), f"at most {MAX_TOOLS}")
     return whole or None
 
 
@@ -169,5 +171,5 @@ def _kwargs(text: str) -> dict[str, Any]:
     taken = sorted(RESERVED & found.keys())
     if taken:
         allowed = "variables of the template's own; " + ", ".join(sorted(RESERVED)) + " are not"
-        raise BadRequest("chat_template_kwargs", ", ".join(taken), allowed)
+        raise BadRequest("chat_template_kwargs", Summary(", ".join(taken)), allowed)
     return found

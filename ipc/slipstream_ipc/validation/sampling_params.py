@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from slipstream_ipc.columns import UInt32s
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     MAX_CHAT_TURNS,
     MAX_LABEL_CHARS,
@@ -24,6 +24,7 @@ from slipstream_ipc.messages import (
     StructuredOutputs,
 )
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES
+from slipstream_ipc.validation.field_types import field_error
 from slipstream_ipc.validation.structured_output import check_structured
 from slipstream_ipc.validation.token_constraints import (
     check_known_ids,
@@ -65,7 +66,7 @@ def params_from(options: Mapping[str, Any]) -> SamplingParams:
         try:
             msgspec.convert({name: value}, SamplingParams)
         except msgspec.ValidationError as error:
-            raise BadRequest(name, value, str(error).split(" - at")[0]) from error
+            raise field_error(error, SamplingParams, {name: value}) from error
     return msgspec.convert(dict(options), SamplingParams)
 
 
@@ -155,7 +156,7 @@ def check_logprob_bytes(
         if wanted is not None:
             num_bytes += num_tokens * LOGPROB_BYTES * (1 + wanted)
         if num_bytes > MAX_LOGPROB_BYTES:
-            given = f"{wanted} to each of {num_tokens} tokens: {num_bytes} bytes in all"
+            given = Summary(f"{wanted} to each of {num_tokens} tokens: {num_bytes} bytes in all")
             allowed = f"{MAX_LOGPROB_BYTES} bytes, {LOGPROB_BYTES} to each log-probability"
             raise BadRequest(field, given, allowed)
 
@@ -171,14 +172,14 @@ def check_label(label: str, priority: int) -> None:
 def check_cache_salt(cache_salt: str) -> None:
     """Raise BadRequest if the salt is too long."""
     if len(cache_salt) > MAX_LABEL_CHARS:
-        given = f"{len(cache_salt)} characters"  # a tenant's salt must not be logged
+        given = Summary(f"{len(cache_salt)} characters")  # a tenant's salt must not be logged
         raise BadRequest("cache_salt", given, f"at most {MAX_LABEL_CHARS} characters")
 
 
 def check_turns(num_turns: int) -> None:
     """Raise BadRequest if a chat has more messages than a request may hold."""
     if num_turns > MAX_CHAT_TURNS:
-        raise BadRequest("messages", f"{num_turns} messages", f"at most {MAX_CHAT_TURNS}")
+        raise BadRequest("messages", Summary(f"{num_turns} messages"), f"at most {MAX_CHAT_TURNS}")
 
 
 def check_admit(admit: Admit) -> None:
@@ -193,7 +194,7 @@ def check_admit(admit: Admit) -> None:
     columns += [("output_ids", other.output_ids) for other in admit.others]
     for field, column in columns:
         if len(column) % 4:
-            raise BadRequest(field, f"{len(column)} bytes", "u32 values")
+            raise BadRequest(field, Summary(f"{len(column)} bytes"), "u32 values")
     unpack_words(admit.bad_word_ids, admit.bad_word_counts)
 
 
@@ -204,14 +205,14 @@ def check_prompt(token_ids: UInt32s, params: SamplingParams, card: ModelCard) ->
     """
     num = len(token_ids)
     if not num:
-        raise BadRequest("prompt", "an empty prompt", "at least one token")
+        raise BadRequest("prompt", Summary("an empty prompt"), "at least one token")
     largest = int(token_ids.max())
     if largest >= card.vocab_size:
         allowed = f"token ids in [0, {card.vocab_size})"
         raise BadRequest("prompt_token_ids", largest, allowed)
     if num >= card.max_model_len:
         allowed = f"at most {card.max_model_len - 1} (max_model_len {card.max_model_len} less one)"
-        raise BadRequest("prompt", f"{num} tokens", allowed)
+        raise BadRequest("prompt", Summary(f"{num} tokens"), allowed)
     room = card.max_model_len - num
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < card.vocab_size:
@@ -249,7 +250,7 @@ def _check_logprob_ids(params: SamplingParams) -> None:
         return
     field, num = "logprob_token_ids", len(token_ids)
     if not 0 < num <= MAX_LOGPROB_TOKEN_IDS:
-        raise BadRequest(field, f"{num} ids", f"1 to {MAX_LOGPROB_TOKEN_IDS}, or None")
+        raise BadRequest(field, Summary(f"{num} ids"), f"1 to {MAX_LOGPROB_TOKEN_IDS}, or None")
     for token_id in token_ids:
         _integer(field, token_id, 0, 2**32 - 1, "ids in [0, 2**32)")
     if params.logprobs not in (None, num):
@@ -260,7 +261,7 @@ def _check_logprob_ids(params: SamplingParams) -> None:
 def _check_stops(params: SamplingParams) -> None:
     stops = stop_strings(params)
     if len(stops) > MAX_STOPS:
-        raise BadRequest("stop", f"{len(stops)} strings", f"at most {MAX_STOPS}")
+        raise BadRequest("stop", Summary(f"{len(stops)} strings"), f"at most {MAX_STOPS}")
     for stop in stops:
         if not stop or len(stop) > MAX_STOP_CHARS:
             raise BadRequest("stop", stop, f"strings of 1 to {MAX_STOP_CHARS} characters")
@@ -268,7 +269,9 @@ def _check_stops(params: SamplingParams) -> None:
         raise BadRequest("stop", stops, "no stop strings where detokenize is False")
     num_ids = len(params.stop_token_ids)
     if num_ids > MAX_STOP_TOKEN_IDS:
-        raise BadRequest("stop_token_ids", f"{num_ids} ids", f"at most {MAX_STOP_TOKEN_IDS}")
+        raise BadRequest(
+            "stop_token_ids", Summary(f"{num_ids} ids"), f"at most {MAX_STOP_TOKEN_IDS}"
+        )
     for token_id in params.stop_token_ids:
         _integer("stop_token_ids", token_id, 0, 2**32 - 1, "ids in [0, 2**32)")
 

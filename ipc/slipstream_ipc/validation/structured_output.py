@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import structs
 
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import SamplingParams, StructuredOutputs
 
 MAX_SCHEMA_BYTES = 2**18
@@ -28,7 +28,17 @@ _KINDS = "exactly one of json, regex, choice, grammar and json_object"
 
 
 def check_structured(outputs: StructuredOutputs, params: SamplingParams) -> None:
-    """Raise BadRequest for the first field that is not allowed; the types are right already."""
+    """Raise BadRequest for the first field that is not allowed, alone or with these params; the
+    types are right already.
+    """
+    check_form(outputs)
+    if params.min_tokens > 0:
+        allowed = "0 with structured_outputs: the grammar decides when an answer may end"
+        raise BadRequest("min_tokens", params.min_tokens, allowed)
+
+
+def check_form(outputs: StructuredOutputs) -> None:
+    """Raise BadRequest for the first field that is not allowed with any params."""
     kind = kind_of(outputs)
     if outputs.disable_any_whitespace and kind not in ("json", "json_object"):
         raise _bad("disable_any_whitespace", True, f"False with {kind}: it is an option of JSON")
@@ -37,19 +47,18 @@ def check_structured(outputs: StructuredOutputs, params: SamplingParams) -> None
         if value is not None:
             num_bytes = _num_bytes(name, value)
             if num_bytes > most:
-                raise _bad(name, f"{num_bytes} bytes", f"at most {most}")
+                raise _bad(name, Summary(f"{num_bytes} bytes"), f"at most {most}")
     if outputs.choice is not None:
         num = len(outputs.choice)
         if not 1 <= num <= MAX_CHOICES:
-            raise _bad("choice", f"{num} strings", f"1 to {MAX_CHOICES}")
+            raise _bad("choice", Summary(f"{num} strings"), f"1 to {MAX_CHOICES}")
         if not all(outputs.choice):
-            raise _bad("choice", "an empty string", "strings that are not empty")
+            raise _bad("choice", Summary("an empty string"), "strings that are not empty")
         num_bytes = sum(_num_bytes("choice", each) for each in outputs.choice)
         if num_bytes > MAX_CHOICE_BYTES:
-            raise _bad("choice", f"{num_bytes} bytes", f"at most {MAX_CHOICE_BYTES} in all")
-    if params.min_tokens > 0:
-        allowed = "0 with structured_outputs: the grammar decides when an answer may end"
-        raise BadRequest("min_tokens", params.min_tokens, allowed)
+            raise _bad(
+                "choice", Summary(f"{num_bytes} bytes"), f"at most {MAX_CHOICE_BYTES} in all"
+            )
 
 
 def check_ending(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> None:
@@ -60,7 +69,7 @@ def check_ending(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> Non
     if params.structured_outputs is not None and not stop_token_ids:
         given = "ignore_eos" if params.ignore_eos else "a model without an end-of-sequence id"
         allowed = "an id that ends the answer once its grammar is complete: give stop_token_ids"
-        raise BadRequest("structured_outputs", given, allowed)
+        raise BadRequest("structured_outputs", Summary(given), allowed)
 
 
 def kind_of(outputs: StructuredOutputs) -> str:
@@ -69,7 +78,7 @@ def kind_of(outputs: StructuredOutputs) -> str:
     if outputs.json_object is False:
         given.remove("json_object")
     if len(given) != 1:
-        raise BadRequest("structured_outputs", " and ".join(given) or "nothing", _KINDS)
+        raise BadRequest("structured_outputs", Summary(" and ".join(given) or "nothing"), _KINDS)
     return given[0]
 
 
@@ -88,7 +97,7 @@ def _num_bytes(name: str, value: object) -> int:
         text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
         return len(text.encode())
     except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
-        given = f"a {type(value).__name__}"  # the value may be nested too deeply for repr
+        given = Summary(f"a {type(value).__name__}")  # the value may be nested too deeply for repr
         raise _bad(name, given, f"values that JSON and UTF-8 can represent ({error})") from error
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import structs
 
 from slipstream_ipc.columns import u32
-from slipstream_ipc.errors import BadRequest, ProtocolError
+from slipstream_ipc.errors import BadRequest, ProtocolError, Summary
 from slipstream_ipc.messages import SamplingParams
 
 MAX_LOGIT_BIASES = 1024
@@ -79,13 +79,13 @@ def unpack_words(ids: bytes, counts: bytes) -> Words:
         raise BadRequest("bad_words", str(error), "u32 columns") from None
     if len(lengths) > 2 * MAX_BAD_WORDS:
         allowed = f"at most {2 * MAX_BAD_WORDS}"
-        raise BadRequest("bad_words", f"{len(lengths)} token sequences", allowed)
+        raise BadRequest("bad_words", Summary(f"{len(lengths)} token sequences"), allowed)
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= MAX_BAD_WORD_TOKENS:
         allowed = f"words of 1 to {MAX_BAD_WORD_TOKENS} tokens"
-        raise BadRequest("bad_words", f"one of {int(lengths.max())} tokens", allowed)
+        raise BadRequest("bad_words", Summary(f"one of {int(lengths.max())} tokens"), allowed)
     if int(lengths.sum()) != len(token_ids):
         allowed = f"{int(lengths.sum())}, as their counts say"
-        raise BadRequest("bad_words", f"{len(token_ids)} token ids", allowed)
+        raise BadRequest("bad_words", Summary(f"{len(token_ids)} token ids"), allowed)
     ends = np.cumsum(lengths)
     return [tuple(word.tolist()) for word in np.split(token_ids, ends)[:-1]]
 
@@ -109,7 +109,7 @@ def check_rules(
         raise BadRequest("bad_words", largest, f"words whose ids are in [0, {vocab_size})")
     field = _without_way_out(params, words, vocab_size, frozenset(stop_ids), max_tokens)
     if field is not None:
-        given = "no token that could be sampled"
+        given = Summary("no token that could be sampled")
         allowed = "settings that always leave a token, with allowed_token_ids, bad_words and "
         raise BadRequest(field, given, f"{allowed}min_tokens taken together")
 
@@ -117,7 +117,9 @@ def check_rules(
 def _check_biases(params: SamplingParams) -> None:
     biases = params.logit_bias or {}
     if len(biases) > MAX_LOGIT_BIASES:
-        raise BadRequest("logit_bias", f"{len(biases)} tokens", f"at most {MAX_LOGIT_BIASES}")
+        raise BadRequest(
+            "logit_bias", Summary(f"{len(biases)} tokens"), f"at most {MAX_LOGIT_BIASES}"
+        )
     for token_id, bias in biases.items():
         if not (0 <= token_id < 2**32 and math.isfinite(bias) and abs(bias) <= MAX_LOGIT_BIAS):
             bound = f"{MAX_LOGIT_BIAS:g}"
@@ -131,7 +133,7 @@ def _check_allowed(params: SamplingParams) -> None:
         return
     if not 0 < len(token_ids) <= MAX_ALLOWED_TOKEN_IDS:
         allowed = f"1 to {MAX_ALLOWED_TOKEN_IDS}, or None"
-        raise BadRequest("allowed_token_ids", f"{len(token_ids)} ids", allowed)
+        raise BadRequest("allowed_token_ids", Summary(f"{len(token_ids)} ids"), allowed)
     for token_id in (min(token_ids), max(token_ids)):
         if not 0 <= token_id < 2**32:
             raise BadRequest("allowed_token_ids", token_id, "ids in [0, 2**32)")
@@ -140,7 +142,7 @@ def _check_allowed(params: SamplingParams) -> None:
 def _check_bad_words(params: SamplingParams) -> None:
     words = params.bad_words or ()
     if len(words) > MAX_BAD_WORDS:
-        raise BadRequest("bad_words", f"{len(words)} strings", f"at most {MAX_BAD_WORDS}")
+        raise BadRequest("bad_words", Summary(f"{len(words)} strings"), f"at most {MAX_BAD_WORDS}")
     for word in words:
         if not 0 < len(word) <= MAX_BAD_WORD_CHARS:
             raise BadRequest("bad_words", word, f"strings of 1 to {MAX_BAD_WORD_CHARS} characters")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
@@ -53,13 +53,13 @@ class ClientQueries:
     def tokenize(self, client: bytes, message: Tokenize) -> None:
         """Answer a Tokenize, at once if it is invalid."""
         if (message.text is None) == (not message.messages):
-            fault = BadRequest("prompt", "both or none", "one of text and messages").fault
+            fault = BadRequest("prompt", Summary("both or none"), "one of text and messages").fault
             self._readers.port(client).enqueue(Tokenized(message.number, fault=fault))
             return
         num_chars = num_prompt_chars(message.text, message.messages, message.template)
         if num_chars > MAX_QUERY_CHARS:
             allowed = f"at most {MAX_QUERY_CHARS}"
-            fault = BadRequest("prompt", f"{num_chars} characters", allowed).fault
+            fault = BadRequest("prompt", Summary(f"{num_chars} characters"), allowed).fault
             self._readers.port(client).enqueue(Tokenized(message.number, fault=fault))
             return
         render = Render(

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import structs
 
 from slipstream_ipc.columns import UInt32s, u32
-from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     Admit,
     ModelCard,
@@ -119,7 +119,7 @@ def check_answer(answer: Submit) -> None:
 def _check_submit(submit: Submit) -> SamplingParams:
     if submit.others and (submit.was_accepted or submit.output_ids or submit.num_tokens):
         allowed = "none for a stream that was accepted before"
-        raise BadRequest("others", f"{len(submit.others)} of them", allowed)
+        raise BadRequest("others", Summary(f"{len(submit.others)} of them"), allowed)
     check_label(submit.label, submit.priority)
     check_cache_salt(submit.cache_salt)
     params = decode_params(submit.params)
@@ -128,11 +128,15 @@ def _check_submit(submit: Submit) -> SamplingParams:
         raise BadRequest("n", params.n, "1, as a stream is one answer")
     given = (submit.text is not None) + bool(submit.token_ids) + bool(submit.messages)
     if given != 1:
-        raise BadRequest("prompt", f"{given} prompts", "one of text, token_ids and messages")
+        raise BadRequest(
+            "prompt", Summary(f"{given} prompts"), "one of text, token_ids and messages"
+        )
     if len(submit.token_ids) % 4:
-        raise BadRequest("prompt_token_ids", f"{len(submit.token_ids)} bytes", "u32 values")
+        raise BadRequest(
+            "prompt_token_ids", Summary(f"{len(submit.token_ids)} bytes"), "u32 values"
+        )
     if len(submit.output_ids) % 4:
-        raise BadRequest("output_ids", f"{len(submit.output_ids)} bytes", "u32 values")
+        raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
     return params
 
 

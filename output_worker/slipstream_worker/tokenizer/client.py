@@ -4,8 +4,9 @@
   that was being rendered in two deaths is refused. The child's note (`render_note`) has the prompts
   that were being rendered; prompts that only waited are not charged. As a short and a long prompt
   may be rendered at once (`long_prompts`), the long one is refused only if no such short one was.
-- A child that sends no beats for `hang_timeout_s` is killed; so is a restarted one that takes
-  longer than LOAD_S to load. The first child may take as long as its tokenizer needs.
+- A child that sends no beats for `hang_timeout_s` is killed. A restarted one that is loading may be
+  silent for half of `wait_s`, which leaves its successor the other half, and may take LOAD_S. The
+  first child may take as long as its tokenizer needs.
 - A long prompt that takes too long is refused, and its child killed, as the thread that renders it
   cannot be ended otherwise; no other prompt is charged. The time is counted in beats that the child
   sends meanwhile, so the time of a stopped process or machine does not count.
@@ -34,9 +35,9 @@ from slipstream_ipc.messages import (
     ErrorCode,
     Fault,
     FromTokenizerProcess,
+    OwnProcess,
     Render,
     Rendered,
-    State,
     TokenizerReady,
 )
 from slipstream_ipc.process import BEAT_S, PARENT_PID_VARIABLE, SILENT_S, STATUS_FD_VARIABLE
@@ -115,6 +116,7 @@ class TokenizerClient:
         self._is_ready = False
         self._has_spoken = False  # since the last beat
         self._heard_at: float | None = None  # None: not checked since its start
+        self._started_at = 0.0
         self._ready_at: float | None = None
         self._lost_at: float | None = None  # since when no child is ready, after one was
         self._start_at = 0.0  # when to start a child, if there is none
@@ -191,12 +193,13 @@ class TokenizerClient:
             yield from self._died(
                 now, f"the tokenizer process died (code {self._child.returncode})"
             )
-        elif self._heard_at is None or self._has_spoken or self._socket.poll(0):
-            self._heard_at = now  # unread messages are signs of life, too
+        elif self._heard_at is None:
+            self._heard_at = self._started_at = now
         else:
-            most_s = self._hang_timeout_s if self._is_ready else LOAD_S
-            if (self._is_ready or self._first is not None) and now >= self._heard_at + most_s:
-                logger.error("the tokenizer process hangs: no sign of life for %g s", most_s)
+            if self._has_spoken or self._socket.poll(0):  # unread messages are signs of life, too
+                self._heard_at = now
+            if why := self._why_hung(now):
+                logger.error("the tokenizer process hangs: %s", why)
                 self._kill()
         yield from self._check_long()
         self._has_spoken = False
@@ -208,14 +211,15 @@ class TokenizerClient:
             if now >= self._lost_at + self._wait_s:
                 yield from self._refuse_all()
 
-    def condition(self, now: float) -> State:
-        """The state of the child, as in `Condition`."""
+    def condition(self, now: float) -> OwnProcess:
+        """The child, for a `Status`."""
+        pid = 0 if self._child is None else self._child.pid
         if self._first is None:
-            return "starting"
+            return OwnProcess("starting", pid)
         if not self._is_ready:
-            return "restarting"
+            return OwnProcess("restarting", pid)
         is_silent = self._heard_at is not None and now >= self._heard_at + SILENT_S
-        return "silent" if is_silent else "ready"
+        return OwnProcess("silent" if is_silent else "ready", pid)
 
     def close(self) -> None:
         """Terminate the child and close the socket."""
@@ -247,6 +251,18 @@ class TokenizerClient:
             if not is_long(request) or request.key == self._long.current:
                 self._send(request)
         self._send_long()
+
+    def _why_hung(self, now: float) -> str:
+        """Why the child counts as hung; empty if it does not."""
+        if not self._is_ready and self._first is None:
+            return ""
+        assert self._heard_at is not None
+        most_s = self._hang_timeout_s if self._is_ready else self._wait_s / 2
+        if now >= self._heard_at + most_s:
+            return f"no sign of life for {most_s:g} s"
+        if not self._is_ready and now >= self._started_at + LOAD_S:
+            return f"it is not ready after {LOAD_S:g} s"
+        return ""
 
     def _died(self, now: float, how: str) -> Iterator[Rendered]:
         served_s = 0.0 if self._ready_at is None else now - self._ready_at

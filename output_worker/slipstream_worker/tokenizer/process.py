@@ -1,7 +1,7 @@
 """The tokenizer process: renders prompts (`prompt_rendering`), away from the worker's loop.
 
-Loads the tokenizer, and compiles its decoder to the table that the worker reads. A bad prompt
-results in an error answer; it does not end the process.
+Loads the tokenizer, and compiles its decoder to the table that the worker reads, with beats
+meanwhile. A bad prompt results in an error answer; it does not end the process.
 
 It is a process because templates hold the interpreter's lock, and so does building Python lists of
 token ids; tokenising itself releases it. On a thread of the worker, a text that takes 3.2 s stalled
@@ -11,9 +11,12 @@ prompts, so long ones have their own thread (`long_prompts`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+import threading
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
@@ -55,7 +58,7 @@ class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def main() -> int:
     """Answer until SIGTERM or the worker's death. Returns 1 if the tokenizer cannot be loaded."""
-    config, stop = start_child("prompts", TokenizerConfig)
+    config, stop = start_child("tokenizer", TokenizerConfig)
     if not config.trust_remote_code:
         _do_without_torch()
     context = zmq.Context()
@@ -67,7 +70,8 @@ def main() -> int:
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
-    tokenizer, ready = prepare(config)
+    with beating(socket):
+        tokenizer, ready = prepare(config)
     socket.send(encode(replace(ready, pid=os.getpid())))
     if ready.error:
         socket.close(linger=_LAST_WORDS_MS)
@@ -102,6 +106,26 @@ def main() -> int:
     socket.close()
     context.term()
     return 0
+
+
+@contextlib.contextmanager
+def beating(socket: zmq.Socket[bytes]) -> Iterator[None]:
+    """Send beats from a thread; the socket must not be used otherwise meanwhile."""
+    beat = msgspec.msgpack.encode(TokenizerBeat())
+    is_over = threading.Event()
+
+    def send_beats() -> None:
+        while not is_over.wait(BEAT_S / 2):
+            with contextlib.suppress(zmq.Again):
+                socket.send(beat, zmq.NOBLOCK)
+
+    thread = threading.Thread(target=send_beats, name="beats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _do_without_torch() -> None:

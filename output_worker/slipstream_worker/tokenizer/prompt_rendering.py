@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.errors import BadRequest, brief
+from slipstream_ipc.errors import BadRequest, Summary, brief
 from slipstream_ipc.messages import Fault, Render, Rendered
 from slipstream_ipc.validation.chat_template import read_template, template_message
 from slipstream_worker.detokenizer.panics import is_panic
@@ -86,7 +86,7 @@ def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
         return len(tokenizer(part, add_special_tokens=False)["input_ids"])
 
     if is_too_long(text, request.max_tokens, num_tokens):
-        given = f"{len(text)} characters, more than {request.max_tokens} tokens"
+        given = Summary(f"{len(text)} characters, more than {request.max_tokens} tokens")
         raise _too_long(request, given)
     if request.add_special_tokens is not None:
         add_special_tokens = request.add_special_tokens
@@ -112,4 +112,4 @@ def _check_size(field: str, text: str) -> None:
     num_bytes = len(text.encode())
     if num_bytes > MAX_ANSWER_BYTES:
         allowed = f"an answer of at most {MAX_ANSWER_BYTES} bytes"
-        raise BadRequest(field, f"{num_bytes} bytes of text", allowed)
+        raise BadRequest(field, Summary(f"{num_bytes} bytes of text"), allowed)

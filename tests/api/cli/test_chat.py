@@ -17,6 +17,9 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client
+from slipstream.cli import chat as chat_command
+from slipstream.cli.main import main
+from slipstream.cli.parser import Parser
 
 BRIEF = ("--max-tokens", "5", "--temperature", "0")
 
@@ -62,7 +65,7 @@ class Chat:
 
     def close(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._process.wait(PATIENCE_S)
         os.close(self._fd)
 
 
@@ -139,13 +142,56 @@ def test_a_history_that_cannot_be_written_is_no_hindrance(address, tmp_path):
         chat.close()
 
 
-def test_lines_of_a_file_are_no_commands(address):
-    done = subprocess.run(
-        [sys.executable, "-m", "slipstream", "chat", "--address", address, *BRIEF],
-        input="/exit\n",
+def run(address: str, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """A chat beside a terminal: `given` is its standard input."""
+    return subprocess.run(
+        [sys.executable, "-m", "slipstream", "chat", *words, "--address", address, *BRIEF],
+        input=given,
         capture_output=True,
         text=True,
-        check=True,
         timeout=PATIENCE_S,
     )
-    assert done.stdout == answer(address, said("user", "/exit")) + "\n"
+
+
+def test_commands_in_a_file_are_obeyed_and_its_paths_are_not(address):
+    done = run(address, given="/system Be brief.\n/etc/hosts\n/clear\nhello\n/exit\nnever\n")
+    brief = said("system", "Be brief.")
+    path = answer(address, brief, said("user", "/etc/hosts"))
+    assert done.stdout == f"{path}\n\n{answer(address, brief, said('user', 'hello'))}\n"
+    assert done.stderr.splitlines() == [
+        "(a new conversation with this system prompt)",
+        "(a new conversation)",
+    ]
+
+
+@pytest.mark.parametrize("words", [["hello there"], ["-q", "hello there"]])
+def test_a_question_is_answered_once(address, words):
+    done = run(address, *words, given="never\n")
+    text = answer(address, said("user", "hello there"))
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{text}\n", "")
+
+
+def test_a_question_may_follow_the_model():
+    parser = Parser(prog="slipstream chat", target="slipstream.cli.chat:add_chat")
+    for words in (["gpt2", "hello"], ["gpt2", "-q", "hello"], ["--model", "gpt2", "hello there"]):
+        arguments = parser.parse_args(words)
+        question = chat_command._question_of(arguments)
+        assert (arguments.model, question) == ("gpt2", words[-1])
+    assert chat_command._question_of(parser.parse_args(["gpt2"])) is None
+
+
+def test_a_folder_with_a_space_in_its_name_is_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my model").mkdir()
+    parser = Parser(prog="slipstream chat", target="slipstream.cli.chat:add_chat")
+    arguments = parser.parse_args(["my model"])
+    assert chat_command._question_of(arguments) is None
+    assert arguments.model == "my model"
+
+
+def test_a_word_that_is_no_model_may_be_a_question(capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(["chat", "./hello", "--new-stack"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("slipstream chat: MODEL: got './hello', allowed: ")
+    assert "`slipstream chat -q ./hello`" in shown

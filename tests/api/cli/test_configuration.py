@@ -178,7 +178,7 @@ def test_a_value_means_what_it_means_on_the_command_line(tmp_path_factory, text)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("max-num-seqs: many", "{0}, line 1: max_num_seqs: got 'many', allowed: an integer >= 1"),
+        ("max-num-seqs: many", "{0}, line 1: max-num-seqs: got 'many', allowed: an integer >= 1"),
         (
             "# x\nblock_size: 257\n",
             "{0}, line 2: block_size: got '257', allowed: an integer >= 1 a",
@@ -202,11 +202,24 @@ def test_a_value_means_what_it_means_on_the_command_line(tmp_path_factory, text)
             "port: {a: 1}",
             "{0}, line 1: port: got 'more keys', allowed: a value, or a list of values",
         ),
+        ("port: abc", "{0}, line 1: port: got 'abc', allowed: an integer >= 0 and <= 65535"),
+        (
+            "http_port: abc",
+            "{0}, line 1: http_port: got 'abc', allowed: an integer >= 0 and <= 65535",
+        ),
+        (
+            "ctx-size: 9",
+            "got 'ctx-size', allowed: an option of `slipstream serve`; here it is max-mo",
+        ),
         ("port: [1, 2]", "{0}, line 1: port: got ['1', '2'], allowed: a single value"),
         ("no-http: maybe", "{0}, line 1: no-http: got 'maybe', allowed: true or false"),
-        ("native: maybe", "{0}, line 1: native: got 'maybe', allowed: True or False"),
-        ("- max-num-seqs", "config: got '{0}', allowed: a mapping from options to values"),
-        ("a: [", "config: got '{0}', allowed: a file in YAML ("),
+        ("native: maybe", "{0}, line 1: native: got 'maybe', allowed: true or false"),
+        (
+            "- max-num-seqs",
+            "{0}, line 1: got '- a list', allowed: an option, a colon and a value, ",
+        ),
+        ("# x\nport 8001", "{0}, line 2: got 'port 8001', allowed: an option, a colon and a value"),
+        ("a: [", "--config: got '{0}', allowed: a file in YAML ("),
     ],
 )
 def test_an_error_names_file_line_key_and_range(written, capsys, text, said):
@@ -234,10 +247,10 @@ def test_a_file_that_is_not_there(capsys, tmp_path):
 def test_an_error_names_the_variable(monkeypatch, capsys):
     monkeypatch.setenv("SLIPSTREAM_BLOCK_SIZE", "257")
     assert main(["serve"]) == 2
-    said = "slipstream serve: $SLIPSTREAM_BLOCK_SIZE: block_size: got '257', allowed: an integer"
+    said = "slipstream serve: $SLIPSTREAM_BLOCK_SIZE: got '257', allowed: an integer"
     assert capsys.readouterr().err.startswith(said)
     assert main(["serve", "--block-size", "0"]) == 2  # this one is the command line's
-    assert capsys.readouterr().err.startswith("slipstream serve: block_size: got '0'")
+    assert capsys.readouterr().err.startswith("slipstream serve: --block-size: got '0'")
 
 
 def test_no_secret_of_a_file_is_shown(written, capsys):
@@ -264,7 +277,7 @@ def test_variables_that_are_no_options_are_named_once(monkeypatch, capsys):
 def test_keys_of_the_environment_are_used_where_a_server_listens(monkeypatch, capsys):
     monkeypatch.setenv("SLIPSTREAM_KEYS", "/no/such/folder")
     assert main(["serve", "--listen", "tcp://127.0.0.1:5555", "--no-http"]) == 2
-    assert "slipstream serve: keys: got '/no/such/folder'" in capsys.readouterr().err
+    assert "slipstream serve: $SLIPSTREAM_KEYS: got '/no/such/folder'" in capsys.readouterr().err
 
 
 def test_the_file_of_the_documentation_is_read(written):

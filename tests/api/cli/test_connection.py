@@ -151,10 +151,10 @@ def test_a_server_is_started_where_none_runs_and_standard_error_says_so(tmp_path
 
 def test_with_prompt_the_argument_is_the_model(alone, capsys, monkeypatch):
     assert main(["generate", "./none", "--prompt", "x"]) == 2
-    assert capsys.readouterr().err.startswith("slipstream generate: model: got './none'")
+    assert capsys.readouterr().err.startswith("slipstream generate: MODEL: got './none'")
     assert main(["generate", "./none", "--prompt", "x", "--model", "gpt2"]) == 2
     assert capsys.readouterr().err.startswith(
-        "slipstream generate: model: got './none', allowed: one"
+        "slipstream generate: --model: got './none', allowed: one"
     )
 
 

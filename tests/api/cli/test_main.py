@@ -100,6 +100,19 @@ def test_generate_writes_the_prompts_logprobs_first(address, capsys):
     assert sum(len(delta["token_ids"]) for delta in deltas) == 3
 
 
+def test_generate_says_why_nothing_was_written(address, texts, capsys):
+    stop = texts("Once", max_tokens=1)
+    options = ["--address", address, "--temperature", "0", "--max-tokens", "1"]
+    assert main(["generate", "Once", *options, "--stop", stop]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        f"slipstream generate: the answer is empty: it begins with {stop!r}, where --stop ends it\n"
+    )
+    assert main(["generate", "Once", *options, "--stop", stop, "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_generate_ends_when_nobody_reads_on(address):
     process = subprocess.Popen(
         [*COMMAND, "generate", "--address", address, "--prompt", "x", "--max-tokens", "3000"],
@@ -133,15 +146,18 @@ def test_ctrl_c_ends_generate_in_one_line(address):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "slipstream: the following arguments are required: COMMAND"),
         (
             ["serv"],
             "slipstream: unknown command 'serv'; did you mean serve? (see slipstream --help",
         ),
-        (["gpt"], "slipstream: unknown command 'gpt'; there are serve, generate, chat, "),
+        (["gpt"], "slipstream: unknown command 'gpt'; there are serve, chat, generate, "),
         (["demo", "kil"], "slipstream demo: unknown demo 'kil'; did you mean kill?"),
         (["bench", "thruput"], "slipstream bench: unknown benchmark 'thruput'; did you mean thr"),
-        (["keys"], "slipstream keys: the following arguments are required: DIR"),
+        (["keys"], "slipstream keys: DIR is missing (see slipstream keys --help)"),
+        (
+            ["run-batch"],
+            "slipstream run-batch: IN, OUT are missing (see slipstream run-batch --help)",
+        ),
         (
             ["generate", "x", "--temprature", "0"],
             "slipstream generate: unknown option --temprature; did you mean --temperature? (see ",
@@ -152,6 +168,18 @@ def test_ctrl_c_ends_generate_in_one_line(address):
         ),
         (["serve", "--max_num_seq=3"], "slipstream serve: unknown option --max-num-seq; did you"),
         (["serve", "--qqqqqqqqqqqq"], "slipstream serve: unknown option --qqqqqqqqqqqq (see "),
+        (
+            ["generate", "x", "--url", "y"],
+            "slipstream generate: unknown option --url; here it is --add",
+        ),
+        (
+            ["serve", "--ctx-size", "9"],
+            "slipstream serve: unknown option --ctx-size; here it is --max-m",
+        ),
+        (
+            ["serve", "--tensor-parallel-size=2"],
+            "slipstream serve: unknown option --tensor-parallel-size: several devices are not supp",
+        ),
         (["serve", "gpt2", "gpt3"], "slipstream serve: unexpected argument 'gpt3'"),
         (["serve", "gpt2", "--model", "gpt3"], "slipstream serve: two models are given, 'gpt2' "),
         (["bench", "throughput", "--num-request", "1"], "slipstream bench throughput: unknown opt"),
@@ -169,38 +197,61 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["generate", "--prompt", "x", "--top-p", "3"], "generate: top_p: got 3.0, allowed: "),
-        (["generate", "--prompt", "x", "--seed", "a"], "generate: seed: got 'a', allowed: "),
-        (["generate", "--prompt", "x", "--logprobs", "2"], "generate: logprobs: got 2, allowed: "),
+        (["generate", "--prompt", "x", "--top-p", "3"], "generate: --top-p: got 3.0, allowed: "),
+        (
+            ["generate", "--prompt", "x", "--seed", "a"],
+            "generate: --seed: got 'a', allowed: an integer",
+        ),
+        (
+            ["generate", "--prompt", "x", "--logprobs", "2"],
+            "generate: --logprobs: got 2, allowed: ",
+        ),
         (
             ["generate", "--prompt", "x", "--prompt-logprobs", "2"],
-            "generate: prompt_logprobs: got 2, allowed: ",
+            "generate: --prompt-logprobs: got 2, allowed: ",
         ),
-        (["generate", "./none", "--prompt", "x"], "generate: model: got './none', allowed: "),
-        (["serve", "--block-size", "0"], "serve: block_size: got '0', allowed: an integer >= 1"),
-        (["serve", "--http-port", "1", "--no-http"], "serve: http_port: got 1, allowed: nothing"),
+        (["generate", "./none", "--prompt", "x"], "generate: MODEL: got './none', allowed: "),
+        (["serve", "./none"], "serve: MODEL: got './none', allowed: "),
+        (["serve", "--model", "./none"], "serve: --model: got './none', allowed: "),
+        (["serve", "--block-size", "0"], "serve: --block-size: got '0', allowed: an integer >= 1"),
+        (["serve", "--http-port", "1", "--no-http"], "serve: --http-port: got 1, allowed: nothing"),
         (
             ["generate", "--api-key", "s", "--address", "ipc:///x", "--prompt", "x"],
-            "generate: api_key: got '(not shown)', allowed: nothing where --address is given",
+            "generate: --api-key: got '(not shown)', allowed: nothing where --address is given",
         ),
-        (["chat", "--address", "tcp://x"], "chat: address: got 'tcp://x', allowed: "),
+        (["chat", "--address", "tcp://x"], "chat: --address: got 'tcp://x', allowed: "),
         (
             ["bench", "throughput", "--num-requests", "x"],
-            "bench throughput: num_requests: got 'x', allowed: an integer >= 1",
+            "bench throughput: --num-requests: got 'x', allowed: an integer >= 1",
         ),
-        (["generate"], "generate: TEXT: got None, allowed: a prompt, or - for standard input"),
+        (["generate"], "generate: TEXT is missing: give a text to continue, or - for standard inp"),
+        (["generate", ""], "generate: TEXT is missing: the one given is empty"),
+        (["chat", ""], "chat: QUESTION is missing: the one given is empty"),
+        (["chat", "--quick", " "], "chat: QUESTION is missing: the one given is empty"),
+        (["chat", "a", "b c", "-q", "d"], "chat: --quick: got 'd', allowed: one question; "),
+        (["chat", "a", "b c", "--model", "d"], "chat: --model: got 'a', allowed: one model; "),
+        (["serve", "random:qwen3-0.6b"], "serve: --tokenizer is missing: a model of random weig"),
+        (
+            ["serve", "--port", "x"],
+            "serve: --port: got 'x', allowed: an integer >= 0 and <= 65535",
+        ),
+        (["serve", "--native", "x"], "serve: --native: got 'x', allowed: true or false\n"),
+        (
+            ["generate", "x", "--max-tokens", "x"],
+            "generate: --max-tokens: got 'x', allowed: an int",
+        ),
         (
             ["serve", "--max_num_seqs", "0"],
-            "serve: max_num_seqs: got '0', allowed: an integer >= 1",
+            "serve: --max-num-seqs: got '0', allowed: an integer >= 1",
         ),
-        (["serve", "--port", "1", "--no-http"], "serve: http_port: got 1, allowed: nothing"),
+        (["serve", "--port", "1", "--no-http"], "serve: --port: got 1, allowed: nothing"),
         (
             ["bench", "throughput", "--input-len", "0"],
-            "bench throughput: input_len: got 0, allowed: ",
+            "bench throughput: --input-len: got 0, allowed: ",
         ),
         (
             ["generate", "gpt2", "--address", "ipc:///x", "--prompt", "x"],
-            "generate: model: got 'gpt2', allowed: nothing where --address is given",
+            "generate: MODEL: got 'gpt2', allowed: nothing where --address is given",
         ),
     ],
 )
@@ -212,10 +263,29 @@ def test_values_that_cannot_be_are_one_line_and_code_2(arguments, said, capsys):
     assert shown.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "listed"),
+    [([], ["serve", "chat", "bench"]), (["demo"], ["kill"]), (["bench"], ["serve", "overlap"])],
+)
+def test_without_a_command_there_is_a_list(arguments, listed, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    shown = capsys.readouterr()
+    assert (caught.value.code, shown.out) == (2, "")
+    assert all(f"\n    {name} " in shown.err for name in listed)
+
+
+@pytest.mark.parametrize("command", [["trace"], ["run-batch", "/no/such/file"]])
+def test_a_file_that_is_not_there_is_named(command, capsys):
+    assert main([*command, "/no/such/file"]) == 1
+    said = f"slipstream {command[0]}: /no/such/file: No such file or directory\n"
+    assert capsys.readouterr() == ("", said)
+
+
 def test_what_the_server_refuses_is_one_line_and_code_2(address, capsys):
     options = ["--address", address, "--prompt", "x", "--max-tokens", "1000000"]
     assert main(["generate", *options]) == 2
-    assert capsys.readouterr().err.startswith("slipstream generate: max_tokens: got 1000000")
+    assert capsys.readouterr().err.startswith("slipstream generate: --max-tokens: got 1000000")
 
 
 def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
@@ -268,7 +338,7 @@ def test_chat_answers_line_by_line_and_remembers(address, texts, capsys, typed):
         {"role": "user", "content": "And a dict?"},
     ]
     second = texts(turns, max_tokens=9)
-    assert capsys.readouterr() == (f"{first}\n{second}\n", "")
+    assert capsys.readouterr() == (f"{first}\n\n{second}\n", "")
 
 
 def test_chat_forgets_its_oldest_turns_when_the_model_is_full(capsys, address, texts, typed):
@@ -331,7 +401,7 @@ def test_bench_tells_a_table_and_writes_rows(address, tmp_path, capsys):
 def test_bench_refuses_a_load_that_the_model_cannot_hold(address, capsys):
     load = ["--input-len", "4000", "--output-len", "4000"]
     assert main(["bench", "throughput", "--address", address, *load]) == 2
-    assert "input_len + output_len: got 8000" in capsys.readouterr().err
+    assert "--input-len + --output-len: got 8000" in capsys.readouterr().err
 
 
 # ---- serve ---------------------------------------------------------------------------------

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.processes import started
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
@@ -95,13 +94,11 @@ def test_a_run_that_was_killed_is_gone_on_with(stack, tmp_path):
     output = tmp_path / "out"
     command = [sys.executable, "-m", "slipstream.cli.main", "run-batch", given, output]
     command += ["--address", stack.address, "--concurrency", "8"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        os.set_blocking(process.stderr.fileno(), True)
+    patience = Patience()
+    with started(command, stderr=subprocess.DEVNULL) as process:
         while not (output.exists() and output.read_bytes().count(b"\n") >= 40):
+            patience.check("it answers nothing")
             assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE_S)
     before = output.read_bytes()
     assert before.count(b"\n") < num
     with output.open("ab") as file:

@@ -257,10 +257,10 @@ def test_the_window_is_eight_steps_from_where_half_of_the_work_is_done(file):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--png", "p.png", "--begin-ms", "205"], "begin_ms: got 205.0, allowed: a number in"),
-        (["--png", "p.png", "--window-ms", "0"], "window_ms: got 0.0, allowed: a number > 0"),
-        (["--png", "nowhere/p.png"], "png: got 'nowhere/p.png', allowed: a file in a folder"),
-        (["--window-ms", "3"], "window_ms: got 3.0, allowed: nothing without --png"),
+        (["--png", "p.png", "--begin-ms", "205"], "--begin-ms: got 205.0, allowed: a number in"),
+        (["--png", "p.png", "--window-ms", "0"], "--window-ms: got 0.0, allowed: a number > 0"),
+        (["--png", "nowhere/p.png"], "--png: got 'nowhere/p.png', allowed: a file in a folder"),
+        (["--window-ms", "3"], "--window-ms: got 3.0, allowed: nothing without --png"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(file, monkeypatch, capsys, options, said):
@@ -393,7 +393,7 @@ def test_serve_leaves_a_timeline_with_the_fronts_track(folder):
         told, _ = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-        process.wait()
+        process.wait(PATIENCE_S)
     assert process.returncode == 0
     assert f"timeline in {file}" in told
     tracks = {track.name: track for track in read_timeline(file).tracks}

@@ -38,7 +38,7 @@ from slipstream import (
     SupersededError,
     UnknownStreamError,
 )
-from slipstream.client.connection.presence import why_absent
+from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.endpoints import LOCK_NAME
 from slipstream_ipc import messages
 from slipstream_ipc.columns import pack_u32
@@ -425,7 +425,30 @@ def test_deltas_of_a_closed_stream_are_dropped_and_its_end_is_no_news(
     other, handle = start(client, worker)
     worker.send(deltas(Entry(handle, "y", end=end_of("y"))))
     assert read(other) == "y"
+    with pytest.raises(ClosedError, match="this stream is closed: read it before"):
+        list(stream)
+
+
+def test_a_stream_that_was_read_is_at_its_end_after_its_block(
+    client: Client, worker: FakeWorker
+) -> None:
+    stream, handle = start(client, worker)
+    with stream:
+        worker.send(deltas(Entry(handle, "y", end=end_of("y"))))
+        assert next(stream).text == "y"
     assert list(stream) == []
+    with client.stream("x") as late:
+        pass
+    with pytest.raises(ClosedError, match="within its `with` block"):
+        list(late)
+
+
+def test_closing_a_stream_ends_the_loop_that_reads_it(client: Client, worker: FakeWorker) -> None:
+    stream, handle = start(client, worker)
+    worker.send(deltas(Entry(handle, "a")), deltas(Entry(handle, "b", 1)))
+    for _ in stream:
+        stream.close()
+    assert stream.text == "a"
 
 
 def test_abort_before_the_server_was_told_is_the_end(client: Client, worker: FakeWorker) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream.stack.children.child_status import status_of
 from slipstream.stack.children.line_pipe import READ_BYTES, LineReader
-from slipstream_ipc.messages import Status
+from slipstream_ipc.messages import OwnProcess, Status
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreCounters,
@@ -37,6 +37,7 @@ GOOD = Status(
 )
 OTHERS = (
     Status(ready=True),
+    Status(beat=True, processes={"tokenizer": OwnProcess("silent", 7)}),
     Status(beat=True, numbers=WorkerNumbers(counters=WorkerCounters(finished={"stop": 2}))),
     Status(beat=True, numbers=FrontNumbers(counters=FrontCounters({"200 /x": 1}))),
 )

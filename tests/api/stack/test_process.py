@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 
-from slipstream.stack.children import process_usage
+from slipstream.stack.children import process, process_usage
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
-from slipstream.stack.children.process_usage import num_oom_kills
+from slipstream.stack.children.process_usage import ProcessUsage, cpu_wait_s, num_oom_kills
 
 BEATS = """
 import os, signal
@@ -66,3 +67,52 @@ def test_a_kill_is_from_within_where_the_kernel_counts_one(events: Path, is_coun
         exit_ = child.reap()
     how = "signal SIGKILL, the kernel's: out of memory" if is_counted else "signal SIGKILL"
     assert exit_ == ChildExit(how, is_own_fault=is_counted)
+
+
+@pytest.mark.parametrize(
+    ("cpu_s", "wait_s", "is_busy"),
+    [
+        (5.0, 0.0, True),
+        (0.6, 0.0, True),  # where the kernel tells no waiting: a tenth of a CPU
+        (0.4, 0.0, False),
+        (0.2, 4.7, True),  # it spins among 24 others
+        (0.2, 0.3, False),  # it wakes up now and then
+        (0.05, 4.95, False),  # it was never let run: its loop may be sound
+        (0.0, 0.0, False),
+    ],
+)
+def test_a_silent_child_is_busy_if_it_used_the_cpu_time_that_it_could_have(
+    monkeypatch: pytest.MonkeyPatch, cpu_s: float, wait_s: float, is_busy: bool
+) -> None:
+    child = Child(ChildSpec("core", (sys.executable, "-c", BEATS), msgspec.Raw(b"{}")))
+    try:
+        used, waited = ProcessUsage(2.0, 2**20), 7.0
+        monkeypatch.setattr(process, "usage_of", lambda *_, **__: used)
+        monkeypatch.setattr(process, "cpu_wait_s", lambda _: waited)
+        child.measure_cpu(100.0)
+        used, waited = ProcessUsage(2.0 + cpu_s, 2**20), 7.0 + wait_s
+        assert child.is_busy(105.0) is is_busy
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        assert not child.is_busy(105.0)
+    finally:
+        child.reap()
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the kernel does not tell")
+def test_what_waits_for_a_cpu_that_another_has_is_counted() -> None:
+    own, spin = min(os.sched_getaffinity(0)), "while True: pass"
+    pin = f"import os; os.sched_setaffinity(0, [{own}])"
+    spinners = [
+        subprocess.Popen([sys.executable, "-c", f"{pin}\n{spin}"], stdin=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    try:
+        patience = Patience()
+        while cpu_wait_s(spinners[0].pid) < 0.2:
+            patience.check("it never waits")
+    finally:
+        for spinner in spinners:
+            spinner.kill()
+            spinner.wait(PATIENCE_S)
+    assert cpu_wait_s(spinners[0].pid) == 0.0

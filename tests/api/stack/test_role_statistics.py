@@ -9,11 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.processes import started
 
-from slipstream.stack.children.process import Child, ChildSpec
+from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import usage_of
 from slipstream.stack.children.roles import Role
 from slipstream.stack.role_statistics import LOAD_CHANGE_S, STATISTICS_S, RoleStatistics
+from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import Condition
 from slipstream_ipc.telemetry.statistics import (
     CoreCounters,
@@ -36,6 +39,7 @@ class Played:
 
     def __init__(self, numbers: CoreNumbers | None, pid: int = 2**22 + 1) -> None:
         self.name, self.pid, self.numbers = "core", pid, numbers
+        self.processes: dict[str, OwnProcess] = {}
         self.state, self.last_beat_at, self.available_at, self.detail = "ready", None, 0.0, ""
 
     def activate(self, _activation: Any) -> None:
@@ -76,6 +80,42 @@ def test_counters_of_a_place_add_up(role: Role) -> None:
     second.numbers = core(4, num_running=1)
     assert of_core(statistics).numbers == core(9, 1)
     assert of_core(statistics).cpu_s >= gone.cpu_s
+
+
+def test_a_process_of_a_child_is_a_place_of_its_own(role: Role) -> None:
+    """It has a state, counts of restarts and CPU time that never fall, over all its parents."""
+    statistics = RoleStatistics({"core": role})
+
+    def own() -> ProcessStatistics:
+        return statistics.statistics(1.0).processes["tokenizer"]
+
+    def run(child: Any, own_state: str, pid: int) -> ProcessStatistics:
+        child.processes = {"tokenizer": OwnProcess(own_state, pid)}
+        return own()
+
+    first: Any = Played(None)
+    role.activate(first)
+    assert "tokenizer" not in statistics.statistics(1.0).processes
+    begun = run(first, "ready", os.getpid())
+    assert (begun.state, begun.pid, begun.num_restarts) == ("ready", os.getpid(), 0)
+    assert begun.cpu_s > 0
+    assert begun.rss_bytes > 0
+    dead = run(first, "restarting", 0)
+    assert (dead.state, dead.pid, dead.num_restarts, dead.rss_bytes) == ("restarting", 0, 0, 0)
+    assert run(first, "ready", os.getppid()).num_restarts == 1
+    again = run(first, "ready", os.getpid())
+    assert again.num_restarts == 2
+    assert again.cpu_s >= begun.cpu_s * 2
+
+    statistics.note_exit(first)
+    role.note_exit(first, ChildExit("signal SIGKILL", is_own_fault=False), 2.0)
+    orphaned = own()
+    assert (orphaned.state, orphaned.pid, orphaned.num_restarts) == ("restarting", 0, 2)
+    second: Any = Played(None)
+    role.activate(second)
+    assert own().state == "restarting", "the new parent has not told yet"
+    assert run(second, "ready", os.getppid()).num_restarts == 3
+    assert own().cpu_s >= again.cpu_s
 
 
 def test_what_is_told_can_be_read_whatever_a_place_has_told(role: Role) -> None:
@@ -125,7 +165,7 @@ def test_cpu_use_includes_children_and_outlives_the_process() -> None:
         f"import subprocess, sys\nchild = subprocess.Popen([sys.executable, '-c', {busy!r}])\n"
         "child.wait()"
     )
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
@@ -141,7 +181,8 @@ def test_cpu_use_includes_children_and_outlives_the_process() -> None:
         dead = usage_of(process.pid)
         assert dead is not None
         assert dead.cpu_s >= both.cpu_s
-    assert usage_of(process.pid) is None
+        assert process.wait(PATIENCE_S) == 0
+        assert usage_of(process.pid) is None
 
 
 def test_who_does_not_read_is_offered_one_line_and_told_the_rest_later() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.helpers.patience import PATIENCE_S
+from tests.helpers.processes import started
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
@@ -226,7 +227,7 @@ def test_kill_9_of_the_process_that_owns_a_stack_ends_the_stack(watched, fakes):
         "print(stack.address, *stack.pids.values(), flush=True)\n"
         "signal.pause()"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
+    with started([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
         address, *pids = owner.stdout.readline().decode().split()
         watched(*map(int, pids))
         supervisor = os.pidfd_open(int(pids[0]))
@@ -251,7 +252,7 @@ def test_a_stack_that_is_forgotten_or_left_to_the_exit_ends(watched, fakes):
         "print(*stack.pids.values(), flush=True)\n"
         "sys.stdin.read()"
     )
-    with subprocess.Popen(
+    with started(
         [sys.executable, "-W", "error", "-c", program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -260,7 +261,7 @@ def test_a_stack_that_is_forgotten_or_left_to_the_exit_ends(watched, fakes):
         watched(*map(int, owner.stdout.readline().split()))
         owner.stdin.close()
         assert owner.stderr.read() == b""
-    assert owner.returncode == 0
+        assert owner.wait(PATIENCE_S) == 0
 
 
 def test_a_fork_of_the_owner_does_not_end_the_stack(fakes):

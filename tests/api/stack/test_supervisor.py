@@ -49,6 +49,7 @@ GOOD = 'say(ready=True, detail="at your service"); forever()'
 SLOW = "forever()"
 STUBBORN = 'signal.signal(signal.SIGTERM, signal.SIG_IGN); say(ready=True, detail="no"); forever()'
 FAULTY = 'say(error="model: got 7, allowed: a folder"); sys.exit(1)'
+MISCONFIGURED = FAULTY.replace(");", ", is_misconfigured=True);")
 DIES_AFTERWARDS = "say(ready=True); os._exit(3)"
 DIES_EARLY = "os.kill(os.getpid(), signal.SIGSEGV)"
 CHATTY = 'print("on standard output"); sys.stdout.flush(); say(ready=True); forever()'
@@ -235,7 +236,7 @@ def start(tmp_path):
     yield one
     for running in started:
         running.process.kill()
-        running.process.wait()
+        running.process.wait(PATIENCE_S)
         running.process.stdin.close()
         running.process.stdout.close()
         for cue in running.cues.values():
@@ -268,14 +269,46 @@ def test_reports_each_process_and_then_the_stack(start):
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_it_with_code_0_and_nothing_left(start, number):
-    running = start(core=GOOD, worker=GOOD)
+# A supervisor that has a terminal, and one that has none, whatever the tests have.
+ON_A_TERMINAL = """
+import fcntl, os, pty, sys, termios
+from slipstream.stack import supervisor
+os.setsid()
+_, end = pty.openpty()
+fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+sys.exit(supervisor.main())
+"""
+WITHOUT_A_TERMINAL = """
+import os, sys
+from slipstream.stack import supervisor
+os.setsid()
+sys.exit(supervisor.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "program"),
+    [(signal.SIGTERM, ""), (signal.SIGINT, ""), (signal.SIGHUP, ON_A_TERMINAL)],
+)
+def test_a_signal_ends_it_with_code_0_and_nothing_left(start, number, program):
+    running = start(core=GOOD, worker=GOOD, program=program)
     pids = running.pids_when_ready()
     running.process.send_signal(number)
     assert running.end() == 0
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
     assert running.event() is None  # no failure was told
+
+
+def test_a_hang_up_without_a_terminal_ends_nothing(start):
+    """Tools that rotate logs send it to daemons."""
+    running = start(core=GOOD, program=WITHOUT_A_TERMINAL)
+    pids = running.pids_when_ready()
+    running.process.send_signal(signal.SIGHUP)
+    os.kill(pids["core"], signal.SIGKILL)  # what is handled after it
+    assert running.expect(ProcessRestarted).name == "core"
+    assert "SIGHUP" in running.log()
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0
 
 
 def test_a_signal_before_it_is_ready_ends_it_too(start):
@@ -308,7 +341,7 @@ def test_a_second_signal_kills_at_once(start):
     core = psutil.Process(pids["core"])
     running.process.send_signal(signal.SIGINT)
     core.wait(PATIENCE_S)  # so the first signal has been acted upon
-    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
     assert f"killing worker (process {pids['worker']}): another signal" in running.log()
 
@@ -331,16 +364,17 @@ def test_a_child_that_takes_long_to_die_is_waited_for(start):
     core = psutil.Process(running.pids_when_ready()["core"])
     running.process.send_signal(signal.SIGTERM)
     core.wait(PATIENCE_S)
-    for _ in range(2):
-        running.process.send_signal(signal.SIGTERM)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running.process.send_signal(number)
     assert running.end() == 0
     assert "it is abandoned" not in running.log()
 
 
-def test_a_child_that_reports_an_error_ends_the_stack_with_it(start):
-    running = start(core=FAULTY, worker=SLOW)
+@pytest.mark.parametrize(("child", "code"), [(FAULTY, 1), (MISCONFIGURED, 2)])
+def test_a_child_that_reports_an_error_ends_the_stack_with_it(start, child, code):
+    running = start(core=child, worker=SLOW)
     assert running.event() == StackFailed("core: model: got 7, allowed: a folder")
-    assert running.end() == 1
+    assert running.end() == code
     assert "Traceback" not in running.log()
 
 
@@ -575,13 +609,15 @@ def test_a_child_that_dies_as_soon_as_it_is_ready_is_not_started_for_ever(start)
 
 def test_a_successor_that_reports_an_error_ends_the_stack_with_it(start, tmp_path):
     broken = WHOLE.replace(
-        "# LOADS", "active.incarnation == 1 or (report(Status(error='no such')), sys.exit(1))"
+        "# LOADS",
+        "active.incarnation == 1 or (report(Status(error='no such', is_misconfigured=True)), "
+        "sys.exit(1))",
     )
     running = start(core=broken)
     os.kill(running.pids_when_ready()["core"], signal.SIGKILL)
     running.expect(ProcessEnded)
     assert running.expect(StackFailed).error == "core: no such"
-    assert running.end() == 1
+    assert running.end() == 1  # the configuration has served, so another start may serve
 
 
 def test_files_of_a_dead_child_are_removed(start):
@@ -618,13 +654,37 @@ def test_what_does_not_end_within_drain_s_is_ended(start):
     assert "drain_s=0.1 is over" in running.log()
 
 
-def test_a_second_signal_ends_the_drain(start):
-    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=1000.0)
+REPEATS_WITHIN = """
+import sys
+from slipstream.stack import supervisor
+supervisor.REPEAT_S = {!r}
+sys.exit(supervisor.main())
+"""
+
+
+@pytest.mark.parametrize(("second", "repeat_s"), [(signal.SIGINT, 0.0), (signal.SIGTERM, 1e9)])
+def test_a_second_signal_ends_the_drain(start, second, repeat_s):
+    program = REPEATS_WITHIN.format(repeat_s)
+    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=1000.0, program=program)
     running.pids_when_ready()
     running.process.send_signal(signal.SIGINT)
     running.expect(StackDraining)
-    running.process.send_signal(signal.SIGINT)
+    running.process.send_signal(second)
     assert running.end() == 0
+    assert f"stopping ({second.name})" in running.log()
+
+
+def test_a_signal_that_comes_twice_at_once_counts_once(start):
+    """Wrappers send it to a process and to its group, which is the same process again."""
+    program = REPEATS_WITHIN.format(1e9)
+    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=1000.0, program=program)
+    running.pids_when_ready()
+    running.process.send_signal(signal.SIGTERM)
+    running.expect(StackDraining)
+    running.process.send_signal(signal.SIGTERM)
+    running.cue("worker", "e")
+    assert running.end() == 0
+    assert "stopping (all requests have ended)" in running.log()
 
 
 def test_whoever_dies_while_the_stack_drains_is_replaced(start):

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_core.grammar import llguidance_backend
+from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.llguidance_backend import (
     GrammarError,
     Vocabulary,
@@ -22,7 +23,6 @@ from slipstream_core.grammar.llguidance_backend import (
     ids_as_mask,
     num_words,
 )
-from slipstream_core.grammar.manager import GrammarManager
 from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, SharedGrammar
 from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_core.step.limits import NO_ROW
@@ -462,7 +462,7 @@ def test_threads_fill_the_same_masks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_follow_their_histories_and_fail_alone() -> None:
     tokens = TokenLog()
-    rows = GrammarManager(tokens, VOCAB_SIZE)
+    rows = GrammarBitmasks(tokens, VOCAB_SIZE)
     yes, no = TOKENIZER.encode("yes").ids, TOKENIZER.encode("no").ids
     prompt = [7, 8, 9]
     for row, outputs in ((2, yes[:1]), (5, yes), (6, no)):
@@ -492,7 +492,7 @@ def test_a_full_lexer_is_no_other_streams_end(monkeypatch: pytest.MonkeyPatch) -
     grammar = SharedGrammar(lambda: VOCABULARY.compile(WIDE_LEXER))
     end_mask = ids_as_mask(EOS, VOCAB_SIZE)
     tokens, generations = TokenLog(), set()
-    rows = GrammarManager(tokens, VOCAB_SIZE)
+    rows = GrammarBitmasks(tokens, VOCAB_SIZE)
     for row in range(8):
         rng = random.Random(row)
         state = GrammarMatcher(grammar, frozenset(EOS), end_mask, VOCABULARY.ends)
@@ -512,7 +512,7 @@ def test_a_full_lexer_is_no_other_streams_end(monkeypatch: pytest.MonkeyPatch) -
 def test_an_answer_that_fills_lexers_by_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llguidance_backend, "_MAX_LEXER_STATES", 300)
     tokens = TokenLog()
-    rows = GrammarManager(tokens, VOCAB_SIZE)
+    rows = GrammarBitmasks(tokens, VOCAB_SIZE)
     tokens.open(0)
     rows.add(0, start(WIDE_LEXER), 0)
     broken: list[tuple[int, str]] = []

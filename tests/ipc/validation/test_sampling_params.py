@@ -180,7 +180,11 @@ def test_bad_values(field: str, value: Any) -> None:
 def test_wrong_types(field: str, value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
         params_from({field: value})
-    assert_names(caught.value, field, value)
+    part = caught.value.field
+    assert part.startswith(field)
+    assert part[len(field) :] in ("", "[0]", ".regex", ".choice", ".jason")
+    assert str(caught.value).startswith(f"{part}: ")
+    assert "`" not in str(caught.value)  # msgspec's words
 
 
 @pytest.mark.parametrize(("field", "value"), cases(GOOD_VALUES))
@@ -230,7 +234,7 @@ def test_listed_ids_count_among_a_requests_bytes() -> None:
     long = msgspec.structs.replace(CARD, vocab_size=1000, max_model_len=2**20)
     listed = checked(logprob_token_ids=list(range(128)), max_tokens=MAX_LOGPROB_BYTES // (129 * 8))
     check_prompt(ids(1), listed, long)
-    with pytest.raises(BadRequest, match=r"logprobs: got '128 to each of \d+ tokens"):
+    with pytest.raises(BadRequest, match=r"logprobs: got 128 to each of \d+ tokens"):
         check_prompt(ids(1), msgspec.structs.replace(listed, max_tokens=2**17), long)
 
 
@@ -270,8 +274,8 @@ def test_room_for_output() -> None:
     [
         ([], "prompt: .*at least one token"),
         ([99, 100], r"prompt_token_ids: got 100, allowed: token ids in \[0, 100\)"),
-        ([1] * 32, "prompt: got '32 tokens', allowed: at most 31"),
-        ([1] * 33, "prompt: got '33 tokens'"),
+        ([1] * 32, "prompt: got 32 tokens, allowed: at most 31"),
+        ([1] * 33, "prompt: got 33 tokens"),
     ],
 )
 def test_prompts_that_cannot_be_run(prompt: list[int], match: str) -> None:

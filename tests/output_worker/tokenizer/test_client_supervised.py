@@ -23,10 +23,18 @@ from tests.helpers.played_prompts import PlayedPrompts
 from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import ChatMessage, Render, Rendered, TokenizerBeat, TokenizerReady
+from slipstream_ipc.messages import (
+    ChatMessage,
+    FromTokenizerProcess,
+    Render,
+    Rendered,
+    TokenizerBeat,
+    TokenizerReady,
+)
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_worker.tokenizer.client import LOAD_S, LONG_CHARS_PER_S, LONG_S, TokenizerClient
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS
+from slipstream_worker.tokenizer.process import beating
 
 PATIENCE_MS = int(PATIENCE_S * 1e3)
 HANG_TIMEOUT_S = 10.0
@@ -102,17 +110,35 @@ def test_an_answer_says_that_it_lives_and_so_does_one_that_is_unread(played: Pla
     assert len(played.children) == 1
 
 
-def test_the_first_may_load_for_as_long_as_it_takes_and_a_successor_not(played: Played) -> None:
+def test_the_first_may_load_for_as_long_as_it_takes_and_a_successor_while_it_beats(
+    played: Played,
+) -> None:
     played.pass_time(10 * LOAD_S)
     assert played.prompts.condition(played.now) == "starting"
     assert len(played.children) == 1
     played.say(READY)
     played.pass_time(STEADY_S + 1)
     played.children[-1].kill()
-    played.pass_time(LOAD_S - 1)
-    assert len(played.children) == 2
-    played.pass_time(5)
+    between_s = WAIT_S / 2 - 1
+    for _ in range(int(LOAD_S / between_s)):
+        played.pass_time(between_s)
+        played.say(TokenizerBeat())
+        assert len(played.children) == 2
+    played.pass_time(between_s)
     assert len(played.children) == 3
+
+
+def test_prompts_outwait_a_successor_that_hangs_while_it_loads(played: Played) -> None:
+    played.say(READY)
+    played.pass_time(STEADY_S + 1)
+    key = played.prompts.ask(Render(0, "innocent"))
+    played.children[-1].kill()
+    assert played.pass_time(WAIT_S / 2 + 2) == []
+    assert len(played.children) == 3
+    assert asked(played) == [key]  # by the first
+    played.say(READY)
+    assert asked(played) == [key]
+    assert played.pass_time(HANG_TIMEOUT_S - 1) == []
 
 
 @pytest.mark.parametrize(
@@ -292,6 +318,22 @@ def test_a_stopped_process_is_seen_and_replaced_and_what_it_was_asked_is_answere
     assert real.pid != before
 
 
+def test_a_process_beats_while_it_loads(
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+) -> None:
+    with context.socket(zmq.PAIR) as worker, context.socket(zmq.PAIR) as process:
+        worker.bind(f"ipc://{tmp_path}/p")
+        process.connect(f"ipc://{tmp_path}/p")
+        with beating(process):
+            for _ in range(3):
+                assert worker.poll(PATIENCE_MS)
+                beat = msgspec.msgpack.decode(worker.recv(), type=FromTokenizerProcess)
+                assert beat == TokenizerBeat()
+        process.send(b"its own from now on")
+        while (said := worker.recv()) != b"its own from now on":
+            assert msgspec.msgpack.decode(said, type=FromTokenizerProcess) == TokenizerBeat()
+
+
 def test_the_loop_beats_beside_a_long_prompt(make_real) -> None:
     real = make_real()
     text = "Once upon a time, naïve 日本 said what is said. "
@@ -324,7 +366,9 @@ def test_a_long_prompt_that_never_ends_is_refused_and_harms_no_other(make_real) 
         return real.prompts.ask(Render(0, messages=(ChatMessage("user", said),)))
 
     hung, fine = long_chat("never"), long_chat("ever")
+    patience = Patience()
     while hung not in real.answers:
+        patience.check("it is worked at for ever")
         assert real.ids("a prompt") == expected
     fault = real.answers[hung].fault
     assert fault is not None

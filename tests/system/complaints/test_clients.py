@@ -55,10 +55,7 @@ def test_generation_ends_when_its_client_has_left_vllm_54947_sglang_36333_36876(
     if how == "goodbye":
         stack.until(stack.holds_nothing)
     else:
-        for _ in range(6):  # silence, an unanswered ping, the grace time
-            stack.pass_time(1.1)
-            for _ in range(20):
-                stack.step()
+        stack.let_pass(6.6)  # silence, an unanswered ping, the grace time
         stack.until(stack.holds_nothing)
     made = [len(s.token_ids) for s in streams]
     assert moment == "last step" or max(made) < most, "nothing was computed to its end"
@@ -83,10 +80,7 @@ def test_no_slot_is_lost_to_those_who_left_sglang_34894(make_stack, expected) ->
             client.abort(it)
         leave(stack, client, "goodbye" if round_number % 2 else "vanishes")
         stack.pass_time(0.3)
-    for _ in range(8):
-        stack.pass_time(0.6)
-        for _ in range(20):
-            stack.step()
+    stack.let_pass(4.8)
     stack.until(stack.holds_nothing)
     assert stack.worker.columns.tokens.num_pages_used == 0
     client = stack.client()

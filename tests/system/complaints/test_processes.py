@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -112,8 +113,7 @@ def test_answers_survive_a_dead_engine_vllm_39863_27194_32193_sglang_9329_36900(
 
     def kill() -> None:
         os.kill(stack.pids[name], signal.SIGKILL)
-        # the front lives, and may have heard of it already
-        assert status_of(stack, "/health") in (200, 503)
+        assert status_of(stack, "/health") == 200  # the front lives, and the engine is replaced
 
     stack.events()
     assert streamed(stack, kill) == plain
@@ -140,26 +140,17 @@ def test_a_stalled_loop_is_noticed_and_replaced_vllm_36451(stack, name) -> None:
 @pytest.mark.slow
 def test_a_long_prefill_is_not_death_sglang_22511_40809() -> None:
     """There the health check waited for tokens, and a server with a long prompt was killed."""
-    model = "simulated:step_ms=1,prefill_us=2500"
-    with spareless_stack(model, hang_timeout_s=3, http_port=0) as stack:
-        pids, statuses, begin = stack.pids, [], time.monotonic()
+    model = "simulated:step_ms=1,prefill_us=5000"
+    with spareless_stack(model, hang_timeout_s=6, http_port=0) as stack:
+        pids, begin = stack.pids, time.monotonic()
         connection = connect(stack)
         body = {"prompt": [7] * 1500, "max_tokens": 2}
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
-        answered = threading.Event()
-
-        def wait() -> None:
-            statuses.append(connection.getresponse().status)
-            answered.set()
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        while not answered.wait(0.1):
+        while not select.select([connection.sock], [], [], 0.1)[0]:  # its answer, or its end
             assert status_of(stack, "/health") == status_of(stack, "/ready") == 200
-        thread.join()
-        assert statuses == [200]
-        assert time.monotonic() - begin > 3, "it did take longer than hang_timeout_s"
+        assert connection.getresponse().status == 200
+        assert time.monotonic() - begin > 6, "it did take longer than hang_timeout_s"
         assert not [event for event in stack.events() if isinstance(event, ProcessEnded)]
         assert stack.pids == pids
 
@@ -265,13 +256,15 @@ def test_overload_is_503_with_retry_after_vllm_18826() -> None:
     with spareless_stack(
         "simulated:step_ms=20", http_port=0, max_num_seqs=1, max_waiting=1
     ) as stack:
-        running = ask(connect(stack), prompt="a", max_tokens=100, stream=True)
+        # it outlasts what comes until all room is taken
+        running = ask(connect(stack), prompt="a", max_tokens=1000, stream=True)
         running.readline()
         waiting = connect(stack)
         body = json.dumps({"prompt": "a", "max_tokens": 1})
         waiting.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-        answer = None
+        answer, patience = None, Patience()
         while answer is None or answer.status == 200:  # until that one waits
+            patience.check("nobody is turned away")
             connection = connect(stack)
             answer = ask(connection, prompt="a", max_tokens=1)
         assert answer.status == 503

@@ -234,8 +234,6 @@ def test_takeover_then_old_socket_dies_new_reader_unharmed(make_stack, expected,
     old.is_reading = False
     old.hop.close()
     stack.clients.remove(old)
-    stack.pass_time(0.6)
-    stack.step()
-    stack.pass_time(0.6)
+    stack.let_pass(1.2)
     stack.until(lambda: taken.is_over)
     assert outcome([taken]) == outcome(plain)

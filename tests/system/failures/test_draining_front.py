@@ -178,7 +178,7 @@ def test_a_front_that_dies_while_it_drains_has_a_successor_that_says_so():
             patience.check()
         with found.connect() as raw:
             assert raw.get("/ready").status == 503
-        os.kill(found.stack.pids["supervisor"], signal.SIGTERM)  # it need not wait any longer
+        os.kill(found.stack.pids["supervisor"], signal.SIGINT)  # it need not wait any longer
         assert ended(found.stack) == 0
 
 

@@ -160,7 +160,10 @@ def test_health_names_every_front(stack, name):
         async with asyncio.timeout(PATIENCE_S):
             while (await health())[0] != "ok" or FRONTS[0] not in (await health())[1]:
                 pass
-            assert set((await health())[1]) == {"core", "worker", "prompts", *FRONTS}
+            assert set((await health())[1]) == {
+                *("core", "worker", "tokenizer", "supervisor"),
+                *FRONTS,
+            }
             # the other one takes connections while this one does not
             http.close()
             os.kill(stack.pids[name], signal.SIGSTOP)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import threading
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.http_front import Raw
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.http_front import Raw, read_events
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
 from tests.helpers.stacks import spareless_stack
 
@@ -118,7 +117,9 @@ def test_what_is_asked_for_while_it_drains_is_answered_by_the_next(
         text = next(stream).text
         begin_to_drain(stack)
         late: list[Stream] = []
+        patience = Patience()
         while not late or late[-1]._state.was_sent:  # until one is turned away
+            patience.check("none is turned away")
             late.append(other.stream(PROMPTS[1], **PARAMS))
             other.tokenize("a")  # answered behind it
         text += "".join(delta.text for delta in stream)
@@ -127,23 +128,6 @@ def test_what_is_asked_for_while_it_drains_is_answered_by_the_next(
         assert not late[-1]._state.is_over
         with start(folder):
             assert {"".join(delta.text for delta in each) for each in late} == {whole[1]}
-
-
-def read_events(raw: Raw, said: bytes = b"") -> tuple[str, str, bool]:
-    """The text of an event stream until its end, the last id, and whether the answer is whole."""
-    try:
-        while chunk := raw.read_chunk():
-            said += chunk
-    except (ConnectionError, AssertionError):
-        pass  # cut off
-    text, last = "", ""
-    for event in said.decode().split("\n\n"):
-        lines = dict(line.partition(": ")[::2] for line in event.splitlines())
-        last = lines.get("id", last)
-        data = lines.get("data", "[DONE]")
-        if data != "[DONE]" and "choices" in (body := json.loads(data)):
-            text += "".join(choice["text"] for choice in body["choices"])
-    return text, last, said.endswith(b"data: [DONE]\n\n")
 
 
 def test_over_http_the_same_request_again_gets_the_rest(folder: Path, whole: list[str]) -> None:

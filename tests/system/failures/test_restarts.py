@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 import pytest
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import OverloadedError, SlipstreamError, Stack
@@ -111,7 +111,7 @@ def test_a_second_death_before_there_is_another_spare(stack, plain):
 @pytest.mark.slow
 def test_a_long_prefill_is_no_hang():
     with (
-        spareless_stack("simulated:step_ms=4000", hang_timeout_s=3) as stack,
+        spareless_stack("simulated:step_ms=8000", hang_timeout_s=6) as stack,
         stack.client() as client,
     ):
         pids = stack.pids
@@ -168,8 +168,9 @@ def test_a_signal_lets_what_runs_finish_and_refuses_what_is_new():
         spareless_stack("simulated:step_ms=5,mode=chain", drain_s=60) as stack,
         stack.client() as client,
     ):
-        whole = client.generate("a", max_tokens=300, temperature=0, ignore_eos=True).text
-        stream = client.stream("a", max_tokens=300, temperature=0, ignore_eos=True)
+        params = {"max_tokens": 1000, "temperature": 0, "ignore_eos": True}  # outlast the refusal
+        whole = client.generate("a", **params).text
+        stream = client.stream("a", **params)
         text = next(stream).text
         os.kill(stack.pids["supervisor"], signal.SIGTERM)
         assert "shutting down" in str(refusal(client))
@@ -236,7 +237,9 @@ def test_a_second_signal_does_not_wait():
 
 def refusal(client: Client) -> OverloadedError:
     """Ask until the worker, which has been told by then, refuses."""
+    patience = Patience()
     while True:
+        patience.check("it refuses nothing")
         try:
             client.generate("b", max_tokens=1)
         except OverloadedError as error:
@@ -302,7 +305,9 @@ def test_nobody_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, vict
                 break
         # a tokenizer process is there, and has most likely not come to its first line yet
         worker = psutil.Process(pids["worker"])
+        patience = Patience()
         while not worker.children():
+            patience.check("it starts no tokenizer process")
             assert worker.is_running()
         for name in victims:
             os.kill(pids[name], signal.SIGKILL)

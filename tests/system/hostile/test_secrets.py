@@ -90,7 +90,7 @@ def served(tmp_path: Path) -> Served:
         yield served
     finally:
         served.process.kill()
-        served.process.wait()
+        served.process.wait(PATIENCE_S)
 
 
 def test_nothing_secret_is_in_logs_at_debug_level(served: Served, tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_logprobs_survive_the_death_of_the_core_and_then_of_the_worker(
     reader = stack.client()
     stack.kill_worker()
     stack.start_worker()
+    # who comes last is the reader: the other is not to come back later
+    stack.until(lambda: all(s.accepted > 1 or s.is_over for s in streams))
     taken = [reader.take_over(s) for s in streams]
     stack.until(lambda: all(s.is_over for s in taken))
     assert outcome(taken) == outcome(plain)

@@ -194,10 +194,7 @@ def test_a_client_that_vanishes_is_cancelled_after_the_grace_time(make_stack) ->
     gone.hop.close()
     stack.clients.remove(gone)
     stack.until(lambda: other.is_over)
-    for _ in range(10):
-        stack.pass_time(1.1)
-        for _ in range(20):
-            stack.step()
+    stack.let_pass(11.0)
     stack.until(stack.holds_nothing)
     assert other.end.reason == "length"
     assert stack.worker.readers.num_clients == 1

@@ -24,7 +24,8 @@ from msgspec.structs import replace
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.requests import can_join, fits_message, joined
+from slipstream.parallel_sampling import can_join, joined
+from slipstream.requests import fits_message
 from slipstream_ipc.columns import u32
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import MAX_OTHERS, Abort, ClientToWorker, Resume, Submit

@@ -19,9 +19,10 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream.errors import SlipstreamError, bad_request, error_from
-from slipstream.requests import checked_prompt, fits_message
+from slipstream.prompts import checked_prompt
+from slipstream.requests import fits_message
 from slipstream_ipc.columns import pack_u32, u32
-from slipstream_ipc.errors import BadRequest, ProtocolError
+from slipstream_ipc.errors import BadRequest, ProtocolError, Summary
 from slipstream_ipc.messages import (
     Cancel,
     Cancelled,
@@ -151,12 +152,12 @@ def new_tokenize(
     try:
         text, token_ids, messages = checked_prompt(prompt)
         if token_ids:
-            raise BadRequest("prompt", "token ids", "a string, or a list of chat messages")
+            raise BadRequest("prompt", Summary("token ids"), "a string, or a list of chat messages")
         asked = Tokenize(
             0, text, messages, template or TemplateOptions(), add_special_tokens, with_strings
         )
         if not fits_message(asked):
-            given = "a query larger than a message"
+            given = Summary("a query larger than a message")
             raise BadRequest("prompt", given, f"at most {MAX_MESSAGE_BYTES} bytes")
     except BadRequest as error:
         raise bad_request(error) from None

@@ -27,8 +27,8 @@ from typing import Any
 import zmq
 
 from slipstream.client.connection.pending_requests import PendingRequests
-from slipstream.client.connection.presence import why_absent
 from slipstream.client.connection.queries import PendingQueries, Post, Query
+from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import (

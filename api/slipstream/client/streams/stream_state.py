@@ -27,7 +27,7 @@ class StreamState:
 
     push: appends the stream's next delta to `deltas`, or to the queue of the group that reads the
     stream. resubmittable: the Submit that starts the stream again where the server no longer has
-    it; None where it is not known.
+    it; None where it is not known. where: the prompt's name in errors, where a call has several.
     """
 
     request: Submit | Resume  # the original request
@@ -53,6 +53,7 @@ class StreamState:
     group: GroupMember | None = None  # the group that the stream is read in
     index: int = 0  # in the group
     resubmittable: Submit | None = None
+    where: str = ""
 
     def __post_init__(self) -> None:
         self.push = self.deltas.append

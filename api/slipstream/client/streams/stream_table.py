@@ -34,7 +34,7 @@ from slipstream.client.streams.unread_deltas import (
     merge_unread,
 )
 from slipstream.delta_batch import DeltaBatch
-from slipstream.errors import SlipstreamError, StreamLostError, error_from
+from slipstream.errors import SlipstreamError, StreamLostError, error_from, of_prompt
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
@@ -403,6 +403,8 @@ class ClientStreamTable:
             state.group.release(state)
             if not state.group.num_open:
                 self._groups.pop(state.group.group_id, None)
+        if state.error is not None and state.where:
+            state.error = of_prompt(state.error, state.where)
         state.is_over = True  # written last, as the reader reads it first
         self._woken.append(state)
 

@@ -40,10 +40,11 @@ class Percentiles(Struct, frozen=True):
 
 
 class Process(Struct, frozen=True):
-    """One process of the stack. state: as in /health."""
+    """One process of the stack. state: as in /health. pid: null where there is none."""
 
     state: str
     restarts: int = 0
+    pid: int | None = None
 
 
 class Timeline(Struct, frozen=True):
@@ -123,7 +124,7 @@ class LiveStatistics:
                 for name, worker in workers.items()
             ),
             processes={
-                name: Process(each.state, each.num_restarts)
+                name: Process(each.state, each.num_restarts, each.pid or None)
                 for name, each in newest.processes.items()
                 if each.state
             },

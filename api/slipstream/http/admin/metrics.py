@@ -40,7 +40,6 @@ PREFIX = "slipstream:"
 _PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 _OPEN = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 _BUCKET_BOUNDS = (*map(str, BOUNDS_S), "+Inf")
-_PROCESS_UP = "process_up"
 _NO_COUNTS = (0,) * len(_BUCKET_BOUNDS)
 
 
@@ -237,7 +236,7 @@ def _process_metrics() -> Iterator[_Family]:
     )
     yield _Family(
         _Gauge,
-        _PROCESS_UP,
+        "process_up",
         "Whether the process is ready and sends heartbeats.",
         None,
         lambda p: float(p.state == "ready"),
@@ -252,7 +251,7 @@ def _process_metrics() -> Iterator[_Family]:
     yield _Family(
         _Counter,
         "process_cpu_seconds",
-        "CPU time of the process and of those it replaced.",
+        "CPU time of the process, of its children and of those it replaced.",
         None,
         lambda p: p.cpu_s,
     )
@@ -281,18 +280,11 @@ class Metrics:
         self._rendered: dict[bytes, bytes] = {}  # of `statistics`, by content type
         self.statistics = Statistics()
         self.model_name = ""
-        self.states: dict[str, str] = {}
 
-    def response(
-        self, statistics: Statistics, model_name: str, accept: str, states: dict[str, str]
-    ) -> Response:
-        """The metrics, as OpenMetrics if `accept`, the request's header, names it; else as text.
-
-        states: of all processes by name, including those without statistics.
-        """
-        is_new = statistics is not self.statistics
-        if is_new or model_name != self.model_name or states != self.states:
-            self.statistics, self.model_name, self.states = statistics, model_name, states
+    def response(self, statistics: Statistics, model_name: str, accept: str) -> Response:
+        """The metrics, as OpenMetrics if `accept`, the request's header, names it; else as text."""
+        if statistics is not self.statistics or model_name != self.model_name:
+            self.statistics, self.model_name = statistics, model_name
             self._rendered.clear()
         is_open = _OPEN.partition(b";")[0].decode() in accept
         content_type = _OPEN if is_open else _PLAIN
@@ -323,13 +315,6 @@ class _Collector(Collector):
             metric: Any = family.kind(PREFIX + family.name, family.help, labels=labels)
             for name, process in metrics.statistics.processes.items():
                 _add_sample(metric, family, [metrics.model_name, name], process)
-            reported = metrics.statistics.processes
-            if (
-                reported and family.name == _PROCESS_UP
-            ):  # all that is known of a process without statistics
-                for name in metrics.states.keys() - reported.keys():
-                    process = ProcessStatistics(state=metrics.states[name])
-                    _add_sample(metric, family, [metrics.model_name, name], process)
             yield metric
 
 

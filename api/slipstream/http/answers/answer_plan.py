@@ -14,7 +14,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
-from slipstream.http.openai.logprobs import TextPosition
+from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import Choice, Logprobs, LogprobsById
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta

@@ -15,7 +15,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slipstream.http.openai.logprobs import shown_logprob, top_logprobs_by_name
+from slipstream.http.openai.logprob_bodies import shown_logprob, top_logprobs_by_name
 from slipstream.http.openai.response_bodies import CompletionLogprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.time_slice import Parts

@@ -27,7 +27,7 @@ from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCurs
 from slipstream.http.config import Limits
 from slipstream.http.errors import ApiError, error_of
 from slipstream.http.exchange import Exchange
-from slipstream.http.openai.logprobs import TextPosition, concat_logprobs, logprobs_by_id
+from slipstream.http.openai.logprob_bodies import TextPosition, concat_logprobs, logprobs_by_id
 from slipstream.http.openai.response_bodies import Logprobs, LogprobsById, Usage
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import event

@@ -33,7 +33,7 @@ from slipstream.http.answers.live_answer import (
 from slipstream.http.answers.unary import UnaryAnswer
 from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Exchange
-from slipstream.http.openai.logprobs import TextPosition
+from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice, Usage
 from slipstream.http.response_encoding import DONE_EVENT, event, json_part
 from slipstream.http.time_slice import run_all

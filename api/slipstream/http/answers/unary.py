@@ -17,7 +17,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import ChoiceContent
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.errors import ApiError
-from slipstream.http.openai.logprobs import TextPosition
+from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice
 from slipstream.http.response_encoding import json_raw, json_response
 from slipstream.http.time_slice import Parts, run_all

@@ -20,8 +20,8 @@ from slipstream.http.endpoints.planner import (
 )
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
-from slipstream.http.openai.logprob_json import chat_logprobs_json
-from slipstream.http.openai.logprobs import TextPosition, chat_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
+from slipstream.http.openai.logprob_encoding import chat_logprobs_json
 from slipstream.http.openai.request_bodies import ChatRequest, Message, TokenizeRequest
 from slipstream.http.openai.response_bodies import (
     AnswerMessage,
@@ -33,7 +33,8 @@ from slipstream.http.openai.response_bodies import (
 )
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
-from slipstream.requests import params_of_answers
+from slipstream.parallel_sampling import params_of_answers
+from slipstream.prompts import joined_parts
 from slipstream_ipc.messages import ChatMessage, ModelCard, TemplateOptions
 
 _ASSISTANT = "assistant"
@@ -160,7 +161,7 @@ def _chat_message(index: int, message: Message) -> ChatMessage:
         field = f"messages[{index}].content"
         raise bad_field(field, f"{field}: got null, allowed: text, or a list of text parts")
     if not isinstance(content, str):
-        content = "".join([part.text for part in content])
+        content = joined_parts(content)
     calls = message.tool_calls or None
     return ChatMessage(message.role, content, message.name, calls, message.tool_call_id)
 

@@ -18,14 +18,16 @@ from slipstream.http.endpoints.planner import (
 )
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
-from slipstream.http.openai.logprob_json import completion_logprobs_json
-from slipstream.http.openai.logprobs import TextPosition, completion_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition, completion_logprobs
+from slipstream.http.openai.logprob_encoding import completion_logprobs_json
 from slipstream.http.openai.request_bodies import CompletionRequest
 from slipstream.http.openai.response_bodies import Choice, CompletionChoice, Logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
-from slipstream.requests import Prompt, params_of_answers
+from slipstream.parallel_sampling import params_of_answers
+from slipstream.prompts import Prompt
 from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.validation.field_types import field_error
 
 MAX_PROMPTS = 1024  # per request
 MAX_ANSWERS = 4096  # per request, over all prompts
@@ -153,7 +155,8 @@ def _prompts(given: str | list[object]) -> list[Prompt]:
     try:
         found: Any = msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise bad_field("prompt", f"prompt: {error}, allowed: {_ALLOWED_PROMPTS}") from None
+        wrong = field_error(error, kind, given, where="prompt")
+        raise bad_field("prompt", f"{wrong} (a prompt is {_ALLOWED_PROMPTS})") from None
     prompts = [found] if isinstance(given[0], int) else found
     if len(prompts) > MAX_PROMPTS:
         raise bad_field("prompt", f"prompt: got {len(prompts)} prompts, allowed: {MAX_PROMPTS}")

@@ -25,12 +25,14 @@ from slipstream.http.endpoints.planner import (
 )
 from slipstream.http.errors import bad_field, error_of
 from slipstream.http.openai.body_decoder import BodyDecoder
-from slipstream.http.openai.logprobs import TextPosition, candidates_by_id
+from slipstream.http.openai.logprob_bodies import TextPosition, candidates_by_id
 from slipstream.http.openai.request_bodies import GenerateRequest
 from slipstream.http.openai.response_bodies import Choice, GenerateChoice, Logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
-from slipstream.requests import Prompt, checked_params, params_of_answers
+from slipstream.parallel_sampling import params_of_answers
+from slipstream.prompts import Prompt
+from slipstream.requests import checked_params
 from slipstream_ipc.messages import ModelCard, SamplingParams
 
 _PROMPTS = ("text", "prompt", "token_ids", "prompt_token_ids")

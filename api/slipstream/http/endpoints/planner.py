@@ -21,7 +21,8 @@ from slipstream.http.openai.request_bodies import (
     ResponseFormat,
     StreamOptions,
 )
-from slipstream.requests import Prompt, checked_params, new_submits
+from slipstream.prompts import Prompt
+from slipstream.requests import checked_params, new_submits
 from slipstream_ipc.messages import (
     ModelCard,
     SamplingDefaults,

@@ -7,21 +7,21 @@ Decoding blocks the event loop, and with it all streams, in proportion to the nu
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.openai.request_bodies import NEUTRAL_VALUES
+from slipstream.spelling import did_you_mean
+from slipstream.vllm_names import in_our_words, unsupported_value
+from slipstream_ipc.errors import BadRequest, UnknownField
+from slipstream_ipc.validation.field_types import field_error
 
 Body = TypeVar("Body")
 
-_PATH = re.compile(r" - at `\$\.?([^`]*)`$")
-_NAMED = re.compile(r"(?:unknown|required) field `([^`]*)`")
-_PART_TYPE = re.compile(r"messages\[\d+\]\.content\[\d+\]\.type")
-_MAX_SHOWN = 80
 _SMALL_BYTES = 2**17  # smaller bodies decode fast, whatever they contain
 _MAX_VALUES = 2**20  # a batch of 1,024 prompts of 1,024 token ids
 _MAX_OBJECTS = 2**16
@@ -31,6 +31,7 @@ class BodyDecoder(Generic[Body]):
     """Decodes bodies of one type."""
 
     def __init__(self, body_type: type[Body]) -> None:
+        self._type = body_type
         self._decoder = msgspec.json.Decoder(body_type)
 
     def decode(self, body: bytes) -> Body:
@@ -38,9 +39,19 @@ class BodyDecoder(Generic[Body]):
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _wrong_field(str(error)) from None
+            raise _wrong_field(field_error(error, self._type, _quotable(body))) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_field(None, f"the body is not JSON: {error}") from None
+
+
+def _quotable(body: bytes) -> object:
+    """The body as builtins, for an error to quote a part of; UNSET where that takes long."""
+    if len(body) > _SMALL_BYTES:
+        return UNSET
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return UNSET  # malformed after the wrong part
 
 
 def check_num_values(body: bytes, max_model_len: int) -> None:
@@ -66,32 +77,17 @@ def refuse_unsupported(
     where: prefix of field names in messages. supported: fields that this endpoint does support.
     """
     for name in type(body).__struct_fields__:
-        neutral = NEUTRAL_VALUES.get(name)
-        if neutral is None or name in supported:
-            continue
-        value = getattr(body, name)
-        if value is None or any(_same(value, one) for one in neutral):
-            continue
-        shown = msgspec.json.encode(value).decode()
-        if len(shown) > _MAX_SHOWN:
-            shown = shown[: _MAX_SHOWN - 3] + "..."
-        allowed = " or ".join(msgspec.json.encode(one).decode() for one in (*neutral, None))
-        message = f"{where}{name}: not supported yet: got {shown}, allowed: {allowed}"
-        raise bad_field(where + name, message)
+        if name in NEUTRAL_VALUES and name not in supported:
+            wrong = unsupported_value(where + name, getattr(body, name), NEUTRAL_VALUES[name])
+            if wrong is not None:
+                raise bad_field(where + name, wrong)
 
 
-def _same(value: object, neutral: object) -> bool:
-    """Equal, without taking true for 1."""
-    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _wrong_field(message: str) -> ApiError:
-    found = _PATH.search(message)
-    path = found.group(1) if found else ""
-    what = message[: found.start()] if found else message
-    if _PART_TYPE.fullmatch(path):
-        what += ", allowed: 'text'"  # no served model takes images or audio
-    named = _NAMED.search(what)
-    if named is not None:
-        path = f"{path}.{named.group(1)}" if path else named.group(1)
-    return bad_field(path or None, f"{path}: {what}" if path else what)
+def _wrong_field(wrong: BadRequest) -> ApiError:
+    if not wrong.field:
+        return bad_field(None, f"the body{wrong}")
+    message = str(wrong)
+    if isinstance(wrong, UnknownField):
+        hint = in_our_words(wrong.name) or did_you_mean(wrong.name, wrong.allowed)
+        message = f"{wrong.field}: unknown field{hint}" if hint else message
+    return bad_field(wrong.field, message)

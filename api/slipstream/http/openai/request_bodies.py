@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from slipstream.prompts import TextPart
 from slipstream_ipc.messages import SamplingParams, StructuredOutputs, ToolCall
 
 Ignored = Any
@@ -103,12 +104,6 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
 
     best_of: Unsupported = None
     suffix: Unsupported = None
-
-
-class TextPart(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """A part of a message's content."""
-
-    text: str
 
 
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

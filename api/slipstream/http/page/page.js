@@ -1,111 +1,234 @@
-// The page: a prompt and its answer; the rest is live.js.
+// The page: a conversation with the model, beside what the server does.
 
-import { Live, time } from "./live.js";
-import { chunksOf, endAnswer, headersOf, Refused } from "./stream.js";
-import { TokenReader, TokenView } from "./tokens.js";
+import { Conversation, Turn } from "./conversation/conversation.js";
+import { History } from "./conversation/history.js";
+import { Settings } from "./conversation/settings.js";
+import { chunksOf, endAnswer, Refused } from "./conversation/stream.js";
+import { Candidates } from "./conversation/tokens.js";
+import { sends, TurnView } from "./conversation/turn_view.js";
+import { byId, element } from "./elements.js";
+import { Live, time } from "./live/live.js";
+import { Model } from "./model.js";
+import { load, onChange, save } from "./storage.js";
+import { switchTheme } from "./theme.js";
 
-const NUM_LOGPROBS = 5;
 const KEY = "slipstream-key";
-const EXAMPLES = { chat: "What is an assert statement?", completion: "Exceptions are a means of" };
-const byId = (id) => document.getElementById(id);
+const SAID_CHARS = 400; // of an answer, to those who hear the page
 const form = byId("ask");
 const prompt = byId("prompt");
 const send = byId("send");
 const stop = byId("stop");
-const tokens = new TokenView(byId("output"), byId("candidates"));
-let running = null; // {controller, key, id, isStopped}
-
-// ---- the form -----------------------------------------------------------------------------------
-
-function mode() {
-  return form.elements.mode.value;
-}
+const turnsBox = byId("turns");
+const turnList = byId("turn-list");
+const history = new History();
+const settings = new Settings();
+const candidates = new Candidates(byId("candidates"), turnsBox);
+const model = new Model({
+  key,
+  onKnown: ({ max_model_len }) => {
+    settings.maxTokens = max_model_len;
+  },
+  onKeyNeeded: () => {
+    byId("key-row").hidden = false;
+  },
+});
+let conversation = new Conversation();
+let views = []; // of its turns
+let running = null; // {controller, key, id, isStopped, turn, conversation}
 
 function key() {
   return byId("key").value.trim();
 }
 
-function stops() {
-  const lines = byId("stops").value.split("\n").filter((line) => line !== "");
-  return lines.map((line) => line.replace(/\\([nt\\])/g, (_, char) => ({ n: "\n", t: "\t", "\\": "\\" })[char]));
+function mode() {
+  return form.elements.mode.value;
 }
 
-function requestOf() {
-  const shared = {
-    max_tokens: Number(byId("max-tokens").value),
-    temperature: Number(byId("temperature").value),
-    ...(stops().length && { stop: stops() }),
-    stream_options: { include_usage: true },
+// Answers are shown as "text" or as "tokens".
+function view() {
+  return document.querySelector("#view :checked").value;
+}
+
+// Checks the button of this value, if there is one.
+function choose(fieldset, value) {
+  for (const each of byId(fieldset).querySelectorAll("input"))
+    each.checked ||= each.value === value;
+}
+
+function say(text, kind = "") {
+  byId("notice").textContent = text;
+  byId("notice").className = kind;
+}
+
+// ---- the conversation ---------------------------------------------------------------------------
+
+function open(next) {
+  stopIt();
+  conversation = next;
+  byId("system").value = next.system;
+  showTurns();
+  showConversations();
+  turnsBox.scrollTop = turnsBox.scrollHeight;
+}
+
+function showTurns() {
+  candidates.look(null);
+  views = [];
+  turnList.replaceChildren();
+  for (const turn of conversation.turns) addView(turn);
+  byId("empty").hidden = views.length > 0;
+}
+
+function addView(turn) {
+  const told = {
+    onEdited: (edited, text) => ask(text, edited),
+    onRegenerate: (again) => ask(again.prompt, again),
   };
-  if (mode() === "chat") {
-    const messages = [{ role: "user", content: prompt.value }];
-    const content = { ...shared, messages, logprobs: true, top_logprobs: NUM_LOGPROBS };
-    return { path: "/v1/chat/completions", content };
-  }
-  const content = { ...shared, prompt: prompt.value, logprobs: NUM_LOGPROBS };
-  return { path: "/v1/completions", content };
+  const isBusy = running?.turn === turn;
+  const made = new TurnView(turn, views.length + 1, told, {
+    candidates,
+    kind: view(),
+    isBusy,
+    onRendered: follow,
+  });
+  views.push(made);
+  turnList.append(made.element);
+  return made;
 }
 
-function askForKey() {
-  byId("key-row").hidden = false;
-  byId("key").focus();
+// The end stays in sight while the answer comes, for a reader who is there.
+let isAtEnd = true;
+turnsBox.addEventListener("scroll", () => {
+  isAtEnd = turnsBox.scrollHeight - turnsBox.scrollTop - turnsBox.clientHeight < 40;
+});
+function follow() {
+  if (running && isAtEnd) turnsBox.scrollTop = turnsBox.scrollHeight;
+}
+
+function showConversations() {
+  const kept = history.list();
+  const others = kept.some(({ id }) => id === conversation.id) ? kept : [conversation, ...kept];
+  byId("conversations").replaceChildren(
+    ...others.map(({ id, title }) => element("option", { value: id, textContent: title })),
+  );
+  byId("conversations").value = conversation.id;
+  byId("delete").disabled = running !== null || !conversation.turns.length;
+}
+
+function keep() {
+  if (!conversation.turns.length) return;
+  const isKept = history.save(conversation);
+  showConversations();
+  if (!isKept)
+    say(
+      "This browser has no room for this conversation: it is gone when the page is closed.",
+      "bad",
+    );
 }
 
 // ---- an answer ----------------------------------------------------------------------------------
 
-async function run() {
-  if (running || !form.reportValidity()) return;
-  const mine = { controller: new AbortController(), key: key(), id: null, isStopped: false };
+// Asks a new turn, or one of the conversation's anew, whose later turns go. Where nothing comes,
+// everything is as it was.
+async function ask(text, again = null, turnMode = again?.mode ?? mode()) {
+  if (running || !text.trim() || !settings.check()) return;
+  const before = conversation.turns;
+  const turn = new Turn(turnMode, text);
+  conversation.turns = [...before.slice(0, again ? before.indexOf(again) : before.length), turn];
+  const mine = {
+    controller: new AbortController(),
+    key: key(),
+    id: null,
+    isStopped: false,
+    turn,
+    conversation,
+  };
   running = mine;
-  setBusy(true);
-  tokens.clear();
-  say("");
-  const numbers = new Numbers();
-  try {
-    await readAnswer(mine, numbers);
-  } catch (error) {
-    if (mine.isStopped) say("Stopped.");
-    else if (error.status === 401) {
-      askForKey();
-      say("This server asks for an API key.", "bad");
-    } else if (error instanceof Refused && mode() === "chat" && /no chat template/.test(error.message)) {
-      setMode("completion");
-      running = null;
-      await run();
-      say("This model has no chat template: its prompt was completed.");
-      return;
-    } else say(error.message, "bad");
-  } finally {
-    if (running === mine) {
-      running = null;
-      setBusy(false);
-    }
+  if (again) showTurns();
+  else {
+    addView(turn);
+    prompt.value = "";
   }
+  setBusy(true);
+  if (again) stop.focus();
+  byId("empty").hidden = true;
+  isAtEnd = true;
+  follow();
+  say("");
+  keep();
+  const shown = views.at(-1);
+  const error = await read(mine, shown);
+  if (mine.isStopped) turn.answer.reason = "stopped";
+  else if (error) turn.answer.reason = "lost";
+  shown.answer.end();
+  running = null;
+  setBusy(false);
+  if (error && !mine.isStopped && turn.answer.isEmpty) {
+    mine.conversation.turns = before;
+    if (mine.conversation === conversation) undo(turn, again, error);
+  } else if (error) say(mine.isStopped ? "Stopped." : error.message, mine.isStopped ? "" : "bad");
+  else announce(turn.answer);
+  if (mine.conversation === conversation) keep();
+  else history.save(mine.conversation);
 }
 
-async function readAnswer(mine, numbers) {
-  const { path, content } = requestOf();
-  const reader = new TokenReader();
+// Reads the answer of what runs. The error that ended it, or null.
+async function read(mine, shown) {
+  const { path, content } = mine.conversation.requestOf(mine.turn, settings.values);
   let lostAt = 0;
-  let reason = null;
   const told = {
     lost: (hasBegun) => {
       lostAt = performance.now();
-      say(hasBegun ? "Connection lost; going on where it was …" : "No connection; trying again …", "bad");
+      say(
+        hasBegun ? "Connection lost; going on where it was …" : "No connection; trying again …",
+        "bad",
+      );
     },
-    resumed: () => say(`Connection lost, and gone on with after ${time((performance.now() - lostAt) / 1000)}.`),
+    resumed: () =>
+      say(`Connection lost, and gone on with after ${time((performance.now() - lostAt) / 1000)}.`),
   };
-  const options = { key: mine.key, signal: mine.controller.signal, told };
-  for await (const chunk of chunksOf(path, content, options)) {
-    mine.id = chunk.id;
-    for (const choice of chunk.choices) {
-      const pieces = reader.read(choice);
-      numbers.add(pieces);
-      tokens.add(pieces);
-      reason = choice.finish_reason ?? reason;
+  try {
+    for await (const chunk of chunksOf(path, content, {
+      key: mine.key,
+      signal: mine.controller.signal,
+      told,
+    })) {
+      mine.id = chunk.id;
+      mine.turn.answer.add(chunk);
+      shown.answer.update();
     }
-    if (chunk.usage) numbers.end(chunk.usage, reason);
+    return null;
+  } catch (error) {
+    return error;
   }
+}
+
+// Nothing came: the prompt goes back to where it was written, and the reader is told why.
+function undo(turn, again, error) {
+  showTurns();
+  setBusy(false);
+  const isUntemplated = error instanceof Refused && /no chat template/.test(error.message);
+  if (isUntemplated && turn.mode === "chat") {
+    choose("mode", "completion");
+    save("mode", mode());
+    ask(turn.prompt, again, "completion");
+    say("This model has no chat template: its prompt is completed.");
+    return;
+  }
+  if (again) views[conversation.turns.indexOf(again)].edit(turn.prompt);
+  else prompt.value ||= turn.prompt;
+  if (error.status === 401) {
+    byId("key-row").hidden = false;
+    byId("key").focus();
+    say("This server asks for an API key.", "bad");
+  } else say(error.message, "bad");
+}
+
+function announce({ text, toolCalls, numbers }) {
+  const said =
+    text ||
+    (toolCalls.length ? `Calls ${toolCalls.map((call) => call.name).join(", ")}` : "Nothing");
+  byId("announce").textContent = `Answered: ${said.slice(0, SAID_CHARS)}. ${numbers}`;
 }
 
 function stopIt() {
@@ -116,99 +239,75 @@ function stopIt() {
   controller.abort();
 }
 
-// How much has come, how fast.
-class Numbers {
-  #begin = performance.now();
-  #first = null;
-  #num = 0;
-
-  constructor() {
-    byId("numbers").textContent = "";
-  }
-
-  add(pieces) {
-    this.#num += pieces.filter((piece) => piece.token !== null).length;
-    if (pieces.length) this.#first ??= performance.now();
-    if (this.#first !== null) this.#show(this.#num, []);
-  }
-
-  end(usage, reason) {
-    const why = { stop: "ended by itself or a stop string", length: "max tokens reached" }[reason];
-    this.#show(usage.completion_tokens, why ? [why] : []);
-  }
-
-  #show(num, more) {
-    const now = performance.now();
-    const said = [`${num} ${num === 1 ? "token" : "tokens"}`];
-    if (this.#first !== null) said.push(`first after ${time((this.#first - this.#begin) / 1000)}`);
-    if (num > 1 && now > this.#first) {
-      said.push(`${Math.round(((num - 1) * 1000) / (now - this.#first))} a second`);
-    }
-    byId("numbers").textContent = [...said, ...more].join(" · ");
-  }
-}
-
-function say(text, kind = "") {
-  byId("notice").textContent = text;
-  byId("notice").className = kind;
-}
-
 function setBusy(isBusy) {
   const hadFocus = document.activeElement === (isBusy ? send : stop);
   send.disabled = isBusy;
   stop.disabled = !isBusy;
-  byId("output").setAttribute("aria-busy", String(isBusy));
+  for (const each of turnList.querySelectorAll(".asks")) each.disabled = isBusy;
+  turnsBox.setAttribute("aria-busy", String(isBusy));
+  byId("announce").textContent = isBusy ? "Answering." : "";
   if (hadFocus) (isBusy ? stop : send).focus();
 }
 
-function setMode(wanted) {
-  const wasExample = Object.values(EXAMPLES).includes(prompt.value) || !prompt.value;
-  form.elements.mode.value = wanted;
-  if (wasExample) prompt.value = EXAMPLES[wanted];
-}
-
-// ---- what is served -----------------------------------------------------------------------------
-
-let isModelKnown = false;
-
-async function showModel(name) {
-  if (name) byId("model").textContent = name;
-  if (isModelKnown || !name) return;
-  isModelKnown = true; // or asked for, until there is another key
-  const response = await fetch("/v1/models", { headers: headersOf(key()) });
-  if (response.status === 401) byId("key-row").hidden = false;
-  if (!response.ok) return; // who sends a prompt is told
-  const [model] = (await response.json()).data;
-  byId("model").textContent = model.id;
-  byId("model").title = `The model that is served; up to ${model.max_model_len} tokens a request`;
-  byId("max-tokens").max = model.max_model_len;
-}
+// ---- what the reader does -----------------------------------------------------------------------
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  run();
+  ask(prompt.value);
 });
-form.addEventListener("change", (event) => {
-  if (event.target.name === "mode") setMode(event.target.value);
+prompt.addEventListener("keydown", (event) => {
+  if (!sends(event)) return;
+  event.preventDefault();
+  ask(prompt.value);
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
-    event.preventDefault();
-    run();
-  } else if (event.key === "Escape") stopIt();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stopIt();
 });
 stop.addEventListener("click", stopIt);
-addEventListener("pagehide", stopIt);
+addEventListener("pagehide", () => {
+  stopIt();
+  keep();
+});
+byId("view").addEventListener("change", () => {
+  for (const each of views) each.answer.show(view());
+  save("view", view());
+  byId("legend").hidden = view() !== "tokens";
+});
+byId("mode").addEventListener("change", () => save("mode", mode()));
+byId("new").addEventListener("click", () => {
+  open(new Conversation(conversation.system));
+  prompt.focus();
+});
+byId("delete").addEventListener("click", () => {
+  if (!confirm("Delete this conversation from this browser?")) return;
+  const { id } = conversation;
+  open(new Conversation(conversation.system));
+  history.remove(id);
+  showConversations();
+  prompt.focus();
+});
+byId("conversations").addEventListener("change", (event) => {
+  open(history.load(event.target.value) ?? new Conversation());
+});
+onChange(showConversations);
+byId("system").addEventListener("change", (event) => {
+  conversation.system = event.target.value;
+  keep();
+});
+byId("empty").addEventListener("click", (event) => {
+  if (event.target.closest("button")) ask(event.target.textContent);
+});
 byId("key").addEventListener("change", () => {
   sessionStorage.setItem(KEY, key());
-  isModelKnown = false;
+  model.forget();
 });
 
 byId("key").value = sessionStorage.getItem(KEY) ?? "";
 byId("key-row").hidden = !key();
-setMode(mode()); // a browser may have kept another one
-new Live((name) => {
-  showModel(name).catch(() => {
-    isModelKnown = false;
-  });
-});
+switchTheme(byId("theme"));
+choose("mode", load("mode"));
+choose("view", load("view"));
+const [newest] = history.list();
+open((newest && history.load(newest.id)) ?? new Conversation());
+byId("view").dispatchEvent(new Event("change"));
+new Live((name) => model.show(name));

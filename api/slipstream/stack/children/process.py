@@ -35,24 +35,33 @@ import msgspec
 from slipstream.stack.children.child_status import status_of
 from slipstream.stack.children.line_pipe import LineReader, LineWriter
 from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners
-from slipstream.stack.children.process_usage import is_stopped, num_oom_kills, usage_of
-from slipstream_ipc.messages import State
+from slipstream.stack.children.process_usage import (
+    cpu_wait_s,
+    is_stopped,
+    num_oom_kills,
+    usage_of,
+)
+from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
     PARENT_PID_VARIABLE,
     STATUS_FD_VARIABLE,
+    VERSION_VARIABLE,
     Activate,
     Command,
     Condition,
     Drain,
+    installed_version,
 )
 from slipstream_ipc.telemetry.statistics import Numbers
 
 _PR_SET_PDEATHSIG = 1
 _STANDARD_ERROR = 2
+_VERSION = installed_version()  # when this process began; another may be installed later
 # signals that a process causes itself; others are sent to it
 _FATAL = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-_BUSY_CPU_SHARE = 0.1  # of a CPU; a spinning process gets as much on a tenfold overloaded machine
+_BUSY_CPU_SHARE = 0.1  # of the time in which it was not kept waiting for a CPU
+_LEAST_CPU_SHARE = 0.02  # of all time: with less than that, a loop that does not hang may be silent
 _libc = ctypes.CDLL(None)
 _logger = logging.getLogger(__name__)
 
@@ -100,19 +109,21 @@ class Child:
         self.is_active = False  # whether it was activated; a spare is not
         self.is_drained = not spec.drains
         self.detail = ""
-        self.error = ""  # why it cannot serve as configured, for the user
+        self.error = ""  # why it cannot serve, for the user
+        self.is_misconfigured = False  # the configuration is at fault
         self.started_at = time.monotonic()
         self.available_at: float | None = None  # since when it serves, or waits as a spare
         self.last_beat_at: float | None = None  # its last heartbeat; None while none is expected
         self.numbers: Numbers | None = None  # as last reported
-        self.processes: dict[str, State] = {}  # of its own child processes, as last reported
+        self.processes: dict[str, OwnProcess] = {}  # that it runs itself, as last reported
         self._condition: Condition | None = None  # as last sent to it
         self._has_beats = False  # it sends heartbeats, or will once it is ready
         self._num_bad_lines = 0
         self._last_words = ""
         self._kill_reason = ""
         self._is_kill_own_fault = False  # whether it caused the reason it was killed for
-        self._cpu_start: tuple[float, float] | None = None  # time and CPU time at `measure_cpu`
+        # at `measure_cpu`: time, CPU time, and time spent waiting for a CPU
+        self._cpu_start: tuple[float, float, float] | None = None
         self._num_oom_kills = num_oom_kills()  # at its last heartbeat
         with contextlib.ExitStack() as on_error:
             status_fd, status_end = _pipe(on_error)
@@ -127,6 +138,7 @@ class Child:
                     STATUS_FD_VARIABLE: str(status_end),
                     CONTROL_FD_VARIABLE: str(control_end),
                     PARENT_PID_VARIABLE: str(os.getpid()),
+                    VERSION_VARIABLE: _VERSION,
                     **listening,
                 },
                 process_group=0,
@@ -174,7 +186,8 @@ class Child:
                 self._note_bad_line(why_bad)
             if status is None:
                 continue
-            self.error = self.error or status.error
+            if status.error and not self.error:
+                self.error, self.is_misconfigured = status.error, status.is_misconfigured
             self.detail = status.detail or self.detail
             self._last_words = status.last_words or self._last_words
             self.is_drained = self.is_drained or status.drained
@@ -229,15 +242,21 @@ class Child:
     def measure_cpu(self, now: float) -> None:
         """Start measuring the CPU time of a silent child, for `is_busy`."""
         use = usage_of(self.pid, with_children=False)
-        self._cpu_start = now, 0.0 if use is None else use.cpu_s
+        self._cpu_start = now, 0.0 if use is None else use.cpu_s, cpu_wait_s(self.pid)
 
     def is_busy(self, now: float) -> bool:
-        """Whether it has used CPU time since `measure_cpu`, and is not stopped."""
+        """Whether it has used the CPU time that it could have since `measure_cpu`, and is not
+        stopped.
+        """
         use = usage_of(self.pid, with_children=False)
         if self._cpu_start is None or use is None or is_stopped(self.pid):
             return False
-        since, cpu_s = self._cpu_start
-        return now > since and use.cpu_s - cpu_s >= _BUSY_CPU_SHARE * (now - since)
+        since, cpu_s, wait_s = self._cpu_start
+        elapsed_s, used_s = now - since, use.cpu_s - cpu_s
+        free_s = elapsed_s - max(0.0, cpu_wait_s(self.pid) - wait_s)
+        return elapsed_s > 0 and used_s >= max(
+            _LEAST_CPU_SHARE * elapsed_s, _BUSY_CPU_SHARE * free_s
+        )
 
     def kill(self, reason: str = "", *, is_own_fault: bool = False) -> None:
         """SIGKILL its process group. is_own_fault: whether it caused the reason itself."""

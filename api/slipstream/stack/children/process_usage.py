@@ -1,12 +1,13 @@
 """CPU time, memory and state of processes, and the cgroup's out-of-memory kills.
 
-psutil reads them, except for two files: the children of a process (psutil would scan all processes
-of the machine) and the cgroup's count of kills. The CPU time of a process that has ended can be
-read until it is reaped.
+psutil reads them, except for three files: the children of a process (psutil would scan all
+processes of the machine), its threads' time in run queues, and the cgroup's count of kills. The CPU
+time of a process that has ended can be read until it is reaped.
 """
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,17 @@ def usage_of(pid: int, *, with_children: bool = True) -> ProcessUsage | None:
         use = _read(child)
         cpu_s += 0.0 if use is None else use.cpu_s
     return ProcessUsage(cpu_s, own.rss_bytes)
+
+
+def cpu_wait_s(pid: int) -> float:
+    """How long the threads of a process have been ready to run while others had the CPUs, in
+    seconds; 0 where the kernel does not tell.
+    """
+    wait_ns = 0
+    for path in (_PROC / str(pid) / "task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended
+            wait_ns += int(path.read_text().split()[1])
+    return wait_ns / 1e9
 
 
 def is_stopped(pid: int) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.restarts import RestartPolicy
+from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import SILENT_S, Activate
 
 
@@ -28,6 +29,7 @@ class Role:
         self.ended_at = 0.0
         self.due_at: float | None = None  # when the next process starts, while there is none
         self.spare_due_at: float | None = 0.0 if spec.has_spare else None
+        self._left_over: dict[str, OwnProcess] = {}  # what its dead processes ran themselves
         self._incarnation = 0
         self._last_death_was_own_fault = False
         self._policy = RestartPolicy(max_restarts, window_s)
@@ -49,6 +51,12 @@ class Role:
             return "restarting" if self.has_served else "starting"
         silent_at = self.active.last_beat_at
         return "ready" if silent_at is None or now < silent_at + SILENT_S else "silent"
+
+    @property
+    def own_processes(self) -> dict[str, OwnProcess]:
+        """The processes that the active one runs itself, by name; `restarting` while it is dead."""
+        found = {} if self.active is None else self.active.processes
+        return {**self._left_over, **found}
 
     @property
     def num_restarts(self) -> int:
@@ -88,6 +96,7 @@ class Role:
             pause_s = self._spare_policy.pause_s(now, served_s)
             self.spare_due_at = None if pause_s is None else now + pause_s
             return pause_s is not None
+        self._left_over |= dict.fromkeys(child.processes, OwnProcess("restarting"))
         self.active, self.last_exit, self.ended_at = None, exit_, now
         if child.available_at is not None:
             self._last_death_was_own_fault = exit_.is_own_fault

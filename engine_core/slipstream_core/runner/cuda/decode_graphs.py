@@ -9,9 +9,9 @@ are the slow ones.
 Sampling is recorded because it is about twenty small kernels, which the host launches no faster
 than a small model computes. What no kind covers (constraints, masks, grammars, very many
 log-probabilities) is sampled by `sampler.sample` after the recorded forward. Tokens outside the
-candidates (top_p or min_p without top_k) are drawn by `rejection_sampling`, recorded with the rest.
-Without it (on a CPU, in tests) the host waits to learn whether a kept set reached further, and then
-samples such a step with `sampler.sample`.
+candidates (top_p or min_p without top_k) are drawn by `whole_vocab_sampling`,
+recorded with the rest. Without it (on a CPU, in tests) the host waits to learn whether a kept set
+reached further, and then samples such a step with `sampler.sample`.
 
 - Padding rows have length 0, write their keys to the null block, and their tokens to a slot that
   belongs to no request.
@@ -35,10 +35,9 @@ import torch
 from slipstream_core.runner.attention.fixed_shape import DecodeBackend, DecodeColumns
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.compilation.trace import Forward
+from slipstream_core.runner.cuda.graph_capture import CAPTURE_S, Recorder, Work, record_all
 from slipstream_core.runner.cuda.readback import StepReadback, fetch, packed_layout, write_logprobs
-from slipstream_core.runner.cuda.recorder import CAPTURE_S, Recorder, Work, record_all
 from slipstream_core.runner.sampling.noise import row_keys
-from slipstream_core.runner.sampling.rejection_sampling import RejectionSampler
 from slipstream_core.runner.sampling.sampler import (
     NUM_CANDIDATES,
     divisors,
@@ -50,6 +49,7 @@ from slipstream_core.runner.sampling.sampler import (
     may_reach_further,
 )
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
+from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 from slipstream_core.runner.staging import AnyArray, Copies, CopyEvent, Field, Layout, Staging
 from slipstream_core.step.plan import StepPlan
 
@@ -94,7 +94,7 @@ class DecodeGraphs:
         max_blocks: int,  # of one row's table
         block_size: int,
         kinds: Sequence[GraphKind] = KINDS,
-        whole: RejectionSampler | None = None,
+        whole: WholeVocabSampler | None = None,
     ) -> None:
         self._forward = forward
         self._backend = backend

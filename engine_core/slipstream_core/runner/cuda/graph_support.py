@@ -15,7 +15,7 @@ import logging
 import torch
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.cuda.recorder import batch_sizes
+from slipstream_core.runner.cuda.graph_capture import batch_sizes
 from slipstream_core.runner.model.loader import LoadedModel
 
 logger = logging.getLogger(__name__)

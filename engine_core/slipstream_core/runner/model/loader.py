@@ -40,7 +40,7 @@ from transformers.utils.import_utils import is_accelerate_available
 from slipstream_core.runner.attention.geometry import LayerGeometry, read_geometry
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.host_memory import read_host_memory, refuse_weights, unmapped_bytes
-from slipstream_core.runner.load_error import ModelLoadError, brief
+from slipstream_core.runner.load_error import ModelLoadError, NoRoomError, brief
 from slipstream_core.runner.model.attention_check import check_independence
 from slipstream_core.runner.model.hub import Source, incomplete, locate
 from slipstream_core.runner.model.random_weights import is_random, random_config, random_module
@@ -340,8 +340,8 @@ def _weights(
     return module
 
 
-def _no_room(name: str, error: torch.OutOfMemoryError) -> ModelLoadError:
-    return ModelLoadError(name, f"its weights do not fit into the card's memory ({brief(error)})")
+def _no_room(name: str, error: torch.OutOfMemoryError) -> NoRoomError:
+    return NoRoomError(name, f"its weights do not fit into the card's memory ({brief(error)})")
 
 
 def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:

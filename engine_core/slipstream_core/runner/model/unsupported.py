@@ -14,7 +14,7 @@ import transformers
 from transformers import PreTrainedConfig
 
 from slipstream_core.runner.attention.geometry import LayerGeometry
-from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
 
 _by_config: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -119,7 +119,7 @@ def refuse_larger(name: str, nbytes: int, device: torch.device) -> None:
     free, total = torch.cuda.mem_get_info(device)
     if nbytes > free:
         gib = [f"{num / 2**30:.2f} GiB" for num in (nbytes, free, total)]
-        raise ModelLoadError(
+        raise NoRoomError(
             name,
             f"its weights take {gib[0]}, but {gib[1]} of the card's {gib[2]} are free; give a "
             "smaller model or dtype, or stop other processes on the card",

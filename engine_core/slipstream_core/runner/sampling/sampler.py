@@ -16,7 +16,7 @@ for the device, and no Python runs per row.
   is drawn by rejection: from the whole vocabulary, until the token lies in the kept set. That is
   exact and sorts no row, except where top_p follows a top_k larger than NUM_CANDIDATES: the mass
   that top_k leaves needs that row's top_k largest logits. On a card one kernel draws these rows
-  (`rejection_sampling`) without waiting; without Triton the device is asked which rows they are.
+  (`whole_vocab_sampling`) without waiting; without Triton the device is asked which rows they are.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from slipstream_core.step.plan import (
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 
 if TYPE_CHECKING:
-    from slipstream_core.runner.sampling.rejection_sampling import RejectionSampler
+    from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
 NUM_CANDIDATES = 256
 
@@ -73,7 +73,7 @@ def sample(
     *,
     allowed: torch.Tensor | None = None,
     masks: Int32s | None = None,
-    whole: RejectionSampler | None = None,
+    whole: WholeVocabSampler | None = None,
 ) -> tuple[torch.Tensor, RawLogprobs | None]:
     """Sample one token for each of the plan's S sampled rows.
 
@@ -158,7 +158,7 @@ def logprob_columns(
 
 
 def _draw_rows(
-    logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor, whole: RejectionSampler | None
+    logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor, whole: WholeVocabSampler | None
 ) -> torch.Tensor:
     """Tokens of all rows as if none were greedy, int64 [S]."""
     scaled = logits / _to(divisors(plan.temperatures), logits)[:, None]

@@ -12,11 +12,14 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.helpers.patience import Patience
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
+from slipstream.http.admin.health import StackHealth
+from slipstream_ipc.process import SILENT_S
 
-ALL = {"core", "worker", "http", "prompts"}
+ALL = {"core", "worker", "http", "tokenizer", "supervisor"}
 
 
 @pytest.fixture(scope="module")
@@ -28,55 +31,85 @@ def stack():
 
 def get(stack: Stack, path: str) -> tuple[int, dict[str, Any]]:
     try:
-        with urllib.request.urlopen(f"{stack.http_address}{path}") as answer:
+        with urllib.request.urlopen(f"{stack.http_address}{path}", timeout=PATIENCE_S) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
 
 
+def children(stack: Stack, parent: str, module: str) -> list[int]:
+    """The processes of this module that a process of the stack has started."""
+    found = psutil.Process(stack.pids[parent]).children()
+    return [child.pid for child in found if is_of(child, module)]
+
+
+def is_of(process: psutil.Process, module: str) -> bool:
+    """Whether it runs this module; no zombie does."""
+    try:
+        return module in process.cmdline()
+    except psutil.Error:
+        return False
+
+
 def pid_of(stack: Stack, name: str) -> int:
     """The worker keeps the tokenizer process; the others are the stack's."""
-    if name != "prompts":
+    if name != "tokenizer":
         return stack.pids[name]
-    (child,) = _children(stack)
-    assert "slipstream_worker.tokenizer.process" in child.cmdline()
-    return child.pid
+    (pid,) = children(stack, "worker", "slipstream_worker.tokenizer.process")
+    return pid
 
 
-def _children(stack: Stack) -> list[psutil.Process]:
-    """The worker's."""
-    return psutil.Process(stack.pids["worker"]).children()
-
-
-def wait_for(stack: Stack, status: int, **processes: str) -> None:
+def wait_for(stack: Stack, code: int, status: str, **processes: str) -> None:
     """Until it says so; asking is what takes the time."""
     patience = Patience()
     while True:
         found, body = get(stack, "/health")
         told = body.get("processes", {})  # none: a front that has just begun has not heard yet
-        if found == status and processes.items() <= told.items():
-            assert body["status"] == ("ok" if status == 200 else "unhealthy")
+        if (found, body["status"]) == (code, status) and processes.items() <= told.items():
             assert set(told) == ALL
             return
         patience.check((found, body))
 
 
+def wait_until_well(stack: Stack) -> None:
+    wait_for(stack, 200, "ok", **dict.fromkeys(ALL, "ready"))
+    patience = Patience()
+    while (found := get(stack, "/ready"))[0] != 200:
+        patience.check(found)  # the front attaches to a new worker
+
+
 def test_all_is_well(stack):
-    wait_for(stack, 200, **dict.fromkeys(ALL, "ready"))
+    wait_until_well(stack)
 
 
-@pytest.mark.parametrize("name", ["core", "worker", "prompts"])
-def test_a_process_that_hangs_is_not_healthy(stack, name):
-    wait_for(stack, 200, **{name: "ready"})
+@pytest.mark.parametrize("name", ["core", "worker", "tokenizer"])
+def test_a_process_that_hangs_is_told_and_is_no_reason_for_a_restart(stack, name):
+    wait_until_well(stack)
     pid = pid_of(stack, name)
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for(stack, 503, **{name: "silent"})
+        wait_for(stack, 200, "recovering", **{name: "silent"})
         assert get(stack, "/ready")[0] == 503
     finally:
         os.kill(pid, signal.SIGCONT)
-    wait_for(stack, 200, **{name: "ready"})
-    assert get(stack, "/ready")[0] == 200
+    wait_until_well(stack)
+
+
+def test_a_core_that_is_being_replaced_is_no_reason_for_a_restart(stack):
+    """However long its successor loads: a liveness probe would end every stream."""
+    wait_until_well(stack)
+    patience, before = Patience(), stack.pids["core"]
+    while len(cores := children(stack, "supervisor", "slipstream_core.main")) < 2:
+        patience.check(cores)
+    (spare,) = set(cores) - {before}
+    os.kill(spare, signal.SIGSTOP)  # it loads as long as we look
+    try:
+        os.kill(before, signal.SIGKILL)
+        wait_for(stack, 200, "recovering", core="restarting", worker="ready")
+        assert get(stack, "/ready")[0] == 503
+    finally:
+        os.kill(spare, signal.SIGCONT)
+    wait_until_well(stack)
 
 
 @pytest.mark.parametrize("name", ["core", "worker", "http"])
@@ -90,29 +123,78 @@ def test_a_process_that_was_replaced_is_healthy(stack, name):
     while True:
         patience.check(stack.pids)
         try:
-            wait_for(stack, 200, **dict.fromkeys(ALL, "ready"))
+            wait_until_well(stack)
         except OSError:  # the front is on its way
             continue
         return
 
 
-def test_a_prompt_process_that_was_killed_is_told_and_replaced(stack):
-    wait_for(stack, 200, **dict.fromkeys(ALL, "ready"))
-    before = pid_of(stack, "prompts")
+def test_a_tokenizer_process_that_was_killed_is_told_and_replaced(stack):
+    wait_until_well(stack)
+    before = pid_of(stack, "tokenizer")
     os.kill(before, signal.SIGKILL)
     patience = Patience()
-    while before in (pids := [child.pid for child in _children(stack)]) or not pids:
+    while before in (pids := children(stack, "worker", "slipstream_worker.tokenizer.process")) or (
+        not pids
+    ):
         patience.check(pids)
     os.kill(pids[0], signal.SIGSTOP)  # it stays as long as we look in that it loads
     try:
-        wait_for(stack, 503, prompts="restarting", worker="ready")
+        wait_for(stack, 200, "recovering", tokenizer="restarting", worker="ready")
         assert get(stack, "/ready")[0] == 503
     finally:
         os.kill(pids[0], signal.SIGCONT)
-    wait_for(stack, 200, prompts="ready")
-    assert get(stack, "/ready")[0] == 200
+    wait_until_well(stack)
+
+
+def test_only_a_supervisor_that_hangs_is_a_reason_for_a_restart():
+    """Nothing else of the stack could mend that."""
+    with spareless_stack("simulated:step_ms=1", http_port=0, hang_timeout_s=6.0) as stack:
+        os.kill(stack.pids["supervisor"], signal.SIGSTOP)
+        try:
+            wait_for(stack, 503, "unhealthy", supervisor="silent", core="ready")
+            assert get(stack, "/ready")[0] == 200  # requests are served all the same
+        finally:
+            os.kill(stack.pids["supervisor"], signal.SIGCONT)
+        wait_until_well(stack)
+
+
+READY = dict.fromkeys(("core", "worker", "http", "tokenizer"), "ready")
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "serves"),
+    [
+        ({}, "ok", True),  # a front without a supervisor
+        (READY, "ok", True),
+        (READY | {"core": "starting"}, "starting", True),
+        (READY | {"core": "restarting"}, "recovering", False),
+        (READY | {"core": "starting", "tokenizer": "silent"}, "recovering", False),
+        (READY | {"http": "restarting"}, "recovering", True),
+    ],
+)
+def test_the_status_says_what_the_processes_are_at(states, status, serves):
+    health = StackHealth(hang_timeout_s=10.0)
+    health.processes = states
+    assert health.status(1e9, is_draining=False) == status
+    assert health.status(1e9, is_draining=True) == "draining"
+    assert health.serves == serves
+    assert health.states(1e9) == states
+
+
+def test_a_supervisor_is_silent_before_it_counts_as_hung():
+    health = StackHealth(hang_timeout_s=10.0)
+    health.processes = READY
+    health.note_report(100.0)
+    found = [
+        (health.status(now, is_draining=True), health.states(now)["supervisor"])
+        for now in (100.0, 100.0 + SILENT_S, 110.0)
+    ]
+    assert found == [("draining", "ready"), ("draining", "silent"), ("unhealthy", "silent")]
+    health.note_report(111.0)
+    assert health.status(111.0, is_draining=False) == "ok"
 
 
 def test_version(stack):
-    with urllib.request.urlopen(f"{stack.http_address}/version") as answer:
+    with urllib.request.urlopen(f"{stack.http_address}/version", timeout=PATIENCE_S) as answer:
         assert json.load(answer) == {"version": version("slipstream")}

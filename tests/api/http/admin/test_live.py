@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.helpers.patience import Patience
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream.http.admin.live import LiveStatistics, percentile
@@ -75,7 +75,7 @@ def live_numbers(*given: Statistics) -> Any:
 def test_gauges_are_the_newest():
     shown = live_numbers(statistics(BEGIN, core_at(BEGIN)))
     assert (shown["running"], shown["waiting"], shown["cache_use"]) == (3, 2, 0.25)
-    assert shown["processes"] == {"core": {"state": "ready", "restarts": 2}}
+    assert shown["processes"] == {"core": {"state": "ready", "restarts": 2, "pid": 1}}
     assert shown["model"] == "m"
     assert shown["tokens_per_s"] is None
     assert shown["device_busy"] is None
@@ -84,7 +84,7 @@ def test_gauges_are_the_newest():
 def test_nobody_has_told_anything():
     live = LiveStatistics()
     shown = json.loads(live.response(None, {"core": "starting"}).body)
-    assert shown["processes"] == {"core": {"state": "starting", "restarts": 0}}
+    assert shown["processes"] == {"core": {"state": "starting", "restarts": 0, "pid": None}}
     assert shown["running"] is None
     live.add(statistics(BEGIN, core_at(BEGIN)))
     assert json.loads(live.response(None, {}).body)["running"] == 3
@@ -193,7 +193,7 @@ def test_a_stack_tells_what_runs():
         ]
         patience = Patience()
         while True:
-            with urllib.request.urlopen(f"{stack.http_address}/live") as answer:
+            with urllib.request.urlopen(f"{stack.http_address}/live", timeout=PATIENCE_S) as answer:
                 assert answer.headers["cache-control"] == "no-store"
                 live = json.load(answer)
             timeline = live["timeline"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
-from tests.helpers.patience import Patience
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
@@ -47,7 +47,7 @@ def stack() -> Iterator[Stack]:
 
 
 def scrape(stack: Stack) -> Samples:
-    with urllib.request.urlopen(f"{stack.http_address}/metrics") as answer:
+    with urllib.request.urlopen(f"{stack.http_address}/metrics", timeout=PATIENCE_S) as answer:
         assert answer.headers["content-type"].startswith("text/plain; version=")
         text = answer.read().decode()
     return {
@@ -67,11 +67,20 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 
 def wait_for(stack: Stack, condition: Callable[[Samples], bool]) -> Samples:
-    """Until the numbers, which come twice a second, say so; asking is what takes the time."""
+    """Until the numbers, which come twice a second, say so; asking is what takes the time.
+
+    The front may die meanwhile.
+    """
     patience = Patience()
-    while not condition(samples := scrape(stack)):
+    while True:
         patience.check("the numbers never said so")
-    return samples
+        try:
+            if condition(samples := scrape(stack)):
+                return samples
+        except urllib.error.HTTPError:
+            raise
+        except OSError:
+            continue  # the next one is on its way
 
 
 def quiet(stack: Stack) -> Samples:
@@ -98,7 +107,7 @@ def complete(stack: Stack, **fields: Any) -> Any:
         json.dumps(given).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         return answer.read().decode() if given.get("stream") else json.load(answer)
 
 
@@ -147,7 +156,7 @@ def test_the_front_tells_of_its_answers(stack: Stack) -> None:
     with pytest.raises(urllib.error.HTTPError):
         complete(stack, max_tokens="many")
     with pytest.raises(urllib.error.HTTPError):
-        urllib.request.urlopen(f"{stack.http_address}/of/my/own/making")
+        urllib.request.urlopen(f"{stack.http_address}/of/my/own/making", timeout=PATIENCE_S)
     answers = {("/v1/completions", "200"), ("/v1/completions", "400"), ("other", "404")}
 
     def more(samples: Samples, name: str, **labels: str) -> float:
@@ -223,7 +232,7 @@ def test_a_reader_that_is_slow_gets_more_at_a_time(stack: Stack) -> None:
         json.dumps({**body, "stream": True}).encode(),
         {"Content-Type": "application/json"},
     )
-    with stack.client() as client, urllib.request.urlopen(request) as answer:
+    with stack.client() as client, urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         assert answer.readline().startswith(b"data: ")
         os.kill(front, signal.SIGSTOP)
         try:  # what takes as long as the rest of that answer
@@ -264,19 +273,15 @@ def test_counters_outlive_a_process(stack: Stack, name: str) -> None:
         assert sum(delta.num_tokens for delta in stream) >= 190
     patience = Patience()
     last = before
-    while True:
+    is_back = False
+    while not is_back:
         patience.check(f"no new {name} was told of")
-        try:
-            samples = scrape(stack)
-        except OSError:  # the front is on its way
-            continue
-        if not value(samples, "process_up"):
-            continue  # a front that has just begun, and has heard of nobody
+        # a front that has just begun may have heard of nobody
+        samples = wait_for(stack, lambda samples: value(samples, "process_up") > 0)
         assert falls(last, samples) == []
         last = samples
-        is_back = value(samples, "process_up", process=name) == 1
-        if is_back and value(samples, "process_restarts_total", process=name) == num_restarts + 1:
-            break
+        num = value(samples, "process_restarts_total", process=name)
+        is_back = num == num_restarts + 1 and value(samples, "process_up", process=name) == 1
     complete(stack)
     after = wait_for(
         stack,
@@ -287,6 +292,26 @@ def test_counters_outlive_a_process(stack: Stack, name: str) -> None:
         ),
     )
     assert falls(last, after) == []
+
+
+def test_a_new_front_names_the_model_before_a_worker_has_told_it(stack: Stack) -> None:
+    """Else its first samples would be other series, and all counters seem to begin anew."""
+    names = {dict(labels)["model_name"] for _, labels in quiet(stack)}
+    worker, front = stack.pids["worker"], stack.pids["http"]
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        os.kill(front, signal.SIGKILL)
+        samples = wait_for(
+            stack,
+            lambda samples: (
+                value(samples, "process_up", process="core") == 1
+                and value(samples, "process_up", process="http") == 0
+            ),
+        )
+        assert {dict(labels)["model_name"] for _, labels in samples} == names
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    wait_for(stack, lambda samples: value(samples, "process_up", process="http") == 1)
 
 
 def test_a_wedged_front_stops_nobody(stack: Stack) -> None:
@@ -315,11 +340,10 @@ def test_a_wedged_front_stops_nobody(stack: Stack) -> None:
 
 def test_cpu_and_memory_of_every_process(stack: Stack) -> None:
     samples = quiet(stack)
-    for name in ("core", "worker", "http", "supervisor"):
+    for name in ("core", "worker", "tokenizer", "http", "supervisor"):
         assert value(samples, "process_cpu_seconds_total", process=name) > 0
         assert value(samples, "process_resident_memory_bytes", process=name) > 2**20
         assert value(samples, "process_up", process=name) == 1
-    assert value(samples, "process_up", process="prompts") == 1
     assert {dict(labels)["model_name"] for _, labels in samples} == {"simulated:step_ms=1"}
 
 
@@ -364,16 +388,14 @@ STATISTICS = Statistics(
         "http": ProcessStatistics(
             "silent", 8, 0, 0.5, 50, FrontNumbers(counters=FrontCounters({"200 /a b": 4}, 5))
         ),
+        "tokenizer": ProcessStatistics("restarting", num_restarts=1),
     },
 )
 
 
-STATES = {"core": "ready", "http": "ready", "prompts": "restarting"}  # told by another way
-
-
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_rendered_in_both_formats(accept: str) -> None:
-    response = Metrics().response(STATISTICS, 'a "model"\n', accept, STATES)
+    response = Metrics().response(STATISTICS, 'a "model"\n', accept)
     text = response.body.decode()
     parse: Any = text_string_to_metric_families
     if accept:
@@ -390,8 +412,8 @@ def test_rendered_in_both_formats(accept: str) -> None:
     assert found["slipstream:engine_steps_total", (model, "core")] == 9
     assert found["slipstream:process_restarts_total", (model, "core")] == 2
     assert found["slipstream:process_up", (model, "http")] == 0
-    assert found["slipstream:process_up", (model, "prompts")] == 0
-    assert ("slipstream:process_restarts_total", (model, "prompts")) not in found
+    assert found["slipstream:process_up", (model, "tokenizer")] == 0
+    assert found["slipstream:process_restarts_total", (model, "tokenizer")] == 1
     assert found["slipstream:http_requests_total", (model, "/a b", "http", "200")] == 4
     assert found["slipstream:step_time_seconds_count", (model, "core")] == sum(COUNTS)
     assert found["slipstream:step_time_seconds_sum", (model, "core")] == 1.25
@@ -405,19 +427,17 @@ def test_rendered_in_both_formats(accept: str) -> None:
 
 def test_rendered_once_for_each_statistics() -> None:
     metrics = Metrics()
-    first = metrics.response(STATISTICS, "m", "", STATES).body
-    assert metrics.response(STATISTICS, "m", "text/plain", {**STATES}).body is first
-    is_up = metrics.response(STATISTICS, "m", "", {**STATES, "prompts": "ready"}).body
-    assert b'process_up{model_name="m",process="prompts"} 1.0' in is_up
+    first = metrics.response(STATISTICS, "m", "").body
+    assert metrics.response(STATISTICS, "m", "text/plain").body is first
     newer = Statistics(2.0, STATISTICS.processes)
-    assert metrics.response(newer, "m", "", STATES).body is not first
-    assert b'model_name="n"' in metrics.response(newer, "n", "", STATES).body
+    assert metrics.response(newer, "m", "").body is not first
+    assert b'model_name="n"' in metrics.response(newer, "n", "").body
 
 
 def test_nobody_has_told_anything() -> None:
     """As with a front that just began: there are names, and no numbers."""
     families = list(
-        text_string_to_metric_families(Metrics().response(Statistics(), "", "", {}).body.decode())
+        text_string_to_metric_families(Metrics().response(Statistics(), "", "").body.decode())
     )
     assert families
     assert not any(family.samples for family in families)

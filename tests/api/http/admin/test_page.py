@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from tests.helpers.http_front import Front, Raw
@@ -14,12 +16,17 @@ KINDS = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
+    "mjs": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "txt": "text/plain; charset=utf-8",
 }
+FOLDER = Path(str(files("slipstream.http").joinpath("page")))
 FILES = {
-    "/" if entry.name == "index.html" else f"/page/{entry.name}": entry
-    for entry in files("slipstream.http").joinpath("page").iterdir()
+    "/" if entry.name == "index.html" else f"/page/{entry.relative_to(FOLDER)}": entry
+    for entry in FOLDER.rglob("*")
+    if entry.is_file()
 }
+OURS = {path: entry for path, entry in FILES.items() if entry.parent.name != "vendor"}
 PATHS = sorted(FILES)
 
 
@@ -38,6 +45,8 @@ def test_a_file_comes_as_it_is(raw, path):
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"].startswith("default-src 'self';")
     assert "unsafe" not in answer.headers["content-security-policy"]
+    assert "require-trusted-types-for 'script'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-dns-prefetch-control"] == "off"
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -91,12 +100,30 @@ def test_the_page_holds_nothing_inline_and_refers_to_what_is_there():
     assert re.findall(r"<style|\sstyle=|\son\w+=", page) == []
     for path in re.findall(r'(?:src|href)="([^"]+)"', page):
         assert path in FILES or path in ("/health", "/live"), path
-    for path, entry in FILES.items():
+    for path, entry in OURS.items():
         text = entry.read_text()
-        for name in re.findall(r'^import .* from "\./([\w.]+)"', text, re.MULTILINE):
-            assert f"/page/{name}" in FILES, (path, name)
+        for name in re.findall(r'^import .*"(.+)";$', text, re.MULTILINE):
+            assert (entry.parent / name).resolve() in FILES.values(), (path, name)
         assert set(re.findall(r"https?://[^\"']*", text)) <= {"http://www.w3.org/2000/svg"}, path
-        assert "innerHTML" not in text, path
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", text), path
+
+
+def test_what_others_wrote_is_as_they_published_it_and_has_its_licence():
+    vendor = FOLDER / "vendor"
+    told = (vendor / "LICENSES.txt").read_text()
+    entries = re.findall(
+        r"^file: (\S+)\nsha256: (\w+)\nversion: (\S+) (\S+)\nfrom: .+\nlicence: .+$",
+        told,
+        re.MULTILINE,
+    )
+    assert {name for name, *_ in entries} | {"LICENSES.txt"} == {
+        each.name for each in vendor.iterdir()
+    }
+    for name, digest, library, version in entries:
+        content = (vendor / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest, name
+        assert f"{library} {version} ".encode() in content[:200], name
+        assert f"---- {library} ----\n\nCopyright" in told
 
 
 def test_tags_are_compared_weakly():

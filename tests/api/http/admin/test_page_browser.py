@@ -4,60 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import ssl
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.helpers.browser import BROWSER_TESTS, FRAME, PATIENCE_MS
 from tests.helpers.certificates import Certificate
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 
-pytestmark = pytest.mark.slow
-
-PATIENCE_MS = PATIENCE_S * 1000
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-WATCH = """
-window.violations = [];
-addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
-{
-  // entries are delivered late on a busy machine: their own time counts
-  let shifts = [];
-  const keep = (entries) => { shifts.push(...entries.filter((each) => !each.hadRecentInput)); };
-  const observer = new PerformanceObserver((list) => keep(list.getEntries()));
-  observer.observe({ type: "layout-shift", buffered: true });
-  window.shiftSince = (begin) => {
-    keep(observer.takeRecords());
-    return shifts.filter((each) => each.startTime >= begin).reduce((sum, it) => sum + it.value, 0);
-  };
-}
-"""
-# (the driver's own way to wait evaluates strings in the page, which the page's policy forbids)
-WAIT = """
-() => new Promise((resolve, reject) => {
-  const begin = performance.now();
-  const look = () => {
-    if (%s) resolve();
-    else if (performance.now() - begin > %d) reject(new Error(document.body.innerText));
-    else requestAnimationFrame(look);
-  };
-  look();
-})
-"""
+pytestmark = BROWSER_TESTS
 
 
 # a POST begins the answer, whose id and first event an EventSource goes on from
 EVENT_SOURCE = """
-async () => {
+async (patienceMs) => {
   window.texts = []; window.numOpened = 0; window.hasEnded = false;
   const body = JSON.stringify({ prompt: "Source", max_tokens: 300, temperature: 0, stream: true });
   const headers = { "Content-Type": "application/json", "Accept": "text/event-stream" };
-  const response = await fetch("/v1/completions", { method: "POST", headers, body });
+  const signal = AbortSignal.timeout(patienceMs);
+  const response = await fetch("/v1/completions", { method: "POST", headers, body, signal });
   const reader = response.body.getReader();
   const first = new TextDecoder().decode((await reader.read()).value);
   await reader.cancel();
@@ -70,18 +41,6 @@ async () => {
   };
 }
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
-    if path is None:
-        pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    playwright_api = pytest.importorskip("playwright.sync_api")
-    with playwright_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -111,72 +70,6 @@ def secure(certificate: Certificate) -> Iterator[Stack]:
         yield running
 
 
-class Viewer:
-    """A page, and what a person does there."""
-
-    def __init__(self, browser: Any, url: str, **options: Any) -> None:
-        self._context = browser.new_context(**options)
-        self._context.set_default_timeout(PATIENCE_MS)
-        self._context.add_init_script(WATCH)
-        self.page = self._context.new_page()
-        self.errors: list[str] = []
-        self.page.on(
-            "console", lambda it: it.type in ("error", "warning") and self.errors.append(it.text)
-        )
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.goto(url)
-
-    def ask(self, prompt: str, **settings: str) -> None:
-        """Fill the form and send it."""
-        mode = settings.pop("mode", "completion")
-        self.page.locator(f"#mode label:has(input[value={mode}])").click()
-        for name, value in {"prompt": prompt, "stops": "", **settings}.items():
-            self.page.locator(f"#{name.replace('_', '-')}").fill(value)
-        self.page.locator("#send").click()
-
-    @property
-    def text(self) -> str:
-        """Of the answer, as far as it is there."""
-        text: str = self.page.locator("#output").evaluate("it => it.textContent")
-        return text
-
-    def wait_for(self, condition: str) -> None:
-        """JavaScript that is to become true."""
-        self.page.evaluate(WAIT % (condition, PATIENCE_MS))
-
-    def wait_for_tokens(self, num: int) -> None:
-        """At least so many are there."""
-        self.wait_for(f"document.querySelectorAll('.token').length >= {num}")
-
-    def wait_for_end(self) -> None:
-        """Of the answer, with all of it shown."""
-        self.wait_for("document.getElementById('output').ariaBusy === 'false'")
-        self.page.evaluate("new Promise(requestAnimationFrame)")
-
-    def close(self) -> None:
-        """And see that nothing was complained of."""
-        assert self.page.evaluate("violations") == []
-        self._context.close()
-
-
-Open = Callable[..., Viewer]
-
-
-@pytest.fixture
-def look(browser: Any) -> Iterator[Open]:
-    """Opens a stack's page."""
-    viewers: list[Viewer] = []
-
-    def look_at(stack: Stack, **options: Any) -> Viewer:
-        assert stack.http_address is not None
-        viewers.append(Viewer(browser, stack.http_address, **options))
-        return viewers[-1]
-
-    yield look_at
-    for viewer in viewers:
-        viewer.close()
-
-
 def post(
     stack: Stack, path: str, content: dict[str, Any], context: ssl.SSLContext | None = None
 ) -> Any:
@@ -185,7 +78,7 @@ def post(
         json.dumps(content).encode(),
         {"Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request, context=context) as answer:
+    with urllib.request.urlopen(request, context=context, timeout=PATIENCE_S) as answer:
         return json.load(answer)
 
 
@@ -210,7 +103,8 @@ def test_what_streams_is_what_the_api_gives(look, demo, mode):
         expected, num = answer["choices"][0]["text"], answer["usage"]
     assert len(expected) > 20
     assert viewer.text == expected
-    assert f"{num['completion_tokens']} tokens · first after" in viewer.page.inner_text("#numbers")
+    numbers = viewer.page.inner_text(".numbers")
+    assert f"{num['completion_tokens']} tokens · first after" in numbers
     assert viewer.page.inner_text("#model") == "slipstream-demo"
     assert viewer.errors == []
 
@@ -223,6 +117,23 @@ def test_stop_strings_temperature_and_length_reach_the_model(look, demo):
     viewer.wait_for_end()
     assert viewer.text == completed(demo, "Lambda expressions", 40, stop=[stop, "\n\n\n"])["text"]
     assert viewer.text == whole[: whole.index(stop)]
+
+
+def test_the_server_tells_what_it_serves(look, demo):
+    viewer = look(demo)
+    with urllib.request.urlopen(f"{demo.http_address}/v1/models") as response:
+        model = json.load(response)["data"][0]
+    viewer.wait_for("document.getElementById('max-tokens').max")
+    assert viewer.page.get_attribute("#max-tokens", "max") == str(model["max_model_len"])
+    viewer.page.locator("#model").click()
+    viewer.wait_for("/Process core/.test(document.getElementById('facts').innerText)")
+    facts = viewer.page.inner_text("#facts")
+    assert f"{model['max_model_len']:,} tokens" in facts
+    assert "slipstream-demo" in facts
+    viewer.page.keyboard.press("Escape")
+    assert viewer.page.locator("#details").is_hidden()
+    assert viewer.page.evaluate("document.activeElement.id") == "model"
+    assert viewer.errors == []
 
 
 def test_a_token_shows_what_else_could_have_been_there(look, demo):
@@ -244,7 +155,7 @@ def test_a_token_shows_what_else_could_have_been_there(look, demo):
     # by keyboard alone, too
     viewer.page.mouse.move(0, 0)
     assert card.is_hidden()
-    viewer.page.locator("#output").focus()
+    viewer.page.locator(".tokens").focus()
     for _ in range(2):
         viewer.page.keyboard.press("ArrowRight")
     assert viewer.page.locator(".token.looked").get_attribute("data-index") == "1"
@@ -274,11 +185,15 @@ def test_stop_ends_the_answer_here_and_in_the_engine(look, slow):
     assert viewer.text == text
 
 
-def test_ctrl_enter_sends_and_what_runs_is_shown(look, slow):
+def test_enter_sends_and_what_runs_is_shown(look, slow):
     viewer = look(slow)
-    viewer.page.locator("#max-tokens").fill("1000")
+    viewer.set(max_tokens="1000")
+    viewer.page.locator("#mode label:has(input[value=completion])").click()
     viewer.page.locator("#prompt").fill("Once")
-    viewer.page.keyboard.press("Control+Enter")
+    viewer.page.keyboard.press("Shift+Enter")
+    viewer.page.keyboard.type("more")
+    viewer.page.keyboard.press("Enter")
+    viewer.wait_for("document.querySelector('.said')?.textContent === 'Once\\nmore'")
     viewer.wait_for("document.querySelector('#requests .value').textContent === '1'")
     for kind in ("even", "odd", "work"):  # of the timeline
         viewer.wait_for(f"document.querySelector('#timeline .{kind}').getAttribute('d')")
@@ -332,7 +247,7 @@ def test_it_fits_and_nothing_jumps(look, demo, width, scheme):
     viewer.wait_for("/\\d/.test(document.querySelector('#requests .value').textContent)")
     viewer.wait_for("document.getElementById('model').textContent.trim()")
     viewer.wait_for("document.getElementById('connection').textContent === ''")
-    viewer.page.evaluate("document.fonts.ready.then(() => new Promise(requestAnimationFrame))")
+    viewer.page.evaluate(f"document.fonts.ready.then(() => {FRAME})")
     before = viewer.page.evaluate(f"scrollTo(0, 0), {places}")
     begin = viewer.page.evaluate("performance.now()")
     # the page shows the last seconds, which may be others when the test looks
@@ -341,13 +256,13 @@ def test_it_fits_and_nothing_jumps(look, demo, width, scheme):
         "!!document.querySelector('#timeline .work').getAttribute('d'); window.timed ||= "
         "parseFloat(document.querySelector('#ttft .value').textContent) > 0; }, 20)"
     )
-    viewer.page.locator("#max-tokens").fill("60")
-    viewer.page.locator("#prompt").press("Control+Enter")
+    viewer.page.locator("#empty button").first.click()
     viewer.wait_for_end()
     viewer.wait_for("window.timed && window.worked")
     assert viewer.page.evaluate("document.documentElement.scrollWidth") <= width
     assert viewer.page.evaluate(f"scrollTo(0, 0), {places}") == before
-    assert viewer.page.evaluate(f"shiftSince({begin})") < 0.01
+    shifts = viewer.page.evaluate(f"shiftsSince({begin})")
+    assert sum(value for value, *_ in shifts) < 0.01, shifts
     ground = viewer.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(json.loads(f"[{ground[4:-1]}]")) < 384) == (scheme == "dark")
     assert viewer.errors == []
@@ -359,11 +274,15 @@ def test_a_key_is_asked_for_and_kept_in_this_tab_alone(look):
         viewer.page.locator("#key-row").wait_for(state="visible")
         viewer.ask("Once", max_tokens="5")
         viewer.wait_for("/asks for an API key/.test(document.body.innerText)")
+        assert viewer.page.locator("#prompt").input_value() == "Once"
+        assert viewer.page.locator(".turn").count() == 0
         viewer.page.locator("#key").fill("the-key")
         viewer.ask("Once", max_tokens="5")
         viewer.wait_for_tokens(5)
-        kept = "[Object.values(sessionStorage), localStorage.length, document.cookie]"
-        assert viewer.page.evaluate(kept) == [["the-key"], 0, ""]
+        viewer.wait_for_end()
+        assert viewer.page.evaluate("Object.values(sessionStorage)") == ["the-key"]
+        assert viewer.page.evaluate("document.cookie") == ""
+        assert "the-key" not in viewer.page.evaluate("JSON.stringify({ ...localStorage })")
         viewer.page.reload()
         viewer.ask("Once", max_tokens="5")
         viewer.wait_for_tokens(5)
@@ -404,7 +323,7 @@ def test_an_event_source_over_tls_goes_on_where_it_was(look, secure, certificate
     """The browser's own EventSource, which sends Last-Event-ID by itself."""
     expected = over_tls(secure, certificate, "Source")
     viewer = look(secure, ignore_https_errors=True)
-    viewer.page.evaluate(EVENT_SOURCE)
+    viewer.page.evaluate(EVENT_SOURCE, PATIENCE_MS)
     viewer.wait_for("window.texts.length >= 20")
     os.kill(secure.pids["http"], signal.SIGKILL)
     viewer.wait_for("window.hasEnded")
@@ -446,7 +365,7 @@ def test_text_is_text_however_tokens_cut_it(look, demo):
     viewer.ask("Once")
     viewer.wait_for_end()
     assert viewer.text == evil + face + "tail"
-    assert viewer.page.locator("#output *:not(span)").count() == 0
+    assert viewer.page.locator(".body *:not(span, .tokens)").count() == 0
     viewer.page.locator(".token").nth(1).hover()
     assert viewer.page.locator("#candidates b").all_inner_texts() == ["< 0.1 %"]
     assert viewer.errors == []
@@ -465,12 +384,24 @@ def test_a_model_without_a_chat_template_completes(look, demo):
     assert viewer.text == completed(demo, "Lambda expressions", 10)["text"]
 
 
-def test_a_refusal_is_told(look, demo):
+def test_a_refusal_is_told_and_changes_nothing(look, demo):
     viewer = look(demo)
     viewer.ask("Once", max_tokens="10", temperature="0")
     viewer.wait_for_end()
-    viewer.page.evaluate("document.getElementById('temperature').max = ''")
-    viewer.ask("x " * 3000, max_tokens="10")
+    text = viewer.text
+    viewer.ask("x " * 3000)
     viewer.wait_for("document.getElementById('notice').className === 'bad'")
+    viewer.wait_for_end()
     assert "allowed" in viewer.page.inner_text("#notice")
-    assert viewer.text == ""
+    assert viewer.text == text
+    assert viewer.page.locator("#prompt").input_value() == "x " * 3000
+    # neither does a refused edit, which stays open
+    viewer.page.locator("[aria-label='Edit prompt 1']").click()
+    viewer.page.locator(".edit textarea").fill("y " * 3000)
+    viewer.page.locator(".edit button[type=submit]").click()
+    viewer.wait_for("document.getElementById('notice').className === 'bad'")
+    viewer.wait_for_end()
+    assert viewer.page.locator(".edit textarea").input_value() == "y " * 3000
+    viewer.page.keyboard.press("Escape")
+    assert viewer.page.inner_text(".said") == "Once"
+    assert viewer.text == text

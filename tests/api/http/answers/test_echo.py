@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
@@ -27,7 +28,7 @@ def stack() -> Iterator[Stack]:
 @pytest.fixture(scope="module")
 def client(stack: Stack) -> Iterator[OpenAI]:
     url = f"{stack.http_address}/v1"
-    with OpenAI(base_url=url, api_key="x", max_retries=0) as client:
+    with OpenAI(base_url=url, api_key="x", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
 
 

@@ -32,7 +32,9 @@ def stack():
 
 @pytest.fixture
 def client(stack):
-    with OpenAI(base_url=f"{stack.http_address}/v1", api_key=KEY, max_retries=0) as one:
+    with OpenAI(
+        base_url=f"{stack.http_address}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE_S
+    ) as one:
         yield one
 
 
@@ -45,7 +47,7 @@ def native(stack):
 def run_async(stack, main):
     async def inner():
         url = f"{stack.http_address}/v1"
-        async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0) as one:
+        async with AsyncOpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=PATIENCE_S) as one:
             return await main(one)
 
     return asyncio.run(inner())
@@ -54,7 +56,7 @@ def run_async(stack, main):
 def test_the_stack_says_where_its_front_is(stack):
     assert stack.http_address.startswith("http://127.0.0.1:")
     assert set(stack.pids) == {"supervisor", "core", "worker", "http"}
-    with urllib.request.urlopen(f"{stack.http_address}/ready") as answer:
+    with urllib.request.urlopen(f"{stack.http_address}/ready", timeout=PATIENCE_S) as answer:
         assert json.load(answer) == {"status": "ready", "model": MODEL}
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SamplingParams, Stack, StructuredOutputs
@@ -113,13 +114,13 @@ def test_every_way_of_asking_says_what_the_native_client_says(stack, native, nam
     url = f"{stack.http_address}/v1"
 
     async def main() -> tuple[Said, Said]:
-        async with AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as one:
+        async with AsyncOpenAI(base_url=url, api_key="x", max_retries=0, timeout=PATIENCE_S) as one:
             call = call_of(one, is_chat)
             whole = whole_of(await call(**ask), is_chat)
             chunks = [chunk async for chunk in await call(**ask, **stream)]
             return whole, streamed_of(chunks, is_chat, n)
 
-    with OpenAI(base_url=url, api_key="x", max_retries=0) as one:
+    with OpenAI(base_url=url, api_key="x", max_retries=0, timeout=PATIENCE_S) as one:
         call = call_of(one, is_chat)
         assert whole_of(call(**ask), is_chat) == truth
         assert streamed_of(list(call(**ask, **stream)), is_chat, n) == truth
@@ -129,7 +130,9 @@ def test_every_way_of_asking_says_what_the_native_client_says(stack, native, nam
 
 
 def test_a_helper_parses_what_was_asked_for(stack, native):
-    with OpenAI(base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0) as one:
+    with OpenAI(
+        base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+    ) as one:
         options: dict[str, Any] = {"model": native.model.name, "max_tokens": 24}
         answer = one.chat.completions.create(
             messages=TURNS, response_format=AS_SCHEMA, tools=TOOLS, tool_choice="none", **options
@@ -163,7 +166,9 @@ def check_prompt(shown: Any, found: Any, k: int) -> None:
 def test_log_probabilities_of_prompts(stack, native, k):
     body = {"prompt_logprobs": k}
     options = {"temperature": 0, "max_tokens": 2, "prompt_logprobs": k}
-    with OpenAI(base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0) as one:
+    with OpenAI(
+        base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+    ) as one:
         given: dict[str, Any] = {"model": native.model.name, "temperature": 0, "max_tokens": 2}
         prompts = [PROMPT, "Lambda"]
         answer = one.completions.create(prompt=prompts, n=2, seed=1, extra_body=body, **given)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.fake_worker import Entry, deltas
 from tests.helpers.http_front import Front, Raw
-from tests.helpers.patience import Patience
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
@@ -107,7 +107,8 @@ def told_by(events: list[Event]) -> dict[Any, Any]:
 
 @pytest.fixture(scope="module")
 def stack():
-    with spareless_stack(SIMULATED, http_port=0) as running:
+    """Its streams are kept for longer than a busy machine takes to start another front."""
+    with spareless_stack(SIMULATED, http_port=0, grace_s=600.0) as running:
         yield running
 
 
@@ -376,7 +377,8 @@ def wait_until_another_answers(stack: Stack, before: int) -> None:
     while True:
         patience.check("no front came")
         try:
-            with urllib.request.urlopen(f"{stack.http_address}/ready") as answer:
+            ready = f"{stack.http_address}/ready"
+            with urllib.request.urlopen(ready, timeout=PATIENCE_S) as answer:
                 if answer.status == 200 and stack.pids.get("http") != before:
                     return
         except OSError:

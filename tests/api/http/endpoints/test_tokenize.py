@@ -308,7 +308,9 @@ def test_the_openai_client_brings_its_tools(stack):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "42", "tool_call_id": "c1"},
     ]
-    with OpenAI(base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0) as client:
+    with OpenAI(
+        base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+    ) as client:
         options: dict[str, Any] = {"model": "tiny", "max_tokens": 3, "tools": TOOLS}
         answer = client.chat.completions.create(messages=turns, tool_choice="auto", **options)
         assert answer.choices[0].message.tool_calls is None

@@ -12,9 +12,10 @@ from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import MAX_PROMPTS, plan_completion, read_completion
 from slipstream.http.errors import ApiError
-from slipstream.http.openai.body_decoder import check_num_values
+from slipstream.http.openai.body_decoder import BodyDecoder, check_num_values
 from slipstream.http.openai.request_bodies import (
     NEUTRAL_VALUES,
+    AbortRequest,
     ChatRequest,
     CompletionRequest,
     Message,
@@ -270,8 +271,51 @@ def test_the_field_of_a_chat_is_named(fields, param):
     assert caught.value.body.error.param == param
 
 
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"topk": 5}, "topk: unknown field; did you mean top_k?"),
+        (
+            {"guided_choice": ["a"]},
+            "guided_choice: unknown field; it is structured_outputs.choice now",
+        ),
+        ({"zzz": 1}, "zzz: unknown field"),
+        (
+            {"structured_outputs": {"rejex": "a"}},
+            "structured_outputs.rejex: unknown field; did you mean regex?",
+        ),
+        ({"temperature": "hot"}, "temperature: got 'hot', allowed: a number, or None"),
+        ({"temperature": "x" * 2**17}, "temperature: got a string, allowed: a number, or None"),
+        ({"stream": 1}, "stream: got 1, allowed: True or False, or None"),
+        (
+            {"response_format": {"type": "xml"}},
+            "response_format.type: got 'xml', allowed: one of json_object, json_schema, text",
+        ),
+    ],
+)
+def test_errors_say_what_was_given_and_what_is_allowed(body, text):
+    for make in (complete, chat):
+        with pytest.raises(ApiError) as caught:
+            make(**body)
+        assert str(caught.value) == text
+        assert caught.value.body.error.param == text.partition(":")[0]
+
+
+def test_a_wrong_part_of_a_malformed_body_is_named():
+    with pytest.raises(ApiError) as caught:
+        read_completion(b'{"temperature": "hot", ')
+    assert str(caught.value) == "temperature: got a string, allowed: a number, or None"
+
+
+def test_few_fields_are_listed():
+    with pytest.raises(ApiError) as caught:
+        BodyDecoder(AbortRequest).decode(b'{"id": "cmpl-1"}')
+    assert str(caught.value) == "id: unknown field, allowed: request_id"
+    assert caught.value.body.error.param == "id"
+
+
 def test_a_picture_is_refused_with_what_is_read_instead():
-    with pytest.raises(ApiError, match="'image_url', allowed: 'text'"):
+    with pytest.raises(ApiError, match="'image_url', allowed: text"):
         chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}])
 
 

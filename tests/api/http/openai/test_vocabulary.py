@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from slipstream.delta_batch import Logprob
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprobs import TextPosition, chat_logprobs, completion_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs, completion_logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 
 

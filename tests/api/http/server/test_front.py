@@ -720,7 +720,9 @@ def test_without_a_worker_it_lives_but_is_not_ready(address):
     port = free_port()
     front = Front(address, wait=False, port=port)
     try:
+        patience = Patience()
         while True:
+            patience.check("it listens nowhere")
             try:
                 raw = Raw(port)
                 break

@@ -83,7 +83,7 @@ def answer_in_background(played: FakeWorker, *texts: str) -> threading.Thread:
             end = End("stop", num_chars) if text is texts[-1] else None
             played.send(deltas(Entry(handle, text, num_chars - len(text), end=end)))
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     return thread
 
@@ -141,13 +141,17 @@ def test_openais_client_over_tls(played, secure, certificate):
     with (
         openai.DefaultHttpxClient(verify=certificate.context()) as http,
         openai.OpenAI(
-            base_url=f"https://localhost:{secure.port}/v1", api_key="-", http_client=http
+            base_url=f"https://localhost:{secure.port}/v1",
+            api_key="-",
+            http_client=http,
+            max_retries=0,
+            timeout=PATIENCE_S,
         ) as client,
     ):
         answering = answer_in_background(played, "a", "b")
         stream = client.completions.create(model="fake", prompt="x", stream=True)
         assert "".join(chunk.choices[0].text for chunk in stream) == "ab"
-        answering.join()
+        answering.join(PATIENCE_S)
 
 
 # ---- a unix socket -----------------------------------------------------------------------------
@@ -168,12 +172,18 @@ def test_openais_client_over_a_unix_socket(played, local):
     transport = library.HTTPTransport(uds=path)
     with (
         openai.DefaultHttpxClient(transport=transport) as http,
-        openai.OpenAI(base_url="http://localhost/v1", api_key="-", http_client=http) as client,
+        openai.OpenAI(
+            base_url="http://localhost/v1",
+            api_key="-",
+            http_client=http,
+            max_retries=0,
+            timeout=PATIENCE_S,
+        ) as client,
     ):
         answering = answer_in_background(played, "a", "b")
         stream = client.completions.create(model="fake", prompt="x", stream=True)
         assert "".join(chunk.choices[0].text for chunk in stream) == "ab"
-        answering.join()
+        answering.join(PATIENCE_S)
 
 
 def test_a_unix_socket_is_removed_and_what_a_dead_process_left_is_replaced(tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.processes import started
 
 from slipstream.errors import BadRequestError
 from slipstream_bench.common.load.datasets import as_words, random_requests, requests_from
@@ -121,10 +122,8 @@ def test_a_place_is_taken_when_it_is_free_and_results_keep_their_order():
 def test_cpu_time_of_a_tree_counts_children_that_run_and_that_ended():
     before = tree_cpu_s(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True); input()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with child:
+    burning = [sys.executable, "-c", burn]
+    with started(burning, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         assert tree_cpu_s(os.getpid()) - before >= 0.18
         assert tree_cpu_s(child.pid) >= 0.18

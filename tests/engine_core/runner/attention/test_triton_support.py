@@ -23,7 +23,7 @@ from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.attention.triton_support import is_wanted, unready
 from slipstream_core.runner.load_error import ModelLoadError
-from slipstream_core.runner.sampling.rejection_sampling import rejection_sampler
+from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
 
 CARD = torch.device("cuda")
 GEOMETRY = [LayerGeometry(4, 2, 16, 16, None, None, False)]
@@ -93,7 +93,7 @@ def test_for_whom_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert is_wanted(CARD)
     assert not is_wanted(torch.device("cpu"))
-    assert rejection_sampler(1000, torch.device("cpu"), model="it") is None
+    assert whole_vocab_sampler(1000, torch.device("cpu"), model="it") is None
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert is_wanted(torch.device("cpu"))
 
@@ -112,7 +112,7 @@ def test_without_a_compiler_it_serves_slowly_and_says_so(
         assert choose() is None
     assert "install one (apt-get install gcc)" in caplog.text
     assert "several times slower" in caplog.text
-    assert rejection_sampler(1000, CARD, model="it") is None
+    assert whole_vocab_sampler(1000, CARD, model="it") is None
 
 
 def test_kernels_that_do_not_compile_are_a_models_error(
@@ -129,6 +129,6 @@ def test_kernels_that_do_not_compile_are_a_models_error(
     monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(TritonAttention=Broken))
     monkeypatch.setattr(backend_choice, "shared_limit", lambda _device: H100_SHARED_LIMIT)
     with pytest.raises(ModelLoadError, match="its sampling kernels cannot be compiled"):
-        rejection_sampler(1000, CARD, model="it")  # there is no card, and no Triton either
+        whole_vocab_sampler(1000, CARD, model="it")  # there is no card, and no Triton either
     with pytest.raises(ModelLoadError, match=r"'it'.*PassManager::run failed\); set native to f"):
         choose()

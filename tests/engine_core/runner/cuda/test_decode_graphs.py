@@ -32,7 +32,7 @@ from tests.helpers.torch_driver import (
 )
 
 from slipstream_core.runner.cuda.decode_graphs import KINDS, DecodeGraphs
-from slipstream_core.runner.cuda.recorder import (
+from slipstream_core.runner.cuda.graph_capture import (
     Recorder,
     Work,
     batch_sizes,

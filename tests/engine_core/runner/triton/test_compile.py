@@ -30,7 +30,7 @@ from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
 from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
 from slipstream_core.runner.attention.triton_kernels import attend, combine, store
-from slipstream_core.runner.sampling.rejection_sampling import RejectionSampler
+from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
 
 class Driver:
@@ -182,7 +182,7 @@ def test_fits_cards_with_less_shared_memory(
 
 @pytest.mark.parametrize("vocab_size", [128256, 151936, 50257])
 def test_draws_fit(vocab_size: int, tmp_path: Path) -> None:
-    for compiled in RejectionSampler().compile(vocab_size, torch.device("cpu")):
+    for compiled in WholeVocabSampler().compile(vocab_size, torch.device("cpu")):
         used = resources(compiled, tmp_path)
         print("redraw", vocab_size, used)
         assert used["spills"] == 0

@@ -16,17 +16,20 @@ from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.runner.sampling import sampler
 from slipstream_core.runner.sampling.noise import row_keys
-from slipstream_core.runner.sampling.rejection_sampling import RejectionSampler, rejection_sampler
 from slipstream_core.runner.sampling.sampler import NUM_CANDIDATES, draw, sample
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
+from slipstream_core.runner.sampling.whole_vocab_sampling import (
+    WholeVocabSampler,
+    whole_vocab_sampler,
+)
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 VOCAB = 700  # more than there are candidates, and no multiple of anything
 
 
 @pytest.fixture(scope="module")
-def whole() -> RejectionSampler:
-    found = rejection_sampler(VOCAB, DEVICE, model="it")
+def whole() -> WholeVocabSampler:
+    found = whole_vocab_sampler(VOCAB, DEVICE, model="it")
     assert found is not None
     return found
 
@@ -36,7 +39,7 @@ def logits_of(rows: int, scale: float, seed: int) -> torch.Tensor:
     return (torch.randn(rows, VOCAB, generator=generator) * scale).to(DEVICE)
 
 
-def test_draws_from_whole_rows(whole: RejectionSampler) -> None:
+def test_draws_from_whole_rows(whole: WholeVocabSampler) -> None:
     rows = 24
     scaled = logits_of(rows, 2.0, 1)
     keys = row_keys(np.arange(rows) - 5, np.arange(rows) * 1000)
@@ -67,7 +70,7 @@ ROWS = [
 @pytest.mark.parametrize("scale", [0.0, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("spread", [False, True], ids=["candidates", "far beyond them"])
 def test_truncated_rows_get_the_tokens_of_torchs_operators(
-    whole: RejectionSampler, scale: float, spread: bool, monkeypatch: pytest.MonkeyPatch
+    whole: WholeVocabSampler, scale: float, spread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With few candidates most rows reach further, and some take several rounds."""
     if spread:
@@ -88,7 +91,7 @@ def test_truncated_rows_get_the_tokens_of_torchs_operators(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf"), float("inf")])
-def test_whatever_the_logits_are_it_ends(whole: RejectionSampler, bad: float) -> None:
+def test_whatever_the_logits_are_it_ends(whole: WholeVocabSampler, bad: float) -> None:
     logits = logits_of(3, 1.0, 3)
     logits[0] = bad
     logits[1, ::2] = bad
@@ -100,7 +103,7 @@ def test_whatever_the_logits_are_it_ends(whole: RejectionSampler, bad: float) ->
     assert token_ids[2] == alone[0]  # its neighbours' logits are theirs
 
 
-def test_rows_that_are_not_wanted_keep_their_tokens(whole: RejectionSampler) -> None:
+def test_rows_that_are_not_wanted_keep_their_tokens(whole: WholeVocabSampler) -> None:
     scaled = logits_of(3, 1.0, 5)
     zeros = torch.zeros(3, device=DEVICE)
     limits = TruncationLimits(scaled, zeros.int(), zeros + 0.5, zeros)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.delta_batch import DeltaBatch
-from slipstream.http.openai.logprobs import MIN_LOGPROB, TextPosition
+from slipstream.http.openai.logprob_bodies import MIN_LOGPROB, TextPosition
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta, candidates_of, single_of
 from slipstream_ipc.columns import f32, u32

@@ -1,7 +1,7 @@
-// An answer as it comes, over as many connections as it takes.
+// An answer as it comes, over as many connections as it takes: server-sent events from bytes, going
+// on by Last-Event-ID where a connection breaks.
 //
-// Owns: server-sent events from bytes, going on by Last-Event-ID where a connection breaks.
-// Does not know: the page. Rules: every event is given once; a refusal is an error, a break is not.
+// Every event is given once; a refusal is an error, a break is not.
 
 const MOST_TRIES = 20; // in a row without an event
 const LONGEST_PAUSE_MS = 2000;
@@ -42,7 +42,8 @@ function eventOf(block) {
 }
 
 // The chunks of a streamed answer. told: what is called when the connection is lost (`lost`, with
-// whether anything had come) and when it goes on (`resumed`). Throws: Refused; AbortError by `signal`.
+// whether anything had come) and when it goes on (`resumed`). Throws: Refused; AbortError by
+// `signal`.
 export async function* chunksOf(path, content, { key, signal, told }) {
   const body = JSON.stringify({ ...content, stream: true });
   let lastId = null;
@@ -51,7 +52,10 @@ export async function* chunksOf(path, content, { key, signal, told }) {
     try {
       const response = await fetch(path, {
         method: "POST",
-        headers: headersOf(key, { Accept: "text/event-stream", ...(lastId && { "Last-Event-ID": lastId }) }),
+        headers: headersOf(key, {
+          Accept: "text/event-stream",
+          ...(lastId && { "Last-Event-ID": lastId }),
+        }),
         body,
         signal,
       });

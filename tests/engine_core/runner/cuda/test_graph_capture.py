@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from slipstream_core.runner.cuda.recorder import CudaRecorder, record_all
+from slipstream_core.runner.cuda.graph_capture import CudaRecorder, record_all
 
 
 class Stream:

@@ -1,15 +1,14 @@
-// What the server says of itself, twice a second, as numbers and pictures.
+// What the server says of itself, twice a second, as numbers and pictures of the last minute.
 //
-// Owns: asking /live, the last minute, the elements that show it. Does not know: prompts.
-// Rules: a page that nobody sees asks for nothing; where the server is silent, that is said.
+// A page that nobody sees asks for nothing; where the server is silent, that is said.
 
+import { percentOf } from "../conversation/tokens.js";
+import { byId, element } from "../elements.js";
 import { covered, coveredBoth, Lanes, Spark } from "./charts.js";
-import { percentOf } from "./tokens.js";
 
 const EVERY_MS = 500;
 const PATIENCE_MS = 4000;
 const SPAN_MS = 60_000;
-const byId = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const tenths = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 
@@ -102,8 +101,9 @@ function saysOf(steps, work, from, to) {
   const worked = covered(work, from, to);
   const during = worked ? coveredBoth(work, steps, from, to) / worked : 0;
   const numSteps = `${whole.format(shown.length)} ${shown.length === 1 ? "step" : "steps"}`;
+  const numRows = `${tenths.format(rows)} ${rows === 1 ? "request" : "requests"}`;
   const said = [
-    `${numSteps} of ${time(took / 1e6)} for ${tenths.format(rows)} ${rows === 1 ? "request" : "requests"}`,
+    `${numSteps} of ${time(took / 1e6)} for ${numRows}`,
     `worker busy ${percentOf(worked / (to - from))}`,
   ];
   if (worked) said.push(`${percentOf(during)} of that while a step ran`);
@@ -121,15 +121,9 @@ function showProcesses(processes) {
   list.dataset.said = said;
   list.replaceChildren(
     ...shown.map(({ state, text, title }) => {
-      const item = document.createElement("li");
-      item.dataset.state = state;
-      item.title = title;
-      item.textContent = text;
-      const unseen = document.createElement("span");
-      unseen.className = state === "ready" ? "unseen" : "";
-      unseen.textContent = ` ${state}`;
-      item.append(unseen);
-      return item;
+      const className = state === "ready" ? "unseen" : "";
+      const said = element("span", { className, textContent: ` ${state}` });
+      return element("li", { dataset: { state }, title }, text, said);
     }),
   );
 }

@@ -27,7 +27,7 @@ Int32s = npt.NDArray[np.int32]
 _EVERYTHING = -1  # 32 set bits
 
 
-class GrammarManager:
+class GrammarBitmasks:
     """Grammars by row."""
 
     def __init__(self, tokens: TokenLog, vocab_size: int) -> None:

@@ -20,9 +20,9 @@ from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 _INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
 
 
-def rejection_sampler(
+def whole_vocab_sampler(
     vocab_size: int, device: torch.device, *, model: str
-) -> RejectionSampler | None:
+) -> WholeVocabSampler | None:
     """A compiled sampler for rows of `vocab_size` logits; None if Triton is not available.
 
     Raises ModelLoadError if the kernel cannot be compiled.
@@ -30,21 +30,21 @@ def rejection_sampler(
     if not is_wanted(device) or unready() is not None:
         return None
     with compiling(model, "sampling"):
-        draws = RejectionSampler()
+        draws = WholeVocabSampler()
         draws.compile(vocab_size, device)
     return draws
 
 
-class RejectionSampler:
+class WholeVocabSampler:
     """Draws from whole rows of logits, for `sampler.sample` and recorded sampling."""
 
     def __init__(self) -> None:
-        from slipstream_core.runner.sampling import rejection_kernels
+        from slipstream_core.runner.sampling import whole_vocab_kernels
 
-        self._kernel: Any = rejection_kernels.redraw
+        self._kernel: Any = whole_vocab_kernels.redraw
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        self._block = _INTERPRETED_BLOCK if interpreted else rejection_kernels.BLOCK
-        self._num_warps = rejection_kernels.NUM_WARPS
+        self._block = _INTERPRETED_BLOCK if interpreted else whole_vocab_kernels.BLOCK
+        self._num_warps = whole_vocab_kernels.NUM_WARPS
 
     def all(self, scaled: torch.Tensor, keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """One token per row from softmax(scaled), int64 [S]; keys int32 [2, S].

@@ -1,6 +1,4 @@
-// Numbers as pictures: the last minute as lines, the last second as two lanes.
-//
-// Owns: paths in SVG. Does not know: where numbers come from. Colours are the style sheet's.
+// Numbers as pictures in SVG: the last minute as lines, the last second as two lanes.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 300;
@@ -43,7 +41,10 @@ export class Spark {
       const points = samples.filter(({ values }) => values[0] !== null);
       const isWhole = points.length > 1 && points.length === samples.length;
       const [from, to] = [points[0], points.at(-1)];
-      this.#area.setAttribute("d", isWhole ? `${d}L${x(to.at)} ${HEIGHT}L${x(from.at)} ${HEIGHT}Z` : "");
+      this.#area.setAttribute(
+        "d",
+        isWhole ? `${d}L${x(to.at)} ${HEIGHT}L${x(from.at)} ${HEIGHT}Z` : "",
+      );
     });
     return top;
   }
@@ -63,7 +64,9 @@ export class Lanes {
       [250, 500, 750].map((x) => `M${x} 0V${2 * LANE + GAP}`).join(""),
     );
     path(svg, "ground").setAttribute("d", rect(0, 1000, 0) + rect(0, 1000, LANE + GAP));
-    [this.#even, this.#odd, this.#work] = ["step even", "step odd", "work"].map((kind) => path(svg, kind));
+    [this.#even, this.#odd, this.#work] = ["step even", "step odd", "work"].map((kind) =>
+      path(svg, kind),
+    );
   }
 
   // steps: [[begin, end, rows]], work: [[begin, end]], in µs; shows from..to.
@@ -86,7 +89,10 @@ export class Lanes {
 // How much of [from, to) spans cover, and how much of what `spans` cover `others` cover, too; µs.
 // Both are sorted, and no two of the same kind overlap.
 export function covered(spans, from, to) {
-  return spans.reduce((sum, [begin, end]) => sum + Math.max(0, Math.min(end, to) - Math.max(begin, from)), 0);
+  return spans.reduce(
+    (sum, [begin, end]) => sum + Math.max(0, Math.min(end, to) - Math.max(begin, from)),
+    0,
+  );
 }
 
 export function coveredBoth(spans, others, from, to) {
@@ -104,7 +110,9 @@ function path(svg, kind) {
 }
 
 function rect(from, to, top) {
-  return `M${from.toFixed(2)} ${top}H${Math.max(to, from + 0.4).toFixed(2)}V${top + LANE}H${from.toFixed(2)}Z`;
+  const left = from.toFixed(2);
+  const right = Math.max(to, from + 0.4).toFixed(2);
+  return `M${left} ${top}H${right}V${top + LANE}H${left}Z`;
 }
 
 // The next of 1, 2, 5, 10, 20, … times a power of ten.

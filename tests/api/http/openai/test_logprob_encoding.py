@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
-from slipstream.http.openai.logprob_json import chat_logprobs_json, completion_logprobs_json
-from slipstream.http.openai.logprobs import TextPosition, chat_logprobs, completion_logprobs
+from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs, completion_logprobs
+from slipstream.http.openai.logprob_encoding import chat_logprobs_json, completion_logprobs_json
 from slipstream.http.openai.vocabulary import TokenText, TokenTexts
 from slipstream.http.response_encoding import one_line
 from slipstream.outputs import Delta

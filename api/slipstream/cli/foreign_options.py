@@ -1,0 +1,78 @@
+"""Options of vLLM, SGLang and llama.cpp under other names here, or without a counterpart."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+_OURS = {
+    # vLLM
+    "--url": "--address",
+    "--base-url": "--address",
+    "--api-server-count": "--http-workers",
+    "--num-gpu-blocks-override": "--num-blocks",
+    "--cudagraph-capture-sizes": "--cuda-graph-sizes",
+    "--system-prompt": "--system",
+    # SGLang
+    "--model-path": "--model",
+    "--tokenizer-path": "--tokenizer",
+    "--context-length": "--max-model-len",
+    "--max-running-requests": "--max-num-seqs",
+    "--max-prefill-tokens": "--max-num-batched-tokens",
+    "--chunked-prefill-size": "--max-num-batched-tokens",
+    "--mem-fraction-static": "--gpu-memory-utilization",
+    "--page-size": "--block-size",
+    "--disable-cuda-graph": "--enforce-eager",
+    # llama.cpp
+    "--ctx-size": "--max-model-len",
+    "--n-predict": "--max-tokens",
+    "--predict": "--max-tokens",
+    "--temp": "--temperature",
+    "--parallel": "--max-num-seqs",
+    "--batch-size": "--max-num-batched-tokens",
+    "--ssl-key-file": "--ssl-keyfile",
+    "--ssl-cert-file": "--ssl-certfile",
+}
+_SEVERAL_DEVICES = "several devices are not supported yet"
+_QUANTISED = "quantised weights and caches are not supported yet"
+_LORA = "LoRA is not supported yet"
+_SPECULATIVE = "speculative decoding is not supported yet"
+_MISSING = {
+    "--tensor-parallel-size": _SEVERAL_DEVICES,
+    "--pipeline-parallel-size": _SEVERAL_DEVICES,
+    "--data-parallel-size": _SEVERAL_DEVICES,
+    "--distributed-executor-backend": _SEVERAL_DEVICES,
+    "--enable-expert-parallel": _SEVERAL_DEVICES,
+    "--tp": _SEVERAL_DEVICES,
+    "--tp-size": _SEVERAL_DEVICES,
+    "--tensor-split": _SEVERAL_DEVICES,
+    "--quantization": _QUANTISED,
+    "--kv-cache-dtype": _QUANTISED,
+    "--load-in-4bit": _QUANTISED,
+    "--load-in-8bit": _QUANTISED,
+    "--enable-lora": _LORA,
+    "--lora": _LORA,
+    "--lora-modules": _LORA,
+    "--lora-paths": _LORA,
+    "--speculative-config": _SPECULATIVE,
+    "--speculative-algorithm": _SPECULATIVE,
+    "--draft-model": _SPECULATIVE,
+    "--model-draft": _SPECULATIVE,
+    "--cpu-offload-gb": "weights are not offloaded",
+    "--swap-space": "a preempted request is computed again, not swapped",
+    "--n-gpu-layers": "a model runs on one device, --device",
+    "--tool-call-parser": "tool calls are not parsed out of answers yet",
+    "--enable-auto-tool-choice": "tool calls are not parsed out of answers yet",
+    "--reasoning-parser": "reasoning is not parsed out of answers yet",
+    "--chat-template": "the chat template is the tokenizer's own",
+    "--load-format": "weights are read from safetensors",
+}
+
+
+def in_our_words(name: str, options: Container[str]) -> str:
+    """What another engine's option is here, to follow `unknown option NAME`; empty if not known.
+
+    options: those of the command.
+    """
+    if (ours := _OURS.get(name)) in options:
+        return f"; here it is {ours}"
+    return f": {_MISSING[name]}" if name in _MISSING else ""

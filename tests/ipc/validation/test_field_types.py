@@ -1,0 +1,108 @@
+"""Wrong types are reported in words, with the path, the value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from msgspec import UNSET, Meta, Struct
+
+from slipstream_ipc.errors import BadRequest, MissingField, UnknownField
+from slipstream_ipc.validation.field_types import field_error, values_of
+
+
+class Part(Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class Turn(Struct, forbid_unknown_fields=True):
+    role: Literal["user", "system"]
+    content: str | tuple[Part, ...] | None = None
+
+
+class Request(Struct, forbid_unknown_fields=True):
+    turns: Annotated[tuple[Turn, ...], Meta(max_length=2)] = ()
+    temperature: float = 1.0
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: str | tuple[str, ...] = ()
+    bias: dict[int, float] | None = None
+    anything: Any = None
+    stream: bool = False
+
+
+WRONG: list[tuple[Any, str]] = [
+    (5, "body: got 5, allowed: a mapping with turns, temperature, "),
+    ({"temperature": "hot"}, "temperature: got 'hot', allowed: a number"),
+    ({"max_tokens": "3"}, "max_tokens: got '3', allowed: an integer >= 1, or None"),
+    ({"max_tokens": 0}, "max_tokens: got 0, allowed: an integer >= 1, or None"),
+    ({"stop": 1}, "stop: got 1, allowed: a string or a list of strings"),
+    ({"stop": ["a", 1]}, "stop[1]: got 1, allowed: a string"),
+    ({"stream": 1}, "stream: got 1, allowed: True or False"),
+    ({"bias": {"a": 1}}, "bias: got {'a': 1}, allowed: a mapping of integers to numbers, or None"),
+    ({"bias": {1: "a"}}, "bias: got {1: 'a'}, allowed: a mapping of integers to numbers, or None"),
+    ({"turns": None}, "turns: got None, allowed: a list of at most 2 mappings"),
+    ({"turns": [{"role": "user"}] * 3}, "turns: got [{'role': 'user'}, "),
+    ({"turns": [{"role": "me"}]}, "turns[0].role: got 'me', allowed: one of system, user"),
+    (
+        {"turns": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "turns[0].content[0].type: got 'image_url', allowed: text",
+    ),
+    (
+        {"turns": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+        "turns[0].content[0].text: got 1, allowed: a string",
+    ),
+]
+
+
+def error_for(wrong: Any, **options: Any) -> BadRequest:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(wrong, Request)
+    return field_error(caught.value, Request, **options)
+
+
+@pytest.mark.parametrize(("given", "text"), WRONG)
+def test_the_wrong_part_is_quoted(given: Any, text: str) -> None:
+    where = "body" if given == 5 else ""
+    error = error_for(given, given=given, where=where)
+    assert str(error).startswith(text)
+    assert text.startswith(f"{error.field}: ")
+
+
+def test_a_value_that_is_not_at_hand_is_described() -> None:
+    assert str(error_for({"max_tokens": "3"})) == (
+        "max_tokens: got a string, allowed: an integer >= 1, or None"
+    )
+    assert "got an integer, allowed: a string" in str(error_for({"stop": [1]}))
+    assert "got another value, allowed: one of" in str(error_for({"turns": [{"role": "me"}]}))
+
+
+@pytest.mark.parametrize("name", ["topk", "", "a.b", "x`y", "ä - at `$.x`", "type"])
+@pytest.mark.parametrize("has_value", [True, False])
+def test_an_unknown_field_is_named_once(name: str, has_value: bool) -> None:
+    given = {"turns": [{"role": "user", name: 1}]}
+    error = error_for(given, given=given if has_value else UNSET)
+    assert isinstance(error, UnknownField)
+    assert (error.field, error.name) == (f"turns[0].{name}", name)
+    assert str(error) == f"turns[0].{name}: unknown field, allowed: content, role"
+
+
+def test_a_missing_field_says_what_it_would_hold() -> None:
+    error = error_for({"turns": [{}]}, where="body")
+    assert isinstance(error, MissingField)
+    assert error.field == "body.turns[0].role"
+    assert str(error) == "body.turns[0].role: missing, allowed: one of system, user"
+
+
+def test_what_nests_too_deeply_is_not_quoted() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    error = BadRequest("x", deep, "less")
+    assert str(error) == "x: got a deeply nested list, allowed: less"
+
+
+def test_a_command_line_knows_no_none() -> None:
+    info = msgspec.inspect.type_info(bool | None)
+    assert values_of(info) == "True or False, or None"
+    assert values_of(info, in_python=False) == "true or false"
