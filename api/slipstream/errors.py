@@ -3,6 +3,7 @@
 SlipstreamError
 ├── RequestError             the request is at fault
 │   ├── BadRequestError      a field is invalid (`field` names it); also a ValueError
+│   │   └── UnknownOptionError   no option has the keyword's name; also a TypeError
 │   ├── ConflictError        the stream id belongs to a different request
 │   └── UnknownStreamError   no stream of this id runs or is still kept
 ├── OverloadedError          the server is overloaded: try again later
@@ -15,8 +16,11 @@ SlipstreamError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from slipstream.spelling import did_you_mean
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault
 
@@ -50,6 +54,10 @@ class BadRequestError(RequestError, ValueError):
     def field(self) -> str | None:
         """The name of the invalid field; None where the error concerns no single field."""
         return self.fault.field
+
+
+class UnknownOptionError(BadRequestError, TypeError):
+    """A keyword is the name of no option; the message has the nearest one."""
 
 
 class ConflictError(RequestError):
@@ -108,6 +116,13 @@ def bad_request(error: BadRequest) -> BadRequestError:
 def missing_option(name: str, what: str) -> BadRequestError:
     """The error for an option that is needed and was not given. what: what to do about it."""
     return BadRequestError(Fault("bad_request", f"{name} is missing: {what}", name))
+
+
+def unknown_option(name: str, known: Iterable[str]) -> UnknownOptionError:
+    """The error for a keyword that is the name of no option."""
+    known = sorted(known)
+    hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
+    return UnknownOptionError(Fault("bad_request", f"there is no option {name}{hint}", name))
 
 
 def wrong_option(name: str, given: object, allowed: str) -> BadRequestError:

@@ -21,8 +21,10 @@ from tqdm import tqdm
 
 from slipstream import sampling_params
 from slipstream.client.options import CallOptions, CheckedOptions, options_for_many
+from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import RequestOutput
+from slipstream.progress import Progress
 from slipstream.prompts import Conversation, Prompt, is_prompt_mapping
 from slipstream.stack.settings import SHORT_LIVED
 from slipstream.stack.stack import Stack, StackArguments, StackError
@@ -40,6 +42,8 @@ _STREAM_INTERVAL = 64  # tokens: partial output is not shown, so large deltas ar
 class LLM:
     """A model that answers batches of prompts. Use it as a context manager, or `close` it.
 
+    Standard error shows the start.
+
     model, settings: as in `Stack`, except that spare processes are off by default.
 
     Raises: the errors of `Stack`.
@@ -49,7 +53,9 @@ class LLM:
         self, model: str | os.PathLike[str] | None = None, **settings: Unpack[StackArguments]
     ) -> None:
         for_a_batch: StackArguments = {**SHORT_LIVED, **settings}
-        self._stack = Stack(model, **for_a_batch)
+        name = MODEL_NAME if model is None else os.fspath(model)
+        with Progress(f"starting {name}", done=f"started {name}: ready"):
+            self._stack = Stack(model, **for_a_batch)
         try:
             self._client = self._stack.client()
         except BaseException:

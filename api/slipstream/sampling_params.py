@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
 
 from slipstream.requests import check_outputs, checked_params
+from slipstream.spelling import unexpected_keyword
 from slipstream_ipc import messages
 
 
-class SamplingParams(messages.SamplingParams, frozen=True, kw_only=True):
+class _SuggestingKeywords(msgspec.StructMeta):
+    """Makes structs whose error for an unknown keyword has a suggestion."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:  # noqa: N805 - its instance is a class
+        for name in options:
+            if name not in cls.__struct_fields__:
+                raise unexpected_keyword(cls.__name__, name, cls.__struct_fields__)
+        return super().__call__(*args, **options)
+
+
+class SamplingParams(
+    messages.SamplingParams, metaclass=_SuggestingKeywords, frozen=True, kw_only=True
+):
     # help() shows the fields as the wire type describes them
     __doc__ = f"{messages.SamplingParams.__doc__}\n    Raises: BadRequestError, naming the field.\n"
 
@@ -20,7 +35,9 @@ class SamplingParams(messages.SamplingParams, frozen=True, kw_only=True):
         checked_params(self, {})
 
 
-class StructuredOutputs(messages.StructuredOutputs, frozen=True, kw_only=True):
+class StructuredOutputs(
+    messages.StructuredOutputs, metaclass=_SuggestingKeywords, frozen=True, kw_only=True
+):
     __doc__ = f"{messages.StructuredOutputs.__doc__}\n    Raises: BadRequestError.\n"
 
     if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served."""
     config, stop = start_child("core", CoreConfig)
     commands, beats = ParentCommands(), Beats()
-    prepare(partial(import_runner, config), commands)
+    prepare(partial(import_runner, config, is_awaited=commands.any_waiting), commands)
     _freeze()
     activation = wait_for_activation(commands, stop, beats)
     if activation is None:

@@ -180,7 +180,9 @@ def _draining_of(worker: Worker, commands: ParentCommands) -> _Draining | None:
 
 
 class _Draining:
-    """A worker that accepts no new requests and ends the running ones at `end_at`."""
+    """A worker that accepts no new requests and ends the running ones at `end_at`. Reports how many
+    there are, and how many were cut off.
+    """
 
     def __init__(self, worker: Worker, end_at: float) -> None:
         worker.begin_drain()
@@ -188,16 +190,19 @@ class _Draining:
         self._end_at = end_at
         self._is_over = False
         self._is_reported = False
+        self._num_cut = 0
+        report(Status(num_running=worker.num_running))
 
     def turn(self, now: float) -> None:
         """End the streams that are due; report `drained` once nothing is left to run or send."""
         if now >= self._end_at and not self._is_over:
             self._is_over = True
+            self._num_cut = self._worker.num_running
             self._worker.end_drain()
         is_empty = self._worker.num_running == 0 and not self._worker.has_unsent
         if is_empty and not self._is_reported:
             self._is_reported = True
-            report(Status(drained=True))
+            report(Status(drained=True, num_cut=self._num_cut))
 
 
 def _freeze() -> None:

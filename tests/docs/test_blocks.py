@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from tests.helpers.pages import ROOT, Block, blocks
+from tests.helpers.pages import ROOT, Block, blocks, shown_outputs
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.ports import free_port
 
@@ -98,7 +98,7 @@ def test_launch_names_each_process_and_a_command_to_try(launched: str) -> None:
     assert "ipc://" in launched
 
 
-def _run(command: list[str], environment: dict[str, str]) -> None:
+def _run(command: list[str], environment: dict[str, str]) -> str:
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -110,6 +110,17 @@ def _run(command: list[str], environment: dict[str, str]) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize(("command", "output"), shown_outputs())
+def test_shown_output_is_what_comes(
+    command: str, output: str, environment: dict[str, str], port: str
+) -> None:
+    shown = _run(["bash", "-c", command.replace("8000", port)], environment)
+    assert shown.rstrip("\n") == output.rstrip("\n")
 
 
 @pytest.mark.slow

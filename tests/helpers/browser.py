@@ -14,7 +14,7 @@ from tests.helpers.patience import PATIENCE_S
 PATIENCE_MS = PATIENCE_S * 1000
 # The driver's event loop cannot go on where a timeout has interrupted it, and each test behind that
 # would hang, too: a timeout ends this process.
-BROWSER_TESTS = [pytest.mark.slow, pytest.mark.timeout(3 * PATIENCE_S, method="thread")]
+BROWSER_TESTS = [pytest.mark.slow, pytest.mark.timeout(method="thread")]
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 WATCH = """
 window.violations = [];

@@ -18,6 +18,16 @@ class Block(NamedTuple):
     text: str
 
 
+def shown_outputs() -> list[tuple[str, str]]:
+    """The last commands of blocks that are followed by a block with what they print."""
+    pairs = re.compile(r"^```bash\n(.*?)^```\n\n```text\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [
+        (commands.strip().splitlines()[-1], output)
+        for page in PAGES
+        for commands, output in pairs.findall(page.read_text())
+    ]
+
+
 def blocks(language: str) -> list[Block]:
     """All blocks of a language, in the order of `PAGES` and within each page."""
     return [

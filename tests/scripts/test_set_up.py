@@ -348,3 +348,37 @@ def test_naming_no_index_takes_torch_as_the_rest(clone: Clone) -> None:
     (clone.fake / "config").write_text("")
     clone.run(TORCH_INDEX="")
     assert len(clone.installs) == 1
+
+
+def installing(venv: Path, *names: str) -> str:
+    """What set-up shows while pip installs these packages."""
+    function = "eval \"$(sed -n '/^show_installing() {/,/^}/p' scripts/set-up)\"; venv=$1; shift; "
+    done = subprocess.run(
+        ["bash", "-euc", function + 'show_installing "$@"', "-", venv, *names],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_the_package_that_pip_is_at_is_shown_with_what_it_does(tmp_path: Path) -> None:
+    site = tmp_path / "lib" / "python3.12" / "site-packages"
+    old = site / "pip-1.dist-info"
+    old.mkdir(parents=True)
+    (old / "INSTALLER").touch()
+    os.utime(old / "INSTALLER", (1, 1))
+    os.utime(old, (1, 1))
+    begun = tmp_path / ".unfinished"
+    begun.touch()
+    os.utime(begun, (2, 2))
+    names = ("torch", "rich", "slipstream")
+    assert installing(tmp_path, *names) == "installing torch (1 of 3)"
+    for number, name in enumerate(names, 1):
+        made = site / f"{name}-1.dist-info"
+        made.mkdir()
+        doing = f"compiling the Python files of {name} ({number} of 3)"
+        assert installing(tmp_path, *names) == doing
+        (made / "INSTALLER").touch()
+    assert installing(tmp_path, *names) == "finishing"

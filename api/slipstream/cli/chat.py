@@ -76,7 +76,7 @@ def chat(arguments: argparse.Namespace) -> int:
     params = sampling_params_of(arguments)
     if question is None:
         return _converse(arguments, params)
-    with connected(arguments) as client:
+    with _hinting(arguments), connected(arguments) as client:
         answer = Conversation(client, params, arguments.system).ask(question)
     if not answer:
         _tell("slipstream chat: the answer is empty: the model ended it at once")
@@ -104,21 +104,27 @@ def _may_be_model(text: str) -> bool:
 
 
 @contextlib.contextmanager
-def _suggesting_quick(arguments: argparse.Namespace) -> Iterator[None]:
-    """Add to an error about MODEL that it may have been meant as a question."""
+def _hinting(arguments: argparse.Namespace) -> Iterator[None]:
+    """Add to an error about MODEL that it may have been meant as a question, and to one about a
+    missing chat template which command needs none.
+    """
     try:
         yield
     except BadRequestError as error:
-        if error.field != "model" or arguments.first is None:
+        if error.field == "model" and arguments.first is not None:
+            hint = f"a question of one word needs --quick: `slipstream chat -q {arguments.first}`"
+        elif error.field == "messages":
+            hint = "`slipstream generate TEXT` continues a text without one"
+        else:
             raise
-        hint = f"; a question of one word needs --quick: `slipstream chat -q {arguments.first}`"
-        raise BadRequestError(structs.replace(error.fault, message=f"{error}{hint}")) from None
+        message = f"{error}; {hint}"
+        raise BadRequestError(structs.replace(error.fault, message=message)) from None
 
 
 def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
     is_terminal = sys.stdin.isatty()
     with (
-        _suggesting_quick(arguments),
+        _hinting(arguments),
         connected(arguments) as client,
         _line_history(is_terminal),
     ):

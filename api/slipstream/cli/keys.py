@@ -26,7 +26,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 def add_keys(parser: Parser) -> None:
     """Add the command's options."""
-    parser.introduce("DIR [options]", ("slipstream keys keys", "slipstream keys keys --client ana"))
+    parser.introduce(
+        "DIR [options]", ("slipstream keys server-keys", "slipstream keys server-keys --client ana")
+    )
     parser.add_argument(
         "folder", metavar="DIR", help="folder for the keys; created if it does not exist"
     )

@@ -9,6 +9,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 
+_NO_WORDS = ("uds",)
 _WORD = r"(?<![\w/'\"$.-])({})(?![\w/'\"-])"
 
 
@@ -39,13 +40,13 @@ def option_names(
 def with_option_names(message: str, names: Mapping[str, str], field: str | None = None) -> str:
     """The message with the options' names in place of keywords.
 
-    A keyword is replaced where it is `field` at the beginning, and elsewhere where it has an
-    underscore, as no other word has.
+    A keyword is replaced where it is `field` at the beginning, and elsewhere where it can be no
+    other word.
     """
     begins = (f"{field}: ", f"{field} is missing")
     if field is not None and field in names and message.startswith(begins):
         message = f"{names[field]}{message.removeprefix(field)}"
-    keywords = "|".join(re.escape(name) for name in names if "_" in name)
+    keywords = "|".join(re.escape(name) for name in names if "_" in name or name in _NO_WORDS)
     if not keywords:
         return message
     return re.sub(_WORD.format(keywords), lambda found: names[found[1]], message)

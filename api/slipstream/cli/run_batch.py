@@ -8,6 +8,8 @@ server.
 - A rejected or failed request gets an answer, too, with the status that a server would send.
 - A line that cannot be written completely (full disk) is removed, and the run ends with the error.
 - A run locks its output file.
+- What is wrong with the files, the address or the model is reported before a stack is started and
+  before any request is run; an output file made for such a run is removed.
 - Where the engine is overloaded or restarting, a request waits and is tried again.
 """
 
@@ -15,9 +17,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -123,12 +127,20 @@ def run_batch(arguments: argparse.Namespace) -> int:
             "address", address, "an ipc:// address: a batch is run where the stack is"
         )
     ids = _checked_ids(Path(arguments.input))
-    with open(arguments.output, "a+b", buffering=0) as output:
+    path = Path(arguments.output)
+    is_new = not path.exists()
+    with _opened_output(path, Path(arguments.input)) as output:
         _lock(output)
         done = _ids_done(output)
         if ids <= done:
             return 0
-        with running_or_started(arguments) as address:
+        with contextlib.ExitStack() as server:
+            try:
+                address = server.enter_context(running_or_started(arguments))
+            except BaseException:
+                if is_new:
+                    path.unlink(missing_ok=True)
+                raise
             uvloop.run(_answer_all(arguments, address, output, ids, done))
     return 0
 
@@ -136,15 +148,26 @@ def run_batch(arguments: argparse.Namespace) -> int:
 def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:
     """The requests of a file with their line numbers. Raises: BadRequestError."""
     decoder = msgspec.json.Decoder(BatchLine)
-    with open(path, "rb") as lines:
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+        lines = open(path, "rb") if is_file else None  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise wrong_option("IN", str(path), f"a file to read ({error.strerror})") from None
+    if lines is None:  # it is read twice
+        raise wrong_option("IN", str(path), "a regular file")
+    with lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
+            where = f"{path}, line {number}"
             try:
-                yield number, decoder.decode(line)
+                request = decoder.decode(line)
             except msgspec.DecodeError as error:
                 allowed = "JSON with custom_id, method (POST), url and body"
-                raise wrong_option(f"{path}, line {number}", str(error), allowed) from None
+                raise wrong_option(where, str(error), allowed) from None
+            if not bytes(request.body).startswith(b"{"):
+                raise wrong_option(f"{where}: body", str(request.body, "utf-8")[:80], "an object")
+            yield number, request
 
 
 def _checked_ids(path: Path) -> set[str]:
@@ -156,6 +179,17 @@ def _checked_ids(path: Path) -> set[str]:
             raise wrong_option(where, line.custom_id, "one that no line before it has")
         seen.add(line.custom_id)
     return seen
+
+
+def _opened_output(path: Path, given: Path) -> IO[bytes]:
+    """The output file, unbuffered. Raises: BadRequestError."""
+    if path.exists() and path.samefile(given):
+        raise wrong_option("OUT", str(path), "another file than IN")
+    try:
+        return open(path, "a+b", buffering=0)
+    except OSError as error:
+        allowed = f"a file to write, in a folder that there is ({error.strerror})"
+        raise wrong_option("OUT", str(path), allowed) from None
 
 
 def _lock(output: IO[bytes]) -> None:

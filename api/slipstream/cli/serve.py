@@ -9,10 +9,12 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 from slipstream.cli.configuration import SETTINGS, add_config
+from slipstream.cli.option_names import with_option_names
 from slipstream.cli.parser import Parser
 from slipstream.cli.stack_options import add_settings, given_settings
 from slipstream.client.endpoints import (
@@ -22,11 +24,14 @@ from slipstream.client.endpoints import (
     default_runtime_dir,
     http_address_in,
 )
+from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import wrong_option
 from slipstream.stack.events import (
     Event,
     ProcessReady,
     ProcessRestarted,
+    ProcessStarted,
+    RequestsRunning,
     StackDraining,
     StackFailed,
     StackReady,
@@ -41,6 +46,7 @@ from slipstream_ipc.transport.sockets import private_directory
 
 DEFAULT_HTTP_PORT = 8000
 _logger = logging.getLogger(__name__)
+_QUESTION = "What is an assert statement?"  # which the demo model answers, and others too
 
 
 def add_serve(parser: Parser) -> None:
@@ -92,7 +98,11 @@ def serve(arguments: argparse.Namespace) -> int:
     config = plan_stack(settings, folder)
     configure_logging(SUPERVISOR, settings.log_format)
     teller = _Teller(
-        has_keys=bool(api_keys(settings)), listen=settings.listen, form=settings.log_format
+        settings.model or MODEL_NAME,
+        arguments.option_names,
+        has_keys=bool(api_keys(settings)),
+        listen=settings.listen,
+        form=settings.log_format,
     )
     supervisor = Supervisor(config, teller)
     trace = checked_trace(settings.trace)
@@ -106,11 +116,23 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 class _Teller:
-    """Prints the supervisor's events to the terminal; where the log is JSON, logs them."""
+    """Prints the supervisor's events to the terminal; where the log is JSON, logs them.
+
+    names: what errors call options, by keyword.
+    """
 
     def __init__(
-        self, *, has_keys: bool, listen: str | None = None, form: LogFormat = "text"
+        self,
+        model: str,
+        names: Mapping[str, str],
+        *,
+        has_keys: bool,
+        listen: str | None = None,
+        form: LogFormat = "text",
     ) -> None:
+        self._model = model
+        self._names = names
+        self._has_begun = False
         self._has_keys = has_keys
         self._listen = listen
         self._is_logged = form == "json"
@@ -118,32 +140,38 @@ class _Teller:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case ProcessStarted() if not self._has_begun:
+                self._has_begun = True
+                self._say(f"starting {self._model} ...")
             case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
                 about = f": {detail}" if detail else ""
                 self._say(f"{name} ready (process {pid}, {seconds:.1f} s){about}")
                 if is_front(name):
                     self._http_address = http_address_in(detail)
             case StackReady(address=address):
-                is_default = address == default_address()  # where `generate` looks
+                is_default = address == default_address()  # where `chat` looks
                 where = "" if is_default else f" --address {shlex.quote(address)}"
-                examples = f"\n  {_program()} generate 'In Python,'{where}"
+                examples = f"\n  {_program()} chat {shlex.quote(_QUESTION)} --temperature 0{where}"
                 if self._http_address is not None:
                     examples += f"\n  {_curl(self._http_address, has_keys=self._has_keys)}"
                 where = address if self._listen is None else f"{address} and {self._listen}"
-                self._say(f"serving at {where}; Ctrl-C ends it")
+                self._say(f"\nserving at {where}; Ctrl-C ends it")
                 self._say(f"{_browse(self._http_address)}:{examples}")
             case ProcessRestarted(name=name, pid=pid, how=how, seconds=seconds):
                 about = f"process {pid}, {seconds:.2f} s after the end of the one before: {how}"
                 self._say(f"{name} restarted ({about})")
-            case StackDraining(within_s=within_s):
-                what = f"running requests may take {within_s:g} s more; Ctrl-C again ends them now"
-                self._say(f"stopping; {what}")
+            case StackDraining():
+                self._say("stopping")
+            case RequestsRunning(num=num, within_s=within_s):
+                what = "1 request" if num == 1 else f"{num} requests"
+                until = f"for {within_s:.3g} s; Ctrl-C again ends them now"
+                self._say(f"{what} may go on {until}")
             case StackFailed(error=error):
-                self._fail(f"slipstream serve: {error}")
+                self._fail(f"slipstream serve: {with_option_names(error, self._names)}")
 
     def _say(self, text: str) -> None:
         if self._is_logged:
-            _logger.info("%s", text)
+            _logger.info("%s", text.strip())
         else:
             _write(sys.stdout, text)
 
@@ -161,11 +189,12 @@ def _browse(address: str | None) -> str:
 
 def _curl(address: str, *, has_keys: bool) -> str:
     key = f' -H "Authorization: Bearer ${API_KEY_VARIABLE}"' if has_keys else ""
-    body = '{"prompt": "In Python,", "max_tokens": 40, "stream": true}'
+    turns = f'[{{"role": "user", "content": "{_QUESTION}"}}]'
+    body = f'{{"messages": {turns}, "temperature": 0, "stream": true}}'
     json = "-H 'Content-Type: application/json'"
     if address.startswith(UNIX):
         address = f"--unix-socket {shlex.quote(address.removeprefix(UNIX))} http://localhost"
-    return f"curl -N {address}/v1/completions {json}{key} -d '{body}'"
+    return f"curl -N {address}/v1/chat/completions {json}{key} -d '{body}'"
 
 
 def _program() -> str:

@@ -47,6 +47,7 @@ from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.prompts import Prompt
+from slipstream.spelling import suggesting_keywords
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
 
@@ -139,6 +140,7 @@ class AsyncClient:
     another loop or outside of one; make one client for each loop.
     """
 
+    @suggesting_keywords
     def __init__(
         self,
         address: str | None = None,

@@ -48,6 +48,7 @@ from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.prompts import Prompt
+from slipstream.spelling import suggesting_keywords
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 
@@ -146,6 +147,7 @@ class Client:
     server rejects the keys or speaks another version of the protocol.
     """
 
+    @suggesting_keywords
     def __init__(
         self,
         address: str | None = None,

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, get_args
 
 from slipstream.client.connection.queries import checked_template
 from slipstream.client.stream import OutputKind
-from slipstream.errors import bad_request
+from slipstream.errors import bad_request, unknown_option
 from slipstream.requests import checked_params
 from slipstream.vllm_names import CALL_OPTIONS, SAMPLING_PARAMS, without_unsupported
 from slipstream_ipc.errors import BadRequest, Summary
@@ -88,7 +88,7 @@ def options_for_one(
 
     Raises: BadRequestError.
     """
-    given, rest = _renamed(sampling_params, options)
+    given, rest = _renamed(sampling_params, options, RequestOptions)
     names = ("label", "stream_id", *_OF_CALL)
     of_request = {name: rest.pop(name) for name in names if name in rest}
     template = _template(rest)
@@ -101,7 +101,7 @@ def options_for_many(
     options: CallOptions,
 ) -> CheckedOptions:
     """The options of a call with these prompts. Otherwise as `options_for_one`."""
-    given, rest = _renamed(sampling_params, options)
+    given, rest = _renamed(sampling_params, options, CallOptions)
     of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
     template = _template(rest)
     params = _params_for_each(prompts, given, rest)
@@ -115,12 +115,21 @@ def check_kind(kind: OutputKind) -> None:
         raise bad_request(BadRequest("output_kind", kind, "one of " + ", ".join(allowed)))
 
 
-def _renamed(sampling_params: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def _renamed(
+    sampling_params: Any, options: Mapping[str, Any], of_call: type
+) -> tuple[Any, dict[str, Any]]:
     """The sampling parameters given under either name, and the other options.
 
-    Raises: BadRequestError for an option of vLLM's that is not supported and changes something.
+    of_call: the TypedDict of the call's options.
+
+    Raises: BadRequestError for an unknown option, or one of vLLM's that is not supported and
+    changes something.
     """
     rest = without_unsupported(options, _UNSUPPORTED)
+    known = of_call.__annotations__
+    for name in rest:
+        if name not in known:
+            raise unknown_option(name, known.keys() - {_FORMER_NAME} | {"sampling_params"})
     former = rest.pop(_FORMER_NAME, None)
     if former is None:
         return sampling_params, rest

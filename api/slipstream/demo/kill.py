@@ -4,12 +4,14 @@
   both processes were killed.
 - A process is killed after a number of tokens, not seconds, so that each run shows the same but for
   the times.
-- Where standard output is not a terminal, the output is plain lines instead of a screen.
+- Where standard output is not a terminal, the output is plain lines instead of a screen, with the
+  answers during which a process died.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import queue
@@ -30,6 +32,7 @@ from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.demo.screen import Pane, ScreenView
 from slipstream.errors import EngineError, SlipstreamError, wrong_option
 from slipstream.outputs import RequestOutput
+from slipstream.progress import Progress
 from slipstream.stack.events import ProcessEnded, ProcessRestarted, SpareReady
 from slipstream.stack.log_level import log_level
 from slipstream.stack.stack import Stack
@@ -135,15 +138,21 @@ def demo_kill(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.streams <= _MAX_STREAMS:
         raise wrong_option("streams", arguments.streams, f"1 to {_MAX_STREAMS}")
     has_screen = sys.stdout.isatty() and not arguments.plain
-    print("starting a stack, and spares for its worker and its core ...", flush=True)
-    with log_level("ERROR"), Stack(arguments.model) as stack:  # a warning would garble the screen
-        _await_spares(stack)
+    with contextlib.ExitStack() as running:
+        running.enter_context(log_level("ERROR"))  # a warning would garble the screen
+        with Progress("starting a server", done="started a server: ready"):
+            stack = running.enter_context(Stack(arguments.model))
+        with Progress("starting the spares of its worker and its core", done="spares: ready"):
+            _await_spares(stack)
         with stack.client() as client:
-            print("running the requests without a fault first ...", flush=True)
-            expected = client.generate_many([_chat(one) for one in _QUESTIONS], _PARAMS)
+            num = len(_QUESTIONS)
+            asking = f"asking {num} questions without a fault"
+            with Progress(asking, done=f"{num} questions: answered"):
+                expected = client.generate_many([_chat(one) for one in _QUESTIONS], _PARAMS)
             demo = _KillDemo(stack, client, expected, arguments.streams, has_screen=has_screen)
             demo.run()
-    print("\n".join(demo.summary()), flush=True)
+    print("\n".join(demo.summary()))
+    print("nothing was lost" if demo.is_identical else "this went wrong", flush=True)
     return 0 if demo.is_identical else 1
 
 
@@ -382,6 +391,14 @@ class _KillDemo:
         return screen.frame(view, width, height - 1)
 
     def _print_texts(self) -> None:
+        """The answers with a mark in them."""
         for stream in self._streams:
-            whole = "".join(text for text, _ in stream.pane.pieces)
-            print(f"\n--- {stream.pane.title}\n{whole}")
+            answers: list[list[tuple[str, str]]] = []
+            for text, style in stream.pane.pieces:
+                if style == screen.BOLD or not answers:  # a question
+                    answers.append([])
+                answers[-1].append((text.lstrip("\n") if style == screen.BOLD else text, style))
+            for pieces in answers:
+                if any(style == screen.MARK for _, style in pieces):
+                    whole = "".join(text for text, _ in pieces)
+                    print(f"\n--- {stream.pane.title}: {whole}")

@@ -47,6 +47,8 @@ from slipstream_ipc.telemetry.statistics import Statistics
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
+_RESTARTABLE = ("core", "worker")
+_HAS_SERVED = frozenset(("ready", "silent", "restarting"))
 _STREAMING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
 
 
@@ -128,6 +130,14 @@ class App:
             or self._check_draining(request)
             or _check_content_type(request)
         )
+
+    def has_to_wait(self, request: HttpRequest) -> bool:
+        """Whether the request needs a running engine, to which this front, which replaces another,
+        is not connected yet.
+        """
+        if self._io.model is not None or not request.path.startswith(_NEEDS_KEY):
+            return False
+        return all(self.health.processes.get(name) in _HAS_SERVED for name in _RESTARTABLE)
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """Answer the exchange, now or later."""

@@ -125,6 +125,8 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             return ApiError(409, str(error), code="superseded")
         case UnknownStreamError():
             return ApiError(404, str(error), code="unknown_stream")
+        case OverloadedError(fault=Fault(code="engine")):  # the engine is leaving
+            return ApiError(503, str(error), code="draining", headers=_RETRY_SOON)
         case OverloadedError():
             return ApiError(503, str(error), code="overloaded", headers=_RETRY_SOON)
         case ConnectionLostError():

@@ -1,7 +1,8 @@
 """The process of the HTTP front: start-up, event loop, drain, shutdown.
 
 - The front listens at once, so /health answers while the model loads and /ready returns 503. It
-  reports ready once the worker has answered.
+  reports ready once the worker has answered. Requests wait for that where the front replaces
+  another and the engine has served before.
 - It accepts connections on the sockets inherited from its parent, and binds its own only if there
   are none.
 - While draining, /health and /ready say so and no stream begins. The drain is complete once the
@@ -159,7 +160,7 @@ async def _serve(
                 config.host,
             )
         others = [
-            asyncio.ensure_future(_report_ready(io, http_detail(where))),
+            asyncio.ensure_future(_report_ready(io, server, http_detail(where))),
             asyncio.ensure_future(_drain(server, drain_requested)),
         ]
         await stopped.wait()
@@ -179,16 +180,17 @@ async def _drain(server: Server, requested: asyncio.Event) -> None:
     report(Status(drained=True))
 
 
-async def _report_ready(io: LoopIO, detail: str) -> None:
+async def _report_ready(io: LoopIO, server: Server, detail: str) -> None:
     """Report ready once the worker has answered, however long the model takes to load."""
     while io.model is None:
         try:
             await io.connect()
         except ConnectionLostError:
-            continue
+            server.begin_waiting()  # they are refused: they have waited long enough
         except SlipstreamError as error:
             report(Status(error=str(error)))
             return
+    server.begin_waiting()
     # everything loaded by now stays alive: keep the garbage collector from scanning it
     gc.collect()
     gc.freeze()

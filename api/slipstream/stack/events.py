@@ -82,6 +82,15 @@ class StackDraining(msgspec.Struct, frozen=True, tag=True):
     within_s: float
 
 
+class RequestsRunning(msgspec.Struct, frozen=True, tag=True):
+    """The drain waits for `num` requests, for `within_s` seconds at most. Left out where none ran
+    when it began.
+    """
+
+    num: int
+    within_s: float
+
+
 class StackFailed(msgspec.Struct, frozen=True, tag=True):
     """The stack has failed and ends."""
 
@@ -96,5 +105,6 @@ Event = (
     | ProcessEnded
     | ProcessRestarted
     | StackDraining
+    | RequestsRunning
     | StackFailed
 )

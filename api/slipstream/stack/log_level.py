@@ -1,4 +1,4 @@
-"""A context manager for the log level of stacks started within it."""
+"""The log level of stacks: its check, and a context manager that sets it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE
+from slipstream.errors import wrong_option
+from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE, LOG_LEVELS
+
+
+def check_log_level() -> None:
+    """Raises: BadRequestError where $SLIPSTREAM_LOG_LEVEL is set and no level."""
+    given = os.environ.get(LOG_LEVEL_VARIABLE, "")
+    if given and given.lower() not in LOG_LEVELS:
+        raise wrong_option(f"${LOG_LEVEL_VARIABLE}", given, ", ".join(LOG_LEVELS))
 
 
 @contextlib.contextmanager

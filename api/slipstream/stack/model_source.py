@@ -43,7 +43,8 @@ def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     if path.exists() or not _HUB_ID.fullmatch(value):
         folder = f"a folder with a {_CONFIG if is_model else 'tokenizer'}"
         allowed = ", ".join(filter(None, (folder, "a hub id (NAME or ORGANISATION/NAME)", more)))
-        raise wrong_option(option, value, f"{allowed}{_nearest(path)}")
+        lacks = f"; {path.absolute()} has no {_CONFIG}" if value and path.is_dir() else ""
+        raise wrong_option(option, value, f"{allowed}{lacks or _nearest(path)}")
     return value
 
 

@@ -16,23 +16,27 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream.errors import missing_option, wrong_option
+from slipstream.errors import BadRequestError, missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
+from slipstream.stack.log_level import check_log_level
 from slipstream.stack.model_source import check_hub, folder_or_hub_id
 from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
 from slipstream.tracing.parts import checked_trace
 from slipstream.trusted_proxies import TrustedProxies
+from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.sockets import check_address
+from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 CORE_SOCKET = "core.sock"
 FRONT = "http"  # the process name of a single front; several are http-0, http-1, ...
-SIMULATED = "simulated:"
+_KEYS = "printable ASCII without spaces, not empty"
 RANDOM = "random:"
 
 _TOKENIZER = "tokenizer="
@@ -81,9 +85,11 @@ def plan_stack(
     """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
 
     Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
-    trace or listener, or a `runtime_dir` whose path is too long for a socket.
+    trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a socket.
     """
+    check_log_level()
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    _check_cache(settings, model)
     for option, value in (("model", model), ("tokenizer", tokenizer)):
         if not value.startswith((SIMULATED, RANDOM, "/")):
             check_hub(option, value)
@@ -152,6 +158,18 @@ def plan_stack(
 def _model_name(settings: StackSettings) -> str:
     """The model's name, as clients and metrics have it."""
     return settings.served_model_name or settings.model or MODEL_NAME
+
+
+def _check_cache(settings: StackSettings, model: str) -> None:
+    """Refuse a cache that this machine can never hold. The core checks it beside the weights, and
+    within the limits of control groups. Raises: BadRequestError.
+    """
+    if settings.num_blocks is not None or settings.device == "cuda" or model.startswith(SIMULATED):
+        return
+    total_gib = psutil.virtual_memory().total / 2**30
+    if settings.kv_cache_gib > total_gib:
+        allowed = f"less than this machine's memory, {total_gib:.1f} GiB"
+        raise wrong_option("kv_cache_gib", settings.kv_cache_gib, allowed)
 
 
 def _demo_options(settings: StackSettings) -> dict[str, Any]:
@@ -287,12 +305,40 @@ def is_front(name: str) -> bool:
 
 
 def api_keys(settings: StackSettings) -> tuple[str, ...]:
-    """All valid API keys, with $SLIPSTREAM_API_KEY. Raises: BadRequestError."""
+    """All valid API keys: the given ones, those in the file, and $SLIPSTREAM_API_KEY.
+
+    Raises: BadRequestError, without a key.
+    """
     given = (settings.api_key,) if isinstance(settings.api_key, str) else settings.api_key
-    if not all(key and key.isascii() and key.isprintable() and " " not in key for key in given):
-        raise wrong_option("api_key", given, "printable ASCII without spaces, not empty")
-    from_environment = os.environ.get(API_KEY_VARIABLE)
-    return (*given, from_environment) if from_environment else given
+    if not all(map(_is_key, given)):
+        raise wrong_option("api_key", given, _KEYS)
+    in_file = () if settings.api_key_file is None else _keys_in(settings.api_key_file)
+    from_environment = os.environ.get(API_KEY_VARIABLE) or None
+    if from_environment is None:
+        return (*given, *in_file)
+    if not _is_key(from_environment):
+        raise wrong_option(f"${API_KEY_VARIABLE}", "(not shown)", _KEYS)
+    return (*given, *in_file, from_environment)
+
+
+def _keys_in(path: str) -> tuple[str, ...]:
+    """The keys in a file, which has one on each line. Raises: BadRequestError."""
+    try:
+        lines = Path(path).read_bytes().decode("ascii", "replace").splitlines()
+    except OSError as error:
+        allowed = f"a file that can be read ({error.strerror})"
+        raise wrong_option("api_key_file", path, allowed) from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and not _is_key(line):
+            raise wrong_option("api_key_file", path, f"a key on each line: {_KEYS} (line {number})")
+    keys = tuple(line for line in lines if line.strip())
+    if not keys:
+        raise wrong_option("api_key_file", path, "a file with at least one key")
+    return keys
+
+
+def _is_key(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
 
 
 def allowed_origins(settings: StackSettings) -> tuple[str, ...]:
@@ -360,6 +406,11 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
         raise wrong_option("tokenizer", given, allowed)
     others = [option for option in options if not option.startswith(_TOKENIZER)]
     played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
+    try:
+        parse_simulated(played)
+    except ValueError as error:
+        message = str(error).replace(played, model)
+        raise BadRequestError(Fault("bad_request", f"model: {message}", "model")) from None
     return played, str(path.parent if path.is_file() else path)
 
 

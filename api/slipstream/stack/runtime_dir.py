@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -34,18 +35,23 @@ class RuntimeDirectory:
         self._lock_fd = -1
 
     def __enter__(self) -> RuntimeDirectory:
+        what = "made"
         try:
             self._is_ours = not self.path.exists()
             private_directory(self.path)
+            what = "written"
             while self._lock_fd < 0:
                 self._lock_fd = _lock(self.path / LOCK_NAME)
             self._remove_leftovers()
-        except PermissionError:
-            raise  # its message says what is allowed
         except OSError as error:
+            if error.errno is None:
+                raise  # from `private_directory`: its message says what is allowed
+            self._remove_folder()
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            advice = "free space there, or choose another" if is_full else "choose another"
             raise OSError(
-                f"runtime directory {self.path} cannot be written ({error.strerror}): free "
-                "space there, or choose another runtime_dir"
+                f"runtime directory {self.path} cannot be {what} ({error.strerror}): {advice} "
+                "runtime_dir"
             ) from error
         return self
 
@@ -53,6 +59,9 @@ class RuntimeDirectory:
         self._remove_leftovers()
         (self.path / LOCK_NAME).unlink(missing_ok=True)  # before the lock is released: see _lock
         os.close(self._lock_fd)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         if self._is_ours:
             with contextlib.suppress(OSError):  # not empty: foreign files are left alone
                 self.path.rmdir()
@@ -85,13 +94,19 @@ def _lock(path: Path) -> int:
         os.close(fd)
         message = (
             f"runtime directory {path.parent} is in use by another stack (its supervisor is "
-            f"process {owner}): stop that stack, or choose another runtime_dir"
+            f"process {owner}): stop that stack, or give this one another runtime_dir (and "
+            "http_port)"
         )
         raise RuntimeDirectoryInUseError(message) from None
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_ino == os.fstat(fd).st_ino:
             os.ftruncate(fd, 0)
-            os.write(fd, str(os.getpid()).encode())
+            try:
+                os.write(fd, str(os.getpid()).encode())
+            except OSError:
+                path.unlink()
+                os.close(fd)
+                raise
             return fd
     os.close(fd)
     return -1

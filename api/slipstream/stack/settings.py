@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal, TypedDict
 import msgspec
 from msgspec import Meta, Struct, inspect
 
-from slipstream.errors import wrong_option
-from slipstream.spelling import did_you_mean
+from slipstream.errors import unknown_option, wrong_option
 from slipstream.stack.children.listeners import MAX_FRONTS
 from slipstream.vllm_names import SETTINGS, without_unsupported
 from slipstream_ipc.telemetry.logs import LogFormat
@@ -110,11 +109,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | tuple[str, ...],
         _about(
             HTTP,
-            "key that HTTP requests must carry; $SLIPSTREAM_API_KEY is another (default: none, "
-            "all requests are served)",
+            "key that HTTP requests must carry, seen by all users of the machine; "
+            "$SLIPSTREAM_API_KEY is another (default: none, all requests are served)",
             "KEY",
         ),
     ] = ()
+    api_key_file: Annotated[
+        str | None,
+        _about(HTTP, "file with more such keys, one on each line, read at the start", "FILE"),
+    ] = None
     allowed_origins: Annotated[
         str | tuple[str, ...],
         _about(
@@ -390,6 +393,7 @@ class StackOptions(TypedDict, total=False):
     http_workers: int
     host: str
     api_key: str | Sequence[str]
+    api_key_file: str | None
     allowed_origins: str | Sequence[str]
     allowed_hosts: str | Sequence[str]
     uds: str | None
@@ -424,8 +428,7 @@ def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> Sta
     options = without_unsupported(options, SETTINGS)
     for name, value in options.items():
         if name not in _FIELDS:
-            hint = did_you_mean(name, _FIELDS) or f": {', '.join(sorted(_FIELDS))}"
-            raise wrong_option("option", name, f"a setting of a stack{hint}")
+            raise unknown_option(name, _FIELDS)
         try:
             msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
         except msgspec.ValidationError:

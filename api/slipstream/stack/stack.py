@@ -98,7 +98,7 @@ class Stack:
         self._trace = checked_trace(checked.trace)
         if self._trace is not None:
             discard_parts(self._trace)
-        level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO" if verbose else "WARNING")
+        level = os.environ.get(LOG_LEVEL_VARIABLE) or ("INFO" if verbose else "WARNING")
         self.address = config.address
         self.http_address: str | None = None  # start of a URL, or unix:PATH; None without a front
         self._pids: dict[str, int] = {}

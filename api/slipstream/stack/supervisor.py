@@ -53,6 +53,7 @@ from slipstream.stack.events import (
     ProcessReady,
     ProcessRestarted,
     ProcessStarted,
+    RequestsRunning,
     SpareReady,
     StackDraining,
     StackFailed,
@@ -141,9 +142,7 @@ class Supervisor:
         except OSError as error:
             where = http_address(*(listen or ("", 0)), uds=uds)
             why = error.strerror or error
-            other = "--http-port, in Python http_port, sets another port"
-            if uds is not None:
-                other = "--uds, in Python uds, sets another path"
+            other = "http_port sets another port" if uds is None else "uds sets another path"
             self._fail(f"cannot listen at {where}: {why} ({other})")
             return False
         return True
@@ -220,7 +219,9 @@ class Supervisor:
         if self._phase == "draining" and all(
             role.active is not None and role.active.is_drained for role in self._roles.values()
         ):
-            self._stop("all requests have ended")
+            num_cut = sum(role.active.num_cut for role in self._roles.values() if role.active)
+            what = f"{num_cut} {'request was' if num_cut == 1 else 'requests were'} cut off"
+            self._stop(what if num_cut else "all requests have ended")
 
     def _check_heartbeat(self, child: Child, now: float) -> None:
         timeout_s = self._config.hang_timeout_s
@@ -251,12 +252,16 @@ class Supervisor:
         if child.status.has_ended():
             return  # handled already, by another event of the same round
         was_ready, was_available = child.state == "ready", child.available_at is not None
+        num_before = child.num_running
         child.read_status()
         if child.status.has_ended():
             self._selector.unregister(child.status)
         if self._is_ending:
             return
         role = self._roles[child.name]
+        if child.num_running and child.num_running != num_before and self._deadline is not None:
+            left_s = max(0.0, self._deadline - _FLUSH_S - time.monotonic())
+            self._report(RequestsRunning(child.num_running, left_s))
         if child.error and child is role.active:
             is_wrong = self._phase == "starting" and child.is_misconfigured
             self._fail(f"{child.name}: {child.error}", MISCONFIGURED if is_wrong else FAILED)
@@ -346,7 +351,8 @@ class Supervisor:
 
     def _activate(self, role: Role) -> None:
         """Activate the spare, or a new process, in this role."""
-        child = role.spare or self._start(role.spec)
+        level = logging.DEBUG if self._phase == "starting" else logging.INFO
+        child = role.spare or self._start(role.spec, level)
         if child is None:
             return
         role.activate(child)
@@ -354,7 +360,7 @@ class Supervisor:
             child.drain(max(0.0, self._deadline - _FLUSH_S - time.monotonic()))
         self._report(ProcessStarted(child.name, child.pid))
 
-    def _start(self, spec: ChildSpec, log_level: int = logging.INFO) -> Child | None:
+    def _start(self, spec: ChildSpec, log_level: int) -> Child | None:
         if self._is_ending:
             return None
         try:
@@ -376,7 +382,7 @@ class Supervisor:
 
     def _drain(self, reason: str) -> None:
         within_s = self._config.drain_s
-        _logger.info("draining (%s): running requests have %g s", reason, within_s)
+        _logger.info("draining (%s)", reason)
         self._phase = "draining"
         self._deadline = time.monotonic() + within_s + _FLUSH_S
         self._report(StackDraining(within_s))
@@ -387,7 +393,8 @@ class Supervisor:
     def _stop(self, reason: str) -> None:
         if self._is_ending:
             return
-        _logger.info("stopping (%s)", reason)
+        has_failed_early = self._exit_code and self._phase == "starting"  # and that is reported
+        _logger.log(logging.DEBUG if has_failed_early else logging.INFO, "stopping (%s)", reason)
         self._phase = "stopping"
         self._stop_listening()
         self._deadline = time.monotonic() + STOP_S

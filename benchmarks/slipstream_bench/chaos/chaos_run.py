@@ -16,7 +16,6 @@ from slipstream.client.async_client import AsyncClient
 from slipstream.demo.gaps import GapSpan
 from slipstream.demo_model import MODEL_PATH
 from slipstream.outputs import RequestOutput
-from slipstream.stack.process_plan import SIMULATED
 from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind, summarise_gaps
 from slipstream_bench.chaos.chaos_workload import ChaosRequest, WorkloadShape, make_requests
@@ -33,6 +32,7 @@ from slipstream_bench.chaos.schedule import FaultKinds, Round, make_schedule
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
 from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.validation.simulated_model import SIMULATED
 
 _UNDISTURBED_AT_ONCE = 128
 _UNDISTURBED_TIMEOUT_S = 120.0

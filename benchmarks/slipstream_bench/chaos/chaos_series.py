@@ -174,10 +174,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if series.has(kind, seed):
             continue
         folder = Path(tempfile.mkdtemp(prefix=f"chaos-{kind}-{seed}-"))
-        row = run_chaos(kind, seed, options, folder)
-        if not row.bad:
-            shutil.rmtree(folder)
-        ended = f"FAILED, see {folder}" if row.bad else "good"
+        is_bad = False
+        try:
+            row = run_chaos(kind, seed, options, folder)
+            is_bad = bool(row.bad)
+        finally:
+            if not is_bad:
+                shutil.rmtree(folder)
+        ended = f"FAILED, see {folder}" if is_bad else "good"
         print(f"{kind} {seed}: identical {row.identical} of {row.requests}, {ended}", flush=True)
         series = series.put(row)
         write_result(file, series)

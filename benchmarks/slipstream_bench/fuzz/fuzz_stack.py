@@ -51,7 +51,14 @@ _MAX_ERRORS_KEPT = 20
 class FuzzStack:
     """One core and one worker."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        client_timeout_s: float = GRACE_S,
+        grace_s: float = GRACE_S,
+        **settings: Any,
+    ) -> None:
         """`folder`: a private one, for the sockets. `settings`: override the core's settings."""
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.client_address = f"ipc://{folder}/client"
@@ -68,8 +75,8 @@ class FuzzStack:
             core_address=self.core_address,
             runtime_dir=str(folder),
             cache_dir=str(folder),
-            client_timeout_s=GRACE_S,
-            grace_s=GRACE_S,
+            client_timeout_s=client_timeout_s,
+            grace_s=grace_s,
         )
         self.core = assemble_core(core, load_runner(core), self.context, self._poller)
         detokenizers = TableDetokenizerFactory(compile_table(tokenizer))

@@ -54,9 +54,12 @@ _LOGPROBS_GIB = 0.125  # small enough to run out at times
 # behind those that arrived meanwhile
 MOST_STEPS = 2 * AT_ONCE // 4 * MOST_ANSWERS * _MAX_MODEL_LEN // _POSITIONS
 MOST_GROWTH_BYTES = 128 * 2**20
+_CLIENT_TIMEOUT_S = 10.0  # no client falls silent, but all of them may wait for a busy machine
+_GRACE_S = 0.2  # then an ended stream makes room for others' logprobs
 _STALL_S = 120.0
 _SETTLE_S = 60.0
 _TIMEOUT_S = 3600.0
+_MOST_SHOWN = 1000  # characters of a difference
 _PART = 1000  # requests between two looks at what is held
 
 
@@ -144,6 +147,8 @@ def fuzz_requests(seed: int, begin: int, end: int) -> Iterator[Sitting]:
 def _stack(folder: Path) -> FuzzStack:
     return FuzzStack(
         folder,
+        client_timeout_s=_CLIENT_TIMEOUT_S,
+        grace_s=_GRACE_S,
         max_num_batched_tokens=_BATCHED,
         max_model_len=_MAX_MODEL_LEN,
         max_logprobs=-1,
@@ -365,7 +370,7 @@ class _RequestFuzzRun:
             steps=self._waits.num_steps,
             identical=honest.num_identical,
             total=honest.num_identical + len(honest.differences),
-            differences=tuple(honest.differences[:10]),
+            differences=tuple(each[:_MOST_SHOWN] for each in honest.differences[:10]),
             num_errors=log.num_errors,
             errors=tuple(log.errors[:10]),
             own_bytes=(before.own_bytes[0] or own, own),

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Runner
+from slipstream_ipc.validation.simulated_model import SIMULATED
 
-_SIMULATED = "simulated:"
 _SPIN_COUNT = "10000"  # about 0.2 ms
+_logger = logging.getLogger(__name__)
 
 
-def import_runner(config: CoreConfig) -> None:
-    """Import what `load_runner` needs, which takes seconds and does not depend on the model."""
-    kind = "simulated.simulated_runner" if config.model.startswith(_SIMULATED) else "torch_factory"
+def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
+    """Import what `load_runner` needs, which takes seconds and does not depend on the model.
+
+    is_awaited: say so in the log.
+    """
+    kind = "simulated.simulated_runner" if config.model.startswith(SIMULATED) else "torch_factory"
     if config.native and "OMP_WAIT_POLICY" not in os.environ:
         # libgomp reads it when torch is imported. By default its idle threads spin for
         # milliseconds, on cores that our kernels' team and other processes need.
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    if is_awaited and kind == "torch_factory":
+        _logger.info("importing torch and transformers")
     importlib.import_module(f"slipstream_core.runner.{kind}")
 
 
 def load_runner(config: CoreConfig) -> Runner:
     """Build the runner of `config.model`. Raises ValueError if it cannot be loaded."""
-    if config.model.startswith(_SIMULATED):
+    if config.model.startswith(SIMULATED):
         from slipstream_core.runner.simulated.simulated_runner import load_simulated
 
         return load_simulated(config)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
+
 _NAME = "tokenizer.json"
-_SIMULATED = "simulated:"
 _RANDOM = "random:"
 
 
@@ -17,9 +18,7 @@ def find_tokenizer(model: str) -> Path:
 
     Raises ValueError if there is none.
     """
-    if model.startswith(_SIMULATED):
-        from slipstream_core.runner.simulated.simulated_text import parse_simulated
-
+    if model.startswith(SIMULATED):
         given = parse_simulated(model).tokenizer
         if given is None:
             raise ValueError(

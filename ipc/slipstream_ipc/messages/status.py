@@ -28,6 +28,8 @@ class Status(Struct, frozen=True, omit_defaults=True):
     beat: its loop is turning.
     loading: no beats are to be expected while it loads.
     drained: everything that it had when it was told to drain has ended.
+    num_running: the requests that it had when it was told to drain; None before that.
+    num_cut: those of them that the drain's end cut off, with `drained`.
     detail: what it serves, for people.
     error: why it cannot do what it was told; a replacement could not either.
     is_misconfigured: of an error: an option, the model or a file that an option names is at fault,
@@ -47,3 +49,5 @@ class Status(Struct, frozen=True, omit_defaults=True):
     last_words: str = ""
     numbers: Numbers | None = None
     processes: Annotated[dict[Name, OwnProcess], Meta(max_length=16)] = {}
+    num_running: int | None = None
+    num_cut: int = 0

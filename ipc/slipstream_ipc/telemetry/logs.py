@@ -19,6 +19,7 @@ import msgspec
 LogFormat = Literal["text", "json"]
 
 LOG_LEVEL_VARIABLE = "SLIPSTREAM_LOG_LEVEL"
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMAT_VARIABLE = "SLIPSTREAM_LOG_FORMAT"
 
 _MAX_REQUEST_IDS = 16  # in one line
@@ -41,6 +42,12 @@ def log_format() -> LogFormat:
     return given if given in get_args(LogFormat) else "text"  # type: ignore[return-value]
 
 
+def log_level() -> str:
+    """The level that $SLIPSTREAM_LOG_LEVEL sets for this process; INFO unless it is valid."""
+    given = os.environ.get(LOG_LEVEL_VARIABLE, "")
+    return given.upper() if given.lower() in LOG_LEVELS else "INFO"
+
+
 def configure_logging(process: str, form: LogFormat | None = None) -> None:
     """Log to standard error, warnings included. process: this process's name in the lines.
 
@@ -50,8 +57,7 @@ def configure_logging(process: str, form: LogFormat | None = None) -> None:
         os.environ[LOG_FORMAT_VARIABLE] = form
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(process, form or log_format()))
-    level = os.environ.get(LOG_LEVEL_VARIABLE, "INFO").upper()
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(level=log_level(), handlers=[handler])
     logging.captureWarnings(True)
 
 

@@ -99,7 +99,13 @@ def check_server_address(address: str, *, has_keys: bool, insecure: bool) -> str
             option = "keys" if has_keys else "insecure"
             raise BadRequest(option, address, "only with a tcp:// address; ipc:// needs none")
         if not address.startswith(IPC):
-            raise BadRequest("address", address, "ipc:///PATH or tcp://HOST:PORT")
+            allowed = "ipc:///PATH or tcp://HOST:PORT"
+            if address.startswith(("http://", "https://")):
+                allowed += (
+                    "; this is the address for HTTP clients. For your server on this machine leave "
+                    "it out"
+                )
+            raise BadRequest("address", address, allowed)
         return check_ipc_address(address)
     host = _host("address", address)
     try:

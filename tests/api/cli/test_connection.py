@@ -14,10 +14,10 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client
-from slipstream.cli.connection import Progress
 from slipstream.cli.main import main
 from slipstream.client.endpoints import ADDRESS_VARIABLE
 from slipstream.errors import ConnectionLostError
+from slipstream.progress import Progress
 from slipstream_ipc.messages import Fault
 
 MODEL = "simulated:step_ms=1,mode=chain"

@@ -235,6 +235,19 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
             ["serve", "--port", "x"],
             "serve: --port: got 'x', allowed: an integer >= 0 and <= 65535",
         ),
+        (
+            ["serve", "simulated:step=1"],
+            "serve: MODEL: simulated:step=1: unknown option 'step'; known: step_ms, ",
+        ),
+        (
+            ["serve", "--kv-cache-gib", "400000"],
+            "serve: --kv-cache-gib: got 400000.0, allowed: less than this machine's memory, ",
+        ),
+        (["serve", "./docs"], "serve: MODEL: got './docs', allowed: a folder with a config.json, "),
+        (
+            ["generate", "x", "--address", "http://127.0.0.1:8000"],
+            "generate: --address: got 'http://127.0.0.1:8000', allowed: ipc:///PATH or tcp://HOST:P",
+        ),
         (["serve", "--native", "x"], "serve: --native: got 'x', allowed: true or false\n"),
         (
             ["generate", "x", "--max-tokens", "x"],
@@ -290,7 +303,7 @@ def test_what_the_server_refuses_is_one_line_and_code_2(address, capsys):
 
 def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
     process = subprocess.Popen(
-        [*COMMAND, "generate", "simulated:stp_ms=1", "--prompt", "x"],
+        [*COMMAND, "generate", "simulated:vocab_size=5", "--prompt", "x"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -299,9 +312,22 @@ def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
     out, err = wait_for(process)
     assert (process.returncode, out) == (1, "")
     started, error = err.splitlines()
-    assert started == "no server runs: starting one with simulated:stp_ms=1 ..."
-    assert error.startswith("slipstream generate: core: ")
-    assert "known: step_ms" in error
+    assert started == "no server runs: starting one with simulated:vocab_size=5 ..."
+    assert error.startswith("slipstream generate: core: option 'vocab_size' is 5, but ")
+
+
+def test_a_server_that_fails_is_one_line_and_code_1(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "simulated:vocab_size=5", "--no-http"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    out, err = wait_for(process)
+    assert (process.returncode, out) == (1, "starting simulated:vocab_size=5 ...\n")
+    assert err.startswith("slipstream serve: core: option 'vocab_size' is 5, but ")
+    assert err.count("\n") == 1
 
 
 def test_a_fault_of_our_own_is_told_as_such(monkeypatch, capsys):
@@ -417,7 +443,9 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
     deadline = threading.Timer(PATIENCE_S, process.kill)
     deadline.start()
     try:
-        lines = [process.stdout.readline() for _ in range(7)]
+        assert process.stdout.readline() == "starting simulated:step_ms=1 ...\n"
+        lines = [process.stdout.readline() for _ in range(8)]
+        assert lines.pop(3) == "\n"
         ready = {line.split(" (process ")[0]: line for line in lines[:3]}
         assert set(ready) == {"core ready", "worker ready", "http ready"}
         http_address = ready["http ready"].split("serving on ")[1].strip()
@@ -426,7 +454,7 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         assert lines[3].startswith(f"serving at {address}")
         assert lines[4] == f"open {http_address} in a browser, or try:\n"
         assert address in lines[5]
-        curl = f"curl -N {http_address}/v1/completions"
+        curl = f"curl -N {http_address}/v1/chat/completions"
         assert lines[6].strip().startswith(curl)
         example = lines[6].strip().replace("$SLIPSTREAM_API_KEY", "a-secret")
         streamed = subprocess.run(example, shell=True, capture_output=True, text=True, check=True)
@@ -437,11 +465,13 @@ def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path)
         second = subprocess.run(serve, capture_output=True, text=True, timeout=PATIENCE_S)
         assert (second.returncode, second.stdout) == (1, "")
         assert second.stderr.startswith(f"slipstream serve: runtime directory {folder} is in use")
+        assert "another --runtime-dir (and --http-port)" in second.stderr
+        assert second.stderr.count("\n") == 1
 
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = wait_for(process)
         assert process.returncode == 0
-        assert out == "stopping; running requests may take 10 s more; Ctrl-C again ends them now\n"
+        assert out == "stopping\n"
         assert "Traceback" not in err
         assert "a-secret" not in err + "".join(lines)
         assert "supervisor INFO draining (SIGINT)" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -122,6 +123,7 @@ def test_a_run_that_was_killed_is_gone_on_with(stack, tmp_path):
         ('{"custom_id": "a"}\n', "line 1"),
         ("no JSON\n", "line 1"),
         (2 * (json.dumps(request(1)) + "\n"), "line 2"),
+        (json.dumps({**request(1), "body": 7}) + "\n", "line 1: body: got '7', allowed: an object"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
@@ -131,6 +133,44 @@ def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
     assert run(stack, tmp_path / "in", tmp_path / "out") == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_files_that_cannot_be_used_are_refused_before_anything_is_done(tmp_path, capsys):
+    """Without a stack, which would have to be started."""
+    given = written(tmp_path / "in", request(1))
+    before = given.read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    for names, said in (
+        (("nowhere", "out"), "IN: got '{}/nowhere', allowed: a file to read (No such file"),
+        ((".", "out"), "IN: got '{}', allowed: a regular file"),
+        (("pipe", "out"), "IN: got '{}/pipe', allowed: a regular file"),
+        (("in", "no/out"), "OUT: got '{}/no/out', allowed: a file to write, in a folder that"),
+        (("in", "."), "OUT: got '{}', allowed: a file to write"),
+        (("in", "in"), "OUT: got '{}/in', allowed: another file than IN"),
+    ):
+        paths = [str(tmp_path / name) for name in names]
+        assert main(["run-batch", *paths, "--new-stack"]) == 2
+        assert said.format(tmp_path) in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+    assert given.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--address", "ipc:///nowhere/client.sock"], 1, "no Slipstream server at ipc:///nowhere"),
+        (["/nowhere/model"], 2, "MODEL: got '/nowhere/model'"),
+        (["--new-stack", "--max-num-seqs", "0"], 2, "--max-num-seqs: got '0'"),
+    ],
+)
+def test_without_a_server_no_output_is_made(tmp_path, capsys, options, code, said):
+    given = written(tmp_path / "in", request(1))
+    assert main(["run-batch", str(given), str(tmp_path / "out"), *options]) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "out").touch()  # another one's is left
+    assert main(["run-batch", str(given), str(tmp_path / "out"), *options]) == code
+    assert (tmp_path / "out").exists()
 
 
 def test_a_full_disk_leaves_whole_lines_and_the_next_run_goes_on(stack, tmp_path):

@@ -13,14 +13,29 @@ from slipstream.stack.events import (
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
+    ProcessStarted,
+    RequestsRunning,
     StackDraining,
     StackFailed,
     StackReady,
 )
 
+NAMES = {"max_restarts": "--max-restarts", "http_port": "--port"}
+
+
+def teller() -> _Teller:
+    return _Teller("a-model", NAMES, has_keys=False)
+
+
+def test_what_is_started_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = teller()
+    tell(ProcessStarted("core", 12))
+    tell(ProcessStarted("worker", 13))
+    assert capsys.readouterr() == ("starting a-model ...\n", "")
+
 
 def test_restarts_take_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = _Teller(has_keys=False)
+    tell = teller()
     tell(ProcessEnded("worker", 12, "signal SIGKILL"))  # the log has it
     tell(ProcessRestarted("worker", 34, "signal SIGKILL", 0.125))
     about = "process 34, 0.12 s after the end of the one before: signal SIGKILL"
@@ -38,7 +53,7 @@ def test_restarts_take_one_line_each(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_stack_that_serves_says_where_to_look(
     capsys: pytest.CaptureFixture[str], detail: str | None, said: str
 ) -> None:
-    tell = _Teller(has_keys=False)
+    tell = teller()
     if detail is not None:
         tell(ProcessReady("http", 12, detail, 0.5))
     tell(StackReady("ipc:///run/client.sock"))
@@ -52,22 +67,32 @@ def test_the_example_names_an_address_where_it_is_needed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLIPSTREAM_ADDRESS", raising=False)
-    _Teller(has_keys=False)(StackReady(default_address()))
-    assert capsys.readouterr().out.endswith(" generate 'In Python,'\n")
-    _Teller(has_keys=False)(StackReady("ipc:///a b/client.sock"))
-    said = " generate 'In Python,' --address 'ipc:///a b/client.sock'\n"
+    teller()(StackReady(default_address()))
+    question = "'What is an assert statement?' --temperature 0"
+    assert capsys.readouterr().out.endswith(f" chat {question}\n")
+    teller()(StackReady("ipc:///a b/client.sock"))
+    said = f" chat {question} --address 'ipc:///a b/client.sock'\n"
     assert capsys.readouterr().out.endswith(said)
 
 
 def test_what_a_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    _Teller(has_keys=False)(StackDraining(2.5))
-    said = "stopping; running requests may take 2.5 s more; Ctrl-C again ends them now\n"
-    assert capsys.readouterr() == (said, "")
+    tell = teller()
+    tell(StackDraining(2.5))
+    assert capsys.readouterr() == ("stopping\n", "")
+    tell(RequestsRunning(1, 2.5))
+    tell(RequestsRunning(3, 1.25))
+    assert capsys.readouterr().out.splitlines() == [
+        "1 request may go on for 2.5 s; Ctrl-C again ends them now",
+        "3 requests may go on for 1.25 s; Ctrl-C again ends them now",
+    ]
 
 
 def test_a_failure_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    _Teller(has_keys=False)(StackFailed("core (process 7) ended: signal SIGKILL"))
+    teller()(StackFailed("core (process 7) ended: signal SIGKILL"))
     said = "slipstream serve: core (process 7) ended: signal SIGKILL\n"
+    assert capsys.readouterr() == ("", said)
+    teller()(StackFailed("the port is in use (http_port sets another); see max_restarts"))
+    said = "slipstream serve: the port is in use (--port sets another); see --max-restarts\n"
     assert capsys.readouterr() == ("", said)
 
 
@@ -85,6 +110,6 @@ def test_a_stack_outlives_a_log_that_cannot_be_written(
     """What the teller raises would end the supervisor, and with it every stream."""
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
-    tell = _Teller(has_keys=False)
+    tell = teller()
     tell(ProcessRestarted("worker", 34, "signal SIGKILL", 0.125))
     tell(StackFailed("core (process 7) ended: signal SIGKILL"))

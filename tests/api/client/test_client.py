@@ -293,7 +293,7 @@ def test_params_label_priority_and_salt_travel(client: Client, worker: FakeWorke
 
 def test_bad_requests_fail_before_anything_is_sent(client: Client, worker: FakeWorker) -> None:
     for prompt, options, field in (
-        ("x", {"max_token": 3}, "parameter"),
+        ("x", {"max_token": 3}, "max_token"),
         ("x", {"temperature": "hot"}, "temperature"),
         ("x", {"top_p": 2.0}, "top_p"),
         ("x", {"sampling_params": SamplingParams(), "top_p": 0.5}, "sampling_params"),

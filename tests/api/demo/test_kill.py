@@ -55,8 +55,11 @@ def test_a_frame_fits_the_terminal(width, height, num_panes):
 @pytest.mark.slow
 def test_demo_kill_tells_that_nothing_changed(capsys):
     code = main(["demo", "kill"])
-    shown = capsys.readouterr().out
+    shown, progress = capsys.readouterr()
     assert code == 0, shown
+    assert re.search(r"^spares: ready after \d+", progress, re.M)
+    assert len(re.findall(r"^--- stream", shown, re.M)) <= 4  # the answers that met a death
+    assert shown.endswith("\nnothing was lost\n")
     assert "[worker killed]" in shown
     assert "[core killed]" in shown
     assert shown.count("12 of 12 answers identical") == 2

@@ -98,3 +98,9 @@ def test_a_hub_that_must_not_be_asked(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(BadRequestError, match="HF_HUB_OFFLINE is set, and"):
         check_hub("model", "gpt2")
+
+
+def test_a_folder_without_a_configuration_is_told_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        folder_or_hub_id("model", str(tmp_path))
+    assert str(caught.value).endswith(f"; {tmp_path} has no config.json")

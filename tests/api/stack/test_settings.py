@@ -46,7 +46,7 @@ def configs(folder: Path, **options: object) -> tuple[CoreConfig, WorkerConfig]:
     [
         (
             {"max_num_seq": 3},
-            ["option: got 'max_num_seq', allowed: ", "did you mean max_num_seqs?"],
+            ["there is no option max_num_seq; did you mean ", "did you mean max_num_seqs?"],
         ),
         ({"max_num_seqs": 0}, ["max_num_seqs: got 0, allowed: an integer >= 1"]),
         ({"max_num_seqs": "8"}, ["max_num_seqs: got '8'"]),
@@ -138,7 +138,7 @@ def test_every_option_reaches_a_process(tmp_path):
     }
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
-    of_the_front.add("forwarded_allow_ips")
+    of_the_front |= {"forwarded_allow_ips", "api_key_file"}
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere.add("log_format")  # in the environment of all processes
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
@@ -231,6 +231,61 @@ def test_a_key_that_cannot_be_is_refused_without_being_shown(tmp_path, key):
         plan_stack(settings_from({"api_key": key, "http_port": 0}), tmp_path)
     assert "cret" not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_keys_come_from_a_file_too(tmp_path, monkeypatch):
+    """One on a line: a command line can be read by every user of the machine."""
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "three")
+    file = tmp_path / "keys"
+    file.write_text("one\n\ntwo\r\n")
+    given = front(tmp_path, http_port=0, api_key="zero", api_key_file=str(file))
+    assert given.api_keys == ("zero", "one", "two", "three")
+    command = plan_stack(settings_from({"http_port": 0, "api_key_file": str(file)}), tmp_path)
+    assert not any("two" in word for child in command.children for word in child.argv)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "No such file or directory"),
+        (b"", "at least one key"),  # not a server without keys
+        (b"\n \n", "at least one key"),
+        (b"fine\nse cret\n", "line 2"),
+        ("sécret".encode(), "line 1"),
+        (b"\xffsecret", "line 1"),
+    ],
+)
+def test_a_file_of_keys_that_cannot_be_is_refused_without_being_shown(tmp_path, content, why):
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(BadRequestError) as caught:
+        plan_stack(settings_from({"api_key_file": str(file), "http_port": 0}), tmp_path)
+    assert str(caught.value).startswith(f"api_key_file: got {str(file)!r}, allowed: ")
+    assert why in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+def test_a_key_in_the_environment_that_cannot_be_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", "se cret")
+    with pytest.raises(BadRequestError, match=r"\$SLIPSTREAM_API_KEY: got '\(not shown\)'"):
+        plan_stack(settings_from({"http_port": 0}), tmp_path)
+
+
+@pytest.mark.parametrize("level", ["loud", "7", "debug "])
+def test_a_log_level_that_is_none_is_the_users_fault(tmp_path, monkeypatch, level):
+    monkeypatch.setenv("SLIPSTREAM_LOG_LEVEL", level)
+    with pytest.raises(BadRequestError) as caught:
+        plan_stack(settings_from({}), tmp_path)
+    assert str(caught.value) == (
+        f"$SLIPSTREAM_LOG_LEVEL: got {level!r}, allowed: debug, info, warning, error, critical"
+    )
+
+
+@pytest.mark.parametrize("level", ["", "debug", "Warning", "CRITICAL"])
+def test_log_levels(tmp_path, monkeypatch, level):
+    monkeypatch.setenv("SLIPSTREAM_LOG_LEVEL", level)
+    plan_stack(settings_from({}), tmp_path)
 
 
 def test_compiled_tables_lie_in_the_users_cache(tmp_path, monkeypatch):

@@ -25,6 +25,7 @@ from slipstream.stack.events import (
     ProcessReady,
     ProcessRestarted,
     ProcessStarted,
+    RequestsRunning,
     SpareReady,
     StackDraining,
     StackFailed,
@@ -69,6 +70,8 @@ def stop_beating(): forever()
 def spin():
     while True: pass
 def say_drained(): report(Status(drained=True))
+def say_running(): report(Status(num_running=2))
+def say_cut(): report(Status(drained=True, num_cut=1))
 def babble():
     fd = int(os.environ["SLIPSTREAM_STATUS_FD"])
     for line in GARBAGE: os.write(fd, line + b"\\n")
@@ -77,7 +80,8 @@ GARBAGE = (b"", b"\\xff", b"[]", b'{"beat": true, "numbers": {"type": "core", "c
     b'{"device_idle_s": NaN}}}', b'{"beat": true, "numbers": {"type": "core", "counters": '
     b'{"device_idle_s": null}}}', b'{"ready": 7}', b'{"error": 7}', b"[" * 2000)
 deeds = {
-    "d": die, "f": fail, "c": crash, "h": stop_beating, "s": spin, "e": say_drained, "b": babble
+    "d": die, "f": fail, "c": crash, "h": stop_beating, "s": spin, "e": say_drained, "b": babble,
+    "r": say_running, "u": say_cut
 }
 """
 WHOLE = (
@@ -643,6 +647,19 @@ def test_a_signal_drains_first(start):
     running.cue("worker", "e")
     assert running.end() == 0
     assert "worker was told Drain(within_s=1000.0)" in running.log()
+
+
+def test_what_runs_is_counted_and_what_is_cut_off_is_said(start):
+    running = start(core=WHOLE, worker=WHOLE, drains=("worker",), drain_s=1000.0)
+    running.pids_when_ready()
+    running.process.terminate()
+    running.expect(StackDraining)
+    running.cue("worker", "r")
+    event = running.expect(RequestsRunning)
+    assert (event.num, 0.0 < event.within_s <= 1000.0) == (2, True)
+    running.cue("worker", "u")
+    assert running.end() == 0
+    assert "stopping (1 request was cut off)" in running.log()
 
 
 def test_what_does_not_end_within_drain_s_is_ended(start):

@@ -153,6 +153,32 @@ def test_a_server_runs_under_its_restrictions(folder: Path) -> None:
             server.kill()
 
 
+def test_a_proxy_of_the_group_reaches_the_http_socket_and_no_other(folder: Path) -> None:
+    """With the drop-in of docs/deploying.md."""
+    shared = folder / "run" / "s"
+    shared.mkdir(mode=0o750)
+    given = environment(
+        folder, SLIPSTREAM_MODEL="simulated:step_ms=1", SLIPSTREAM_UDS=str(shared / "http.sock")
+    )
+    line = command(folder)
+    with subprocess.Popen(
+        line[line.index(PROGRAM) :], env=given, umask=0o007, stdout=subprocess.PIPE, text=True
+    ) as server:
+        hang = threading.Timer(PATIENCE_S, server.kill)
+        hang.start()
+        try:
+            wait_for(server, "serving at")
+            http, private = shared / "http.sock", shared / "private"
+            assert (http.stat().st_mode & 0o777, private.stat().st_mode & 0o777) == (0o770, 0o700)
+            assert {path.name for path in shared.iterdir()} == {"http.sock", "private"}
+            server.send_signal(signal.SIGTERM)
+            wait_for(server, "")
+            assert server.wait() == 0
+        finally:
+            hang.cancel()
+            server.kill()
+
+
 def wait_for(server: subprocess.Popen[str], word: str) -> str:
     """What the server says up to a line with this word; all that it says to its end, if empty."""
     told = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -120,6 +121,23 @@ def test_how_it_is_can_be_asked_until_the_last_stream_has_ended():
         assert ended(found.stack) == 0
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port_of(found.stack)))
+
+
+def test_a_stream_that_is_cut_off_says_that_the_server_drains(tmp_path):
+    settings = {"http_port": 0, "drain_s": 0.5, "max_model_len": 200_000}
+    model = "simulated:step_ms=5,mode=chain"
+    with (
+        spareless_stack(model, runtime_dir=tmp_path / "run", **settings) as stack,
+        Raw(port_of(stack)) as stream,
+    ):
+        body = {"prompt": "a", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
+        stream.post(COMPLETIONS, body, EVENTS)
+        assert stream.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
+        os.kill(stack.pids["supervisor"], signal.SIGTERM)
+        *_, last = rest_of(stream).decode().strip().split("\n\n")
+        error = json.loads(last.rpartition("data: ")[2])["error"]
+        assert (error["code"], error["message"]) == ("draining", "the server is shutting down")
+        assert ended(stack) == 0
 
 
 def test_what_would_begin_is_refused_and_the_reason_told():

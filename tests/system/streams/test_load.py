@@ -9,7 +9,8 @@ from tests.helpers.stacks import spareless_stack
 
 import slipstream
 from slipstream.demo_model import MODEL_PATH
-from slipstream_core.runner.simulated.simulated_text import SimulatedText, parse_simulated
+from slipstream_core.runner.simulated.simulated_text import SimulatedText
+from slipstream_ipc.validation.simulated_model import parse_simulated
 
 PROMPTS = [
     f"{n}. The {word} statement"

@@ -25,7 +25,7 @@ def served_model(io: LoopIO, name: str | None = None) -> ModelCard:
     """
     model = io.model
     if model is None:
-        raise not_ready("the engine is still starting")
+        raise not_ready("the engine is still starting, or does not answer this front yet")
     if name is not None and name != model.name:
         raise unknown_model(name, model.name)
     return model

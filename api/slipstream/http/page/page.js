@@ -266,7 +266,7 @@ document.addEventListener("keydown", (event) => {
 stop.addEventListener("click", stopIt);
 addEventListener("pagehide", () => {
   stopIt();
-  keep();
+  keep(); // `ask` may not come to its end any more
 });
 byId("view").addEventListener("change", () => {
   for (const each of views) each.answer.show(view());

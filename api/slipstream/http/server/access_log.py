@@ -7,17 +7,27 @@ API keys and bodies are never logged.
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, cast
 
 from aiohttp import hdrs, web
 from aiohttp.abc import AbstractAccessLogger
 
-from slipstream.trusted_proxies import UNIX, TrustedProxies
+from slipstream.trusted_proxies import TrustedProxies
 from slipstream_ipc.telemetry.logs import formatter, log_format, with_fields
 
 _MAX_PATH = 500  # characters
 
 Form = Literal["text", "json"]
+
+
+class LoggedConnection(Protocol):
+    """What the log reads of a connection, which may have ended.
+
+    peer: the client's address, or `unix`.
+    """
+
+    peer: str
+    has_tls: bool
 
 
 class AccessLog(AbstractAccessLogger):
@@ -47,9 +57,9 @@ class AccessLog(AbstractAccessLogger):
     def _fields(
         self, request: web.BaseRequest, response: web.StreamResponse, seconds: float
     ) -> dict[str, Any]:
-        peername = request.get_extra_info("peername")
-        peer = peername[0] if isinstance(peername, tuple) else UNIX
-        scheme = "https" if request.get_extra_info("sslcontext") is not None else "http"
+        connection = cast(LoggedConnection, request.protocol)
+        peer = connection.peer
+        scheme = "https" if connection.has_tls else "http"
         if self._trusted.has(peer):
             said = request.headers.get(hdrs.X_FORWARDED_PROTO, "").strip().lower()
             scheme = said if said in ("http", "https") else scheme

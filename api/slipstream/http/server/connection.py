@@ -45,6 +45,7 @@ from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.errors import ApiError, error_of, overloaded
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.response_encoding import EVENT_STREAM, Response
+from slipstream.trusted_proxies import UNIX
 from slipstream_ipc.telemetry.logs import of_requests
 
 _READ_BYTES = 64 * 1024  # aiohttp's read buffer: above twice that it stops reading the socket
@@ -107,6 +108,8 @@ class Connection(web.RequestHandler):
         self._server = server
         self._limits = limits
         self.write: Callable[[bytes], None]  # to the transport
+        self.peer = ""  # the client's address, or `unix`
+        self.has_tls = False
         # phase and deadlines
         self.phase: Phase = "idle"
         self.deadline = inf  # in the loop's time
@@ -139,6 +142,9 @@ class Connection(web.RequestHandler):
         self._transport = cast(asyncio.Transport, transport)  # aiohttp drops its reference early
         self._transport.set_write_buffer_limits(self._limits.write_buffer_bytes)
         self.write = self._transport.write
+        peername = transport.get_extra_info("peername")  # None once the client has left
+        self.peer = peername[0] if isinstance(peername, tuple) else UNIX
+        self.has_tls = transport.get_extra_info("sslcontext") is not None
         self.idle_since = time.monotonic()
         self._server.connected(self)
         self._set_deadline(self._limits.header_s)
@@ -281,7 +287,7 @@ class Connection(web.RequestHandler):
         self._request = request = _request_of(message, self.version)
         self._closes_http_1_0 = request.version == "1.0" and not message.keep_alive
         if self._transport.is_closing():
-            return web.Response(status=CLIENT_CLOSED)  # never sent
+            return self._unsent()
         try:
             refusal = self._protocol_refusal(request) or self._server.check_head(request)
             if refusal is not None:
@@ -290,7 +296,7 @@ class Connection(web.RequestHandler):
         except ApiError as error:
             return self._refusal(error, request)
         except ConnectionError:
-            return web.Response(status=CLIENT_CLOSED)  # never sent
+            return self._unsent()
         rest = max(self._num_head_bytes, self.num_held - len(request.body))
         self._hold(rest if self._messages else self._num_head_bytes)
         self.phase, self.deadline = "answer", inf
@@ -464,6 +470,10 @@ class Connection(web.RequestHandler):
             whole.force_close()
         return whole
 
+    def _unsent(self) -> web.StreamResponse:
+        """The answer that is counted and logged for a client that has left."""
+        return web.Response(status=CLIENT_CLOSED, headers={"X-Request-Id": self._request.id})
+
     @property
     def _closes_after(self) -> bool:
         """Whether the server closes the connection after this answer.
@@ -518,7 +528,7 @@ class Connection(web.RequestHandler):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.disconnect()
-        self._set_answer(web.Response(status=CLIENT_CLOSED))  # never sent
+        self._set_answer(self._unsent())
         if self._body is not None and not self._body.is_eof():
             self._body.set_exception(ConnectionResetError())
         if self._linger_ended is not None and not self._linger_ended.done():

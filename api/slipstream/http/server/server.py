@@ -52,6 +52,9 @@ class Application(Protocol):
     def check_head(self, request: HttpRequest) -> ApiError | None:
         """The refusal of a request, as far as its head decides; None if its body may be read."""
 
+    def has_to_wait(self, request: HttpRequest) -> bool:
+        """Whether the request is to be handled only after the next `Server.begin_waiting`."""
+
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """Answer the exchange, now or later."""
 
@@ -75,6 +78,7 @@ class Server:
         self._tls = tls
         self._connections: set[Connection] = set()
         self._new_requests = TimeSlicedQueue()  # requests to begin
+        self._waiting: list[tuple[HttpRequest, Exchange]] = []
         self._is_empty = asyncio.Event()
         self.is_draining = False
         self._is_drained = asyncio.Event()  # set while draining, once no connection is busy
@@ -136,6 +140,12 @@ class Server:
         self._num_held += len(request.body)
         self._new_requests.add(partial(self._begin, request, exchange))
 
+    def begin_waiting(self) -> None:
+        """Let the application handle the requests that had to wait."""
+        waiting, self._waiting = self._waiting, []
+        for request, exchange in waiting:
+            self._new_requests.add(partial(self._begin_now, request, exchange))
+
     async def drain(self) -> None:
         """Begin no more streams; wait until all running answers have been sent."""
         self.is_draining = self._app.is_draining = True
@@ -165,6 +175,12 @@ class Server:
             connection.abort()
 
     def _begin(self, request: HttpRequest, exchange: Exchange) -> bool:
+        if self._app.has_to_wait(request):
+            self._waiting.append((request, exchange))
+            return False
+        return self._begin_now(request, exchange)
+
+    def _begin_now(self, request: HttpRequest, exchange: Exchange) -> bool:
         num_bytes = len(request.body)
         if exchange.is_open:
             self._app.handle(request, exchange)

@@ -25,6 +25,7 @@ import ssl
 import stat
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -276,6 +277,7 @@ class Acceptor:
         self._make_room = make_room
         self._tls, self._handshake_s = tls, None if tls is None else handshake_s
         self._num_held = 0  # connections, including those being opened
+        self._num_failed_handshakes = 0
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -316,7 +318,7 @@ class Acceptor:
                     )
                 return
             try:
-                connection, _ = listener.accept()
+                connection, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return  # taken by another front, or closed by the peer
             except OSError as error:
@@ -336,12 +338,28 @@ class Acceptor:
             task: asyncio.Task[object] = self._loop.create_task(opening)
             self._count(1)
             self._tasks.add(task)
-            task.add_done_callback(self._opened)
+            peer = address[0] if isinstance(address, tuple) else "a Unix socket"
+            task.add_done_callback(partial(self._opened, peer))
 
-    def _opened(self, task: asyncio.Task[object]) -> None:
+    def _opened(self, peer: str, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
-        if task.cancelled() or task.exception() is not None:
+        if task.cancelled():
+            self.release()
+        elif (error := task.exception()) is not None:
             self.release()  # the connection was not opened
+            if isinstance(error, ssl.SSLError):
+                self._note_failed_handshake(peer, error)
+
+    def _note_failed_handshake(self, peer: str, error: ssl.SSLError) -> None:
+        """Log the first, second, fourth, … one, as any client can cause very many."""
+        self._num_failed_handshakes += 1
+        num = self._num_failed_handshakes
+        if num & (num - 1):
+            return
+        is_plain = error.reason == "HTTP_REQUEST"
+        why = "HTTP without TLS; use https://" if is_plain else error.reason or error
+        times = "1 time" if num == 1 else f"{num} times"
+        _logger.warning("no TLS connection with %s: %s (%s)", peer, why, times)
 
     def _count(self, num: int) -> None:
         self._num_held += num

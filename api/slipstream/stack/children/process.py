@@ -108,6 +108,8 @@ class Child:
         self.state: Literal["starting", "ready", "gone"] = "starting"
         self.is_active = False  # whether it was activated; a spare is not
         self.is_drained = not spec.drains
+        self.num_running: int | None = None  # requests, when it was told to drain
+        self.num_cut = 0  # of them, what the drain's end cut off
         self.detail = ""
         self.error = ""  # why it cannot serve, for the user
         self.is_misconfigured = False  # the configuration is at fault
@@ -191,6 +193,9 @@ class Child:
             self.detail = status.detail or self.detail
             self._last_words = status.last_words or self._last_words
             self.is_drained = self.is_drained or status.drained
+            self.num_cut = self.num_cut or status.num_cut
+            if status.num_running is not None:
+                self.num_running = status.num_running
             self.numbers = status.numbers or self.numbers
             if status.beat:
                 self.last_beat_at = time.monotonic()

@@ -21,12 +21,12 @@ from slipstream.cli.parser import Parser
 from slipstream.cli.stack_options import add_settings
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
-from slipstream.stack.process_plan import SIMULATED
 from slipstream_bench.common.measures import RequestTimeline, Row
 from slipstream_bench.common.options import Option, add
 from slipstream_bench.common.report import write_json
 from slipstream_bench.common.variants import VARIANTS, params_of
 from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.validation.simulated_model import SIMULATED
 
 _NOTE = "The model is simulated: time passes, nothing is computed. This is no model's speed."
 

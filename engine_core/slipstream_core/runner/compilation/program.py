@@ -313,7 +313,7 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
     program = _program(lowering, kernels, value.part.buffer)
     if program is None:
         return None
-    logger.info("decode steps run as %d operations in one call", len(program.operations))
+    logger.debug("decode steps run as %d operations in one call", len(program.operations))
     attends = [each for each in program.operations if each.kind == ATTEND]
     return DecodeGraph(_with_call(graph, program, list(lowering.inputs), result), attends)
 

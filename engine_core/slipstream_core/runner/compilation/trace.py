@@ -126,7 +126,7 @@ def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
         logger.info("the forward pass cannot be traced and runs as it is: %s", said)
         return None
     traced = _with_packed(graph, traced, kernels, vocab_size)
-    logger.info("traced the forward pass in %.1f s", time.monotonic() - started)
+    logger.debug("traced the forward pass in %.1f s", time.monotonic() - started)
     return traced
 
 

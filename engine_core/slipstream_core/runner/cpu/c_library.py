@@ -66,6 +66,7 @@ def _build() -> Path | None:
     target = folder / f"kernels-{hashlib.sha256(recipe + source).hexdigest()[:32]}.so"
     if _is_ours(target) and _is_whole(target.read_bytes()) and _can_be_loaded(target):
         return target
+    logger.info("compiling the C kernels, once for this machine")
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         made = Path(temporary, "kernels.so")
         subprocess.run(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.simulated.simulated_text import SimulatedText, parse_simulated
+from slipstream_core.runner.simulated.simulated_text import SimulatedText
 from slipstream_core.step.plan import (
     Candidates,
     Float32s,
@@ -40,6 +40,7 @@ from slipstream_core.step.plan import (
 )
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer, open_tracer
+from slipstream_ipc.validation.simulated_model import parse_simulated
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]

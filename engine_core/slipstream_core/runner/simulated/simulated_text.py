@@ -1,7 +1,7 @@
 """Which token follows which history in the simulated model.
 
-Parses the options of a model string `simulated:…`, hashes histories and chooses the next token from
-the hash. Everything is pure: `expected_tokens` returns what any request must get, without a cache.
+Hashes histories and chooses the next token from the hash. Everything is pure: `expected_tokens`
+returns what any request must get, without a cache.
 
 - The hash of a history is h[p] = h[p - 1] + mix(token[p], p) modulo 2**64, so a chunk is a
   cumulative sum.
@@ -15,72 +15,23 @@ the hash. Everything is pure: `expected_tokens` returns what any request must ge
 
 from __future__ import annotations
 
-import typing
 from pathlib import Path
-from typing import Annotated, Literal
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
+
+from slipstream_ipc.validation.simulated_model import ALLOWED, SimulatedOptions
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
 UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 
-PREFIX = "simulated:"
 _DEFAULT_VOCAB_SIZE = 32_000
 _CORPUS_CHARS = 200_000  # enough for streams to differ; encoded in a fraction of a second
 _SYNTHETIC_CORPUS_LEN = 65_536
 
 _NO_IDS: Int64s = np.empty(0, np.int64)
-
-
-class SimulatedOptions(Struct, frozen=True, kw_only=True):
-    """The options after `simulated:`."""
-
-    step_ms: Annotated[float, Meta(ge=0, le=1e6)] = 10.0
-    prefill_us: Annotated[float, Meta(ge=0, le=1e6)] = 20.0
-    vocab_size: Annotated[int, Meta(ge=2, le=2**31)] | None = None
-    tokenizer: str | None = None
-    max_model_len: Annotated[int, Meta(ge=2)] | None = None
-    mode: Literal["playback", "chain"] = "playback"
-
-
-_ALLOWED = {
-    "step_ms": "milliseconds that a step takes, 0 to 1000000",
-    "prefill_us": "microseconds that a prefill token adds, 0 to 1000000",
-    "vocab_size": "a whole number of at least 2",
-    "tokenizer": "a tokenizer.json or a folder with one",
-    "max_model_len": "a whole number of tokens, at least 2",
-    "mode": "playback or chain",
-}
-
-
-def parse_simulated(model: str) -> SimulatedOptions:
-    """Parse `simulated:name=value,…`. Raises ValueError naming the option and its range."""
-    if not model.startswith(PREFIX):
-        raise ValueError(f"model is {model!r}; a simulated model begins with {PREFIX!r}")
-    types = typing.get_type_hints(SimulatedOptions, include_extras=True)
-    given: dict[str, object] = {}
-    for part in model.removeprefix(PREFIX).split(","):
-        if not part:
-            continue
-        name, _, value = part.partition("=")
-        if name not in _ALLOWED:
-            raise ValueError(f"{model}: unknown option {name!r}; known: {', '.join(_ALLOWED)}")
-        if name in given:
-            raise ValueError(f"{model}: option {name!r} is given twice")
-        try:
-            given[name] = msgspec.convert(value, types[name], strict=False)
-        except msgspec.ValidationError as error:
-            raise ValueError(
-                f"{model}: option {name!r} is {value!r}; allowed: {_ALLOWED[name]}"
-            ) from error
-        if value == "" or given[name] is None:
-            raise ValueError(f"{model}: option {name!r} is {value!r}; allowed: {_ALLOWED[name]}")
-    return SimulatedOptions(**given)  # type: ignore[arg-type]  # converted one by one above
 
 
 class SimulatedText:
@@ -176,7 +127,7 @@ def _read_tokenizer(path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, i
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"option 'tokenizer' is '{path}'; allowed: {_ALLOWED['tokenizer']}")
+        raise ValueError(f"option 'tokenizer' is '{path}'; allowed: {ALLOWED['tokenizer']}")
     from tokenizers import Tokenizer  # imported here, as most simulations have no tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))

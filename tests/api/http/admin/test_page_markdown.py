@@ -74,6 +74,7 @@ HOSTILE = {
     "upper link": "[x](JaVaScRiPt:window.hit=1) <javascript:window.hit=1>",
     "data link": "[x](data:text/html,<script>window.hit=1</script>)",
     "file link": "[x](file:///etc/passwd) [y](vbscript:x)",
+    "other schemes": "[x](ftp://evil.example/) [y](intent://z) ![z](data:image/png;base64,AA==)",
     "own link": "[x](/abort) [y](//evil.example/y) [z](#turns)",
     "referred link": "[x]\n\n[x]: javascript:window.hit=1",
     "title": '[x](https://evil.example/ "\' onmouseover=window.hit=1")',

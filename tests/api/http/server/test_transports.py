@@ -261,6 +261,36 @@ def test_an_access_log_in_json(worker):
     assert "hidden" not in log
 
 
+def test_a_client_that_leaves_is_logged_with_its_address_and_its_request(worker):
+    """It has left when the line is written: its socket has no address any more."""
+    trusted = ("127.0.0.1", "unix")
+    front = Front(worker.address, access_log="json", forwarded_allow_ips=trusted)
+    with Raw(front.port) as raw:
+        forwarded = "X-Forwarded-For: 203.0.113.7"
+        raw.post("/v1/completions", {"prompt": "x"}, "X-Request-Id: mine", forwarded)
+        submit = worker.expect(Submit)
+        worker.accept(submit)
+    assert worker.expect(Abort).stream_id == submit.stream_id
+    [line] = [json.loads(line) for line in front.stop().splitlines()]
+    assert (line["status"], line["request_id"], line["client"]) == (499, "mine", "203.0.113.7")
+
+
+def test_the_log_says_that_tls_was_expected(worker, certificate):
+    files = {"ssl_certfile": str(certificate.cert), "ssl_keyfile": str(certificate.key)}
+    front = Front(worker.address, **files)
+    for _ in range(5):
+        with Raw(front.port) as plain:
+            plain.send(GET + "\r\n")
+            plain.read_to_end()
+    with SecureRaw(front.port, certificate) as raw:
+        assert raw.get("/version").status == 200
+    lines = front.stop().splitlines()
+    assert len(lines) == 3, lines  # the first, the second and the fourth
+    assert all("WARNING no TLS connection with 127.0.0.1: " in line for line in lines)
+    assert lines[0].endswith("HTTP without TLS; use https:// (1 time)")
+    assert lines[2].endswith("(4 times)")
+
+
 def test_an_access_log_for_people_believes_no_stranger(worker):
     front = Front(worker.address, access_log="text", forwarded_allow_ips=("10.0.0.0/8",))
     with Raw(front.port) as raw:

@@ -15,12 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner, load_simulated
-from slipstream_core.runner.simulated.simulated_text import (
-    SimulatedOptions,
-    SimulatedText,
-    parse_simulated,
-)
+from slipstream_core.runner.simulated.simulated_text import SimulatedText
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
+from slipstream_ipc.validation.simulated_model import SimulatedOptions, parse_simulated
 
 BLOCK_SIZE = 4
 MODES = ["playback", "chain"]
