@@ -68,7 +68,7 @@ class App:
         *,
         is_traced: bool = False,
     ) -> None:
-        """model_name, hang_timeout_s: see `FrontConfig`. is_traced: see `ModelEndpoints`."""
+        """model_name, hang_timeout_s, is_traced: see `FrontConfig`."""
         self._io = io
         self._model_name = model_name
         self._keys = keys

@@ -15,7 +15,8 @@ from slipstream.client.connection.pending_requests import PendingRequests
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import StreamLostError
-from slipstream.requests import new_submit, new_submits, params_of_answers
+from slipstream.parallel_sampling import params_of_answers
+from slipstream.requests import new_submit, new_submits
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.token_log import history_checksum, history_digest
 from slipstream_ipc.messages import (
