@@ -22,7 +22,8 @@ addEventListener("securitypolicyviolation", (event) => violations.push(event.vio
 {
   // entries are delivered late on a busy machine: their own time counts
   let shifts = [];
-  const isPushed = ({ node }) => node?.closest?.(".numbers"); // by the answer that grows above it
+  // by the answer that grows above it
+  const isPushed = ({ node }) => (node?.closest ? node : node?.parentElement)?.closest(".numbers");
   const isJump = (each) => !each.hadRecentInput && !each.sources.every(isPushed);
   const keep = (entries) => { shifts.push(...entries.filter(isJump)); };
   const observer = new PerformanceObserver((list) => keep(list.getEntries()));
@@ -30,7 +31,7 @@ addEventListener("securitypolicyviolation", (event) => violations.push(event.vio
   window.shiftsSince = (begin) => {
     keep(observer.takeRecords());
     return shifts.filter((each) => each.startTime >= begin).map((each) =>
-      [each.value, ...each.sources.map(({ node }) => node?.outerHTML?.slice(0, 99))]);
+      [each.value, ...each.sources.map(({ node }) => node?.outerHTML ?? node?.data)]);
   };
 }
 """

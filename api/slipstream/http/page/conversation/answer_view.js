@@ -20,7 +20,7 @@ export class AnswerView {
   #calls = element("div", { className: "calls" });
   #body = element("div", { className: "body" });
   #text = null; // Markdown, Plain or TokenView
-  #numbers = element("p", { className: "numbers" });
+  #numbers = document.createTextNode("");
 
   // kind: "text" or "tokens". isBusy: more is to come. onRendered: called after each rendering.
   constructor(answer, { label, isMarkdown, candidates, kind, isBusy, onRendered }) {
@@ -30,7 +30,13 @@ export class AnswerView {
     this.#isMarkdown = isMarkdown;
     this.#candidates = candidates;
     this.#onRendered = onRendered;
-    this.element = element("div", { className: "answer" }, this.#calls, this.#body, this.#numbers);
+    this.element = element(
+      "div",
+      { className: "answer" },
+      this.#calls,
+      this.#body,
+      element("p", { className: "numbers" }, this.#numbers),
+    );
     this.element.setAttribute("aria-busy", String(isBusy));
     this.show(kind);
   }
@@ -65,7 +71,7 @@ export class AnswerView {
     const isKept = text && !pieces.length; // from the history: the text is one piece
     if (this.#kind === "tokens") this.#text.update(isKept ? [{ text, token: null }] : pieces);
     else this.#text.update(text, !this.#isBusy);
-    this.#numbers.textContent = numbers;
+    this.#numbers.data = numbers;
     this.element.classList.toggle("waiting", this.#isBusy && this.#answer.isEmpty);
     this.#onRendered();
   }
