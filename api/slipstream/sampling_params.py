@@ -8,13 +8,18 @@ import msgspec
 
 from slipstream.requests import check_outputs, checked_params
 from slipstream.spelling import unexpected_keyword
+from slipstream.vllm_names import SAMPLING_PARAMS, without_unsupported
 from slipstream_ipc import messages
 
 
 class _SuggestingKeywords(msgspec.StructMeta):
-    """Makes structs whose error for an unknown keyword has a suggestion."""
+    """Makes structs whose error for an unknown keyword has a suggestion, and which accept vLLM's
+    parameters that are not supported where they change nothing.
+    """
 
     def __call__(cls, *args: Any, **options: Any) -> Any:  # noqa: N805 - its instance is a class
+        if issubclass(cls, messages.SamplingParams):
+            options = without_unsupported(options, SAMPLING_PARAMS)
         for name in options:
             if name not in cls.__struct_fields__:
                 raise unexpected_keyword(cls.__name__, name, cls.__struct_fields__)

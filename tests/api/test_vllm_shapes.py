@@ -177,8 +177,11 @@ def test_fields_of_sampling_params(line: Line) -> None:
     else:
         with pytest.raises(slipstream.BadRequestError, match=line.theirs):
             checked_params(None, {line.theirs: 1})
-        with pytest.raises(TypeError, match=line.theirs):
-            slipstream.SamplingParams(**{line.theirs: 1})  # type: ignore[arg-type]
+        with pytest.raises((TypeError, slipstream.BadRequestError), match=line.theirs):
+            slipstream.SamplingParams(**{line.theirs: "else"})  # type: ignore[arg-type]
+        for neutral in SAMPLING_PARAMS.get(line.theirs, ()):
+            same = slipstream.SamplingParams(**{line.theirs: neutral})
+            assert same == slipstream.SamplingParams()
 
 
 FORMS: dict[str, dict[str, Any]] = {
