@@ -35,6 +35,9 @@ def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[str]:
         def pattern_of(self, path: str) -> str:
             return path
 
+        def has_to_wait(self, _request: HttpRequest) -> bool:
+            return False
+
         def handle(self, request: HttpRequest, _exchange: object) -> None:
             told.append(request.path)
 
@@ -93,6 +96,9 @@ def test_connections_and_requests_leave_no_cycles_and_no_tasks(kind):
 
         def check_head(self, _request: HttpRequest) -> None:
             return None
+
+        def has_to_wait(self, _request: HttpRequest) -> bool:
+            return False
 
         def handle(self, request: HttpRequest, exchange: Exchange) -> None:
             num_tasks.append(len(asyncio.all_tasks()))
