@@ -125,7 +125,7 @@ def test_single_options_stand_for_sampling_params(llm):
     with pytest.raises(BadRequestError, match="not both") as caught:
         llm.generate("a", PARAMS, max_tokens=3, use_tqdm=False)
     assert caught.value.field == "sampling_params"
-    with pytest.raises(BadRequestError, match="max_token="):
+    with pytest.raises(BadRequestError, match="max_token; did you mean max_tokens"):
         llm.generate("a", max_token=3, use_tqdm=False)
 
 

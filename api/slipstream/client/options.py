@@ -126,11 +126,11 @@ def _renamed(
     changes something.
     """
     rest = without_unsupported(options, _UNSUPPORTED)
+    former = rest.pop(_FORMER_NAME, None)
     known = of_call.__annotations__
     for name in rest:
         if name not in known:
-            raise unknown_option(name, known.keys() - {_FORMER_NAME} | {"sampling_params"})
-    former = rest.pop(_FORMER_NAME, None)
+            raise unknown_option(name, {*known, "sampling_params"})
     if former is None:
         return sampling_params, rest
     if sampling_params is not None:
