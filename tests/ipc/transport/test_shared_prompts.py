@@ -18,7 +18,9 @@ from slipstream_ipc.messages import (
     Frame,
     LogprobColumns,
     OtherAdmit,
+    RequestTrace,
     SamplingParams,
+    TraceContext,
 )
 from slipstream_ipc.transport import shared_prompts
 from slipstream_ipc.transport.codec import core_codec, worker_codec
@@ -107,6 +109,7 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "label": "other",
         "cache_salt": "other",
         "was_accepted": True,
+        "trace": RequestTrace(TraceContext(bytes(16)), "chat", 1.5),
     }.get(field, b"otherothe0123456" if isinstance(getattr(second, field), bytes) else 5)
     if field == "seed":
         second = structs.replace(second, params=structs.replace(second.params, seed=5))
