@@ -67,7 +67,7 @@ def test_a_folder_on_a_disk_that_is_read_only_is_not_to_be_emptied(tmp_path: Pat
     said, _ = serve_on_a_small_disk(tmp_path, fill=read_only)
     assert said == (
         f"slipstream serve: runtime directory {tmp_path}/run cannot be written (Read-only file "
-        "system): choose another runtime_dir\n"
+        "system): choose another --runtime-dir\n"
     )
 
 
