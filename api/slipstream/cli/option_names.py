@@ -44,9 +44,10 @@ def with_option_names(message: str, names: Mapping[str, str], field: str | None 
     other word.
     """
     begins = (f"{field}: ", f"{field} is missing")
+    named = ""
     if field is not None and field in names and message.startswith(begins):
-        message = f"{names[field]}{message.removeprefix(field)}"
+        named, message = names[field], message.removeprefix(field)
     keywords = "|".join(re.escape(name) for name in names if "_" in name or name in _NO_WORDS)
     if not keywords:
-        return message
-    return re.sub(_WORD.format(keywords), lambda found: names[found[1]], message)
+        return named + message
+    return named + re.sub(_WORD.format(keywords), lambda found: names[found[1]], message)

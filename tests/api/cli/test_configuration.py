@@ -202,6 +202,7 @@ def test_a_value_means_what_it_means_on_the_command_line(tmp_path_factory, text)
             "port: {a: 1}",
             "{0}, line 1: port: got 'more keys', allowed: a value, or a list of values",
         ),
+        ("max_num_seqs: lots", "serve: {0}, line 1: max_num_seqs: got 'lots', allowed: an integer"),
         ("port: abc", "{0}, line 1: port: got 'abc', allowed: an integer >= 0 and <= 65535"),
         (
             "http_port: abc",
