@@ -17,13 +17,15 @@ class _SuggestingKeywords(msgspec.StructMeta):
     parameters that are not supported where they change nothing.
     """
 
-    def __call__(cls, *args: Any, **options: Any) -> Any:  # noqa: N805 - its instance is a class
-        if issubclass(cls, messages.SamplingParams):
-            options = without_unsupported(options, SAMPLING_PARAMS)
-        for name in options:
-            if name not in cls.__struct_fields__:
-                raise unexpected_keyword(cls.__name__, name, cls.__struct_fields__)
-        return super().__call__(*args, **options)
+    if not TYPE_CHECKING:  # to a checker, the classes' own constructors count
+
+        def __call__(cls, *args: Any, **options: Any) -> Any:  # noqa: N805 - of a class
+            if issubclass(cls, messages.SamplingParams):
+                options = without_unsupported(options, SAMPLING_PARAMS)
+            for name in options:
+                if name not in cls.__struct_fields__:
+                    raise unexpected_keyword(cls.__name__, name, cls.__struct_fields__)
+            return super().__call__(*args, **options)
 
 
 class SamplingParams(
