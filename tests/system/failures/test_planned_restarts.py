@@ -140,7 +140,7 @@ def test_over_http_the_same_request_again_gets_the_rest(folder: Path, whole: lis
         first = raw.read_chunk()  # so the request before it is taken as well
         end(stack)
         answer = waiting.read()
-        assert (answer.status, answer.error["code"]) == (503, "overloaded")
+        assert (answer.status, answer.error["code"]) == (503, "draining")
         assert "shutting down" in answer.error["message"]
         assert answer.headers["retry-after"]
         text, last, is_whole = read_events(raw, first)
