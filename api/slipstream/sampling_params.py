@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
+from slipstream.errors import unknown_option
 from slipstream.requests import check_outputs, checked_params
-from slipstream.spelling import unexpected_keyword
 from slipstream.vllm_names import SAMPLING_PARAMS, without_unsupported
 from slipstream_ipc import messages
 
@@ -24,7 +24,7 @@ class _SuggestingKeywords(msgspec.StructMeta):
                 options = without_unsupported(options, SAMPLING_PARAMS)
             for name in options:
                 if name not in cls.__struct_fields__:
-                    raise unexpected_keyword(cls.__name__, name, cls.__struct_fields__)
+                    raise unknown_option(name, cls.__struct_fields__)
             return super().__call__(*args, **options)
 
 
