@@ -68,7 +68,9 @@ def draining(num_tokens: int, **settings: Any) -> Iterator[Draining]:
         Raw(port_of(stack)) as idle,
         Raw(port_of(stack)) as late,
     ):
-        assert idle.get("/health").json["status"] == "ok"
+        patience = Patience()
+        while (status := idle.get("/health").json["status"]) != "ok":
+            patience.check(status)
         body = {"prompt": "a", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
         stream.post(COMPLETIONS, body, EVENTS)
         assert stream.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
