@@ -187,8 +187,10 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
         return socket
 
     monkeypatch.setattr(slipstream_ipc.transport.dealer, "new_dealer", narrow)
-    num, most = 400, 400
-    stack = make_stack(max_num_seqs=num, max_num_batched_tokens=4096, stream_interval=1)
+    num, most = 400, 4000  # none ends, however many steps the acknowledgements take
+    stack = make_stack(
+        max_num_seqs=num, max_model_len=4096, max_num_batched_tokens=4096, stream_interval=1
+    )
     client = stack.client()
     watch = Watch(client)
     streams = [client.submit([5, 6 + n], max_tokens=most, logprobs=20) for n in range(num)]
