@@ -407,8 +407,8 @@ class MiniStack:
         self._now_s += seconds
 
     def let_pass(self, seconds: float) -> None:
-        """Advance the clock for processes that are awake: in pieces, in each of which whoever
-        listens attaches and answers pings, however long the sockets take for that.
+        """Advance the clock for processes that are awake: in pieces, in each of which every peer
+        that listens attaches and answers pings, however long the sockets take for that.
         """
         end_s = self._now_s + seconds
         while self._now_s < end_s:

@@ -265,7 +265,7 @@ def test_overload_is_503_with_retry_after_vllm_18826() -> None:
         waiting.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer, patience = None, Patience()
         while answer is None or answer.status == 200:  # until that one waits
-            patience.check("nobody is turned away")
+            patience.check("no request is refused")
             connection = connect(stack)
             answer = ask(connection, prompt="a", max_tokens=1)
         assert answer.status == 503

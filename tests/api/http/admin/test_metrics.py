@@ -276,7 +276,7 @@ def test_counters_outlive_a_process(stack: Stack, name: str) -> None:
     is_back = False
     while not is_back:
         patience.check(f"no new {name} was told of")
-        # a front that has just begun may have heard of nobody
+        # a front that has just begun may know of no process yet
         samples = wait_for(stack, lambda samples: value(samples, "process_up") > 0)
         assert falls(last, samples) == []
         last = samples
