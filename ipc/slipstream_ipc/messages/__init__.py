@@ -15,6 +15,15 @@ accepting end.
 
 from __future__ import annotations
 
+from slipstream_ipc.messages.answer import (
+    MAX_CALLS,
+    MAX_NAME_CHARS,
+    AnswerEvent,
+    AnswerOptions,
+    AnswerSettings,
+    EventKind,
+    StopScope,
+)
 from slipstream_ipc.messages.client import (
     Abort,
     Accepted,
@@ -110,10 +119,12 @@ from slipstream_ipc.messages.tokenizer import (
 )
 
 __all__ = [
+    "MAX_CALLS",
     "MAX_CANCELLED",
     "MAX_CHAT_TURNS",
     "MAX_IDENTITY_BYTES",
     "MAX_LABEL_CHARS",
+    "MAX_NAME_CHARS",
     "MAX_OTHERS",
     "MAX_TEMPLATE_CHARS",
     "MAX_TOOL_CALLS",
@@ -124,6 +135,9 @@ __all__ = [
     "AdmissionRefused",
     "Admit",
     "Admitted",
+    "AnswerEvent",
+    "AnswerOptions",
+    "AnswerSettings",
     "AttachRefused",
     "Cancel",
     "Cancelled",
@@ -138,6 +152,7 @@ __all__ = [
     "Detokenized",
     "End",
     "ErrorCode",
+    "EventKind",
     "Fault",
     "FinishReason",
     "FirstToken",
@@ -171,6 +186,7 @@ __all__ = [
     "Starting",
     "Status",
     "Step",
+    "StopScope",
     "StructuredOptions",
     "StructuredOutputs",
     "Submit",

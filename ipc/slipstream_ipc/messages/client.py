@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Raw, Struct
 
 from slipstream_ipc.messages import tags
+from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions
 from slipstream_ipc.messages.fields import (
     I64,
     MAX_CANCELLED,
@@ -74,6 +75,7 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     others: Annotated[tuple[OtherAnswer, ...], Meta(max_length=MAX_OTHERS)] = ()
     tenant: Identity = b""  # on whose behalf the request is made; empty: the client itself
     trace: TraceContext | None = None  # ignored unless the server exports traces
+    answer: AnswerOptions | None = None  # of `messages`; None: the answer is text alone
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):
@@ -150,7 +152,11 @@ class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):
 
 
 class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=tags.DELTAS):
-    """New text and tokens of a client's streams; an entry is a delta of one stream."""
+    """New text and tokens of a client's streams; an entry is a delta of one stream.
+
+    An entry of a stream that is read as events has its kind in `kinds`, where its text is one event
+    of that kind, or else is listed in `event_entries`.
+    """
 
     handles: bytes
     chars: bytes  # characters of the stream before the entry's text
@@ -161,6 +167,10 @@ class Deltas(Struct, array_like=True, gc=False, frozen=True, tag=tags.DELTAS):
     ended: bytes = b""  # indices of entries that are their stream's last, ascending
     ends: tuple[End, ...] = ()  # one per index in `ended`
     logprobs: LogprobColumns | None = None
+    # per entry: kind (an EventKind) and, from bit 8 on, call; 0: not one event, or text alone
+    kinds: bytes = b""  # empty: all 0
+    event_entries: bytes = b""  # indices of entries with events of their own, ascending
+    events: tuple[tuple[AnswerEvent, ...], ...] = ()  # for each of those; may be empty
 
 
 class UnknownStreams(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN_STREAMS):

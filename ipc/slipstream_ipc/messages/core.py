@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
+from slipstream_ipc.messages.answer import AnswerSettings
 from slipstream_ipc.messages.fields import (
     I32,
     I64,
@@ -82,6 +83,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     tenant: Identity = b""  # tenants take turns among requests of equal priority
     others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
     trace: RequestTrace | None = None
+    answer: AnswerSettings | None = None  # None: the answer is text alone
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

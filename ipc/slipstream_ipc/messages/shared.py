@@ -56,6 +56,8 @@ class End(Struct, array_like=True, frozen=True):
     num_tokens: U32  # output tokens kept
     stop_reason: int | str | None = None  # the stop id or string that ended it, None for EOS
     fault: Fault | None = None
+    num_cached_tokens: U32 = 0  # of the prompt, found in the cache when it was first computed
+    num_reasoning_tokens: U32 = 0  # of the answer, between the delimiters of its reasoning
 
 
 class LogprobColumns(Struct, array_like=True, gc=False, frozen=True):
@@ -95,3 +97,4 @@ class ModelCard(Struct, array_like=True, frozen=True):
     default_sampling: SamplingDefaults = SamplingDefaults()
     # the most that a request may ask for, per output or prompt token; -1: the whole vocabulary
     max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
+    answer_format: Label = ""  # how reasoning and tool calls are written; empty: unknown

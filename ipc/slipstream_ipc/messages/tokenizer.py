@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from slipstream_ipc.messages.answer import AnswerOptions, AnswerSettings
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import Fault
 
@@ -26,6 +27,7 @@ class Render(Struct, array_like=True, frozen=True):
     skip_special_tokens: bool = False
     # a longer prompt cannot be run or returned, so tokenizing may stop there; 0: no limit
     max_tokens: int = 0
+    answer: AnswerOptions | None = None  # of `messages`; as in Submit
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):
@@ -38,6 +40,7 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     bad_word_counts: bytes = b""
     strings: tuple[str, ...] = ()
     text: str = ""
+    answer: AnswerSettings | None = None  # None also where the model's format is unknown
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):
@@ -48,6 +51,7 @@ class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):
     why_not: str = ""
     error: str = ""  # why it could not be loaded at all
     pid: int = 0  # of the tokenizer process
+    answer_format: str = ""  # its name in the table of formats; empty: unknown
 
 
 class TokenizerBeat(Struct, array_like=True, frozen=True, tag=2):

@@ -1,0 +1,71 @@
+"""An answer in parts: reasoning, content and tool calls, as events of a stream.
+
+A stream whose request has `AnswerOptions`, from a model whose answers have a known format, is read
+by the worker: its text becomes events. Positions stay those of the raw text.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from slipstream_ipc.messages.fields import U32, Label
+
+MAX_NAME_CHARS = 256  # of a function
+MAX_CALLS = 1024  # in one answer; what follows is content
+MAX_ANSWER_TOOLS_CHARS = 2**18
+
+
+class EventKind(IntEnum):
+    """What an event is."""
+
+    CONTENT = 1  # text of the answer itself
+    REASONING = 2  # text of the model's reasoning
+    CALL_BEGINS = 3  # text: the function's name
+    CALL_ARGUMENTS = 4  # text: the next piece of the arguments, a JSON object in pieces
+    CALL_ENDS = 5  # the arguments are complete
+
+
+class AnswerEvent(Struct, array_like=True, frozen=True, gc=False):
+    """One event of an answer.
+
+    call: which call of the answer, from 0; of content and reasoning 0. call_id: of CALL_BEGINS, the
+    id that the model wrote; empty where its format has none.
+    """
+
+    kind: EventKind
+    text: str = ""
+    call: U32 = 0
+    call_id: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+
+
+StopScope = Literal["content", "all"]
+
+
+class AnswerOptions(Struct, array_like=True, frozen=True):
+    """Of a Submit with messages: its answer is to be read as events.
+
+    tool_choice: "auto", "none" (calls are content), "required", or a function's name in the form
+    "function:NAME". stop_scope: where stop strings are looked for.
+    """
+
+    tool_choice: Label = "auto"
+    parallel_tool_calls: bool = True
+    stop_scope: StopScope = "content"
+
+
+class AnswerSettings(Struct, array_like=True, frozen=True):
+    """Of an Admit: how the worker reads this stream's answer.
+
+    format: a name in the table of formats. digest: of its entry; a worker whose entry has another
+    one ends the stream as diverged. start: the reader's state after the prompt. tools: a JSON
+    object: for each function the types of its properties by name; empty where tools are unknown.
+    """
+
+    format: Label
+    digest: Annotated[bytes, Meta(max_length=16)]
+    start: Annotated[bytes, Meta(max_length=4096)] = b""
+    tools: Annotated[str, Meta(max_length=MAX_ANSWER_TOOLS_CHARS)] = ""
+    options: AnswerOptions = AnswerOptions()
