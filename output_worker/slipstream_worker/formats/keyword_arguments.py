@@ -1,0 +1,451 @@
+"""Reads the arguments of a call that is written as key and value pairs and gives them as JSON.
+
+Two spellings: Python's, `f(a=1, b="x")`, and Gemma's, `call:f{a:1,b:<escape>x<escape>}`. Strings
+leave as they come; keys, numbers and words when they are complete. Every character is looked at
+once and nothing is evaluated.
+
+- The output is always a prefix of a JSON object, and a whole object once the reading has ended.
+- The result does not depend on how the text is split into calls.
+- Of text that breaks the rules, what came before the fault has been emitted.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from json.encoder import encode_basestring
+from typing import Final
+
+from slipstream_ipc.formats.typed import KeywordSyntax
+
+__all__ = ["MAX_NESTING", "KeywordArguments", "Phase", "escape_json", "python_container_as_json"]
+
+MAX_NESTING: Final = 64
+_MAX_TOKEN_CHARS: Final = 1024  # of a key; and of a number, or a word
+_BLANKS: Final = " \t\r\n"
+_STRUCTURE: Final = frozenset(",:()[]{}'\"" + _BLANKS)
+_CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
+_ENDS_VALUE: Final = frozenset(",)]}:" + _BLANKS)
+_ENDS_BARE: Final = frozenset(",]}")  # where strings may stand without their delimiter
+_NUMBER: Final = re.compile(r"([+-]?)(\d[\d_]*)?(?:(\.)(\d[\d_]*)?)?(?:[eE]([+-]?\d+))?", re.ASCII)
+_WORDS: Final = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+_ESCAPES: Final = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "/": "/",
+    "\n": "",
+}
+_HEX_LEN: Final = {"x": 2, "u": 4, "U": 8}
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_OCTAL: Final = frozenset("01234567")
+_IN_QUOTES: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
+
+
+class Phase(IntEnum):
+    """What the next character is part of."""
+
+    KEY = 1  # a key, or the end of its object
+    BARE_KEY = 2
+    SEPARATOR = 3  # between a key and its value
+    VALUE = 4  # a value; in a list, also its end
+    WORD = 5  # a number, True, None …
+    OPENING = 6  # behind the first quote: an empty string, or three quotes
+    STRING = 7
+    ESCAPE = 8
+    CLOSING = 9  # behind a quote that closes the string if the next character agrees
+    DELIMITER = 10  # in what may be the delimiter that opens a string
+    COMMA = 11  # behind a value
+    ENDED = 12
+    FAILED = 13
+
+
+def escape_json(text: str) -> str:
+    """`text` as it stands inside the quotes of a JSON string."""
+    return encode_basestring(text)[1:-1]
+
+
+def number_as_json(text: str) -> str | None:
+    """A number of Python's as JSON writes it; None if it is none."""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    sign, whole, point, fraction, exponent = match.groups()
+    if whole is None and fraction is None:
+        return None
+    whole = (whole or "0").replace("_", "").lstrip("0") or "0"
+    number = ("-" if sign == "-" else "") + whole
+    if point:
+        number += "." + ((fraction or "").replace("_", "") or "0")
+    return number + (f"e{exponent}" if exponent else "")
+
+
+class KeywordArguments:
+    """The arguments of one call, from behind its opening bracket up to the bracket that closes it.
+
+    `out` collects (piece of JSON, index in the text behind which it is decided); the caller takes
+    them and clears it.
+    """
+
+    __slots__ = (
+        "_delimiter",
+        "_ends_word",
+        "_is_key",
+        "_is_single",
+        "_needs_comma",
+        "_quote",
+        "_stack",
+        "_syntax",
+        "_token",
+        "out",
+        "phase",
+    )
+
+    def __init__(
+        self, syntax: KeywordSyntax, delimiter_is_id: bool = False, is_single: bool = False
+    ) -> None:
+        """`delimiter_is_id`: the delimiter of strings comes through `feed_delimiter` alone.
+        `is_single`: read one list or dict instead of arguments.
+        """
+        self._syntax = syntax
+        self._delimiter = "" if delimiter_is_id else syntax.string_delimiter
+        self._ends_word = _ENDS_BARE if syntax.string_delimiter else _ENDS_VALUE
+        self._is_single = is_single
+        self._stack = ["[" if is_single else syntax.opening]
+        self._token = ""  # what is held: of a key, a word, an escape, a delimiter
+        self._quote = ""
+        self._is_key = False  # the string that is being read is a key
+        self._needs_comma = False
+        self.phase = Phase.VALUE if is_single else Phase.KEY
+        self.out: list[tuple[str, int]] = [] if is_single else [("{", 0)]
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase >= Phase.ENDED
+
+    @property
+    def is_held(self) -> bool:
+        """Whether characters that were fed wait for the next ones."""
+        return bool(self._token) or self.phase in (Phase.OPENING, Phase.CLOSING)
+
+    def feed(self, text: str, start: int = 0) -> int:
+        """Read `text` from `start`; returns how far. Less than its length only once it is over."""
+        at = start
+        size = len(text)
+        while at < size and self.phase < Phase.ENDED:
+            match self.phase:
+                case Phase.STRING:
+                    at = self._string(text, at)
+                case Phase.WORD | Phase.BARE_KEY:
+                    at = self._run(text, at)
+                case _:
+                    at = self._char(text[at], at)
+        return at
+
+    def feed_delimiter(self, at: int) -> None:
+        """The delimiter of strings, read as a token; `at` is the index behind it."""
+        if self.phase == Phase.STRING:
+            self._end_string(at)
+        elif not self._syntax.string_delimiter or not self._begin_string(self._syntax.string_delimiter, at):
+            self.phase = Phase.FAILED
+
+    def feed_text_of_token(self, literal: str, at: int) -> None:
+        """A token that means nothing here: part of a string, else a fault."""
+        if self.phase == Phase.STRING:
+            self.out.append((escape_json(literal), at))
+        else:
+            self.phase = Phase.FAILED
+
+    # -- one character, by phase; each returns the index behind what it took
+
+    def _char(self, char: str, at: int) -> int:
+        match self.phase:
+            case Phase.KEY | Phase.VALUE | Phase.COMMA | Phase.SEPARATOR:
+                return at + 1 if char in _BLANKS else self._structure(char, at)
+            case Phase.OPENING:
+                return self._opening(char, at)
+            case Phase.CLOSING:
+                return self._closing(char, at)
+            case Phase.DELIMITER:
+                return self._open_delimiter(char, at)
+            case _:
+                return self._escape(char, at)
+
+    def _structure(self, char: str, at: int) -> int:
+        phase = self.phase
+        if char == _CLOSERS[self._stack[-1]] and phase != Phase.SEPARATOR:
+            if phase == Phase.VALUE and self._stack[-1] != "[":
+                return self._fail(at)  # a key without a value
+            self._close(at + 1)
+            return at + 1
+        if phase == Phase.COMMA:
+            if char != ",":
+                return self._fail(at)
+            self._needs_comma = True
+            self.phase = Phase.VALUE if self._stack[-1] == "[" else Phase.KEY
+            return at + 1
+        if phase == Phase.SEPARATOR:
+            if char != self._separator:
+                return self._fail(at)
+            self.out.append((": ", at + 1))
+            self.phase = Phase.VALUE
+            return at + 1
+        if self._delimiter and char == self._delimiter[0]:
+            self._token = char
+            self._is_key = phase == Phase.KEY
+            self.phase = Phase.DELIMITER
+            return self._opened(at + 1)
+        if not self._syntax.string_delimiter and char in "'\"" and self._may_be_string:
+            self._quote = char
+            self._is_key = phase == Phase.KEY
+            self.phase = Phase.OPENING
+            return at + 1
+        if phase == Phase.KEY:
+            if len(self._stack) > 1 and not self._syntax.string_delimiter or char in _STRUCTURE:
+                return self._fail(at)
+            self.phase = Phase.BARE_KEY
+            return at
+        if char in "[{":
+            if len(self._stack) >= MAX_NESTING:
+                return self._fail(at)
+            self._comma(at + 1)
+            self._stack.append(char)
+            self.out.append((char, at + 1))
+            self.phase = Phase.VALUE if char == "[" else Phase.KEY
+            return at + 1
+        if char in _STRUCTURE:
+            return self._fail(at)
+        self.phase = Phase.WORD
+        return at
+
+    @property
+    def _separator(self) -> str:
+        return self._syntax.separator if len(self._stack) == 1 else ":"
+
+    @property
+    def _may_be_string(self) -> bool:
+        """Whether quotes open a string here: not in place of the name of a Python argument."""
+        return self.phase == Phase.VALUE or len(self._stack) > 1
+
+    def _comma(self, at: int) -> None:
+        if self._needs_comma:
+            self.out.append((", ", at))
+            self._needs_comma = False
+
+    def _close(self, at: int) -> None:
+        opening = self._stack.pop()
+        self._needs_comma = False
+        self.out.append(("]" if opening == "[" else "}", at))
+        is_end = not self._stack or self._is_single and len(self._stack) == 1
+        self.phase = Phase.ENDED if is_end else Phase.COMMA
+
+    def _fail(self, at: int) -> int:
+        self.phase = Phase.FAILED
+        return at
+
+    # -- keys and words without quotes
+
+    def _run(self, text: str, at: int) -> int:
+        """A bare key up to its separator, or a word up to what ends a value."""
+        is_key = self.phase == Phase.BARE_KEY
+        end = at
+        ends = self._separator if is_key else self._ends_word
+        while end < len(text):
+            char = text[end]
+            if char in ends:
+                break
+            if is_key and char in _STRUCTURE and char not in _BLANKS:
+                return self._fail(end)
+            end += 1
+        self._token += text[at:end]
+        if len(self._token) > _MAX_TOKEN_CHARS:
+            return self._fail(end)
+        if end < len(text):
+            token, self._token = self._token, ""
+            if is_key:
+                self._comma(end)
+                self.out.append((encode_basestring(token.rstrip(_BLANKS)), end))
+                self.phase = Phase.SEPARATOR
+            else:
+                word = self._word(token)
+                if not word:
+                    return self._fail(end)
+                self._comma(end)
+                self.out.append((word, end))
+                self.phase = Phase.COMMA
+        return end
+
+    def _word(self, token: str) -> str:
+        """A word or a number as JSON; empty if it is neither, and strings have to be marked."""
+        if self._syntax.string_delimiter:
+            token = token.rstrip(_BLANKS)
+            return _WORDS.get(token) or number_as_json(token) or encode_basestring(token)
+        return _WORDS.get(token) or number_as_json(token) or ""
+
+    # -- strings
+
+    def _begin_string(self, quote: str, at: int) -> bool:
+        if self.phase not in (Phase.KEY, Phase.VALUE):
+            return False
+        self._is_key = self.phase == Phase.KEY
+        self._open_string(quote, at)
+        return True
+
+    def _open_string(self, quote: str, at: int) -> None:
+        self._quote = quote
+        self._comma(at)
+        self.out.append(('"', at))
+        self.phase = Phase.STRING
+
+    def _end_string(self, at: int) -> None:
+        self.out.append(('"', at))
+        self._token = self._quote = ""
+        self.phase = Phase.SEPARATOR if self._is_key else Phase.COMMA
+
+    def _opening(self, char: str, at: int) -> int:
+        quote = self._quote[0]
+        if char == quote and len(self._quote) == 1:
+            self._quote += quote
+            return at + 1
+        if char == quote:
+            self._open_string(quote * 3, at + 1)
+            return at + 1
+        is_empty = len(self._quote) == 2
+        self._open_string(quote, at)
+        if is_empty:
+            self._end_string(at)
+        return at
+
+    def _open_delimiter(self, char: str, at: int) -> int:
+        self._token += char
+        return self._opened(at + 1)
+
+    def _opened(self, at: int) -> int:
+        """Decide what begins like the delimiter of strings, at the index behind it."""
+        delimiter, token = self._delimiter, self._token
+        if not delimiter.startswith(token):
+            return self._fail(at)
+        if token == delimiter:
+            self._token = ""
+            self._open_string(delimiter, at)
+        return at
+
+    def _string(self, text: str, at: int) -> int:
+        if self._syntax.string_delimiter:
+            return self._delimited(text, at)
+        quote = self._quote[0]
+        match = _IN_QUOTES[quote].search(text, at)
+        end = match.start() if match else len(text)
+        if end > at:
+            self.out.append((escape_json(text[at:end]), end))
+        if match is None:
+            return end
+        if match[0] == "\\":
+            self.phase = Phase.ESCAPE
+        else:
+            self.phase = Phase.CLOSING
+        self._token = match[0]
+        return end + 1
+
+    def _closing(self, char: str, at: int) -> int:
+        """Behind a quote: it ends the string where the next character may follow a value; else it
+        is part of the text, as templates that do not escape write it.
+        """
+        quote = self._quote[0]
+        if len(self._quote) == 3:
+            if char == quote and len(self._token) < 3:
+                self._token += char
+                if len(self._token) == 3:
+                    self._end_string(at + 1)
+                return at + 1
+        elif char in _ENDS_VALUE:
+            self._end_string(at)
+            return at
+        self.out.append((escape_json(self._token), at))
+        self._token = ""
+        self.phase = Phase.STRING
+        return at
+
+    def _escape(self, char: str, at: int) -> int:
+        token = self._token + char
+        kind = token[1]
+        if kind in _HEX_LEN:
+            digits = token[2:]
+            if digits and digits[-1] not in _HEX:
+                return self._unescaped(self._token, at)
+            if len(digits) < _HEX_LEN[kind]:
+                self._token = token
+                return at + 1
+            code = int(digits, 16)
+            if code > 0x10FFFF:
+                return self._unescaped(token, at + 1)
+            if 0xD800 <= code < 0xE000:  # half of a pair: JSON joins it with the other half
+                return self._unescaped("", at + 1, f"\\u{code:04x}")
+            return self._unescaped(chr(code), at + 1)
+        if kind in _OCTAL:
+            if char not in _OCTAL:
+                return self._unescaped(chr(int(self._token[1:], 8)), at)
+            if len(token) < 4:
+                self._token = token
+                return at + 1
+            return self._unescaped(chr(int(token[1:], 8)), at + 1)
+        return self._unescaped(_ESCAPES.get(kind, token), at + 1)
+
+    def _unescaped(self, text: str, at: int, written: str = "") -> int:
+        self.out.append((written or escape_json(text), at))
+        self._token = ""
+        self.phase = Phase.STRING
+        return at
+
+    def _delimited(self, text: str, at: int) -> int:
+        """In a string between delimiters: nothing is escaped."""
+        delimiter = self._delimiter
+        if not delimiter:
+            self.out.append((escape_json(text[at:]), len(text)))
+            return len(text)
+        held = len(self._token)
+        buffer = self._token + text[at:]
+        end = buffer.find(delimiter)
+        if end >= 0:
+            behind = at + end + len(delimiter) - held
+            if end:
+                self.out.append((escape_json(buffer[:end]), max(at, at + end - held)))
+            self._end_string(behind)
+            return behind
+        end = held_from(buffer, delimiter)
+        if end:
+            self.out.append((escape_json(buffer[:end]), max(at, at + end - held)))
+        self._token = buffer[end:]
+        return len(text)
+
+
+def python_container_as_json(text: str) -> str | None:
+    """A list or a dict as Python prints it, as JSON; None if `text` is not exactly one."""
+    reader = KeywordArguments(KeywordSyntax(), is_single=True)
+    if reader.feed(text) < len(text) or reader.phase != Phase.ENDED:
+        return None
+    return "".join(piece for piece, _ in reader.out)
+
+
+def held_from(text: str, literal: str) -> int:
+    """Where the longest suffix of `text` begins that is a proper prefix of `literal`."""
+    start = text.find(literal[0], max(0, len(text) - len(literal) + 1))
+    while start >= 0:
+        if literal.startswith(text[start:]):
+            return start
+        start = text.find(literal[0], start + 1)
+    return len(text)
