@@ -4,28 +4,29 @@ Two spellings: Python's, `f(a=1, b="x")`, and Gemma's, `call:f{a:1,b:<escape>x<e
 leave as they come; keys, numbers and words when they are complete. Every character is looked at
 once and nothing is evaluated.
 
-- The output is always a prefix of a JSON object, and a whole object once the reading has ended.
-- The result does not depend on how the text is split into calls.
-- Of text that breaks the rules, what came before the fault has been emitted.
+- The output is always a prefix of a JSON object, and a whole object once the reading is done.
+- Of text that breaks the rules, what came before the fault has been given.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Set
 from enum import IntEnum
 from json.encoder import encode_basestring
-from typing import Final
+from typing import Any, Final
 
-from slipstream_ipc.formats.typed import KeywordSyntax
+from slipstream_ipc.formats.answer_format import KeywordArguments
+from slipstream_worker.formats.json_scanner import MAX_NESTING, STRING_HAZARDS
+from slipstream_worker.formats.scanner import BLANKS, Status
+from slipstream_worker.formats.typed_scanner import TypedScanner, escape_json, read_until
 
-__all__ = ["MAX_NESTING", "KeywordArguments", "Phase", "escape_json", "python_container_as_json"]
+__all__ = ["KeywordArgumentsScanner", "Phase", "python_container_as_json"]
 
-MAX_NESTING: Final = 64
 _MAX_TOKEN_CHARS: Final = 1024  # of a key; and of a number, or a word
-_BLANKS: Final = " \t\r\n"
-_STRUCTURE: Final = frozenset(",:()[]{}'\"" + _BLANKS)
+_STRUCTURE: Final = frozenset(",:()[]{}'\"" + BLANKS)
 _CLOSERS: Final = {"(": ")", "[": "]", "{": "}"}
-_ENDS_VALUE: Final = frozenset(",)]}:" + _BLANKS)
+_ENDS_VALUE: Final = frozenset(",)]}:" + BLANKS)
 _ENDS_BARE: Final = frozenset(",]}")  # where strings may stand without their delimiter
 _NUMBER: Final = re.compile(r"([+-]?)(\d[\d_]*)?(?:(\.)(\d[\d_]*)?)?(?:[eE]([+-]?\d+))?", re.ASCII)
 _WORDS: Final = {
@@ -74,11 +75,6 @@ class Phase(IntEnum):
     FAILED = 13
 
 
-def escape_json(text: str) -> str:
-    """`text` as it stands inside the quotes of a JSON string."""
-    return encode_basestring(text)[1:-1]
-
-
 def number_as_json(text: str) -> str | None:
     """A number of Python's as JSON writes it; None if it is none."""
     match = _NUMBER.fullmatch(text)
@@ -94,88 +90,89 @@ def number_as_json(text: str) -> str | None:
     return number + (f"e{exponent}" if exponent else "")
 
 
-class KeywordArguments:
-    """The arguments of one call, from behind its opening bracket up to the bracket that closes it.
-
-    `out` collects (piece of JSON, index in the text behind which it is decided); the caller takes
-    them and clears it.
+class KeywordArgumentsScanner(TypedScanner):
+    """Reads the element `KeywordArguments`: from behind the function's name up to the bracket that
+    closes the arguments.
     """
 
-    __slots__ = (
-        "_delimiter",
-        "_ends_word",
-        "_is_key",
-        "_is_single",
-        "_needs_comma",
-        "_quote",
-        "_stack",
-        "_syntax",
-        "_token",
-        "out",
-        "phase",
-    )
-
     def __init__(
-        self, syntax: KeywordSyntax, delimiter_is_id: bool = False, is_single: bool = False
+        self, element: KeywordArguments, ids: Set[str] = frozenset(), is_single: bool = False
     ) -> None:
-        """`delimiter_is_id`: the delimiter of strings comes through `feed_delimiter` alone.
-        `is_single`: read one list or dict instead of arguments.
+        """ids: the delimiters that come through `feed_delimiter` alone. is_single: read one list or
+        dict instead of arguments.
         """
-        self._syntax = syntax
-        self._delimiter = "" if delimiter_is_id else syntax.string_delimiter
-        self._ends_word = _ENDS_BARE if syntax.string_delimiter else _ENDS_VALUE
+        super().__init__()
+        delimiter = element.string_delimiter
+        self._has_delimiter = delimiter is not None
+        self._literal = delimiter.literal if delimiter else ""
+        self._delimiter = "" if self._literal in ids else self._literal  # as it stands in text
+        self._ends_word = _ENDS_BARE if delimiter else _ENDS_VALUE
+        self._top_separator = element.separator
         self._is_single = is_single
-        self._stack = ["[" if is_single else syntax.opening]
-        self._token = ""  # what is held: of a key, a word, an escape, a delimiter
+        self._stack = "[" if is_single else element.opening
+        self._held = ""  # what is held: of a key, a word, an escape, a delimiter
         self._quote = ""
         self._is_key = False  # the string that is being read is a key
         self._needs_comma = False
+        self._is_first = not is_single  # nothing of the object was given
         self.phase = Phase.VALUE if is_single else Phase.KEY
-        self.out: list[tuple[str, int]] = [] if is_single else [("{", 0)]
 
     @property
-    def is_over(self) -> bool:
-        return self.phase >= Phase.ENDED
+    def string_hazards(self) -> frozenset[str] | None:
+        if self.phase != Phase.STRING or self.num_held:
+            return None
+        if not self._has_delimiter:
+            return STRING_HAZARDS | {self._quote[0]}
+        return STRING_HAZARDS | frozenset(self._delimiter[:1])
+
+    def break_off(self) -> str:
+        return ""
+
+    def save(self) -> list[Any]:
+        return [int(self.phase), self._stack, self._quote, self._is_key, self._needs_comma]
+
+    def load(self, saved: list[Any]) -> None:
+        phase, self._stack, self._quote, self._is_key, self._needs_comma = saved
+        self.phase = Phase(phase)
+        self._is_first = False
+        self._has_begun = True
 
     @property
-    def is_held(self) -> bool:
-        """Whether characters that were fed wait for the next ones."""
-        return bool(self._token) or self.phase in (Phase.OPENING, Phase.CLOSING)
+    def _status(self) -> Status:
+        if self.phase == Phase.ENDED:
+            return Status.DONE
+        return Status.FAILED if self.phase == Phase.FAILED else Status.MORE
 
-    def feed(self, text: str, start: int = 0) -> int:
-        """Read `text` from `start`; returns how far. Less than its length only once it is over."""
-        at = start
-        size = len(text)
-        while at < size and self.phase < Phase.ENDED:
-            match self.phase:
-                case Phase.STRING:
-                    at = self._string(text, at)
-                case Phase.WORD | Phase.BARE_KEY:
-                    at = self._run(text, at)
-                case _:
-                    at = self._char(text[at], at)
-        return at
+    def _step(self, text: str, at: int) -> int:
+        match self.phase:
+            case Phase.STRING:
+                return self._string(text, at)
+            case Phase.WORD | Phase.BARE_KEY:
+                return self._run(text, at)
+            case _:
+                return self._char(text[at], at)
 
-    def feed_delimiter(self, at: int) -> None:
-        """The delimiter of strings, read as a token; `at` is the index behind it."""
-        if self.phase == Phase.STRING:
-            self._end_string(at)
-        elif not self._syntax.string_delimiter or not self._begin_string(self._syntax.string_delimiter, at):
-            self.phase = Phase.FAILED
-
-    def feed_text_of_token(self, literal: str, at: int) -> None:
-        """A token that means nothing here: part of a string, else a fault."""
-        if self.phase == Phase.STRING:
-            self.out.append((escape_json(literal), at))
-        else:
-            self.phase = Phase.FAILED
+    def _step_delimiter(self, literal: str) -> bool:
+        if literal == self._literal:
+            if self.phase == Phase.STRING:
+                self._end_string(0)
+                return True
+            if self.phase in (Phase.KEY, Phase.VALUE):
+                self._is_key = self.phase == Phase.KEY
+                self._open_string(literal, 0)
+                return True
+        elif self.phase == Phase.STRING:
+            self._emit(escape_json(literal), 0)
+            return True
+        self.phase = Phase.FAILED
+        return False
 
     # -- one character, by phase; each returns the index behind what it took
 
     def _char(self, char: str, at: int) -> int:
         match self.phase:
             case Phase.KEY | Phase.VALUE | Phase.COMMA | Phase.SEPARATOR:
-                return at + 1 if char in _BLANKS else self._structure(char, at)
+                return at + 1 if char in BLANKS else self._structure(char, at)
             case Phase.OPENING:
                 return self._opening(char, at)
             case Phase.CLOSING:
@@ -201,21 +198,21 @@ class KeywordArguments:
         if phase == Phase.SEPARATOR:
             if char != self._separator:
                 return self._fail(at)
-            self.out.append((": ", at + 1))
+            self._emit(": ", at + 1)
             self.phase = Phase.VALUE
             return at + 1
         if self._delimiter and char == self._delimiter[0]:
-            self._token = char
+            self._held = char
             self._is_key = phase == Phase.KEY
             self.phase = Phase.DELIMITER
             return self._opened(at + 1)
-        if not self._syntax.string_delimiter and char in "'\"" and self._may_be_string:
+        if not self._has_delimiter and char in "'\"" and self._may_be_string:
             self._quote = char
             self._is_key = phase == Phase.KEY
             self.phase = Phase.OPENING
             return at + 1
         if phase == Phase.KEY:
-            if len(self._stack) > 1 and not self._syntax.string_delimiter or char in _STRUCTURE:
+            if (len(self._stack) > 1 and not self._has_delimiter) or char in _STRUCTURE:
                 return self._fail(at)
             self.phase = Phase.BARE_KEY
             return at
@@ -223,8 +220,8 @@ class KeywordArguments:
             if len(self._stack) >= MAX_NESTING:
                 return self._fail(at)
             self._comma(at + 1)
-            self._stack.append(char)
-            self.out.append((char, at + 1))
+            self._stack += char
+            self._emit(char, at + 1)
             self.phase = Phase.VALUE if char == "[" else Phase.KEY
             return at + 1
         if char in _STRUCTURE:
@@ -234,7 +231,7 @@ class KeywordArguments:
 
     @property
     def _separator(self) -> str:
-        return self._syntax.separator if len(self._stack) == 1 else ":"
+        return self._top_separator if len(self._stack) == 1 else ":"
 
     @property
     def _may_be_string(self) -> bool:
@@ -242,15 +239,21 @@ class KeywordArguments:
         return self.phase == Phase.VALUE or len(self._stack) > 1
 
     def _comma(self, at: int) -> None:
+        """What stands before an item: a comma, or the bracket that opens it all."""
+        if self._is_first:
+            self._emit("{", at)
+            self._is_first = False
         if self._needs_comma:
-            self.out.append((", ", at))
+            self._emit(", ", at)
             self._needs_comma = False
 
     def _close(self, at: int) -> None:
-        opening = self._stack.pop()
+        opening = self._stack[-1]
+        self._stack = self._stack[:-1]
         self._needs_comma = False
-        self.out.append(("]" if opening == "[" else "}", at))
-        is_end = not self._stack or self._is_single and len(self._stack) == 1
+        self._comma(at)
+        self._emit("]" if opening == "[" else "}", at)
+        is_end = not self._stack or (self._is_single and len(self._stack) == 1)
         self.phase = Phase.ENDED if is_end else Phase.COMMA
 
     def _fail(self, at: int) -> int:
@@ -268,31 +271,31 @@ class KeywordArguments:
             char = text[end]
             if char in ends:
                 break
-            if is_key and char in _STRUCTURE and char not in _BLANKS:
+            if is_key and char in _STRUCTURE and char not in BLANKS:
                 return self._fail(end)
             end += 1
-        self._token += text[at:end]
-        if len(self._token) > _MAX_TOKEN_CHARS:
+        self._held += text[at:end]
+        if len(self._held) > _MAX_TOKEN_CHARS:
             return self._fail(end)
         if end < len(text):
-            token, self._token = self._token, ""
+            token, self._held = self._held, ""
             if is_key:
                 self._comma(end)
-                self.out.append((encode_basestring(token.rstrip(_BLANKS)), end))
+                self._emit(encode_basestring(token.rstrip(BLANKS)), end)
                 self.phase = Phase.SEPARATOR
             else:
                 word = self._word(token)
                 if not word:
                     return self._fail(end)
                 self._comma(end)
-                self.out.append((word, end))
+                self._emit(word, end)
                 self.phase = Phase.COMMA
         return end
 
     def _word(self, token: str) -> str:
         """A word or a number as JSON; empty if it is neither, and strings have to be marked."""
-        if self._syntax.string_delimiter:
-            token = token.rstrip(_BLANKS)
+        if self._has_delimiter:
+            token = token.rstrip(BLANKS)
             return _WORDS.get(token) or number_as_json(token) or encode_basestring(token)
         return _WORDS.get(token) or number_as_json(token) or ""
 
@@ -308,12 +311,12 @@ class KeywordArguments:
     def _open_string(self, quote: str, at: int) -> None:
         self._quote = quote
         self._comma(at)
-        self.out.append(('"', at))
+        self._emit('"', at)
         self.phase = Phase.STRING
 
     def _end_string(self, at: int) -> None:
-        self.out.append(('"', at))
-        self._token = self._quote = ""
+        self._emit('"', at)
+        self._held = self._quote = ""
         self.phase = Phase.SEPARATOR if self._is_key else Phase.COMMA
 
     def _opening(self, char: str, at: int) -> int:
@@ -331,34 +334,34 @@ class KeywordArguments:
         return at
 
     def _open_delimiter(self, char: str, at: int) -> int:
-        self._token += char
+        self._held += char
         return self._opened(at + 1)
 
     def _opened(self, at: int) -> int:
         """Decide what begins like the delimiter of strings, at the index behind it."""
-        delimiter, token = self._delimiter, self._token
+        delimiter, token = self._delimiter, self._held
         if not delimiter.startswith(token):
             return self._fail(at)
         if token == delimiter:
-            self._token = ""
+            self._held = ""
             self._open_string(delimiter, at)
         return at
 
     def _string(self, text: str, at: int) -> int:
-        if self._syntax.string_delimiter:
+        if self._has_delimiter:
             return self._delimited(text, at)
         quote = self._quote[0]
         match = _IN_QUOTES[quote].search(text, at)
         end = match.start() if match else len(text)
         if end > at:
-            self.out.append((escape_json(text[at:end]), end))
+            self._emit(escape_json(text[at:end]), end)
         if match is None:
             return end
         if match[0] == "\\":
             self.phase = Phase.ESCAPE
         else:
             self.phase = Phase.CLOSING
-        self._token = match[0]
+        self._held = match[0]
         return end + 1
 
     def _closing(self, char: str, at: int) -> int:
@@ -367,28 +370,28 @@ class KeywordArguments:
         """
         quote = self._quote[0]
         if len(self._quote) == 3:
-            if char == quote and len(self._token) < 3:
-                self._token += char
-                if len(self._token) == 3:
+            if char == quote and len(self._held) < 3:
+                self._held += char
+                if len(self._held) == 3:
                     self._end_string(at + 1)
                 return at + 1
         elif char in _ENDS_VALUE:
             self._end_string(at)
             return at
-        self.out.append((escape_json(self._token), at))
-        self._token = ""
+        self._emit(escape_json(self._held), at)
+        self._held = ""
         self.phase = Phase.STRING
         return at
 
     def _escape(self, char: str, at: int) -> int:
-        token = self._token + char
+        token = self._held + char
         kind = token[1]
         if kind in _HEX_LEN:
             digits = token[2:]
             if digits and digits[-1] not in _HEX:
-                return self._unescaped(self._token, at)
+                return self._unescaped(self._held, at)
             if len(digits) < _HEX_LEN[kind]:
-                self._token = token
+                self._held = token
                 return at + 1
             code = int(digits, 16)
             if code > 0x10FFFF:
@@ -398,16 +401,16 @@ class KeywordArguments:
             return self._unescaped(chr(code), at + 1)
         if kind in _OCTAL:
             if char not in _OCTAL:
-                return self._unescaped(chr(int(self._token[1:], 8)), at)
+                return self._unescaped(chr(int(self._held[1:], 8)), at)
             if len(token) < 4:
-                self._token = token
+                self._held = token
                 return at + 1
             return self._unescaped(chr(int(token[1:], 8)), at + 1)
         return self._unescaped(_ESCAPES.get(kind, token), at + 1)
 
     def _unescaped(self, text: str, at: int, written: str = "") -> int:
-        self.out.append((written or escape_json(text), at))
-        self._token = ""
+        self._emit(written or escape_json(text), at)
+        self._held = ""
         self.phase = Phase.STRING
         return at
 
@@ -415,37 +418,21 @@ class KeywordArguments:
         """In a string between delimiters: nothing is escaped."""
         delimiter = self._delimiter
         if not delimiter:
-            self.out.append((escape_json(text[at:]), len(text)))
+            self._emit(escape_json(text[at:]), len(text))
             return len(text)
-        held = len(self._token)
-        buffer = self._token + text[at:]
-        end = buffer.find(delimiter)
-        if end >= 0:
-            behind = at + end + len(delimiter) - held
-            if end:
-                self.out.append((escape_json(buffer[:end]), max(at, at + end - held)))
-            self._end_string(behind)
-            return behind
-        end = held_from(buffer, delimiter)
-        if end:
-            self.out.append((escape_json(buffer[:end]), max(at, at + end - held)))
-        self._token = buffer[end:]
-        return len(text)
+        run = read_until(delimiter, self._held, text, at)
+        self._held = run.held
+        if run.text:
+            self._emit(escape_json(run.text), run.behind - len(run.held))
+        if run.is_end:
+            self._end_string(run.behind)
+        return run.behind
 
 
 def python_container_as_json(text: str) -> str | None:
     """A list or a dict as Python prints it, as JSON; None if `text` is not exactly one."""
-    reader = KeywordArguments(KeywordSyntax(), is_single=True)
-    if reader.feed(text) < len(text) or reader.phase != Phase.ENDED:
-        return None
-    return "".join(piece for piece, _ in reader.out)
-
-
-def held_from(text: str, literal: str) -> int:
-    """Where the longest suffix of `text` begins that is a proper prefix of `literal`."""
-    start = text.find(literal[0], max(0, len(text) - len(literal) + 1))
-    while start >= 0:
-        if literal.startswith(text[start:]):
-            return start
-        start = text.find(literal[0], start + 1)
-    return len(text)
+    scanner = KeywordArgumentsScanner(KeywordArguments(), is_single=True)
+    end, status = scanner.feed(text, 0)
+    while status is Status.BEGIN:
+        end, status = scanner.feed(text, end)
+    return scanner.take() if status is Status.DONE and end == len(text) else None

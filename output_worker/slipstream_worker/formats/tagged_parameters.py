@@ -2,31 +2,31 @@
 
 `<parameter=K>V</parameter>`, `<arg_key>K</arg_key><arg_value>V</arg_value>`, `<parameter name="K">`
 and their like. Values are not quoted, so the function's property types say what a value is. A
-string leaves as it comes; any other value when it is complete, and as a string if it cannot be read.
+string leaves as it comes; any other value when it is complete, and as a string if it is none.
 
-- The output is always a prefix of a JSON object, and a whole object once the reading has ended.
-- The result does not depend on how the text is split into calls.
-- Of text that breaks the rules, what came before the fault has been emitted.
+- The output is always a prefix of a JSON object, and a whole object once the reading is done.
+- Of text that breaks the rules, what came before the fault has been given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Mapping, Set
 from enum import IntEnum
 from json.encoder import encode_basestring
-from typing import Final
+from typing import Any, Final
 
-from slipstream_ipc.formats.typed import TaggedSyntax
-from slipstream_worker.formats.keyword_arguments import escape_json, held_from
+from slipstream_ipc.formats.answer_format import TaggedParameters
+from slipstream_worker.formats.json_scanner import STRING_HAZARDS
+from slipstream_worker.formats.scanner import BLANKS, Status
+from slipstream_worker.formats.typed_scanner import Run, TypedScanner, escape_json, read_until
 from slipstream_worker.formats.values import value_as_json
 
-__all__ = ["TagPhase", "TaggedParameters"]
+__all__ = ["TagPhase", "TaggedParametersScanner"]
 
 _MAX_TAG_CHARS: Final = 1024  # of a key with its attributes
 _MAX_WORD_CHARS: Final = 4096  # of a number
-_BLANKS: Final = " \t\r\n"
-_WORD_CHARS: Final = frozenset("0123456789+-.eE" + "truefalsenullTrueFalseNone" + _BLANKS)
-_STRING_ALONE: Final = frozenset({"string"})
+_WORD_CHARS: Final = frozenset("0123456789+-.eE" + "truefalsenullTrueFalseNone" + BLANKS)
+_STRING_ALONE: Final = ("string",)
 
 
 class TagPhase(IntEnum):
@@ -44,157 +44,154 @@ class TagPhase(IntEnum):
     FAILED = 10
 
 
-class TaggedParameters:
-    """The arguments of one call, from behind the function's name up to the literal that ends it.
-
-    `out` collects (piece of JSON, index in the text behind which it is decided); the caller takes
-    them and clears it.
+class TaggedParametersScanner(TypedScanner):
+    """Reads the element `TaggedParameters`: from behind the function's name up to the literal that
+    ends the arguments.
     """
-
-    __slots__ = (
-        "_has_begun",
-        "_ids",
-        "_is_first",
-        "_parts",
-        "_syntax",
-        "_token",
-        "_types",
-        "_value_len",
-        "_value_types",
-        "out",
-        "phase",
-    )
 
     def __init__(
         self,
-        syntax: TaggedSyntax,
-        types: Mapping[str, Collection[str]] | None = None,
+        element: TaggedParameters,
+        types: Mapping[str, str] | None = None,
         ids: Set[str] = frozenset(),
     ) -> None:
-        """`types`: of the function's properties, as JSON Schema names them; None: not known.
-        `ids`: the literals that come through `feed_literal` alone.
+        """types: of the function's properties, joined by `|`; None: not known. ids: the delimiters
+        that come through `feed_delimiter` alone.
         """
-        self._syntax = syntax
+        super().__init__()
+        self._element = element
+        self._opening = element.opening.literal
+        self._key_end = element.key_end.literal
+        self._closing = element.closing.literal
+        self._end = element.end.literal
+        self._value_opening = element.value_opening.literal if element.value_opening else ""
         self._types = types
         self._ids = ids
+        by_text = "" if self._closing in ids else self._closing[0]
+        self._hazards = STRING_HAZARDS | frozenset(by_text)
         self._is_first = True
-        self._token = ""  # what is held: of a tag, a key, or the end of a value
+        self._held = ""  # what is held: of a tag, a key, or the end of a value
         self._parts: list[str] = []  # of a value that is not decided
         self._value_len = 0
-        self._has_begun = False  # a character of it that is no blank was seen
-        self._value_types: Collection[str] | None = None
+        self._has_value_begun = False  # a character of it that is no blank was seen
+        self._value_types: tuple[str, ...] = ()
         self.phase = TagPhase.GAP
-        self.out: list[tuple[str, int]] = []
 
     @property
-    def is_over(self) -> bool:
-        return self.phase >= TagPhase.ENDED
+    def string_hazards(self) -> frozenset[str] | None:
+        if self.phase != TagPhase.STRING or self.num_held:
+            return None
+        return self._hazards
+
+    def break_off(self) -> str:
+        return ""
+
+    def save(self) -> list[Any]:
+        return [int(self.phase), self._is_first, self._value_types]
+
+    def load(self, saved: list[Any]) -> None:
+        phase, self._is_first, value_types = saved
+        self._value_types = tuple(value_types)
+        self.phase = TagPhase(phase)
+        self._has_begun = True
 
     @property
-    def is_held(self) -> bool:
-        """Whether characters that were fed wait for the next ones."""
-        return bool(self._token or self._parts)
+    def _status(self) -> Status:
+        if self.phase == TagPhase.ENDED:
+            return Status.DONE
+        return Status.FAILED if self.phase == TagPhase.FAILED else Status.MORE
 
-    def feed(self, text: str, start: int = 0) -> int:
-        """Read `text` from `start`; returns how far. Less than its length only once it is over."""
-        at = start
-        while at < len(text) and self.phase < TagPhase.ENDED:
-            match self.phase:
-                case TagPhase.GAP | TagPhase.BEHIND_KEY:
-                    at = self._gap(text, at)
-                case TagPhase.KEY | TagPhase.TAG:
-                    at = self._tag(text, at)
-                case TagPhase.VALUE_BEGINS:
-                    at = self._value_begins(text, at)
-                case _:
-                    at = self._value(text, at)
-        return at
-
-    def feed_literal(self, literal: str, at: int) -> None:
-        """A literal that was read as a token; `at` is the index behind it. One that means nothing
-        here is part of a value, else a fault.
-        """
-        syntax = self._syntax
+    def _step(self, text: str, at: int) -> int:
         match self.phase:
-            case TagPhase.GAP if not self._token and literal in (syntax.opening, syntax.end):
-                self._enter(literal, at)
-            case TagPhase.KEY if literal == syntax.key_end:
-                key, self._token = self._token, ""
-                self._key_ends(key, at)
-            case TagPhase.BEHIND_KEY if literal == syntax.value_opening and not self._token:
-                self._enter(literal, at)
-            case TagPhase.VALUE_BEGINS if literal == syntax.closing:
-                self._choose(at)
-                self._value_ends(at)
-            case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if literal == syntax.closing:
-                self._take(self._token.removesuffix("\n") if syntax.trims_newline else self._token, at)
-                self._value_ends(at)
+            case TagPhase.GAP | TagPhase.BEHIND_KEY:
+                return self._gap(text, at)
+            case TagPhase.KEY | TagPhase.TAG:
+                return self._tag(text, at)
             case TagPhase.VALUE_BEGINS:
-                self._choose(at)
-                self._take(literal, at)
+                return self._value_begins(text, at)
+            case _:
+                return self._value(text, at)
+
+    def _step_delimiter(self, literal: str) -> bool:
+        """A delimiter that means nothing here is part of a value, else a fault."""
+        match self.phase:
+            case TagPhase.GAP if not self._held and literal in (self._opening, self._end):
+                self._enter(literal, 0)
+            case TagPhase.KEY if literal == self._key_end:
+                key, self._held = self._held, ""
+                self._key_ends(key, 0)
+            case TagPhase.BEHIND_KEY if literal == self._value_opening and not self._held:
+                self._enter(literal, 0)
+            case TagPhase.VALUE_BEGINS if literal == self._closing:
+                self._choose(0)
+                self._value_ends(0)
+            case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if literal == self._closing:
+                self._take(self._held.removesuffix("\n"), 0)
+                self._value_ends(0)
+            case TagPhase.VALUE_BEGINS:
+                self._choose(0)
+                self._held = ""
+                self._take(literal, 0)
             case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER:
-                held, self._token = self._token, ""
-                self._take(held + literal, at)
+                held, self._held = self._held, ""
+                self._take(held + literal, 0)
             case _:
                 self.phase = TagPhase.FAILED
+                return False
+        return True
 
     # -- tags
 
     def _gap(self, text: str, at: int) -> int:
         """Between parameters, and between a key and its value: blanks, then one of the tags."""
-        syntax = self._syntax
-        tags = (
-            (syntax.opening, syntax.end)
-            if self.phase == TagPhase.GAP
-            else (syntax.value_opening,)
-        )
-        tags = tuple(tag for tag in tags if tag not in self._ids)
+        is_gap = self.phase == TagPhase.GAP
+        all_tags = (self._opening, self._end) if is_gap else (self._value_opening,)
+        tags = tuple(tag for tag in all_tags if tag not in self._ids)
         while at < len(text):
             char = text[at]
-            if not self._token and char in _BLANKS:
+            if not self._held and char in BLANKS:
                 at += 1
                 continue
-            token = self._token + char
+            token = self._held + char
             if not any(tag.startswith(token) for tag in tags):
                 self.phase = TagPhase.FAILED
                 return at
             at += 1
             if token in tags:
-                self._token = ""
+                self._held = ""
                 self._enter(token, at)
                 return at
-            self._token = token
+            self._held = token
         return at
 
     def _enter(self, tag: str, at: int) -> None:
-        syntax = self._syntax
         if self.phase == TagPhase.BEHIND_KEY:
             self.phase = TagPhase.VALUE_BEGINS
-        elif tag == syntax.opening:
+        elif tag == self._opening:
             self.phase = TagPhase.KEY
         else:
-            self.out.append(("{}" if self._is_first else "}", at))
+            self._emit("{}" if self._is_first else "}", at)
             self.phase = TagPhase.ENDED
 
     def _tag(self, text: str, at: int) -> int:
         """A key, or attributes behind it, up to the literal that ends it."""
-        syntax = self._syntax
-        end = syntax.key_end if self.phase == TagPhase.KEY else ">"
+        end = self._key_end if self.phase == TagPhase.KEY else ">"
         if end in self._ids:
-            self._token += text[at : at + _MAX_TAG_CHARS + 1]
-            if len(self._token) > _MAX_TAG_CHARS:
+            self._held += text[at : at + _MAX_TAG_CHARS + 1]
+            if len(self._held) > _MAX_TAG_CHARS:
                 self.phase = TagPhase.FAILED
+                return at
             return len(text)
-        held = len(self._token)
-        buffer = self._token + text[at : at + _MAX_TAG_CHARS + len(end)]
+        held = len(self._held)
+        buffer = self._held + text[at : at + _MAX_TAG_CHARS + len(end)]
         found = buffer.find(end, max(0, held - len(end) + 1))
         if (len(buffer) - len(end) + 1 if found < 0 else found) > _MAX_TAG_CHARS:
             self.phase = TagPhase.FAILED
             return at
         if found < 0:
-            self._token = buffer
+            self._held = buffer
             return len(text)
-        self._token = ""
+        self._held = ""
         behind = at + found + len(end) - held
         if self.phase == TagPhase.KEY:
             self._key_ends(buffer[:found], behind)
@@ -207,78 +204,71 @@ class TaggedParameters:
         return behind
 
     def _key_ends(self, key: str, at: int) -> None:
-        self.out.append((("{" if self._is_first else ", ") + encode_basestring(key) + ": ", at))
+        self._emit(("{" if self._is_first else ", ") + encode_basestring(key) + ": ", at)
         self._is_first = False
-        self._value_types = self._types.get(key) if self._types is not None else None
-        if self._syntax.has_attributes:
+        types = self._types.get(key, "") if self._types is not None else ""
+        self._value_types = tuple(types.split("|")) if types else ()
+        if self._element.has_attributes:
             self.phase = TagPhase.TAG
         else:
             self._behind_tag()
 
     def _behind_tag(self) -> None:
-        opening = self._syntax.value_opening
+        opening = self._value_opening
         self.phase = TagPhase.BEHIND_KEY if opening else TagPhase.VALUE_BEGINS
 
     # -- values
 
     def _value_begins(self, text: str, at: int) -> int:
         """Skip the one line break that belongs to the tag, then choose by type and character."""
-        if self._syntax.trims_newline and not self._token and text[at] == "\n":
-            self._token = "\n"  # dropped, and remembered: only the first one is
+        if self._element.trims_newline and not self._held and text[at] == "\n":
+            self._held = "\n"  # dropped, and remembered: only the first one is
             at += 1
             if at == len(text):
                 return at
-        self._token = ""
+        self._held = ""
         self._choose(at)
         return at
 
     def _choose(self, at: int) -> None:
         types = self._value_types
         self._value_len = 0
-        self._has_begun = False
-        if types is not None and set(types) == _STRING_ALONE:
-            self.out.append(('"', at))
+        self._has_value_begun = False
+        if types == _STRING_ALONE:
+            self._emit('"', at)
             self.phase = TagPhase.STRING
         else:
             self.phase = TagPhase.WORD
 
     def _value(self, text: str, at: int) -> int:
         """Up to the tag that closes the value."""
-        closing = self._syntax.closing
-        if closing in self._ids:
-            closing = ""
-        held = len(self._token)
-        buffer = self._token + text[at:]
-        self._token = ""
-        if closing:
-            found = buffer.find(closing)
-            if found >= 0:
-                end = found
-                if self._syntax.trims_newline and buffer[end - 1 : end] == "\n":
-                    end -= 1
-                behind = at + found + len(closing) - held
-                self._take(buffer[:end], behind)
-                self._value_ends(behind)
-                return behind
-            end = held_from(buffer, closing)
+        if self._closing in self._ids:
+            run = self._up_to_newline(text, at)
         else:
-            end = len(buffer)
-        if self._syntax.trims_newline and buffer[end - 1 : end] == "\n":
-            end -= 1
-        self._token = buffer[end:]
-        self._take(buffer[:end], len(text))
-        return len(text)
+            drops_newline = self._element.trims_newline
+            run = read_until(self._closing, self._held, text, at, drops_newline)
+        self._held = run.held
+        self._take(run.text, run.behind - len(run.held))
+        if run.is_end:
+            self._value_ends(run.behind)
+        return run.behind
+
+    def _up_to_newline(self, text: str, at: int) -> Run:
+        """All of the text, but a line break at its end, which may be the last before the tag."""
+        taken = self._held + text[at:]
+        held = "\n" if self._element.trims_newline and taken.endswith("\n") else ""
+        return Run(taken.removesuffix(held), held, len(text), False)
 
     def _take(self, text: str, at: int) -> None:
         """Characters that belong to the value."""
         if self.phase == TagPhase.STRING:
             if text:
-                self.out.append((escape_json(text), at))
+                self._emit(escape_json(text), at)
             return
         self._value_len += len(text)
         if self.phase == TagPhase.WORD:
-            first = "" if self._has_begun else text.lstrip(_BLANKS)[:1]
-            self._has_begun = self._has_begun or bool(first)
+            first = "" if self._has_value_begun else text.lstrip(BLANKS)[:1]
+            self._has_value_begun = self._has_value_begun or bool(first)
             if first and first in '{["':
                 self.phase = TagPhase.CONTAINER
             elif not _WORD_CHARS.issuperset(text) or self._value_len > _MAX_WORD_CHARS:
@@ -287,17 +277,17 @@ class TaggedParameters:
         self._parts.append(text)
 
     def _become_string(self, text: str, at: int) -> None:
-        self.out.append(('"' + escape_json("".join(self._parts) + text), at))
+        self._emit('"' + escape_json("".join(self._parts) + text), at)
         self._parts.clear()
         self.phase = TagPhase.STRING
 
     def _value_ends(self, at: int) -> None:
         if self.phase == TagPhase.STRING:
-            self.out.append(('"', at))
+            self._emit('"', at)
         else:
             raw = "".join(self._parts)
             self._parts.clear()
-            value = value_as_json(raw, self._value_types, self._syntax.writes_python)
-            self.out.append((encode_basestring(raw) if value is None else value, at))
-        self._token = ""
+            value = value_as_json(raw, self._value_types, self._element.writes_python)
+            self._emit(encode_basestring(raw) if value is None else value, at)
+        self._held = ""
         self.phase = TagPhase.GAP

@@ -8,22 +8,23 @@ from typing import Final
 
 import msgspec
 
-from slipstream_worker.formats.keyword_arguments import MAX_NESTING, python_container_as_json
+from slipstream_worker.formats.json_scanner import MAX_NESTING
+from slipstream_worker.formats.keyword_arguments import python_container_as_json
+from slipstream_worker.formats.scanner import BLANKS
 
 __all__ = ["value_as_json"]
 
-_BLANKS: Final = " \t\r\n"
 _STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 _PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
-def value_as_json(text: str, types: Collection[str] | None, python: bool = False) -> str | None:
+def value_as_json(text: str, types: Collection[str], python: bool = False) -> str | None:
     """`text` as one JSON value; None if it is none, or none that a property of `types` can have.
 
-    types: as JSON Schema names them; None or empty: not known, so anything but a string in quotes.
+    types: as JSON Schema names them; empty: not known, so anything but a string in quotes.
     python: True, None and lists as Python prints them count, too.
     """
-    text = text.strip(_BLANKS)
+    text = text.strip(BLANKS)
     value = _json(text)
     if value is None and python:
         value = _PYTHON_WORDS.get(text)

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.scanning import Scanned, cuts, divided, scan
 
-from slipstream_ipc.formats.typed import KeywordSyntax
+from slipstream_ipc.formats.answer_format import Delimiter, KeywordArguments
 from slipstream_worker.formats.keyword_arguments import (
-    KeywordArguments,
-    Phase,
+    KeywordArgumentsScanner,
     number_as_json,
     python_container_as_json,
 )
+from slipstream_worker.formats.scanner import Status
 
-PYTHON = KeywordSyntax()
-GEMMA = KeywordSyntax(opening="{", separator=":", string_delimiter="<escape>")
+PYTHON = KeywordArguments()
+GEMMA = KeywordArguments("{", ":", Delimiter("<escape>"))
 
 texts = st.text(st.characters(codec="utf-8"), max_size=30)
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
@@ -62,36 +63,16 @@ def render_gemma(value: Any, top: bool = True) -> str:
             return str(value)
 
 
-def divided(text: str, cuts: list[int]) -> list[str]:
-    borders = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    return [text[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+def read(element: KeywordArguments, parts: list[str]) -> Scanned:
+    return scan(KeywordArgumentsScanner(element), parts)
 
 
-def read(syntax: KeywordSyntax, parts: list[str]) -> tuple[str, str, KeywordArguments]:
-    """The JSON, what was not read, and the reader."""
-    reader = KeywordArguments(syntax)
-    json_text = rest = ""
-    for part in parts:
-        if reader.is_over:
-            rest += part
-            continue
-        end = reader.feed(part)
-        assert all(0 <= at <= end for _, at in reader.out)
-        assert [at for _, at in reader.out] == sorted(at for _, at in reader.out)
-        assert end == len(part) or reader.is_over
-        json_text += "".join(piece for piece, _ in reader.out)
-        reader.out.clear()
-        rest += part[end:]
-    return json_text, rest, reader
-
-
-@given(st.dictionaries(names, _nested(texts), max_size=4), st.lists(st.integers(0), max_size=6))
-def test_python_arguments_are_given_back(arguments: dict[str, Any], cuts: list[int]) -> None:
+@given(st.dictionaries(names, _nested(texts), max_size=4), cuts)
+def test_python_arguments_are_given_back(arguments: dict[str, Any], places: list[int]) -> None:
     for text in (render_python(arguments), render_json_in_python(arguments)):
-        json_text, rest, reader = read(PYTHON, divided(text + "tail", cuts))
-        assert reader.phase == Phase.ENDED
-        assert json.loads(json_text) == arguments
-        assert rest == "tail"
+        scanned = read(PYTHON, divided(text + "tail", places))
+        assert scanned == (scanned.json, "tail", Status.DONE, True)
+        assert json.loads(scanned.json) == arguments
 
 
 plain_texts = texts.filter(lambda text: "<" not in text)
@@ -107,31 +88,26 @@ plain_texts = texts.filter(lambda text: "<" not in text)
         ),
         max_size=4,
     ),
-    st.lists(st.integers(0), max_size=6),
+    cuts,
 )
-def test_gemma_arguments_are_given_back(arguments: dict[str, Any], cuts: list[int]) -> None:
-    json_text, rest, reader = read(GEMMA, divided(render_gemma(arguments) + "tail", cuts))
-    assert reader.phase == Phase.ENDED
-    assert json.loads(json_text) == arguments
-    assert rest == "tail"
+def test_gemma_arguments_are_given_back(arguments: dict[str, Any], places: list[int]) -> None:
+    scanned = read(GEMMA, divided(render_gemma(arguments) + "tail", places))
+    assert scanned == (scanned.json, "tail", Status.DONE, True)
+    assert json.loads(scanned.json) == arguments
 
 
-@given(st.text("ab1=:,()[]{}'\"\\ \n.-<escap>Tru", max_size=40), st.lists(st.integers(0), max_size=6))
-def test_any_text_at_any_division_gives_the_same_json(text: str, cuts: list[int]) -> None:
-    for syntax in (PYTHON, GEMMA):
-        whole, rest, reader = read(syntax, [text])
-        again, rest_again, reader_again = read(syntax, divided(text, cuts))
-        assert (again, reader_again.phase) == (whole, reader.phase)
-        if reader.phase == Phase.ENDED:
-            json.loads(whole)
-            assert rest_again == rest
+@given(st.text("ab1=:,()[]{}'\"\\ \n.-<escap>Tru", max_size=40), cuts)
+def test_any_text_at_any_division_gives_the_same_json(text: str, places: list[int]) -> None:
+    for element in (PYTHON, GEMMA):
+        whole = read(element, [text])
+        assert read(element, divided(text, places)) == whole
+        if whole.status is Status.DONE:
+            json.loads(whole.json)
 
 
 @given(st.text("a1=:,()[]{}'\"\\ux3d8\n", max_size=40), st.integers(0, 40))
 def test_what_was_emitted_stays_a_prefix(text: str, cut: int) -> None:
-    whole, _, _ = read(PYTHON, [text])
-    part, _, _ = read(PYTHON, [text[:cut]])
-    assert whole.startswith(part)
+    assert read(PYTHON, [text]).json.startswith(read(PYTHON, [text[:cut]]).json)
 
 
 @pytest.mark.parametrize(
@@ -141,53 +117,59 @@ def test_what_was_emitted_stays_a_prefix(text: str, cut: int) -> None:
         ("a='''x'y''', b=\"\"\"q\"\"\")", {"a": "x'y", "b": "q"}),
         ("a='', b=\"\",)", {"a": "", "b": ""}),
         (r"a='\x41\u00e9\101\q\/\ud83d\ude00')", {"a": "AéA\\q/😀"}),
-        ("a=1_000, b=+.5, c=1., d=1e5, e=-007)", {"a": 1000, "b": 0.5, "c": 1.0, "d": 1e5, "e": -7}),
+        (
+            "a=1_000, b=+.5, c=1., d=1e5, e=-007)",
+            {"a": 1000, "b": 0.5, "c": 1.0, "d": 1e5, "e": -7},
+        ),
         ("a=[1,], b={'k': None,}, c=null )", {"a": [1], "b": {"k": None}, "c": None}),
         (")", {}),
     ],
 )
 def test_python_that_models_write(text: str, value: dict[str, Any]) -> None:
-    json_text, _, reader = read(PYTHON, list(text))
-    assert reader.phase == Phase.ENDED
-    assert json.loads(json_text) == value
+    scanned = read(PYTHON, list(text))
+    assert scanned.status is Status.DONE
+    assert json.loads(scanned.json) == value
 
 
 @pytest.mark.parametrize(
     ("text", "emitted"),
     [
-        ("1)", "{"),
+        ("1)", ""),
         ("a=)", '{"a": '),
         ("a=1+2)", '{"a": '),
         ("a=f(x))", '{"a": '),
         ("a=[1)", '{"a": [1'),
         ("a=nan)", '{"a": '),
-        ("a" * 1025 + "=1)", "{"),
+        ("a" * 1025 + "=1)", ""),
         ("a=" + "[" * 64, '{"a": ' + "[" * 63),
     ],
 )
 def test_a_fault_ends_the_reading_and_keeps_what_came_before(text: str, emitted: str) -> None:
-    json_text, rest, reader = read(PYTHON, [text])
-    assert reader.phase == Phase.FAILED
-    assert json_text == emitted
-    assert text.endswith(rest)
+    scanned = read(PYTHON, [text])
+    assert scanned.status is Status.FAILED
+    assert scanned.json == emitted
+    assert scanned.has_begun == bool(emitted)
+    assert text.endswith(scanned.rest)
 
 
 def test_gemma_strings_may_be_bare_and_keys_quoted() -> None:
-    text = "unit:celsius,n:-3,<escape>k y<escape>:<escape>a\"<b\\<escape>,city:New York}"
-    json_text, _, reader = read(GEMMA, list(text))
-    assert reader.phase == Phase.ENDED
-    assert json.loads(json_text) == {"unit": "celsius", "n": -3, "k y": 'a"<b\\', "city": "New York"}
+    text = 'unit:celsius,n:-3,<escape>k y<escape>:<escape>a"<b\\<escape>,city:New York}'
+    scanned = read(GEMMA, list(text))
+    assert scanned.status is Status.DONE
+    assert json.loads(scanned.json) == {
+        "unit": "celsius",
+        "n": -3,
+        "k y": 'a"<b\\',
+        "city": "New York",
+    }
 
 
 def test_a_delimiter_that_is_a_token_is_not_read_from_text() -> None:
-    reader = KeywordArguments(GEMMA, delimiter_is_id=True)
-    reader.feed("k:")
-    reader.feed_delimiter(0)
-    reader.feed("a<escape>b")
-    reader.feed_text_of_token("<other>", 0)
-    reader.feed_delimiter(0)
-    reader.feed("}")
-    assert json.loads("".join(piece for piece, _ in reader.out)) == {"k": "a<escape>b<other>"}
+    ids = frozenset({"<escape>", "<other>"})
+    parts = ["k:", "<escape>", "a<esca", "pe>b", "<other>", "<escape>", "}"]
+    scanned = scan(KeywordArgumentsScanner(GEMMA, ids), parts, ids)
+    assert scanned.status is Status.DONE
+    assert json.loads(scanned.json) == {"k": "a<escape>b<other>"}
 
 
 @given(_nested(texts).filter(lambda value: isinstance(value, list | dict)))
