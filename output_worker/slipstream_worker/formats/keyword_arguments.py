@@ -11,14 +11,13 @@ once and nothing is evaluated.
 from __future__ import annotations
 
 import re
-from collections.abc import Set
 from enum import IntEnum
 from json.encoder import encode_basestring
 from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import KeywordArguments
 from slipstream_worker.formats.json_scanner import MAX_NESTING, STRING_HAZARDS
-from slipstream_worker.formats.scanner import BLANKS, Status
+from slipstream_worker.formats.scanner import BLANKS, ScanContext, Status
 from slipstream_worker.formats.typed_scanner import TypedScanner, escape_json, read_until
 
 __all__ = ["KeywordArgumentsScanner", "Phase", "python_container_as_json"]
@@ -96,16 +95,16 @@ class KeywordArgumentsScanner(TypedScanner):
     """
 
     def __init__(
-        self, element: KeywordArguments, ids: Set[str] = frozenset(), is_single: bool = False
+        self, element: KeywordArguments, context: ScanContext, is_single: bool = False
     ) -> None:
-        """ids: the delimiters that come through `feed_delimiter` alone. is_single: read one list or
-        dict instead of arguments.
-        """
-        super().__init__()
+        """is_single: read one list or dict instead of arguments."""
+        super().__init__(context)
         delimiter = element.string_delimiter
         self._has_delimiter = delimiter is not None
         self._literal = delimiter.literal if delimiter else ""
-        self._delimiter = "" if self._literal in ids else self._literal  # as it stands in text
+        is_token = delimiter is not None and delimiter.literal in context.tokens
+        is_text = delimiter is not None and (delimiter.as_text or not is_token)
+        self._delimiter = self._literal if is_text else ""
         self._ends_word = _ENDS_BARE if delimiter else _ENDS_VALUE
         self._top_separator = element.separator
         self._is_single = is_single
@@ -161,11 +160,19 @@ class KeywordArgumentsScanner(TypedScanner):
                 self._is_key = self.phase == Phase.KEY
                 self._open_string(literal, 0)
                 return True
-        elif self.phase == Phase.STRING:
-            self._emit(escape_json(literal), 0)
+        elif self._is_word(literal) and self._is_in_string():
+            self._emit(escape_json(self._held + literal), 0)
+            self._held = ""
+            self.phase = Phase.STRING
             return True
         self.phase = Phase.FAILED
         return False
+
+    def _is_in_string(self) -> bool:
+        """Whether what follows next is text of a string, if it is no quote and no bracket."""
+        if self.phase == Phase.OPENING and len(self._quote) == 1:
+            self._open_string(self._quote, 0)
+        return self.phase in (Phase.STRING, Phase.ESCAPE, Phase.CLOSING)
 
     # -- one character, by phase; each returns the index behind what it took
 
@@ -431,7 +438,7 @@ class KeywordArgumentsScanner(TypedScanner):
 
 def python_container_as_json(text: str) -> str | None:
     """A list or a dict as Python prints it, as JSON; None if `text` is not exactly one."""
-    scanner = KeywordArgumentsScanner(KeywordArguments(), is_single=True)
+    scanner = KeywordArgumentsScanner(KeywordArguments(), ScanContext("", None), is_single=True)
     end, status = scanner.feed(text, 0)
     while status is Status.BEGIN:
         end, status = scanner.feed(text, end)

@@ -10,14 +10,13 @@ string leaves as it comes; any other value when it is complete, and as a string 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from enum import IntEnum
 from json.encoder import encode_basestring
 from typing import Any, Final
 
-from slipstream_ipc.formats.answer_format import TaggedParameters
+from slipstream_ipc.formats.answer_format import TaggedParameters, delimiters
 from slipstream_worker.formats.json_scanner import STRING_HAZARDS
-from slipstream_worker.formats.scanner import BLANKS, Status
+from slipstream_worker.formats.scanner import BLANKS, ScanContext, Status
 from slipstream_worker.formats.typed_scanner import Run, TypedScanner, escape_json, read_until
 from slipstream_worker.formats.values import value_as_json
 
@@ -49,25 +48,22 @@ class TaggedParametersScanner(TypedScanner):
     ends the arguments.
     """
 
-    def __init__(
-        self,
-        element: TaggedParameters,
-        types: Mapping[str, str] | None = None,
-        ids: Set[str] = frozenset(),
-    ) -> None:
-        """types: of the function's properties, joined by `|`; None: not known. ids: the delimiters
-        that come through `feed_delimiter` alone.
-        """
-        super().__init__()
+    def __init__(self, element: TaggedParameters, context: ScanContext) -> None:
+        super().__init__(context)
         self._element = element
         self._opening = element.opening.literal
         self._key_end = element.key_end.literal
         self._closing = element.closing.literal
         self._end = element.end.literal
         self._value_opening = element.value_opening.literal if element.value_opening else ""
-        self._types = types
-        self._ids = ids
-        by_text = "" if self._closing in ids else self._closing[0]
+        tools = context.tools
+        self._types = tools.get(context.name, {}) if tools is not None else {}
+        self._ids = frozenset(  # that are no tags where they stand as text
+            part.literal
+            for part in delimiters(element)
+            if part.literal in context.tokens and not part.as_text
+        )
+        by_text = "" if self._closing in self._ids else self._closing[0]
         self._hazards = STRING_HAZARDS | frozenset(by_text)
         self._is_first = True
         self._held = ""  # what is held: of a tag, a key, or the end of a value
@@ -128,11 +124,11 @@ class TaggedParametersScanner(TypedScanner):
             case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if literal == self._closing:
                 self._take(self._held.removesuffix("\n"), 0)
                 self._value_ends(0)
-            case TagPhase.VALUE_BEGINS:
+            case TagPhase.VALUE_BEGINS if self._is_word(literal):
                 self._choose(0)
                 self._held = ""
                 self._take(literal, 0)
-            case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER:
+            case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if self._is_word(literal):
                 held, self._held = self._held, ""
                 self._take(held + literal, 0)
             case _:
@@ -206,7 +202,7 @@ class TaggedParametersScanner(TypedScanner):
     def _key_ends(self, key: str, at: int) -> None:
         self._emit(("{" if self._is_first else ", ") + encode_basestring(key) + ": ", at)
         self._is_first = False
-        types = self._types.get(key, "") if self._types is not None else ""
+        types = self._types.get(key, "")
         self._value_types = tuple(types.split("|")) if types else ()
         if self._element.has_attributes:
             self.phase = TagPhase.TAG

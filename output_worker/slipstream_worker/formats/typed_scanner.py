@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
-from slipstream_worker.formats.scanner import Status
+from slipstream_worker.formats.scanner import ScanContext, Status
 
 __all__ = ["Run", "TypedScanner", "escape_json", "read_until"]
 
@@ -16,30 +16,39 @@ __all__ = ["Run", "TypedScanner", "escape_json", "read_until"]
 class TypedScanner(ABC):
     """A scanner of arguments. It begins the call with its first piece."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: ScanContext) -> None:
         self.name = ""
         self.call_id = ""
         self.num_held = 0
+        self._unquotable = context.unquotable
         self._has_begun = False
+        self._ends_at_once = False  # what begins the call ends it, too, and is taken once more
         self._pieces: list[str] = []
         self._decided_at: int | None = None  # in the text of the present step
 
     def feed(self, text: str, start: int) -> tuple[int, Status]:
+        if self._ends_at_once:
+            return start + 1, Status.DONE
         at = start
         while (status := self._status) is Status.MORE and at < len(text):
             behind = self._step(text, at)
             if self._count(behind - at, behind):
-                return behind, Status.BEGIN
+                return behind - self._ends_at_once, Status.BEGIN
             at = behind
         return at, status
 
     def feed_delimiter(self, literal: str) -> tuple[bool, Status]:
-        if self._status is not Status.MORE:
-            return False, self._status
+        if self._ends_at_once:
+            return True, Status.DONE
         if not self._step_delimiter(literal):
             return False, self._status
-        begins = self._count(len(literal), 0)
-        return True, Status.BEGIN if begins else self._status
+        if self._count(len(literal), 0):
+            return not self._ends_at_once, Status.BEGIN
+        return True, self._status
+
+    def _is_word(self, literal: str) -> bool:
+        """Whether a delimiter that is no part of this element may stand in its strings as text."""
+        return literal not in self._unquotable
 
     def take(self) -> str:
         text = "".join(self._pieces)
@@ -83,9 +92,11 @@ class TypedScanner(ABC):
             return False
         self.num_held = behind - self._decided_at
         self._decided_at = None
-        begins = not self._has_begun
+        if self._has_begun:
+            return False
         self._has_begun = True
-        return begins
+        self._ends_at_once = self._status is Status.DONE
+        return True
 
 
 def escape_json(text: str) -> str:

@@ -16,7 +16,7 @@ from slipstream_worker.formats.keyword_arguments import (
     number_as_json,
     python_container_as_json,
 )
-from slipstream_worker.formats.scanner import Status
+from slipstream_worker.formats.scanner import ScanContext, Status
 
 PYTHON = KeywordArguments()
 GEMMA = KeywordArguments("{", ":", Delimiter("<escape>"))
@@ -64,7 +64,7 @@ def render_gemma(value: Any, top: bool = True) -> str:
 
 
 def read(element: KeywordArguments, parts: list[str]) -> Scanned:
-    return scan(KeywordArgumentsScanner(element), parts)
+    return scan(KeywordArgumentsScanner(element, ScanContext("f", None)), parts)
 
 
 @given(st.dictionaries(names, _nested(texts), max_size=4), cuts)
@@ -167,7 +167,8 @@ def test_gemma_strings_may_be_bare_and_keys_quoted() -> None:
 def test_a_delimiter_that_is_a_token_is_not_read_from_text() -> None:
     ids = frozenset({"<escape>", "<other>"})
     parts = ["k:", "<escape>", "a<esca", "pe>b", "<other>", "<escape>", "}"]
-    scanned = scan(KeywordArgumentsScanner(GEMMA, ids), parts, ids)
+    context = ScanContext("f", None, ids, frozenset({"<escape>"}))
+    scanned = scan(KeywordArgumentsScanner(GEMMA, context), parts, ids)
     assert scanned.status is Status.DONE
     assert json.loads(scanned.json) == {"k": "a<escape>b<other>"}
 

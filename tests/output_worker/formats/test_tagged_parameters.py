@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.helpers.scanning import cuts, divided, scan, tokens_of
 
 from slipstream_ipc.formats.answer_format import Delimiter, TaggedParameters, Text
-from slipstream_worker.formats.scanner import Status
+from slipstream_worker.formats.scanner import ScanContext, Status
 from slipstream_worker.formats.tagged_parameters import TaggedParametersScanner
 
 
@@ -83,6 +83,15 @@ values = st.recursive(
 arguments = st.dictionaries(names, values, max_size=4)
 
 
+def scanner_of(
+    element: TaggedParameters,
+    types: dict[str, str] | None = None,
+    tokens: frozenset[str] = frozenset(),
+) -> TaggedParametersScanner:
+    tools = None if types is None else {"f": types}
+    return TaggedParametersScanner(element, ScanContext("f", tools, tokens, tokens))
+
+
 def rendered(spelling: Spelling, value: dict[str, Any]) -> str:
     parts = []
     for key, item in value.items():
@@ -110,7 +119,7 @@ def test_values_are_given_back(
 ) -> None:
     text = rendered(spelling, value)
     for types in (types_of(value), None) if spelling is ATTRIBUTES else (types_of(value),):
-        scanner = TaggedParametersScanner(spelling.element, types)
+        scanner = scanner_of(spelling.element, types)
         scanned = scan(scanner, divided(text + "tail", places))
         assert scanned == (scanned.json, "tail", Status.DONE, True)
         assert json.loads(scanned.json) == value
@@ -127,7 +136,7 @@ def test_values_are_given_back_where_tags_are_tokens(
             parts.append(part)
         else:
             parts += divided(part.replace("\0", value["code"]), places)
-    scanner = TaggedParametersScanner(PAIRS.element, types_of(value), PAIR_IDS)
+    scanner = scanner_of(PAIRS.element, types_of(value), PAIR_IDS)
     scanned = scan(scanner, parts, PAIR_IDS)
     assert scanned.status is Status.DONE
     assert json.loads(scanned.json) == value
@@ -154,9 +163,9 @@ def test_any_text_at_any_division_gives_the_same_json(
     text: str, places: list[int], cut: int
 ) -> None:
     for types in (None, {"a": "string"}, {"a": "object"}, {"a": "string|null|integer"}):
-        whole = scan(TaggedParametersScanner(LINES.element, types), [text])
-        assert scan(TaggedParametersScanner(LINES.element, types), divided(text, places)) == whole
-        part = scan(TaggedParametersScanner(LINES.element, types), [text[:cut]])
+        whole = scan(scanner_of(LINES.element, types), [text])
+        assert scan(scanner_of(LINES.element, types), divided(text, places)) == whole
+        part = scan(scanner_of(LINES.element, types), [text[:cut]])
         assert whole.json.startswith(part.json)
         if whole.status is Status.DONE:
             json.loads(whole.json)
@@ -194,14 +203,14 @@ def test_any_text_at_any_division_gives_the_same_json(
 )
 def test_types_decide_what_a_value_is(types: str, text: str, value: object) -> None:
     for spelled in (f"<parameter=k>\n{text}\n</parameter>", f"<parameter=k>{text}</parameter>"):
-        scanner = TaggedParametersScanner(LINES.element, {"k": types})
+        scanner = scanner_of(LINES.element, {"k": types})
         scanned = scan(scanner, list(spelled + "</function>"))
         assert scanned.status is Status.DONE
         assert json.loads(scanned.json) == {"k": value}
 
 
 def test_strings_leave_as_they_come() -> None:
-    scanner = TaggedParametersScanner(LINES.element, {"k": "string"})
+    scanner = scanner_of(LINES.element, {"k": "string"})
     assert scan(scanner, ["<parameter=k>\nab"]).json == '{"k": "ab'
     assert scanner.num_held == 0
     assert scanner.string_hazards is not None
@@ -216,17 +225,17 @@ def test_strings_leave_as_they_come() -> None:
 
 @given(st.text('ab\n<\\" ', max_size=20), plain_texts)
 def test_a_string_goes_on_from_what_was_saved(before: str, text: str) -> None:
-    scanner = TaggedParametersScanner(LINES.element, {"k": "string"})
+    scanner = scanner_of(LINES.element, {"k": "string"})
     scan(scanner, ["<parameter=k>", before + "x"])
     assert scanner.num_held == 0
-    again = TaggedParametersScanner(LINES.element, {"k": "string"})
+    again = scanner_of(LINES.element, {"k": "string"})
     again.load(json.loads(json.dumps(scanner.save())))
     rest = [text, "\n</parameter></function>"]
     assert scan(again, rest)[:3] == scan(scanner, rest)[:3]
 
 
 def test_text_without_hazards_passes_as_it_stands() -> None:
-    scanner = TaggedParametersScanner(LINES.element, {"k": "string"})
+    scanner = scanner_of(LINES.element, {"k": "string"})
     scan(scanner, ["<parameter=k>x"])
     for code in range(0x300):
         if chr(code) not in (scanner.string_hazards or ""):
@@ -244,10 +253,10 @@ def test_text_without_hazards_passes_as_it_stands() -> None:
 )
 def test_a_fault_ends_the_reading_and_keeps_what_came_before(text: str, emitted: str) -> None:
     for parts in ([text], list(text)):
-        scanned = scan(TaggedParametersScanner(LINES.element), parts)
+        scanned = scan(scanner_of(LINES.element), parts)
         assert scanned.status is Status.FAILED
         assert scanned.json == emitted
 
 
 def test_a_function_without_parameters() -> None:
-    assert scan(TaggedParametersScanner(LINES.element), ["\n</function>"]).json == "{}"
+    assert scan(scanner_of(LINES.element), ["\n</function>"]).json == "{}"
