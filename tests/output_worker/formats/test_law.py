@@ -1,5 +1,7 @@
 """What holds for every format and every answer, however it is divided."""
 
+# ruff: noqa: RUF001 - DeepSeek's delimiters have full-width bars
+
 from __future__ import annotations
 
 import json
@@ -24,8 +26,23 @@ FORMATS = {
     **WHOLE,
 }
 ARGUMENTS = '{"a": [1, -2.5e3, null], "b": "x\\n{"}'
+CALL = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 WRITTEN = {
-    "hermes": f'<tool_call>\n{{"name": "f", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "deepseek_v3": DEEPSEEK.format(f"function<｜tool▁sep｜>f\n```json\n{ARGUMENTS}\n```"),
+    "deepseek_v31": DEEPSEEK.format(f"f<｜tool▁sep｜>{ARGUMENTS}"),
+    "granite": f"<|tool_call|>[{CALL}, {CALL}]",
+    "granite-20b-fc": f"<function_call> {CALL}",
+    "harmony": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    f"{ARGUMENTS}<|call|><|start|>assistant<|channel|>analysis<|message|>x<|end|>",
+    "hermes": f"<tool_call>\n{CALL}\n</tool_call>",
+    "jamba": f"<tool_calls>[{CALL}]</tool_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+    f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+    "llama3_json": f"{CALL}; {CALL}",
+    "longcat": f"<longcat_tool_call>\n{CALL}\n</longcat_tool_call>",
+    "mistral": f"[TOOL_CALLS] [{CALL}][TOOL_CALLS]f[CALL_ID]a1[ARGS]{ARGUMENTS}",
+    "phi4_mini_json": f"functools[{CALL}]",
 }
 TOOLS = {"f": {"a": "array", "b": "string"}, "g": {}}
 JUNK = ["x", " ", "\n", "{", "}", '"', "[", "]", ",", ";", ":", "\\", "<", "f", "12", "</", "``"]
