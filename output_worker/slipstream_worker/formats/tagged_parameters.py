@@ -138,7 +138,6 @@ class TaggedParametersScanner(TypedScanner):
                 self._value_ends(0)
             case TagPhase.VALUE_BEGINS if self._is_word(literal):
                 self._choose(0)
-                self._held = ""
                 self._take(literal, 0)
             case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if self._is_word(literal):
                 held, self._held = self._held, ""
@@ -233,14 +232,10 @@ class TaggedParametersScanner(TypedScanner):
     # -- values
 
     def _value_begins(self, text: str, at: int) -> int:
-        """Skip the one line break that belongs to the tag, then choose by type and character."""
-        if self._element.trims_newline and not self._held and text[at] == "\n":
-            self._held = "\n"  # dropped, and remembered: only the first one is
+        """Skip the one line break that belongs to the tag, then choose by type."""
+        if self._element.trims_newline and text[at] == "\n":
             at += 1
             self._drop(at)
-            if at == len(text):
-                return at
-        self._held = ""
         self._choose(at)
         return at
 
