@@ -72,6 +72,8 @@ _WORKER_OPTIONS = (
     "grace_s",
     "hang_timeout_s",
     "trust_remote_code",
+    "tool_format",
+    "reasoning_format",
 )
 
 

@@ -54,6 +54,8 @@ class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache_dir: str
     note_fd: int | None = None  # descriptor of its `RenderNote`
     trust_remote_code: bool = False
+    tool_format: str | None = None  # as in WorkerConfig
+    reasoning_format: str | None = None
 
 
 def main() -> int:

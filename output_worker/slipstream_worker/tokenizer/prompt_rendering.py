@@ -13,7 +13,7 @@ import numpy as np
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, Summary, brief
 from slipstream_ipc.messages import Fault, Render, Rendered
-from slipstream_ipc.validation.chat_template import read_template, template_message
+from slipstream_ipc.validation.chat_template import read_template
 from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
 from slipstream_worker.tokenizer.long_prompts import is_too_long
