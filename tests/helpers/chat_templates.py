@@ -46,7 +46,8 @@ HYBRID = """\
 # the generation prompt opens the reasoning; history has none
 ALWAYS_REASONS = """\
 {%- for message in messages %}
-  {{- '<|im_start|>' + message.role + '\\n' + message.content.split('</think>')[-1] + '<|im_end|>\\n' }}
+  {{- '<|im_start|>' + message.role + '\\n' + message.content.split('</think>')[-1] }}
+  {{- '<|im_end|>\\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
 
@@ -55,7 +56,8 @@ NULL_CONTENT = """\
 {%- for message in messages %}
   {%- if message.role == 'assistant' and not message.content is string %}
     {%- for call in message.tool_calls %}
-      {{- '<call>' + call.type + ':' + call.function.name + '\\n' + call.function.arguments + '</call>' }}
+      {{- '<call>' + call.type + ':' + call.function.name + '\\n' }}
+      {{- call.function.arguments + '</call>' }}
     {%- endfor %}
   {%- else %}{{ '<' + message.role + '>' + message.content }}{% endif %}
 {%- endfor %}
@@ -92,8 +94,11 @@ EITHER = """\
 
 # an answer that is not asked for is marked by the end of the text
 ENDS_CHATS = """\
-{%- for message in messages %}{{ '<|' + message.role + '|>' + message.content + '<|end|>' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|><think>' }}{% else %}{{ '<|endoftext|>' }}{% endif %}"""
+{%- for message in messages %}
+  {{- '<|' + message.role + '|>' + message.content + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|assistant|><think>' }}
+{%- else %}{{ '<|endoftext|>' }}{% endif %}"""
 
 ADDED_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 

@@ -1,4 +1,4 @@
-"""`slipstream formats [MODEL]`: the formats of answers, and which of them a model's answers have."""
+"""`slipstream formats [MODEL]`: how answers are written, and how a model's are."""
 
 from __future__ import annotations
 

@@ -89,7 +89,8 @@ def plan_stack(
     """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
 
     Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
-    format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a socket.
+    format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a
+    socket.
     """
     check_log_level()
     try:

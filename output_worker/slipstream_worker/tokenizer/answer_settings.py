@@ -14,8 +14,8 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, diges
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import AnswerOptions, AnswerSettings
 from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
-from slipstream_worker.formats.answer_reader import start_state
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.tokenizer.open_turn import split_at
 
 _JSON_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
@@ -48,13 +48,11 @@ class ReadFormat(NamedTuple):
         return AnswerSettings(self.format.name, self.digest, start, known, options)
 
 
-def read_format(format: AnswerFormat, added_tokens: Mapping[str, int]) -> ReadFormat:
+def read_format(found: AnswerFormat, added_tokens: Mapping[str, int]) -> ReadFormat:
     """The format, for a vocabulary with these added tokens."""
-    literals = tuple(dict.fromkeys(each.literal for each in delimiters(format)))
+    literals = tuple(dict.fromkeys(each.literal for each in delimiters(found)))
     token_ids = {each: added_tokens[each] for each in literals if each in added_tokens}
-    return ReadFormat(
-        format, compile_format(format, token_ids), digest(format), literals, token_ids
-    )
+    return ReadFormat(found, compile_format(found, token_ids), digest(found), literals, token_ids)
 
 
 def compact_tools(
@@ -66,7 +64,7 @@ def compact_tools(
     too.
     """
     types = {each["function"]["name"]: property_types(each["function"]) for each in tools}
-    for known in (types, dict.fromkeys(types, {})):
+    for known in (types, {name: {} for name in types}):
         text = encode_tool_types(known) if known else ""
         if len(text) <= max_chars:
             return text
@@ -89,7 +87,7 @@ def property_types(function: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _Schemas:
-    """The schemas within `root`. Each is looked at once, as references can make many paths to it."""
+    """The schemas within `root`. Each is looked at once: references can make many paths to it."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -128,7 +126,7 @@ class _Schemas:
 
 def _referred(path: str, root: Mapping[str, Any]) -> object:
     found: object = root
-    for step in path.removeprefix("#").strip("/").split("/"):
+    for step in filter(None, path.removeprefix("#").split("/")):
         found = found.get(step) if isinstance(found, Mapping) else None
     return found
 

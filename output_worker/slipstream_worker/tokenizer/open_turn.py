@@ -1,4 +1,4 @@
-"""The open turn of a prompt: what a chat template has written of the answer before the model begins.
+"""The open turn of a prompt: what a chat template has written of the answer already.
 
 Only the template's own text is looked at: what the prompt has in common with the same chat without
 an open turn is left out, and with it every message of the chat.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from os.path import commonprefix
 from typing import NamedTuple
 
 TEXT = -1  # in place of an id
@@ -39,7 +38,7 @@ def open_turn(texts: ChatTexts, literals: Collection[str]) -> str:
     if texts.prompt == texts.prompted:
         return prompted[len(introduction) :]
     turn = _difference(texts.prompt, texts.closed, texts.last, literals)
-    return turn[len(commonprefix((introduction, turn))) :]
+    return turn[_num_common(introduction, turn) :]
 
 
 def split_at(text: str, token_ids: Mapping[str, int]) -> Iterator[tuple[int, str]]:
@@ -62,7 +61,7 @@ def _difference(text: str, closed: str, last: str, literals: Collection[str]) ->
     if text.startswith(closed):
         return text[len(closed) :]
     # some templates end a chat with another token where no answer follows
-    begin = len(commonprefix((text, closed)))
+    begin = _num_common(text, closed)
     content = last.strip()
     at = closed.rfind(content) if content else -1
     if at < 0 or at + len(content) > begin:
@@ -77,3 +76,15 @@ def _difference(text: str, closed: str, last: str, literals: Collection[str]) ->
         default=0,
     )
     return text[begin:]
+
+
+def _num_common(one: str, other: str) -> int:
+    """Length of the longest common prefix, by comparisons of slices."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

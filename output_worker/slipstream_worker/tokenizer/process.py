@@ -198,10 +198,10 @@ def _with_format(ready: TokenizerReady, tokenizer: Any, config: TokenizerConfig)
 
 def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
     """What `render` has to know of the tokenizer's chats."""
-    format = find_format(ready.answer_format)
+    found = find_format(ready.answer_format)
     return ChatTraits(
         find_dialect(tokenizer),
-        None if format is None else read_format(format, ready.delimiter_ids),
+        None if found is None else read_format(found, ready.delimiter_ids),
     )
 
 

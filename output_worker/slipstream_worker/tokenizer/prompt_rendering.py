@@ -42,7 +42,10 @@ class ChatTraits(NamedTuple):
     format: ReadFormat | None = None
 
 
-def render(tokenizer: Any, request: Render, traits: ChatTraits = ChatTraits()) -> Rendered:
+_PLAIN = ChatTraits()
+
+
+def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rendered:
     """The ids of a prompt, or the text of ids. Any error is the answer to this request alone."""
     try:
         if request.token_ids is not None:

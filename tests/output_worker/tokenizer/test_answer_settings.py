@@ -30,7 +30,6 @@ from slipstream_ipc.messages import (
     TemplateOptions,
 )
 from slipstream_ipc.validation.chat_template import template_options
-from slipstream_worker.formats.answer_reader import AnswerReader
 from slipstream_worker.formats.compiled_format import compile_format
 from slipstream_worker.tokenizer.answer_settings import (
     compact_tools,
@@ -85,11 +84,8 @@ class Chat:
         """The events of an answer, of neighbours of one kind one."""
         assert settings is not None
         assert FORMAT is not None
-        reader = AnswerReader(
-            compile_format(FORMAT, self.ids),
-            decode_tool_types(settings.tools),
-            settings.options,
-            settings.start,
+        reader = compile_format(FORMAT, self.ids).reader(
+            decode_tool_types(settings.tools), settings.options, settings.start
         )
         pieces = []
         for token_id in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
@@ -229,7 +225,8 @@ def test_a_prompt_rendered_again_has_the_same_settings(tokenizer):
         ({"type": "file"}, ""),
         ({}, ""),
         (True, ""),
-        ({"enum": ["a", 1, None, 1.5, True, [], {}]}, "string|integer|number|boolean|null|array|object"),
+        ({"enum": ["a", 1, None, 1.5]}, "string|integer|number|null"),
+        ({"enum": [True, [], {}]}, "boolean|array|object"),
         ({"const": 3}, "integer"),
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string|null"),
         ({"oneOf": [{"type": "string"}, {}]}, ""),
@@ -239,7 +236,7 @@ def test_a_prompt_rendered_again_has_the_same_settings(tokenizer):
         ({"$ref": "#/$defs/loop"}, ""),
         ({"$ref": "#"}, "object"),
     ],
-)  # fmt: skip
+)
 def test_types_of_properties(schema, types):
     parameters = {
         "type": "object",
@@ -278,7 +275,7 @@ def test_references_are_followed_once():
 
 def test_tools_are_bounded():
     assert compact_tools(()) == ""
-    whole = compact_tools([each for each in TOOLS])
+    whole = compact_tools(TOOLS)
     names = '{"look":{}}'
     assert compact_tools(TOOLS, len(whole)) == whole
     assert compact_tools(TOOLS, len(whole) - 1) == names

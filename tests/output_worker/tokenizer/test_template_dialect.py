@@ -20,6 +20,9 @@ from slipstream_ipc.messages import ChatMessage, FunctionCall, Render, ToolCall
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect, find_dialect
 
+PRINTED_ARGUMENTS = """\
+{%- for m in messages %}{% for c in m.tool_calls or [] %}
+{{- c.function.name }}{{ c.function.arguments }}{% endfor %}{% endfor %}"""
 CALL = ToolCall(FunctionCall("look", '{"at": [1, "x"]}'), "c1", "function")
 
 
@@ -41,8 +44,7 @@ def tokenizer():
         (LISTED_ARGUMENTS, TemplateDialect("reasoning", accepts_text=False)),
         (EITHER, TemplateDialect("thinking", has_reasoning_beside_text=False)),
         (
-            "{% for m in messages %}{% for c in m.tool_calls or [] %}"
-            "{{ c.function.name }}{{ c.function.arguments }}{% endfor %}{% endfor %}",
+            PRINTED_ARGUMENTS,
             TemplateDialect(is_text=True),
         ),
     ],
