@@ -79,7 +79,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             MODEL,
             "how the model writes tool calls: a name that `slipstream formats` lists, or none "
-            "(default: told by its chat template)",
+            "(default: by its chat template)",
             "NAME",
         ),
     ] = None
@@ -88,7 +88,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             MODEL,
             "how the model writes its reasoning: a name that `slipstream formats` lists, or none "
-            "(default: told by its chat template)",
+            "(default: by its chat template)",
             "NAME",
         ),
     ] = None

@@ -63,12 +63,12 @@ def compact_tools(
     Where that is too long, the names alone; empty (the tools are unknown) where these are too long,
     too.
     """
+    if not tools:
+        return ""
     types = {each["function"]["name"]: property_types(each["function"]) for each in tools}
-    for known in (types, {name: {} for name in types}):
-        text = encode_tool_types(known) if known else ""
-        if len(text) <= max_chars:
-            return text
-    return ""
+    names: dict[str, dict[str, str]] = {name: {} for name in types}
+    texts = (encode_tool_types(known) for known in (types, names))
+    return next((text for text in texts if len(text) <= max_chars), "")
 
 
 def property_types(function: Mapping[str, Any]) -> dict[str, str]:
@@ -76,7 +76,9 @@ def property_types(function: Mapping[str, Any]) -> dict[str, str]:
     about a type is left without one.
     """
     parameters = function.get("parameters")
-    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if not isinstance(parameters, dict):
+        return {}
+    properties = parameters.get("properties")
     if not isinstance(properties, dict):
         return {}
     schemas = _Schemas(parameters)
