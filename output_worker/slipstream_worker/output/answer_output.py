@@ -26,7 +26,7 @@ from slipstream_ipc.history.event_log import EventLog, joined_events
 from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, Fault, FinishReason, StopScope
 from slipstream_worker.detokenizer.factory import Detokenizer
-from slipstream_worker.formats.reader import AnswerReader, Piece
+from slipstream_worker.formats.answer_reader import AnswerReader, Piece
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
@@ -115,7 +115,8 @@ class AnswerOutput(StreamOutput):
         self._delimiter_chars = 0  # of its raw text
         self._parts: deque[_Part] = deque()  # with scope "all": held by the stop strings
         self._unreleased: deque[_UnreleasedToken] = deque()
-        self._events: deque[Piece] = deque()  # decided, but not released
+        # decided, but not released; first of all, what the prompt leaves to the answer to say
+        self._events: deque[Piece] = deque(reader.feed(""))
         self._content_end = 0  # of the content that stop strings have seen
         # from here on a match of a stop string counts; None: not known yet
         self._active_from: int | None = None if min_tokens else 0
@@ -126,7 +127,7 @@ class AnswerOutput(StreamOutput):
 
     @property
     def is_settled(self) -> bool:
-        if self._unreleased or self._held or not self._reader.is_settled:
+        if self._unreleased or self._events or self._held or not self._reader.is_settled:
             return False
         assert self._detokenizer is not None
         return bool(self._reader.kind) and self._detokenizer.is_settled

@@ -8,7 +8,8 @@ from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.formats.tool_types import decode_tool_types
 from slipstream_ipc.messages import AnswerSettings
-from slipstream_worker.formats.reader import AnswerReader, CompiledFormat, compile_format
+from slipstream_worker.formats.answer_reader import AnswerReader
+from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 
 __all__ = ["UnknownFormat", "open_reader"]
 

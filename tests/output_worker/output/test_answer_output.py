@@ -92,9 +92,7 @@ class Case:
             tools=ANSWER.tools,
             options=AnswerOptions(stop_scope=self.scope),  # type: ignore[arg-type]
         )
-        return Admit(
-            b"", pack_u32([5]), params, (EOS, STOP), 0, self.max_tokens, answer=answer
-        )
+        return Admit(b"", pack_u32([5]), params, (EOS, STOP), 0, self.max_tokens, answer=answer)
 
 
 def make(case: Case) -> AnswerOutput:
@@ -346,7 +344,7 @@ def test_tokens_between_the_delimiters_are_counted(token_ids: list[int], num: in
 
 def test_an_error_releases_nothing_that_is_held() -> None:
     output = make(Case([]))
-    output.push([5, *A_CALL[:2]])
+    output.push([5, CALL])
     before = units(output)
     output.end_with_error(Fault("engine", "test"))
     assert units(output)[: len(before)] == before
