@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.formats.answer_format import digest
@@ -25,6 +26,8 @@ from slipstream_ipc.messages import (
 )
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
+from slipstream_worker.formats.compiled_format import compile_format
+from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.answer_reading import UnknownFormat, open_reader
 from slipstream_worker.output.stream_output import StreamOutput
@@ -340,6 +343,43 @@ def test_tokens_between_the_delimiters_are_counted(token_ids: list[int], num: in
     output.finish("abort")
     assert output.end is not None
     assert output.end.num_reasoning_tokens == num
+
+
+def opened(state: list[tuple[int, str]]) -> AnswerOutput:
+    """An output whose answer begins behind these tokens of the prompt."""
+    compiled = compile_format(FORMAT, dict(FACTORY.delimiter_ids))
+    start = start_state(compiled, state)
+    case = Case([])
+    answer = AnswerSettings(ANSWER.format, ANSWER.digest, start, ANSWER.tools)
+    output = open_output(replace(case.admit, answer=answer), FACTORY)
+    assert isinstance(output, AnswerOutput)
+    return output
+
+
+def test_an_answer_may_begin_within_reasoning() -> None:
+    output = opened([(THINK, "<think>"), (9, "\n\n")])
+    output.push([5, 6, THOUGHT, 5])
+    output.finish("length")
+    assert [(event.kind, event.text) for event in events_of(output)] == [
+        (EventKind.REASONING, "ab"),
+        (EventKind.CONTENT, "a"),
+    ]
+    assert output.end is not None
+    assert output.end.num_reasoning_tokens == 2
+
+
+@pytest.mark.parametrize("num", range(1, 5))
+def test_an_answer_may_begin_within_a_call(num: int) -> None:
+    """What the prompt has begun of a call is said with the first token, however plain that is."""
+    texts = ["<tool_call>", *(PIECES[token_id].decode() for token_id in A_CALL[1:])]
+    output = opened(list(zip(A_CALL, texts, strict=True))[:num])
+    assert not output.is_settled
+    output.push([*A_CALL[num:], CALLED])
+    first, _, _ = units(output)[0]
+    assert first.num_tokens >= 1
+    events = [event for event in events_of(output) if event.kind != EventKind.CALL_ARGUMENTS]
+    assert [event.kind for event in events] == [EventKind.CALL_BEGINS, EventKind.CALL_ENDS]
+    assert not output._events
 
 
 def test_an_error_releases_nothing_that_is_held() -> None:
