@@ -163,7 +163,7 @@ class DeltaBatch:
 
     def is_read(self, entry: int) -> bool:
         """Whether an entry is of a stream that is read as events."""
-        return entry in self.own_events or bool(self.message.kinds and self._kinds[entry])
+        return entry in self.own_events or bool(self.message.kinds and self.kinds[entry])
 
     def events(self, entry: int, skip: int, text: str) -> tuple[AnswerEvent, ...]:
         """An entry's events. Text that is not read as events is content.
@@ -176,7 +176,7 @@ class DeltaBatch:
             return () if skip or len(text) < len(self.message.texts[entry]) else own
         if not text:
             return ()
-        kind = self._kinds[entry] if self.message.kinds else EventKind.CONTENT
+        kind = self.kinds[entry] if self.message.kinds else EventKind.CONTENT
         return (AnswerEvent(_KINDS.get(kind & 0xFF, EventKind.CONTENT), text, kind >> 8),)
 
     @cached_property
@@ -188,7 +188,8 @@ class DeltaBatch:
         return dict(zip(u32(message.event_entries).tolist(), message.events, strict=True))
 
     @cached_property
-    def _kinds(self) -> list[int]:
+    def kinds(self) -> list[int]:
+        """The kind of each entry's text (see `Deltas.kinds`); empty where none has one."""
         return u32(self.message.kinds).tolist()  # type: ignore[no-any-return]
 
     @cached_property
