@@ -21,6 +21,7 @@ from slipstream.trace_context import trace_context_of
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
+    AnswerOptions,
     ClientToWorker,
     Frame,
     ModelCard,
@@ -125,6 +126,7 @@ def new_submits(
     model: ModelCard | None = None,
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
+    answer: AnswerOptions | None = None,
     trace_headers: Mapping[str, str] | None = None,
 ) -> list[Submit]:
     """A Submit for each of a prompt's answers. The prompt is checked and encoded only once.
@@ -159,6 +161,7 @@ def new_submits(
             cache_salt=checked_utf8("cache_salt", cache_salt or ""),
             template=template or TemplateOptions(),
             trace=trace_context_of(trace_headers),
+            answer=answer,
         )
         num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
         submits: list[Submit] = []
