@@ -103,6 +103,14 @@ def check_deltas(deltas: Deltas) -> None:
         raise ProtocolError("ended: indices must increase")
     if deltas.logprobs is not None:
         _check_logprobs(deltas.logprobs, deltas.counts, num)
+    if deltas.kinds:
+        u32(deltas.kinds, "kinds", num)
+    if deltas.event_entries or deltas.events:
+        listed = u32(deltas.event_entries, "event_entries", len(deltas.events))
+        if len(listed) and int(listed[-1]) >= num:
+            raise ProtocolError(f"event_entries: index {int(listed[-1])} of {num} entries")
+        if (listed[1:] <= listed[:-1]).any():
+            raise ProtocolError("event_entries: indices must increase")
 
 
 def _check_logprobs(columns: LogprobColumns, counts: bytes, num_entries: int) -> None:
