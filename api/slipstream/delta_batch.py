@@ -172,7 +172,7 @@ class DeltaBatch:
             return () if skip or len(text) < len(self.message.texts[entry]) else own
         if not text:
             return ()
-        kind = self._kinds[entry] if self.message.kinds else EventKind.CONTENT
+        kind = self.kinds[entry] if self.message.kinds else EventKind.CONTENT
         return (AnswerEvent(_KINDS.get(kind & 0xFF, EventKind.CONTENT), text, kind >> 8),)
 
     @cached_property
@@ -184,7 +184,8 @@ class DeltaBatch:
         return dict(zip(u32(message.event_entries).tolist(), message.events, strict=True))
 
     @cached_property
-    def _kinds(self) -> list[int]:
+    def kinds(self) -> list[int]:
+        """The kind of each entry's text (see `Deltas.kinds`); empty where none has one."""
         return u32(self.message.kinds).tolist()  # type: ignore[no-any-return]
 
     @cached_property
