@@ -269,6 +269,9 @@ class StreamedChoice:
         live = self._live
         live.num_unwritten -= 1
         if not self._was_end_sent:
+            if portion.parts is not None:  # a call in the last chunk is not noticed by all clients
+                self._write(portion, None)
+                portion = _Portion()
             self._write(portion, finish_reason(state.end, has_called=self._has_called))
         if not live.num_unwritten:
             self._finish()
