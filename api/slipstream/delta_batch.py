@@ -163,7 +163,7 @@ class DeltaBatch:
 
     def is_read(self, entry: int) -> bool:
         """Whether an entry is of a stream that is read as events."""
-        return entry in self.own_events or bool(self.message.kinds and self._kinds[entry])
+        return entry in self.own_events or bool(self.message.kinds and self.kinds[entry])
 
     def events(self, entry: int, skip: int, text: str) -> tuple[AnswerEvent, ...]:
         """An entry's events. Text that is not read as events is content.
