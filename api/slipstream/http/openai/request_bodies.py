@@ -129,21 +129,24 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    # passed to the chat template; tool calls are not parsed out of answers
+    # passed to the chat template
     tools: tuple[dict[str, Any], ...] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
-    parallel_tool_calls: Ignored = None  # the chat template alone presents the tools
+    # how the answer is read
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stop_scope: Literal["content", "all"] | None = None  # where stop strings are looked for
+    logprobs_scope: Literal["content", "all"] | None = None  # whose tokens `logprobs` has
+    reasoning_effort: str | None = None  # passed to the chat template
 
-    tool_choice: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: Unsupported = None
     audio: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
     chat_template: Unsupported = None
@@ -214,11 +217,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "refusal": ("",),
     "audio": (),
     "function_call": ("none", "auto"),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
     "chat_template": (),
