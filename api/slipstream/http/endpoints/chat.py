@@ -139,10 +139,9 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
 
 def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
     """What the chat template is given besides the messages. Raises: BadRequestError."""
-    is_chat = isinstance(body, ChatRequest)
     return checked_template(
         body.tools,
-        template_variables(body) if is_chat else body.chat_template_kwargs,
+        template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
         body.add_generation_prompt,
         body.continue_final_message,
     )

@@ -4,7 +4,7 @@ Clients add fields of other servers to every request. They are ignored, and the 
 (`X-Slipstream-Ignored-Fields`), so that a misspelt one is found. Pure.
 
 - Names are clients' text: what is shown of them is cut and has no characters but letters, digits,
-  `_`, `-` and `.`. Places in lists are left out, so that a field of a hundred messages is named once.
+  `_`, `-` and `.`. Indices are left out, so that a field of a hundred messages is named once.
 - Cost is linear in the body; near names, which are slow to find, are looked up for the first few.
 """
 

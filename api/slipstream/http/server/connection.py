@@ -42,7 +42,7 @@ from multidict import CIMultiDict
 from slipstream.http.config import Limits
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.errors import ApiError, error_of, overloaded
-from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.exchange import Exchange, HttpRequest, given_id
 from slipstream.http.response_encoding import EVENT_STREAM, Response
 from slipstream.trusted_proxies import UNIX
 from slipstream_ipc.telemetry.logs import of_requests
