@@ -26,6 +26,7 @@ Body = TypeVar("Body")
 _SMALL_BYTES = 2**17  # smaller bodies decode fast, whatever they contain
 _MAX_VALUES = 2**20  # a batch of 1,024 prompts of 1,024 token ids
 _MAX_OBJECTS = 2**16
+_MAX_COLONS = 2**17  # of a body with unknown fields: objects of Python are made of all its fields
 _UNKNOWN = "Object contains unknown field"  # msgspec's words
 
 
@@ -38,14 +39,16 @@ class BodyDecoder(Generic[Body]):
         self._known = known_fields(body_type)
 
     def decode(self, body: bytes, ignored: IgnoredFields | None = None) -> Body:
-        """The body, without unknown fields, which are added to `ignored`; None refuses them.
+        """The body, without unknown fields, which are added to `ignored`; None refuses them, and so
+        does a body with more than `_MAX_COLONS`.
 
         Raises ApiError for malformed JSON, wrong types and unknown fields that are not ignored.
         """
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            if ignored is None or not str(error).startswith(_UNKNOWN):
+            is_unknown = str(error).startswith(_UNKNOWN)
+            if ignored is None or not is_unknown or body.count(b":") > _MAX_COLONS:
                 raise _wrong_field(field_error(error, self._type, _quotable(body))) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _not_json(error) from None

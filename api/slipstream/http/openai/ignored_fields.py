@@ -45,7 +45,7 @@ class IgnoredFields:
     """The unknown fields of one body: false if there are none."""
 
     def __init__(self) -> None:
-        self._shown: dict[str, str] = {}  # hint by path
+        self._shown: dict[tuple[str, str], str] = {}  # by path and name
         self._has_more = False
 
     def __bool__(self) -> bool:
@@ -53,23 +53,20 @@ class IgnoredFields:
 
     def __str__(self) -> str:
         """The fields with hints, as in a header's list: `top_kk (did you mean top_k?), x`."""
-        names = [f"{path} ({hint})" if hint else path for path, hint in self._shown.items()]
-        return ", ".join([*names, "..."] if self._has_more else names)
+        shown = dict.fromkeys(self._shown.values())
+        return ", ".join([*shown, "..."] if self._has_more else shown)
 
     def add(self, path: str, name: str, known: Mapping[str, object]) -> None:
         """Add the field `name` of an object at `path` that has the `known` fields."""
-        if self._has_more:
-            return
-        if len(name) > MAX_NAME_CHARS:
-            name = name[: MAX_NAME_CHARS - 3] + "..."
-        shown = _NOT_SHOWN.sub("_", f"{path}{name}")
-        if shown in self._shown:
+        if self._has_more or (path, name) in self._shown:
             return
         if len(self._shown) == MAX_SHOWN:
             self._has_more = True
             return
-        hint = _hint(name, tuple(known)) if len(self._shown) < _MAX_HINTS else ""
-        self._shown[shown] = hint
+        cut = name if len(name) <= MAX_NAME_CHARS else name[: MAX_NAME_CHARS - 3] + "..."
+        hint = _hint(cut, tuple(known)) if len(self._shown) < _MAX_HINTS else ""
+        shown = _NOT_SHOWN.sub("_", f"{path}{cut}")
+        self._shown[path, name] = f"{shown} ({hint})" if hint else shown
 
 
 def known_fields(body_type: type) -> KnownFields:
