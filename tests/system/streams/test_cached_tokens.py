@@ -70,10 +70,10 @@ def test_an_end_says_how_much_of_the_prompt_was_cached(stack: MiniStack) -> None
 def test_it_is_kept_over_deaths_of_core_and_worker(stack, deaths, num_tokens) -> None:
     """The cache of another core is empty, and may have the blocks of another stream by then."""
     _, streams = started(stack)
-    for death in deaths:
-        stack.until(lambda: all(len(it.token_ids) >= num_tokens for it in streams))
+    for at, death in enumerate(deaths):
+        num_so_far = num_tokens + 2 * at
+        stack.until(lambda num=num_so_far: all(len(it.token_ids) >= num for it in streams))
         death(stack)
-        num_tokens += 2
     assert cached(stack, streams) == CACHED
 
 

@@ -15,7 +15,7 @@ from msgspec import UNSET
 
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.openai.ignored_fields import IgnoredFields, known_fields, without_unknown
-from slipstream.http.openai.request_bodies import NEUTRAL_VALUES
+from slipstream.http.openai.request_bodies import NEUTRAL_VALUES, OWN_NEUTRAL_VALUES
 from slipstream.spelling import did_you_mean
 from slipstream.vllm_names import in_our_words, unsupported_value
 from slipstream_ipc.errors import BadRequest, UnknownField
@@ -105,7 +105,8 @@ def refuse_unsupported(
     """
     for name in type(body).__struct_fields__:
         if name in NEUTRAL_VALUES and name not in supported:
-            wrong = unsupported_value(where + name, getattr(body, name), NEUTRAL_VALUES[name])
+            neutral = (*NEUTRAL_VALUES[name], *OWN_NEUTRAL_VALUES.get((type(body), name), ()))
+            wrong = unsupported_value(where + name, getattr(body, name), neutral)
             if wrong is not None:
                 raise bad_field(where + name, wrong)
 

@@ -35,19 +35,27 @@ def template_variables(body: ChatRequest) -> dict[str, Any] | None:
     templates read, its `reasoning_effort` and whether it wants reasoning at all.
     """
     found: dict[str, Any] = {}
-    is_thinking = body.enable_thinking
-    if isinstance(body.thinking, bool):
-        is_thinking = body.thinking
-    elif isinstance(body.thinking, dict):
-        kind = body.thinking.get("type")
-        is_thinking = _IS_THINKING.get(kind, is_thinking) if isinstance(kind, str) else is_thinking
-    if body.reasoning_effort is not None:
-        found["reasoning_effort"] = body.reasoning_effort
-        if body.reasoning_effort == _NO_EFFORT and is_thinking is None:
+    effort, is_thinking = body.reasoning_effort, _is_thinking(body)
+    if effort is None and isinstance(body.reasoning, dict):
+        effort = body.reasoning.get("effort")
+    if isinstance(effort, str):
+        found["reasoning_effort"] = effort
+        if effort == _NO_EFFORT and is_thinking is None:
             is_thinking = False
     if is_thinking is not None:
         found |= {"enable_thinking": is_thinking, "thinking": is_thinking}
     return {**found, **(body.chat_template_kwargs or {})} if found else body.chat_template_kwargs
+
+
+def _is_thinking(body: ChatRequest) -> bool | None:
+    """Whether the body asks for reasoning; None if it says nothing of it that is understood."""
+    thinking = body.thinking
+    if isinstance(thinking, dict):
+        kind = thinking.get("type")
+        thinking = _IS_THINKING.get(kind) if isinstance(kind, str) else None
+    enabled = body.reasoning.get("enabled") if isinstance(body.reasoning, dict) else None
+    given = (body.enable_thinking, thinking, enabled)
+    return next((each for each in given if isinstance(each, bool)), None)
 
 
 def _chat_message(index: int, message: Message) -> ChatMessage:

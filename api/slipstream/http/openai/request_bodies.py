@@ -152,6 +152,8 @@ class CalledFunction(Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     arguments: str | dict[str, Any] | None = None
 
+    parsed_arguments: Ignored = None  # of a message that openai's client has parsed
+
 
 class Call(Struct, frozen=True, forbid_unknown_fields=True):
     """A tool call in an assistant's message."""
@@ -179,7 +181,7 @@ class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     annotations: Ignored = None
     cache_control: Ignored = None
-    parsed: Ignored = None  # openai's client, of the content
+    parsed: Ignored = None  # content that openai's client has parsed
     provider_specific_fields: Ignored = None  # litellm's
     reasoning_details: Ignored = None  # OpenRouter's
     thinking_blocks: Ignored = None  # litellm's
@@ -204,6 +206,7 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     thinking: Any = None  # true, false, or an object with `type`: enabled or disabled
     enable_thinking: bool | None = None
+    reasoning: Any = None  # OpenRouter's: an object with `effort` or `enabled`
 
     parallel_tool_calls: Ignored = None  # the chat template alone presents the tools
     include_reasoning: Ignored = None  # reasoning is in a field of its own
@@ -289,4 +292,10 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "chat_template": (),
     "documents": ([],),
+}
+
+# Further ones, of the fields of one type.
+OWN_NEUTRAL_VALUES: dict[tuple[type, str], tuple[Any, ...]] = {
+    (ChatRequest, "add_special_tokens"): (False,),  # the chat template has them
+    (CompletionRequest, "add_special_tokens"): (True,),
 }
