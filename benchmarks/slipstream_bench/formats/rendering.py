@@ -5,6 +5,8 @@ names of vLLM's tool parsers; a variant of one has a colon and a word after it. 
 that the models' chat templates render for calls in a conversation's history.
 """
 
+# ruff: noqa: RUF001 - DeepSeek's delimiters have full-width bars
+
 from __future__ import annotations
 
 import hashlib
@@ -153,7 +155,8 @@ def _mistral(calls: Sequence[FunctionCall]) -> str:
 
 def _mistral_ids(calls: Sequence[FunctionCall]) -> str:
     return "".join(
-        f"[TOOL_CALLS]{call.name}[CALL_ID]{_nine_letters(call.name, i)}[ARGS]{_json(call.arguments)}"
+        f"[TOOL_CALLS]{call.name}[CALL_ID]{_nine_letters(call.name, i)}"
+        f"[ARGS]{_json(call.arguments)}"
         for i, call in enumerate(calls)
     )
 
