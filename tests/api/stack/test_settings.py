@@ -350,7 +350,7 @@ def test_played_answers_are_the_callers_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = f"simulated:step_ms=2,answers={tmp_path}/a.jsonl,tokenizer={DEMO}"
     assert model_and_tokenizer("simulated:step_ms=2,answers=a.jsonl", None) == (expected, DEMO)
-    with pytest.raises(BadRequestError, match=r"answers: got 'b\.jsonl', allowed: an existing file"):
+    with pytest.raises(BadRequestError, match=r"answers: got 'b\.jsonl', allowed: an existing"):
         model_and_tokenizer("simulated:answers=b.jsonl", None)
 
 
