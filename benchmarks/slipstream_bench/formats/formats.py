@@ -25,7 +25,15 @@ from pathlib import Path
 import msgspec
 
 from slipstream.cli.parser import Parser
-from slipstream.errors import wrong_option
+from slipstream_bench.common.options import (
+    Option,
+    OptionType,
+    add,
+    fill_in,
+    integer,
+    many,
+    name_of,
+)
 from slipstream_bench.common.report import Row, add_common, check_common, print_rows
 from slipstream_bench.formats import our_reader
 from slipstream_bench.formats.cases import MADE_CASES, AnswerCase, read_bfcl
@@ -50,15 +58,23 @@ _CONTENT = "Let me see."
 _SEED = 20_240
 
 
+_OPTIONS = (
+    Option("formats", many(name_of(tuple(RENDERINGS))), "which of them; default: all"),
+    Option("lens", many(integer(1)), "characters before a measured delta", LENS, LENS[:2]),
+    Option(
+        "bfcl",
+        OptionType(Path, Path.is_dir, "a folder: bfcl_eval/data of the package bfcl-eval", "DIR"),
+        "cases of BFCL, in place of a few hand-made ones",
+    ),
+    Option("cases", integer(1), "of BFCL, taken at random", 40, 5),
+    Option("divisions", integer(1), "of each answer", 20, 2),
+    Option("vllm_python", PROGRAM, "interpreter of an environment with vLLM"),
+)
+
+
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
-    parser.add_argument(
-        "--formats", default="", help="names, separated by commas; default: all that are rendered"
-    )
-    parser.add_argument("--bfcl", type=Path, help="folder bfcl_eval/data of the package bfcl-eval")
-    parser.add_argument("--cases", type=int, default=40, help="cases of BFCL, taken at random")
-    parser.add_argument("--divisions", type=int, default=20, help="divisions of each answer")
-    parser.add_argument("--vllm-python", help="interpreter of an environment with vLLM")
+    add(parser.add_argument_group("answers"), _OPTIONS)
     add_common(parser, runs=5)
     parser.set_defaults(run=bench_formats)
 
@@ -66,29 +82,16 @@ def add_options(parser: Parser) -> None:
 def bench_formats(arguments: argparse.Namespace) -> int:
     """Measure and report; exit code 0."""
     check_common(arguments)
-    variants = _variants(arguments.formats)
+    fill_in(arguments, _OPTIONS)
+    variants = arguments.formats or tuple(RENDERINGS)
     cases = _cases(arguments.bfcl, arguments.cases)
     answers = [it for name in variants for it in rendered(name, cases, arguments.divisions)]
-    long_answers = [long_answer(name, num_chars) for name in variants for num_chars in LENS]
-    rows = [
-        *_our_costs(long_answers, arguments.runs),
-        *_our_results(answers),
-    ]
+    long_answers = [long_answer(name, size) for name in variants for size in arguments.lens]
+    rows = _our_rows(answers, long_answers, arguments.runs)
     if arguments.vllm_python is not None:
         rows += _vllm_rows(arguments.vllm_python, answers, long_answers, arguments.runs)
-    print_rows(rows, arguments, columns=_COLUMNS)
+    print_rows(rows, arguments)
     return 0
-
-
-_COLUMNS = (
-    "format",
-    "reader",
-    *(f"us_per_delta_{num_chars}" for num_chars in LENS),
-    "answers",
-    "right",
-    "cases",
-    "same",
-)
 
 
 class DividedAnswer(msgspec.Struct, frozen=True):
@@ -116,7 +119,7 @@ class LongAnswer(msgspec.Struct, frozen=True):
 def rendered(variant: str, cases: Sequence[AnswerCase], num_divisions: int) -> list[DividedAnswer]:
     """The cases that the format can render, divided in the same ways in each run."""
     rendering = RENDERINGS[variant]
-    generator = random.Random(f"{_SEED} {variant}")
+    generator = random.Random(f"{_SEED} {variant}")  # noqa: S311  (a load, no secret)
     answers = []
     for case in cases:
         if not can_render(variant, case.calls, case.types):
@@ -163,13 +166,9 @@ def is_right(read: ReadAnswer, calls: Sequence[FunctionCall]) -> bool:
     ]
 
 
-def result_row(
-    reader: str, answers: Sequence[DividedAnswer], results: Sequence[Sequence[ReadAnswer]]
-) -> Row:
+def result_row(answers: Sequence[DividedAnswer], results: Sequence[Sequence[ReadAnswer]]) -> Row:
     """How many answers of one format were read right, and how many cases alike."""
     return {
-        "format": answers[0].variant,
-        "reader": reader,
         "answers": sum(map(len, results)),
         "right": sum(
             is_right(read, answer.case.calls)
@@ -181,46 +180,49 @@ def result_row(
     }
 
 
-def _variants(given: str) -> list[str]:
-    names = [name for name in given.split(",") if name] or list(RENDERINGS)
-    for name in names:
-        if name not in RENDERINGS:
-            raise wrong_option("formats", name, f"some of {', '.join(RENDERINGS)}")
-    return names
-
-
 def _cases(folder: Path | None, num_cases: int) -> list[AnswerCase]:
     if folder is None:
         return list(MADE_CASES)
     found = read_bfcl(folder)
-    return random.Random(_SEED).sample(found, min(num_cases, len(found)))
+    generator = random.Random(_SEED)  # noqa: S311  (a load, no secret)
+    return generator.sample(found, min(num_cases, len(found)))
 
 
-def _our_costs(answers: Sequence[LongAnswer], runs: int) -> list[Row]:
-    rows: dict[str, Row] = {}
-    for answer in answers:
+def _our_rows(
+    answers: Sequence[DividedAnswer], long_answers: Sequence[LongAnswer], runs: int
+) -> list[Row]:
+    costs = []
+    for long in long_answers:
         times = [
-            our_reader.us_per_delta(answer.variant, answer.before, answer.deltas)
-            for _ in range(runs)
+            our_reader.us_per_delta(long.variant, long.before, long.deltas) for _ in range(runs)
         ]
         found = [time for time in times if time is not None]
-        row = rows.setdefault(answer.variant, {"format": answer.variant, "reader": "slipstream"})
-        row[f"us_per_delta_{answer.num_chars}"] = statistics.median(found) if found else None
-    return list(rows.values())
+        costs.append(statistics.median(found) if found else None)
+    results = [
+        [our_reader.read(answer.variant, cut, answer.case.types) for cut in answer.divisions]
+        for answer in answers
+    ]
+    return _rows("slipstream", answers, results, long_answers, costs)
 
 
-def _our_results(answers: Sequence[DividedAnswer]) -> list[Row]:
-    rows = []
-    for variant in dict.fromkeys(answer.variant for answer in answers):
-        own = [answer for answer in answers if answer.variant == variant]
-        if our_reader.compiled(variant) is None:
-            continue
-        results = [
-            [our_reader.read(variant, cut, answer.case.types) for cut in answer.divisions]
-            for answer in own
-        ]
-        rows.append(result_row("slipstream", own, results))
-    return rows
+def _rows(
+    reader: str,
+    answers: Sequence[DividedAnswer],
+    results: Sequence[Sequence[ReadAnswer | None]],
+    long_answers: Sequence[LongAnswer],
+    costs: Sequence[float | None],
+) -> list[Row]:
+    """A row for each format that the reader has."""
+    rows: dict[str, Row] = {}
+    for long, cost in zip(long_answers, costs, strict=True):
+        row = rows.setdefault(long.variant, {"format": long.variant, "reader": reader})
+        row[f"us_per_delta_{long.num_chars}"] = cost
+    for variant, row in rows.items():
+        own = [i for i, answer in enumerate(answers) if answer.variant == variant]
+        reads = [[read for read in results[i] if read is not None] for i in own]
+        if all(reads):
+            row |= result_row([answers[i] for i in own], reads)
+    return [row for row in rows.values() if any(value is not None for value in [*row.values()][2:])]
 
 
 class _PeerResults(msgspec.Struct):
@@ -228,13 +230,12 @@ class _PeerResults(msgspec.Struct):
 
     version: str
     us_per_delta: list[float | None]
-    results: list[list[ReadAnswer]] = []
+    results: list[list[ReadAnswer | None]]
 
 
 def _vllm_rows(
     python: str, answers: Sequence[DividedAnswer], long_answers: Sequence[LongAnswer], runs: int
 ) -> list[Row]:
-    python = PROGRAM.convert(python)
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         given, found = Path(folder) / "answers.json", Path(folder) / "results.json"
         given.write_bytes(
@@ -243,13 +244,4 @@ def _vllm_rows(
         run_peer("vllm", "vllm_formats.py", python, ["--answers", str(given), "--json", str(found)])
         peer = msgspec.json.decode(found.read_bytes(), type=_PeerResults)
     reader = f"vllm {peer.version}"
-    rows: dict[str, Row] = {}
-    for long, cost in zip(long_answers, peer.us_per_delta, strict=True):
-        row = rows.setdefault(long.variant, {"format": long.variant, "reader": reader})
-        row[f"us_per_delta_{long.num_chars}"] = cost
-    for variant in rows:
-        own = [i for i, answer in enumerate(answers) if answer.variant == variant]
-        results = [peer.results[i] for i in own]
-        if own and all(results):
-            rows[variant] |= result_row(reader, [answers[i] for i in own], results)
-    return list(rows.values())
+    return _rows(reader, answers, peer.results, long_answers, peer.us_per_delta)

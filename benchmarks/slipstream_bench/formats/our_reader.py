@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from slipstream_bench.formats.divisions import Piece
@@ -13,7 +14,6 @@ from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 
 _FIRST_ID = 100_000
-_REASONING = {"seed_oss": "seed_oss", "mistral:args": "mistral", "gemma4": "gemma4"}
 
 
 class ReadCall(NamedTuple):
@@ -37,6 +37,7 @@ def token_ids(variant: str) -> dict[str, int]:
     return {text: _FIRST_ID + i for i, text in enumerate(RENDERINGS[variant].added_tokens)}
 
 
+@cache
 def compiled(variant: str) -> CompiledFormat | None:
     """The format as a model with such a vocabulary has it, or None if the table lacks it."""
     name = format_of(variant)
@@ -46,23 +47,23 @@ def compiled(variant: str) -> CompiledFormat | None:
     return None if found is None else compile_format(found, token_ids(variant))
 
 
-def read(variant: str, pieces: Sequence[Piece], types: PropertyTypes | None) -> ReadAnswer:
-    """What the pieces say. Raises KeyError for a format that the table lacks."""
-    format = compiled(variant)
-    if format is None:
-        raise KeyError(variant)
-    return as_answer(events_of(format, variant, pieces, types))
+def read(variant: str, pieces: Sequence[Piece], types: PropertyTypes | None) -> ReadAnswer | None:
+    """What the pieces say, or None if the table lacks the format."""
+    known = compiled(variant)
+    if known is None:
+        return None
+    return as_answer(events_of(known, variant, pieces, types))
 
 
 def events_of(
-    format: CompiledFormat, variant: str, pieces: Sequence[Piece], types: PropertyTypes | None
+    known: CompiledFormat, variant: str, pieces: Sequence[Piece], types: PropertyTypes | None
 ) -> list[AnswerEvent]:
     """The events of the pieces, as they come."""
-    reader = format.reader(types, AnswerOptions())
+    reader = known.reader(types, AnswerOptions())
     ids = token_ids(variant)
     events: list[AnswerEvent] = []
     for piece in pieces:
-        if piece.is_token and ids[piece.text] in format.delimiter_ids:
+        if piece.is_token and ids[piece.text] in known.delimiter_ids:
             found = reader.feed_delimiter(ids[piece.text])
         else:
             found = reader.feed(piece.text)
@@ -90,13 +91,13 @@ def as_answer(events: Sequence[AnswerEvent]) -> ReadAnswer:
 
 def us_per_delta(variant: str, before: Sequence[Piece], deltas: Sequence[Piece]) -> float | None:
     """CPU time of a delta that follows `before`, or None if the table lacks the format."""
-    format = compiled(variant)
-    if format is None:
+    known = compiled(variant)
+    if known is None:
         return None
-    reader = format.reader(None, AnswerOptions())
+    reader = known.reader(None, AnswerOptions())
     ids = token_ids(variant)
     for piece in before:
-        if piece.is_token and ids[piece.text] in format.delimiter_ids:
+        if piece.is_token and ids[piece.text] in known.delimiter_ids:
             reader.feed_delimiter(ids[piece.text])
         else:
             reader.feed(piece.text)

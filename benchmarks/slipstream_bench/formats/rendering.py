@@ -315,9 +315,6 @@ _DEEPSEEK = (
 )
 _DSML = Rendering(_dsml("function_calls"), ("｜DSML｜", *_THINK), closers=("</｜DSML｜parameter>",))
 _PARAMETER = ("</parameter>", "<parameter", "</function>")
-_QWEN3_CODER = Rendering(
-    _qwen3_coder, (*_TOOL_CALL, *_THINK), closers=(*_PARAMETER, *_TOOL_CALL), has_bare_values=True
-)
 _GLM = (*_TOOL_CALL, *_THINK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 RENDERINGS: Mapping[str, Rendering] = {
@@ -352,9 +349,15 @@ RENDERINGS: Mapping[str, Rendering] = {
         ),
         _kimi_id,
     ),
-    "hunyuan_a13b": Rendering(lambda calls: f"<tool_calls>{_array(calls)}</tool_calls>"),
-    "qwen3_coder": _QWEN3_CODER,
-    "nemotron_v3": _QWEN3_CODER,
+    "hunyuan_a13b": Rendering(
+        lambda calls: f"<tool_calls>{_array(calls)}</tool_calls>", is_alone=True
+    ),
+    "qwen3_coder": Rendering(
+        _qwen3_coder,
+        (*_TOOL_CALL, *_THINK),
+        closers=(*_PARAMETER, *_TOOL_CALL),
+        has_bare_values=True,
+    ),
     "seed_oss": Rendering(
         _seed_oss,
         ("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>"),
