@@ -165,6 +165,12 @@ class AnswerReader:
     def feed(self, text: str) -> list[Piece]:
         """Text that follows."""
         self.num_fed += len(text)
+        scanner = self._scanner
+        if scanner is not None and self._has_begun and not self._num_held:
+            hazards = scanner.string_hazards
+            if hazards is not None and text and hazards.isdisjoint(text):
+                self._emit(EventKind.CALL_ARGUMENTS, text, len(text))
+                return self._take()
         self._feed(text)
         return self._take()
 
