@@ -40,7 +40,6 @@ TAGGED_JSON_CALL_FORMATS = (
         sections=_list_in("<tool_calls>", "</tool_calls>"),
         signatures=(Signature(in_template=("<tool_calls>[", "\u52a9\u624b\uff1a")),),
     ),
-    CallFormat(name="jamba", sections=_list_in("<tool_calls>", "</tool_calls>")),
     CallFormat(
         name="nemotron_json",  # Nemotron Nano 2, Llama Nemotron
         sections=_list_in("<TOOLCALL>", "</TOOLCALL>"),
@@ -65,14 +64,5 @@ TAGGED_JSON_CALL_FORMATS = (
         name="minimax",  # MiniMax M1
         sections=_lines_in("<tool_calls>", "</tool_calls>"),
         signatures=(Signature(in_template=("<tool_calls>", "<beginning_of_sentence>")),),
-    ),
-    CallFormat(
-        name="longcat",
-        sections=_lines_in("<longcat_tool_call>", "</longcat_tool_call>"),
-        signatures=(Signature(in_template=("<longcat_tool_call>",)),),
-    ),
-    CallFormat(
-        name="phi4_mini_json",
-        sections=(Section((Text("functools["), Repeat((_CALL,), _COMMA), Text("]"))),),
     ),
 )

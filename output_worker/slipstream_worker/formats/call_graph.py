@@ -117,7 +117,9 @@ class CallGraph:
 
     def _node(self, first: First) -> Node:
         texts, ids = split_literals(first.literals, self._token_ids)
-        return Node(Literals(texts), ids, first.scans, first.may_end)
+        # an element that is known by its first character goes before one that takes any
+        scans = tuple(sorted(first.scans, key=lambda scan: scan.first_chars is None))
+        return Node(Literals(texts), ids, scans, first.may_end)
 
     def _closers(self, node: int) -> dict[Delimiter | Text, Branch]:
         """Delimiters that may follow from `node` on before anything is scanned: those by which a

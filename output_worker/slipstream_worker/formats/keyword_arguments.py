@@ -125,7 +125,28 @@ class KeywordArgumentsScanner(TypedScanner):
         return STRING_HAZARDS | frozenset(self._delimiter[:1])
 
     def break_off(self) -> str:
-        return ""
+        match self.phase:
+            case Phase.BARE_KEY:
+                self._comma(0)
+                self._emit('"' + escape_json(self._held), 0)
+            case Phase.WORD if beginning := self._beginning(self._held):
+                self._comma(0)
+                self._emit(beginning, 0)
+            case Phase.OPENING:
+                self._comma(0)
+                self._emit('"' * len(self._quote), 0)
+            case Phase.CLOSING:
+                self._emit('"', 0)
+            case Phase.STRING | Phase.ESCAPE:
+                self._emit(escape_json(self._held), 0)
+        return self.take()
+
+    def _beginning(self, token: str) -> str:
+        """What JSON has of a word or a number that breaks off; empty if it is neither."""
+        for word, value in _WORDS.items():
+            if word.startswith(token):
+                return value[: len(token)]
+        return self._word(token)
 
     def save(self) -> list[Any]:
         return [int(self.phase), self._stack, self._quote, self._is_key, self._needs_comma]
@@ -179,7 +200,10 @@ class KeywordArgumentsScanner(TypedScanner):
     def _char(self, char: str, at: int) -> int:
         match self.phase:
             case Phase.KEY | Phase.VALUE | Phase.COMMA | Phase.SEPARATOR:
-                return at + 1 if char in BLANKS else self._structure(char, at)
+                if char in BLANKS:
+                    self._drop(at + 1)
+                    return at + 1
+                return self._structure(char, at)
             case Phase.OPENING:
                 return self._opening(char, at)
             case Phase.CLOSING:

@@ -15,7 +15,7 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import TaggedParameters, delimiters
-from slipstream_worker.formats.json_scanner import STRING_HAZARDS
+from slipstream_worker.formats.json_scanner import STRING_HAZARDS, JsonScanner
 from slipstream_worker.formats.scanner import BLANKS, ScanContext, Status
 from slipstream_worker.formats.typed_scanner import Run, TypedScanner, escape_json, read_until
 from slipstream_worker.formats.values import value_as_json
@@ -80,7 +80,19 @@ class TaggedParametersScanner(TypedScanner):
         return self._hazards
 
     def break_off(self) -> str:
-        return ""
+        match self.phase:
+            case TagPhase.KEY:
+                self._emit(self._before_key + '"' + escape_json(self._held), 0)
+            case TagPhase.STRING:
+                self._emit(escape_json(self._held), 0)
+            case TagPhase.WORD | TagPhase.CONTAINER:
+                raw = "".join(self._parts).lstrip(BLANKS)
+                scanner = JsonScanner()
+                if scanner.feed(raw, 0)[1] is Status.FAILED:
+                    self._emit('"' + escape_json(raw + self._held), 0)
+                else:
+                    self._emit(scanner.take() + scanner.break_off(), 0)
+        return self.take()
 
     def save(self) -> list[Any]:
         return [int(self.phase), self._is_first, self._value_types]
@@ -126,7 +138,6 @@ class TaggedParametersScanner(TypedScanner):
                 self._value_ends(0)
             case TagPhase.VALUE_BEGINS if self._is_word(literal):
                 self._choose(0)
-                self._held = ""
                 self._take(literal, 0)
             case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if self._is_word(literal):
                 held, self._held = self._held, ""
@@ -147,6 +158,7 @@ class TaggedParametersScanner(TypedScanner):
             char = text[at]
             if not self._held and char in BLANKS:
                 at += 1
+                self._drop(at)
                 continue
             token = self._held + char
             if not any(tag.startswith(token) for tag in tags):
@@ -200,7 +212,7 @@ class TaggedParametersScanner(TypedScanner):
         return behind
 
     def _key_ends(self, key: str, at: int) -> None:
-        self._emit(("{" if self._is_first else ", ") + encode_basestring(key) + ": ", at)
+        self._emit(self._before_key + encode_basestring(key) + ": ", at)
         self._is_first = False
         types = self._types.get(key, "")
         self._value_types = tuple(types.split("|")) if types else ()
@@ -209,6 +221,10 @@ class TaggedParametersScanner(TypedScanner):
         else:
             self._behind_tag()
 
+    @property
+    def _before_key(self) -> str:
+        return "{" if self._is_first else ", "
+
     def _behind_tag(self) -> None:
         opening = self._value_opening
         self.phase = TagPhase.BEHIND_KEY if opening else TagPhase.VALUE_BEGINS
@@ -216,13 +232,10 @@ class TaggedParametersScanner(TypedScanner):
     # -- values
 
     def _value_begins(self, text: str, at: int) -> int:
-        """Skip the one line break that belongs to the tag, then choose by type and character."""
-        if self._element.trims_newline and not self._held and text[at] == "\n":
-            self._held = "\n"  # dropped, and remembered: only the first one is
+        """Skip the one line break that belongs to the tag, then choose by type."""
+        if self._element.trims_newline and text[at] == "\n":
             at += 1
-            if at == len(text):
-                return at
-        self._held = ""
+            self._drop(at)
         self._choose(at)
         return at
 

@@ -85,6 +85,11 @@ class TypedScanner(ABC):
         self._pieces.append(piece)
         self._decided_at = at
 
+    def _drop(self, at: int) -> None:
+        """What was taken before `at` is decided: blanks, which belong to the format."""
+        if self._has_begun:
+            self._decided_at = at
+
     def _count(self, num_taken: int, behind: int) -> bool:
         """Keep account of what is held behind a step; whether the call has begun with it."""
         if self._decided_at is None:

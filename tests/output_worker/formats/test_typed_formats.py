@@ -18,6 +18,8 @@ from slipstream_ipc.formats.table import CALLS, REASONING, compose
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.answer_reader import Piece
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.json_scanner import JsonScanner
+from slipstream_worker.formats.scanner import Status
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -323,16 +325,18 @@ def joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
 
 def calls_of(events: list[AnswerEvent]) -> Calls:
     """Those that have ended."""
-    names, arguments, ended = {}, {}, []
+    names = {event.call: event.text for event in events if event.kind == EventKind.CALL_BEGINS}
+    ended = [event.call for event in events if event.kind == EventKind.CALL_ENDS]
+    arguments = arguments_of(events)
+    return [(names[call], json.loads(arguments[call])) for call in ended]
+
+
+def arguments_of(events: list[AnswerEvent]) -> dict[int, str]:
+    arguments: dict[int, str] = {}
     for event in events:
-        match event.kind:
-            case EventKind.CALL_BEGINS:
-                names[event.call] = event.text
-            case EventKind.CALL_ARGUMENTS:
-                arguments[event.call] = arguments.get(event.call, "") + event.text
-            case EventKind.CALL_ENDS:
-                ended.append((names[event.call], json.loads(arguments[event.call])))
-    return ended
+        if event.kind == EventKind.CALL_ARGUMENTS:
+            arguments[event.call] = arguments.get(event.call, "") + event.text
+    return arguments
 
 
 def text_of(events: list[AnswerEvent], kind: EventKind) -> str:
@@ -341,7 +345,7 @@ def text_of(events: list[AnswerEvent], kind: EventKind) -> str:
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(made=calls(), places=cuts, has_text=st.booleans())
 def test_what_was_rendered_is_given_back(
     case: Case, has_tokens: bool, made: Calls, places: list[int], has_text: bool
@@ -358,7 +362,7 @@ def test_what_was_rendered_is_given_back(
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(made=calls(), places=cuts, end=st.integers(0), extra=st.integers(0))
 def test_a_broken_answer_reads_alike_at_any_division(
     case: Case, has_tokens: bool, made: Calls, places: list[int], end: int, extra: int
@@ -372,6 +376,8 @@ def test_a_broken_answer_reads_alike_at_any_division(
     assert events == read(form, text, [])
     for call in calls_of(events):
         assert call[0] in TOOLS
+    for arguments in arguments_of(events).values():
+        assert JsonScanner(objects_only=True).feed(arguments, 0)[1] is not Status.FAILED
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -455,6 +461,21 @@ def test_a_word_that_is_a_token_elsewhere_is_text_of_a_value() -> None:
 def test_delimiters_are_told_apart(name: str) -> None:
     for reasoning in REASONING.values():
         compile_format(compose(reasoning, CALLS[name]), {})
+
+
+CUT = "a\nb 'c' "
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_of_a_call_that_is_cut_the_arguments_are_kept(case: Case) -> None:
+    made: Calls = [("write.file-2", {"path": "p", "content": CUT * 3, "mode": 12})]
+    text = case.render(made)
+    for end in range(text.index("write") + 20, len(text)):
+        events = read(FORMATS[case, True], text[:end], [])
+        arguments = arguments_of(events).get(0, "")
+        assert JsonScanner(objects_only=True).feed(arguments, 0)[1] is not Status.FAILED
+        content = text_of(events, EventKind.CONTENT)
+        assert not any(word in content for word in ("content", "mode", "'c'", "12"))
 
 
 def test_values_may_hold_what_looks_like_a_tag() -> None:
