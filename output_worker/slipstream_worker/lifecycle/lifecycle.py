@@ -317,7 +317,7 @@ class StreamLifecycle:
         held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
         held_bytes += self._columns.prompts.num_bytes(stream.worker_row)
         if stream.registration.answer is not None:
-            held_bytes += len(stream.registration.answer.tools)
+            held_bytes += len(stream.registration.answer.tools) + 16 * num_tokens
         self._retention.ended(stream, held_bytes)
         self._readers.ended(stream)
 

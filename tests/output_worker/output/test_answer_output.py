@@ -222,6 +222,69 @@ def test_what_has_left_stays_and_leaves_with_its_tokens(case: Case) -> None:
     assert output.end == whole.end
 
 
+def first_match(case: Case) -> tuple[int, int, str] | None:
+    """Where the first stop string in content ends and begins, in virtual characters."""
+    reader, delimiter_ids = open_reader(ANSWER, FACTORY.delimiter_ids)
+    pieces, active_from = [], 0
+    for num, token_id in enumerate(case.token_ids, 1):
+        is_stop = token_id in (EOS, STOP) and num > case.min_tokens
+        if token_id in delimiter_ids:
+            pieces += reader.feed_delimiter(token_id)
+        elif not is_stop or case.include:
+            pieces += reader.feed(PIECES[token_id].decode())
+        if num == case.min_tokens:
+            active_from = reader.num_fed
+        if is_stop or num >= case.max_tokens:
+            pieces += reader.finish()
+            break
+    if len(case.token_ids) < case.min_tokens:
+        return None
+    runs: list[tuple[int, str]] = []  # content without a gap
+    for event, start, _ in pieces:
+        if event.kind != EventKind.CONTENT:
+            runs.append((-1, ""))
+        elif runs and runs[-1][0] + len(runs[-1][1]) == start and runs[-1][0] >= 0:
+            runs[-1] = runs[-1][0], runs[-1][1] + event.text
+        else:
+            runs.append((start, event.text))
+    for begin, text in runs:
+        for end in range(max(0, active_from - begin) + 1, len(text) + 1):
+            matches = [stop for stop in case.stops if text[:end].endswith(stop)]
+            if matches:
+                stop = max(matches, key=len)
+                return begin + end, begin + end - len(stop), stop
+    return None
+
+
+@settings(max_examples=600, deadline=None)
+@given(cases().filter(lambda case: HALVES.isdisjoint(case.token_ids)))
+def test_the_first_stop_string_in_content_wins(case: Case) -> None:
+    case = Case(**{**vars(case), "scope": "content"})
+    output = make(case)
+    output.push(case.token_ids)
+    match = first_match(case)
+    is_cut = output.end is not None and isinstance(output.end.stop_reason, str)
+    assert is_cut == (match is not None)
+    if match is None or output.end is None:
+        return
+    match_end, match_start, stop = match
+    cut = match_end if case.include else match_start
+    assert output.end.stop_reason == stop
+    spans, at = list[tuple[int, int]](), 0
+    raw = 0
+    for token_id in case.token_ids:
+        text = PIECES[token_id].decode()
+        spans.append((at, at + len(text)))
+        is_shown = not case.skips or token_id not in (EOS, THINK, CALL, CALLED)
+        raw += max(0, min(len(text), cut - at)) if is_shown else 0
+        at += len(text)
+    begun = sum(start < cut for start, _ in spans)
+    most = sum(end <= cut for _, end in spans)
+    assert begun <= output.end.num_tokens <= max(begun, most)
+    assert output.log.end.num_chars == raw
+    assert output.log.num_tokens == output.end.num_tokens
+
+
 @settings(max_examples=500, deadline=None)
 @given(cases())
 def test_a_match_cuts_content_alone(case: Case) -> None:

@@ -118,6 +118,8 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
         push(data, columns, streams, oracles, told)
         if data.draw(st.booleans()):
             send(columns, streams, copies, is_few=data.draw(st.booleans()))
+        for oracle, copy in zip(oracles, copies, strict=True):
+            assert oracle.log.find(len(copy.text), len(copy.token_ids)) is not None
     for stream, oracle in zip(streams, oracles, strict=True):
         if oracle.end is None:
             columns.make_slow(stream, columns.num_tokens(stream))
