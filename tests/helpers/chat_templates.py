@@ -100,6 +100,23 @@ ENDS_CHATS = """\
 {%- if add_generation_prompt %}{{ '<|assistant|><think>' }}
 {%- else %}{{ '<|endoftext|>' }}{% endif %}"""
 
+# messages in channels; a generation prompt begins one
+CHANNELS = """\
+{%- for message in messages %}
+  {{- '<|start|>' + message.role }}
+  {%- if message.role == 'assistant' %}{{ '<|channel|>final' }}{% endif %}
+  {{- '<|message|>' + message.content + '<|end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
+
+CHANNEL_TOKENS = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|call|>",
+    "<|return|>",
+)
 ADDED_TOKENS = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 
 

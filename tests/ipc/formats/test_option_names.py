@@ -35,7 +35,7 @@ def test_a_model_with_a_signature_alone_has_its_format(entry, data):
     if not entry.signatures:
         return
     signature = data.draw(st.sampled_from(entry.signatures))
-    found = choose_format(" ".join(signature.in_template), signature.tokens)
+    found = choose_format(" ".join(signature.in_template) or "x", signature.tokens)
     assert found.is_ambiguous or found.format is not None
     literals = {each.literal for each in delimiters(entry)}
     ids = {literal: at for at, literal in enumerate(sorted(literals))}

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.helpers.chat_templates import (
-    ADDED_TOKENS,
     ALWAYS_REASONS,
+    CHANNEL_TOKENS,
+    CHANNELS,
     ENDS_CHATS,
     HYBRID,
     tokenizer_with,
@@ -61,12 +62,14 @@ def tokenizer() -> Any:
 class Chat:
     """A tokenizer with a template, and what its prompts say of their answers."""
 
-    def __init__(self, tokenizer: Any, template: str) -> None:
+    def __init__(self, tokenizer: Any, template: str, name: str = "qwen3+hermes") -> None:
         tokenizer.chat_template = template
         self.tokenizer = tokenizer
-        assert FORMAT is not None
-        self.ids = {each: tokenizer.get_added_vocab()[each] for each in ADDED_TOKENS}
-        self.traits = ChatTraits(find_dialect(tokenizer), read_format(FORMAT, self.ids))
+        found = find_format(name)
+        assert found is not None
+        self.compiled = compile_format(found, tokenizer.get_added_vocab())
+        read = read_format(found, tokenizer.get_added_vocab())
+        self.traits = ChatTraits(find_dialect(tokenizer), read)
 
     def rendered(
         self,
@@ -83,13 +86,11 @@ class Chat:
     def events(self, settings: AnswerSettings | None, text: str) -> list[tuple[str, str]]:
         """The events of an answer, of neighbours of one kind one."""
         assert settings is not None
-        assert FORMAT is not None
-        reader = compile_format(FORMAT, self.ids).reader(
-            decode_tool_types(settings.tools), settings.options, settings.start
-        )
+        types = decode_tool_types(settings.tools)
+        reader = self.compiled.reader(types, settings.options, settings.start)
         pieces = []
         for token_id in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
-            if token_id in self.ids.values():
+            if token_id in self.compiled.delimiter_ids:
                 pieces += reader.feed_delimiter(token_id)
             else:
                 pieces += reader.feed(self.tokenizer.decode([token_id]))
@@ -174,6 +175,20 @@ def test_an_open_turn_goes_on_where_it_ended(tokenizer):
     found = chat.events(continued(chat, begun), '": 1}}\n</tool_call>')
     assert found[0] == ("CALL_BEGINS", "look")
     assert found[-1] == ("CALL_ENDS", "")
+
+
+def test_channels_go_on(tokenizer):
+    """The generation prompt is a literal of the format itself."""
+    chat = Chat(tokenizer_with(None, CHANNEL_TOKENS), CHANNELS, "harmony")
+    analysis = "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.look<|message|>{"at": 1}<|call|>'
+    settings = chat.rendered().answer
+    assert chat.events(settings, f"{analysis}<|channel|>final<|message|>well") == THINKS
+    assert chat.events(settings, analysis + call) == [THINKS[0], *CALLS]
+    turns = (*HI, ChatMessage("assistant", "Hello"))
+    template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
+    settings = chat.rendered(turns, template).answer
+    assert chat.events(settings, " you<|return|>") == [("CONTENT", " you")]
 
 
 def test_a_turn_alone_goes_on(tokenizer):
