@@ -376,6 +376,14 @@ class RequestOutput(Struct, frozen=True, eq=False):
         return message_of(events_of(self._whole))
 
     @property
+    def num_cached_tokens(self) -> int | None:
+        """How many tokens of the prompt were in the prefix cache when it was first computed; None
+        where the client ended the request early.
+        """
+        end = self._whole._batch.ends.get(self._whole._entry)
+        return end.num_cached_tokens if end is not None else None
+
+    @property
     def prompt_token_ids(self) -> list[int]:
         """The prompt's token ids as the model saw them."""
         ids: list[int] = u32(self._prompt_ids).tolist()

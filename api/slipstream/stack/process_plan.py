@@ -216,6 +216,7 @@ def _front_specs(
         "ssl_keyfile": keyfile,
         "access_log": settings.access_log,
         "forwarded_allow_ips": forwarded_allow_ips(settings),
+        "strict_fields": settings.strict_fields,
         "is_traced": settings.otlp_traces_endpoint is not None,
     }
     return [

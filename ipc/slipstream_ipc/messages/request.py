@@ -157,8 +157,8 @@ class ToolCall(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One turn of a chat, as the model's chat template expects it.
 
-    tool_calls: of an assistant's turn. tool_call_id: of a tool's turn, the call that it answers.
-    reasoning_content: of an assistant's turn, the reasoning before its content.
+    tool_calls, reasoning_content: of an assistant's turn. tool_call_id: of a tool's turn, the call
+    that it answers.
     """
 
     role: str

@@ -111,7 +111,7 @@ class CoreMessages:
                 if stream is None:
                     self._core.enqueue(Forget((message.stream_id,)))
                 else:
-                    lifecycle.admitted(stream, message.row)
+                    lifecycle.admitted(stream, message)
             case Welcome():
                 self._attached(message)
             case Registered():

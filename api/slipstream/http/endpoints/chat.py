@@ -23,9 +23,11 @@ from slipstream.http.endpoints.planner import (
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.answer_parts import ASSISTANT, delta_of_kind
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.chat_turns import chat_messages, template_variables
+from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs
 from slipstream.http.openai.logprob_encoding import chat_logprobs_json
-from slipstream.http.openai.request_bodies import ChatRequest, Message, TokenizeRequest
+from slipstream.http.openai.request_bodies import ChatRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import (
     AnswerMessage,
     ChatChoice,
@@ -37,7 +39,6 @@ from slipstream.http.openai.response_bodies import (
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 from slipstream.parallel_sampling import params_of_answers
-from slipstream.prompts import joined_parts
 from slipstream_ipc.messages import AnswerOptions, ChatMessage, ModelCard, TemplateOptions
 
 _TOOL_CHOICES = ("none", "auto")
@@ -45,9 +46,9 @@ _TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
 
 
-def read_chat(content: bytes) -> ChatRequest:
-    """Decode a body and refuse unsupported fields. Raises: ApiError."""
-    body = _decoder.decode(content)
+def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatRequest:
+    """Decode a body and refuse unsupported fields. ignored: see `BodyDecoder`. Raises: ApiError."""
+    body = _decoder.decode(content, ignored)
     refuse_unsupported(body)
     for index, message in enumerate(body.messages):
         refuse_unsupported(message, f"messages[{index}].")
@@ -172,37 +173,14 @@ def _max_tokens(body: ChatRequest) -> tuple[int | None, dict[str, str]]:
     return body.max_completion_tokens, {"max_tokens": "max_completion_tokens"}
 
 
-def chat_messages(messages: tuple[Message, ...]) -> tuple[ChatMessage, ...]:
-    """The messages as the worker renders them. Raises: ApiError."""
-    if not messages:
-        raise bad_field("messages", "messages: got none, allowed: one or more")
-    return tuple(_chat_message(index, message) for index, message in enumerate(messages))
-
-
 def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
     """What the chat template is given besides the messages. Raises: BadRequestError."""
-    kwargs = body.chat_template_kwargs
-    if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
-        kwargs = {"reasoning_effort": body.reasoning_effort, **(kwargs or {})}
     return checked_template(
         body.tools,
-        kwargs,
+        template_variables(body) if isinstance(body, ChatRequest) else body.chat_template_kwargs,
         body.add_generation_prompt,
         body.continue_final_message,
     )
-
-
-def _chat_message(index: int, message: Message) -> ChatMessage:
-    content = message.content
-    if content is None and message.tool_calls:
-        content = ""
-    if content is None:
-        field = f"messages[{index}].content"
-        raise bad_field(field, f"{field}: got null, allowed: text, or a list of text parts")
-    if not isinstance(content, str):
-        content = joined_parts(content)
-    calls = message.tool_calls or None
-    return ChatMessage(message.role, content, message.name, calls, message.tool_call_id)
 
 
 def _most_tokens(
