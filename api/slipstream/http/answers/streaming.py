@@ -134,7 +134,7 @@ class StreamedChoice:
         self._stream = stream = live.context.broadcast.join(
             self.state, self, live.exchange, live.handle_exception
         )
-        stream.before, stream.after, stream.num_framed = frame[:3]
+        stream.before, stream.after, stream.num_framed = frame.before, frame.after, frame.num_framed
         stream.frames = self._frames
         self._choose_writer()
 
@@ -203,8 +203,10 @@ class StreamedChoice:
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta that is not the stream's last. part: its text as JSON, without quotes."""
         text, frame = delta.text, self._text_frame
-        if self._event_ids is not None:
-            self._count(delta)
+        if self._event_ids is not None:  # as `_count`
+            self._num_tokens += delta.num_tokens
+            self._num_chars += len(text)
+            self._checksum = history_checksum(id_column_of(delta), self._checksum)
         if self._reads_events:
             kind = kind_of(delta)
             if kind is None:  # it lists its events
