@@ -89,7 +89,7 @@ def test_types_of_parameters() -> None:
         span: Span,
         tags: list[str],
         count: Annotated[int, msgspec.Meta(ge=0, description="Of tags")],
-        anything,  # type: ignore[no-untyped-def]
+        anything: Any,
         note: str | None = None,
     ) -> None: ...
 
