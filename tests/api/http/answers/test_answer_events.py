@@ -297,7 +297,8 @@ def test_a_model_without_a_format_answers_in_text() -> None:
 TEXT = b'{"prompt": "x", "stream": true}'
 
 
-TOKENS = ["h", "m", "</t>", "y", "e", "s", '{"', "<eos>"]
+TOKENS = [b"h", b"m", b"</t>", b"y", b"e", b"s", b"\xc3", b"\xa9", b"<c>", b'{"', b"<eos>"]
+SHOWN = ["h", "m", "</t>", "y", "e", "s", "\\xc3", "\\xa9", "<c>", '{"', "<eos>"]
 
 
 def columns(ids: Sequence[int]) -> LogprobColumns:
@@ -307,20 +308,24 @@ def columns(ids: Sequence[int]) -> LogprobColumns:
 
 
 async def asked_for_logprobs(plan: AnswerPlan) -> Asked:
-    """An answer of all `TOKENS`: each but the last in the message of its part."""
+    """An answer of all `TOKENS`, a message for each part."""
     asked = Asked(plan)
-    for number, text in enumerate(TOKENS):
-        asked.texts._known[number] = TokenText(text, text, text.encode())
+    for number, (raw, text) in enumerate(zip(TOKENS, SHOWN, strict=True)):
+        asked.texts._known[number] = TokenText(text, text, raw, is_added=len(raw) > 2)
     border = (AnswerEvent(REASONING, "m"), AnswerEvent(CONTENT, "y"))
+    last = len(TOKENS) - 1
     begin = 0
-    for ids, kind, events, end in (
-        ([0], REASONING, None, None),
-        ([1, 2, 3], 0, border, None),
-        ([4, 5], CONTENT, None, None),
-        ([6], ARGUMENTS, None, None),
-        ([7], 0, (), End("stop", len(TOKENS))),
+    for ids, text, kind, events in (
+        ([0], "h", REASONING, None),
+        ([1, 2, 3], "m</t>y", 0, border),
+        ([4, 5], "es", CONTENT, None),
+        ([6], "", 0, None),  # the first byte of a character
+        ([7], "é", CONTENT, None),
+        ([8], "", 0, None),  # a special token that is not shown
+        ([9], '{"', ARGUMENTS, None),
+        ([last], "", 0, None),
     ):
-        text = "" if end else "".join(TOKENS[number] for number in ids)
+        end = End("stop", len(TOKENS)) if ids == [last] else None
         entry = Entry(asked.handle, text, begin, ids[0], ids, end, kind, events)
         asked.table.say(entry, logprobs=columns(ids))
         begin += len(text)
@@ -345,7 +350,7 @@ def test_log_probabilities_are_those_of_content(scope: str | None, form: str) ->
         for _, data in events
         for entry in (data["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
-    assert found == (TOKENS if scope == "all" else [*"yes"])
+    assert found == (SHOWN if scope == "all" else SHOWN[3:8])
     if form == "resumable":
         ids = [parse_event_id(each) for each, _ in events]
         assert {each.has_all_logprobs for each in ids} == {scope == "all"}
