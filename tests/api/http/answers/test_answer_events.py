@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.helpers.answer_units import AnswerUnit, answer_units, entry_of, whole_events
+from openai.types.chat import ChatCompletion
+from tests.helpers.answer_units import AnswerUnit, answer_units, entry_of
+from tests.helpers.chat_message import Message, accumulated, message_of, shown
 from tests.helpers.fake_worker import Entry, deltas
 from tests.helpers.http_answer import CARD, Table, Wire, body_of, identified_events
 from tests.helpers.patience import Patience
@@ -35,8 +35,6 @@ from slipstream_ipc.messages import AnswerEvent, End, EventKind, LogprobColumns
 CONTENT, REASONING, BEGINS, ARGUMENTS, ENDS = EventKind
 USER = {"role": "user", "content": "x"}
 LOOK = {"type": "function", "function": {"name": "look"}}
-
-Message = tuple[str, str, list[tuple[str, str, str]], str]  # content, reasoning, calls, end
 
 
 def chat(*, is_resumable: bool = False, **fields: Any) -> AnswerPlan:
@@ -74,51 +72,10 @@ class Asked:
         return [data["choices"][0]["delta"] for _, data in self.events if data != "[DONE]"]
 
 
-def expected_of(units: list[AnswerUnit], stream_id: bytes) -> Message:
+def expected_of(asked: Asked, units: list[AnswerUnit]) -> Message:
     """The message that an answer adds up to."""
-    content, reasoning, reason = "", "", "stop"
-    written = {
-        event.call: event.call_id for unit in units for event in unit.events if event.kind == BEGINS
-    }
-    calls: dict[int, tuple[str, str, str]] = {}
-    for kind, text, call in whole_events(units):
-        if kind == CONTENT:
-            content += text
-        elif kind == REASONING:
-            reasoning += text
-        elif kind == BEGINS:
-            calls[call] = (written[call] or call_id(stream_id, call), text, "")
-        elif kind == ARGUMENTS:
-            calls[call] = (*calls[call][:2], calls[call][2] + text)
-        else:
-            reason = "tool_calls"
-    return content, reasoning, list(calls.values()), reason
-
-
-def shown(message: Any, reason: str) -> Message:
-    """A message as the openai client has it."""
-    extra = message.model_extra or {}
-    assert extra.get("reasoning_content") == extra.get("reasoning")
-    calls = [
-        (call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []
-    ]
-    assert all(call.type == "function" for call in message.tool_calls or [])
-    return message.content or "", extra.get("reasoning") or "", calls, reason
-
-
-def accumulated(events: list[tuple[str, Any]]) -> Message:
-    """What the openai client makes of a stream that has ended."""
-    state: Any = ChatCompletionStreamState()
-    assert events[-1][1] == "[DONE]"
-    for _, data in events[:-1]:
-        state.handle_chunk(ChatCompletionChunk.model_validate(data))
-    choice = state.current_completion_snapshot.choices[0]
-    assert choice.message.role == "assistant"
-    assert [data["choices"][0]["delta"].get("role") for _, data in events[:-1]] == [
-        "assistant",
-        *[None] * (len(events) - 2),
-    ]
-    return shown(choice.message, choice.finish_reason)
+    events = [event for unit in units for event in unit.events]
+    return message_of(events, asked.plan.states[0].stream_id)
 
 
 def say(asked: Asked, units: list[AnswerUnit], data: st.DataObject, begin: int = 0) -> None:
@@ -148,7 +105,7 @@ def test_every_division_adds_up_to_one_message(
 ) -> None:
     asked = Asked(chat(is_resumable=is_resumable), version=version)
     say(asked, units, data)
-    expected = expected_of(units, asked.plan.states[0].stream_id)
+    expected = expected_of(asked, units)
     assert accumulated(asked.events) == expected
 
 
@@ -157,7 +114,7 @@ def test_a_whole_message_says_the_same(units: list[AnswerUnit], data: st.DataObj
     asked = Asked(chat(stream=False))
     say(asked, units, data)
     [choice] = json.loads(body_of(asked.wire.writes))["choices"]
-    content, _, calls, _ = expected = expected_of(units, asked.plan.states[0].stream_id)
+    content, _, calls, _ = expected = expected_of(asked, units)
     answer = ChatCompletion.model_validate(json.loads(body_of(asked.wire.writes)))
     assert shown(answer.choices[0].message, answer.choices[0].finish_reason) == expected
     assert choice["message"]["content"] == (None if calls and not content else content)
@@ -169,7 +126,7 @@ def test_every_event_id_gets_the_rest(units: list[AnswerUnit], data: st.DataObje
     """In the middle of a call, too: its id and name are not said again, nor is the role."""
     asked = Asked(chat(is_resumable=True))
     say(asked, units, data)
-    expected = expected_of(units, asked.plan.states[0].stream_id)
+    expected = expected_of(asked, units)
     events = asked.events
     last = data.draw(st.integers(0, len(events) - 1))
     request = HttpRequest(headers={b"last-event-id": events[last][0].encode()})
