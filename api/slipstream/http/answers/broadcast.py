@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.unread_deltas import MOST_UNREAD, MOST_UNREAD_AT_END, merge_unread
@@ -25,7 +27,7 @@ from slipstream.http.response_encoding import json_parts
 from slipstream.outputs import Delta
 
 
-class Frame(NamedTuple):
+class Frame(Struct, frozen=True, gc=False):
     """The constant parts of the chunks that contain a text of one kind.
 
     between: behind the text, where log-probabilities follow it. num_framed: bytes of `before` and

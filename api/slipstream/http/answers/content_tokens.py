@@ -23,25 +23,58 @@ from slipstream_ipc.messages import AnswerEvent, EventKind
 _MAX_OCCURRENCES = 64  # of one text that are looked at
 
 
-def logprobs_shown(delta: Delta, texts: TokenTexts, with_all: bool) -> list[TokenLogprobs]:
-    """The log-probabilities of a delta that are shown: those of content, or all."""
-    entries = delta.logprobs or []
-    if with_all:
-        return entries
-    return [each for part in only_content([entries], delta, texts) for each in part]
+class ContentLogprobs:
+    """Chooses the log-probabilities of one stream's content, delta by delta.
+
+    A token without text is of the content if it follows content and is no added token: it is then a
+    part of a character. Of a stream that is not read as events everything is content.
+    """
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._is_read = False
+        self._is_content = True  # what was read last is
+
+    def is_even(self, delta: Delta, kind: int) -> bool:
+        """Whether all tokens of a delta of this kind are of the content, or none is, as the kind
+        says; the delta counts as read then.
+        """
+        if kind == 0:
+            return not self._is_read
+        is_content = kind & 0xFF == EventKind.CONTENT
+        if is_content and delta.num_tokens > 1:
+            return False
+        self._is_read, self._is_content = True, is_content
+        return True
+
+    def of(self, delta: Delta) -> list[TokenLogprobs]:
+        """Those of the next delta."""
+        entries = delta.logprobs or []
+        if kind_of(delta) == 0:
+            if not self._is_read:
+                return entries
+            if not self._is_content:
+                return []
+            added = [self._texts.of(token_id).is_added for token_id in delta.token_ids]
+            return [entry for entry, is_added in zip(entries, added, strict=False) if not is_added]
+        events = events_of(delta)
+        if events:
+            self._is_read, self._is_content = True, events[-1].kind == EventKind.CONTENT
+        return [each for part in only_content([entries], delta, self._texts) for each in part]
 
 
 def only_content(
     entries: Iterable[list[TokenLogprobs]], delta: Delta, texts: TokenTexts
 ) -> Iterator[list[TokenLogprobs]]:
     """The log-probabilities of a delta's content. entries: of all its tokens, in parts."""
-    kind = kind_of(delta)
-    if kind is not None:
-        if kind & 0xFF in (0, EventKind.CONTENT):
-            yield from entries
+    if kind_of(delta) == 0:
+        yield from entries
+        return
+    events = events_of(delta)
+    if all(event.kind != EventKind.CONTENT for event in events):
         return
     raws = [texts.of(token_id).raw or b"" for token_id in delta.token_ids]
-    are_content = iter(content_tokens(raws, events_of(delta)))
+    are_content = iter(content_tokens(raws, events))
     for part in entries:
         yield [entry for entry, is_content in zip(part, are_content, strict=False) if is_content]
 

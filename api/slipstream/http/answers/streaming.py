@@ -27,7 +27,7 @@ from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
 from slipstream.http.answers.broadcast import Frame
-from slipstream.http.answers.content_tokens import logprobs_shown
+from slipstream.http.answers.content_tokens import ContentLogprobs
 from slipstream.http.answers.event_ids import StreamCursor
 from slipstream.http.answers.live_answer import (
     AnswerContext,
@@ -116,6 +116,8 @@ class StreamedChoice:
         self._with_logprobs = plan.num_logprobs is not None
         self._has_ids = plan.shape.has_ids
         self._reads_events = plan.shape.reads_events
+        chooses = self._with_logprobs and self._reads_events and not plan.has_all_logprobs
+        self._content = ContentLogprobs(live.texts) if chooses else None  # None: all are shown
         self._may_be_plain = not (self._has_ids or plan.with_usage_so_far)
         # its chunks contain nothing but a delta's text and log-probabilities
         self._is_plain = plan.echo is None and self._may_be_plain
@@ -134,7 +136,7 @@ class StreamedChoice:
         self._stream = stream = live.context.broadcast.join(
             self.state, self, live.exchange, live.handle_exception
         )
-        stream.before, stream.after, stream.num_framed = frame[:3]
+        stream.before, stream.after, stream.num_framed = frame.before, frame.after, frame.num_framed
         stream.frames = self._frames
         self._choose_writer()
 
@@ -203,11 +205,13 @@ class StreamedChoice:
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta that is not the stream's last. part: its text as JSON, without quotes."""
         text, frame = delta.text, self._text_frame
-        if self._event_ids is not None:
-            self._count(delta)
+        if self._event_ids is not None:  # as `_count`
+            self._num_tokens += delta.num_tokens
+            self._num_chars += len(text)
+            self._checksum = history_checksum(id_column_of(delta), self._checksum)
         if self._reads_events:
-            kind = kind_of(delta)
-            if kind is None:  # it lists its events
+            kind, content = kind_of(delta), self._content
+            if kind is None or not (content is None or content.is_even(delta, kind)):
                 portion = self._take([delta])
                 if portion.is_shown:
                     self._write(portion, None)
@@ -304,20 +308,18 @@ class StreamedChoice:
             portion.ids = [token_id for delta in deltas for token_id in delta.token_ids]
         if not self._reads_events or all(kind_of(delta) == 0 for delta in deltas):
             portion.text = "".join([delta.text for delta in deltas])
-            if self._with_logprobs:
-                portion.entries = [entry for delta in deltas for entry in delta.logprobs or ()]
-            return portion
-        events = [event for delta in deltas for event in events_of(delta)]
-        self._has_called = self._has_called or has_ended_call(events)
-        parts = parts_of(events)
-        if parts.is_content:
-            portion.text = parts.content
         else:
-            portion.parts = parts
+            events = [event for delta in deltas for event in events_of(delta)]
+            self._has_called = self._has_called or has_ended_call(events)
+            parts = parts_of(events)
+            if parts.is_content:
+                portion.text = parts.content
+            else:
+                portion.parts = parts
         if self._with_logprobs:
-            live = self._live
             for delta in deltas:
-                portion.entries += logprobs_shown(delta, live.texts, live.plan.has_all_logprobs)
+                content = self._content
+                portion.entries += (delta.logprobs or ()) if content is None else content.of(delta)
         return portion
 
     def _write(self, portion: _Portion, reason: str | None) -> None:

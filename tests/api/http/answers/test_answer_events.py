@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.lib.streaming.chat import ChatCompletionStreamState
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from tests.helpers.answer_units import AnswerUnit, answer_units, entry_of, whole_events
+from openai.types.chat import ChatCompletion
+from tests.helpers.answer_units import AnswerUnit, answer_units, entry_of
+from tests.helpers.chat_message import Message, accumulated, message_of, shown
 from tests.helpers.fake_worker import Entry, deltas
 from tests.helpers.http_answer import CARD, Table, Wire, body_of, identified_events
 from tests.helpers.patience import Patience
@@ -35,8 +35,6 @@ from slipstream_ipc.messages import AnswerEvent, End, EventKind, LogprobColumns
 CONTENT, REASONING, BEGINS, ARGUMENTS, ENDS = EventKind
 USER = {"role": "user", "content": "x"}
 LOOK = {"type": "function", "function": {"name": "look"}}
-
-Message = tuple[str, str, list[tuple[str, str, str]], str]  # content, reasoning, calls, end
 
 
 def chat(*, is_resumable: bool = False, **fields: Any) -> AnswerPlan:
@@ -74,51 +72,10 @@ class Asked:
         return [data["choices"][0]["delta"] for _, data in self.events if data != "[DONE]"]
 
 
-def expected_of(units: list[AnswerUnit], stream_id: bytes) -> Message:
+def expected_of(asked: Asked, units: list[AnswerUnit]) -> Message:
     """The message that an answer adds up to."""
-    content, reasoning, reason = "", "", "stop"
-    written = {
-        event.call: event.call_id for unit in units for event in unit.events if event.kind == BEGINS
-    }
-    calls: dict[int, tuple[str, str, str]] = {}
-    for kind, text, call in whole_events(units):
-        if kind == CONTENT:
-            content += text
-        elif kind == REASONING:
-            reasoning += text
-        elif kind == BEGINS:
-            calls[call] = (written[call] or call_id(stream_id, call), text, "")
-        elif kind == ARGUMENTS:
-            calls[call] = (*calls[call][:2], calls[call][2] + text)
-        else:
-            reason = "tool_calls"
-    return content, reasoning, list(calls.values()), reason
-
-
-def shown(message: Any, reason: str) -> Message:
-    """A message as the openai client has it."""
-    extra = message.model_extra or {}
-    assert extra.get("reasoning_content") == extra.get("reasoning")
-    calls = [
-        (call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []
-    ]
-    assert all(call.type == "function" for call in message.tool_calls or [])
-    return message.content or "", extra.get("reasoning") or "", calls, reason
-
-
-def accumulated(events: list[tuple[str, Any]]) -> Message:
-    """What the openai client makes of a stream that has ended."""
-    state: Any = ChatCompletionStreamState()
-    assert events[-1][1] == "[DONE]"
-    for _, data in events[:-1]:
-        state.handle_chunk(ChatCompletionChunk.model_validate(data))
-    choice = state.current_completion_snapshot.choices[0]
-    assert choice.message.role == "assistant"
-    assert [data["choices"][0]["delta"].get("role") for _, data in events[:-1]] == [
-        "assistant",
-        *[None] * (len(events) - 2),
-    ]
-    return shown(choice.message, choice.finish_reason)
+    events = [event for unit in units for event in unit.events]
+    return message_of(events, asked.plan.states[0].stream_id)
 
 
 def say(asked: Asked, units: list[AnswerUnit], data: st.DataObject, begin: int = 0) -> None:
@@ -148,7 +105,7 @@ def test_every_division_adds_up_to_one_message(
 ) -> None:
     asked = Asked(chat(is_resumable=is_resumable), version=version)
     say(asked, units, data)
-    expected = expected_of(units, asked.plan.states[0].stream_id)
+    expected = expected_of(asked, units)
     assert accumulated(asked.events) == expected
 
 
@@ -157,7 +114,7 @@ def test_a_whole_message_says_the_same(units: list[AnswerUnit], data: st.DataObj
     asked = Asked(chat(stream=False))
     say(asked, units, data)
     [choice] = json.loads(body_of(asked.wire.writes))["choices"]
-    content, _, calls, _ = expected = expected_of(units, asked.plan.states[0].stream_id)
+    content, _, calls, _ = expected = expected_of(asked, units)
     answer = ChatCompletion.model_validate(json.loads(body_of(asked.wire.writes)))
     assert shown(answer.choices[0].message, answer.choices[0].finish_reason) == expected
     assert choice["message"]["content"] == (None if calls and not content else content)
@@ -169,7 +126,7 @@ def test_every_event_id_gets_the_rest(units: list[AnswerUnit], data: st.DataObje
     """In the middle of a call, too: its id and name are not said again, nor is the role."""
     asked = Asked(chat(is_resumable=True))
     say(asked, units, data)
-    expected = expected_of(units, asked.plan.states[0].stream_id)
+    expected = expected_of(asked, units)
     events = asked.events
     last = data.draw(st.integers(0, len(events) - 1))
     request = HttpRequest(headers={b"last-event-id": events[last][0].encode()})
@@ -297,7 +254,8 @@ def test_a_model_without_a_format_answers_in_text() -> None:
 TEXT = b'{"prompt": "x", "stream": true}'
 
 
-TOKENS = ["h", "m", "</t>", "y", "e", "s", '{"', "<eos>"]
+TOKENS = [b"h", b"m", b"</t>", b"y", b"e", b"s", b"\xc3", b"\xa9", b"<c>", b'{"', b"<eos>"]
+SHOWN = ["h", "m", "</t>", "y", "e", "s", "\\xc3", "\\xa9", "<c>", '{"', "<eos>"]
 
 
 def columns(ids: Sequence[int]) -> LogprobColumns:
@@ -307,20 +265,24 @@ def columns(ids: Sequence[int]) -> LogprobColumns:
 
 
 async def asked_for_logprobs(plan: AnswerPlan) -> Asked:
-    """An answer of all `TOKENS`: each but the last in the message of its part."""
+    """An answer of all `TOKENS`, a message for each part."""
     asked = Asked(plan)
-    for number, text in enumerate(TOKENS):
-        asked.texts._known[number] = TokenText(text, text, text.encode())
+    for number, (raw, text) in enumerate(zip(TOKENS, SHOWN, strict=True)):
+        asked.texts._known[number] = TokenText(text, text, raw, is_added=len(raw) > 2)
     border = (AnswerEvent(REASONING, "m"), AnswerEvent(CONTENT, "y"))
+    last = len(TOKENS) - 1
     begin = 0
-    for ids, kind, events, end in (
-        ([0], REASONING, None, None),
-        ([1, 2, 3], 0, border, None),
-        ([4, 5], CONTENT, None, None),
-        ([6], ARGUMENTS, None, None),
-        ([7], 0, (), End("stop", len(TOKENS))),
+    for ids, text, kind, events in (
+        ([0], "h", REASONING, None),
+        ([1, 2, 3], "m</t>y", 0, border),
+        ([4, 5], "es", CONTENT, None),
+        ([6], "", 0, None),  # the first byte of a character
+        ([7], "é", CONTENT, None),
+        ([8], "", 0, None),  # a special token that is not shown
+        ([9], '{"', ARGUMENTS, None),
+        ([last], "", 0, None),
     ):
-        text = "" if end else "".join(TOKENS[number] for number in ids)
+        end = End("stop", len(TOKENS)) if ids == [last] else None
         entry = Entry(asked.handle, text, begin, ids[0], ids, end, kind, events)
         asked.table.say(entry, logprobs=columns(ids))
         begin += len(text)
@@ -345,7 +307,7 @@ def test_log_probabilities_are_those_of_content(scope: str | None, form: str) ->
         for _, data in events
         for entry in (data["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
-    assert found == (TOKENS if scope == "all" else [*"yes"])
+    assert found == (SHOWN if scope == "all" else SHOWN[3:8])
     if form == "resumable":
         ids = [parse_event_id(each) for each, _ in events]
         assert {each.has_all_logprobs for each in ids} == {scope == "all"}
