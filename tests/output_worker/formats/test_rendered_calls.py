@@ -26,9 +26,7 @@ KNOWN = [variant for variant in RENDERINGS if our_reader.compiled(variant) is no
 CONTENT = "Let me see."
 
 # characters that formats use, and some of every width
-LETTERS = st.characters(codec="utf-8") | st.sampled_from(
-    "\"'\\{}[]()<>|/=:;,`\n\t \u2028é🏔"
-)
+LETTERS = st.characters(codec="utf-8") | st.sampled_from("\"'\\{}[]()<>|/=:;,`\n\t \u2028é🏔")
 TEXTS = st.text(LETTERS, max_size=20)
 NUMBERS = st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES: st.SearchStrategy[Any] = st.recursive(
