@@ -7,14 +7,18 @@ Names: "REASONING+CALLS" with "none" for a part that is not there, or the entry'
 from __future__ import annotations
 
 from slipstream_ipc.formats.answer_format import AnswerFormat, CallFormat, ReasoningFormat
+from slipstream_ipc.formats.delimited_calls import DELIMITED_CALL_FORMATS
+from slipstream_ipc.formats.harmony import HARMONY
 from slipstream_ipc.formats.json_calls import JSON_CALL_FORMATS
 from slipstream_ipc.formats.reasoning import REASONING_FORMATS
 
 NONE = "none"
 
 REASONING: dict[str, ReasoningFormat] = {entry.name: entry for entry in REASONING_FORMATS}
-CALLS: dict[str, CallFormat] = {entry.name: entry for entry in JSON_CALL_FORMATS}
-WHOLE: dict[str, AnswerFormat] = {}
+CALLS: dict[str, CallFormat] = {
+    entry.name: entry for entry in (*JSON_CALL_FORMATS, *DELIMITED_CALL_FORMATS)
+}
+WHOLE: dict[str, AnswerFormat] = {HARMONY.name: HARMONY}
 
 
 def compose(reasoning: ReasoningFormat | None, calls: CallFormat | None) -> AnswerFormat:

@@ -11,12 +11,13 @@ a call begins, all of its section is held, and becomes plain text if it fails.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
 import msgspec
 
+from slipstream_ipc.formats.answer_format import ChannelFormat, Delimiter
 from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import (
     MAX_CALLS,
@@ -33,6 +34,12 @@ from slipstream_worker.formats.call_graph import (
     is_call,
     make_scanner,
 )
+from slipstream_worker.formats.channel_header import (
+    MAX_HEADER_CHARS,
+    ChannelHeader,
+    parse_header,
+)
+from slipstream_worker.formats.literals import Literals
 from slipstream_worker.formats.places import Action, FormatTables, Move, Place, Triggers
 from slipstream_worker.formats.scanner import BLANKS, ScanContext, Scanner, Status
 
@@ -56,6 +63,7 @@ class _State(IntEnum):
     PLAIN = 0
     BETWEEN = 1  # two elements of a section
     SCAN = 2
+    HEADER = 3  # of a message in a channel
 
 
 class _Border(IntEnum):
@@ -158,7 +166,7 @@ class AnswerReader:
     @property
     def is_between_calls(self) -> bool:
         """Whether nothing is held, and no call is open."""
-        return not (self._state is _State.SCAN or self._num_held or self._pending)
+        return self._state in (_State.PLAIN, _State.BETWEEN) and self.num_decided == self.num_fed
 
     # What is fed
 
@@ -209,6 +217,8 @@ class AnswerReader:
                     pos = self._text_between(text, pos)
                 case _State.SCAN:
                     pos = self._scanned_text(text, pos)
+                case _State.HEADER:
+                    pos = self._header_text(text, pos)
 
     def _drain(self) -> None:
         """No text follows: of what is pending, only blanks stay so."""
@@ -233,20 +243,29 @@ class AnswerReader:
             case _State.BETWEEN:
                 node = self._graph.nodes[self._node]
                 branch = node.ids.get(token_id)
+                scan = next((scan for scan in node.scans if scan.first_chars is None), None)
                 if branch is not None:
                     literal, self._pending = self._pending + literal, ""
                     self._follow(branch, literal)
-                elif node.scans and node.scans[0].first_chars is None:
+                elif scan is not None:
                     self._hold(self._pending)
                     self._pending = ""
-                    self._enter_scan(node.scans[0])
+                    self._enter_scan(scan)
                     return False
                 else:
                     self._fail()
                     return False
             case _State.SCAN:
                 return self._scanned_delimiter(literal)
+            case _State.HEADER:
+                _, ids = self._headers
+                return self._header_delimiter(ids.get(token_id), literal)
         return True
+
+    @property
+    def _headers(self) -> tuple[Literals[Delimiter], Mapping[int, Delimiter]]:
+        assert self._tables.headers is not None
+        return self._tables.headers
 
     @property
     def _graph(self) -> CallGraph:
@@ -322,12 +341,62 @@ class AnswerReader:
                 self._section_has_calls = True
                 self._follow(Branch(action.node, closes=True), text)
                 return
+            case Move.OPEN_HEADER:
+                self._section_has_calls = False
+                self._state = _State.HEADER
+                self._hold(text)
+                return
             case Move.BEGIN_REASONING:
                 self.is_reasoning = True
-            case Move.END_REASONING:
+            case Move.END_REASONING | Move.END_MESSAGE:
                 self.is_reasoning = False
         self._drop(len(text))
         self._border = _Border.DELIMITER
+
+    # Headers of messages in channels
+
+    def _header_text(self, text: str, pos: int) -> int:
+        literals, _ = self._headers
+        found, literal = literals.find(text, pos, self._is_final)
+        room = MAX_HEADER_CHARS - self._num_held
+        if found - pos > room:
+            self._hold(text[pos : pos + room])
+            self._fail()
+            return pos + room
+        self._hold(text[pos:found])
+        if literal:
+            taken = self._header_delimiter(literals.meanings[literal], literal)
+            return found + len(literal) if taken else found
+        self._pending = text[found:]
+        return len(text)
+
+    def _header_delimiter(self, delimiter: Delimiter | None, literal: str) -> bool:
+        channels = self._tables.format.channels
+        assert channels is not None
+        if delimiter == channels.message:
+            self._hold(literal)
+            self._end_header(parse_header("".join(self._held), channels), channels)
+            return True
+        if delimiter is None or delimiter not in (channels.channel, channels.constrain):
+            self._fail()
+            return False
+        self._hold(literal)
+        return True
+
+    def _end_header(self, header: ChannelHeader, channels: ChannelFormat) -> None:
+        name = header.recipient.removeprefix(channels.function_prefix)
+        if name != header.recipient:
+            if self._reads_calls and self._is_allowed(name):
+                self._name = name
+                self._arrive(self._graph.openings[0], closes=False)
+            else:
+                self._fail()
+            return
+        self._drop_held()
+        self.is_reasoning = header.channel in channels.reasoning
+        self._state = _State.PLAIN
+        self._border = _Border.DELIMITER
+        self._failed_at = 0
 
     # Between two elements
 

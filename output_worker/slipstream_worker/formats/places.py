@@ -7,7 +7,17 @@ from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
 
-from slipstream_ipc.formats.answer_format import AnswerFormat, Delimiter, Text, delimiters
+from slipstream_ipc.formats.answer_format import (
+    Alternative,
+    AnswerFormat,
+    CallFormat,
+    ChannelFormat,
+    Delimiter,
+    JsonObject,
+    Section,
+    Text,
+    delimiters,
+)
 from slipstream_worker.formats.call_graph import CallGraph, Scan
 from slipstream_worker.formats.literals import Literals, split_literals
 from slipstream_worker.formats.scanner import BLANKS
@@ -21,10 +31,12 @@ class Move(IntEnum):
     END_REASONING = 2
     OPEN_SECTION = 3
     CLOSE_CALL = 4  # one that failed
+    OPEN_HEADER = 5  # of a message in a channel
+    END_MESSAGE = 6
 
 
 class Action(NamedTuple):
-    """A move; of the last two, the node that it leads to."""
+    """A move; of those in a section, the node that it leads to."""
 
     move: Move
     node: int = 0
@@ -65,13 +77,15 @@ class FormatTables:
             literal: token_id for literal, token_id in token_ids.items() if literal in literals
         }
         self.literals = {token_id: literal for literal, token_id in self._token_ids.items()}
-        self.graph = (
-            CallGraph(answer_format.calls, self._token_ids) if answer_format.calls else None
-        )
+        channels = answer_format.channels
+        calls = channel_calls(channels) if channels else answer_format.calls
+        self.graph = CallGraph(calls, self._token_ids) if calls else None
+        self.headers = _header_literals(channels, self._token_ids) if channels else None
         self.tokens = frozenset(self._token_ids)
-        calls = answer_format.calls
         self.unquotable = (
-            {part.literal for part in delimiters(calls)} if calls and not calls.quotable else set()
+            {part.literal for part in delimiters(answer_format)}
+            if calls and not calls.quotable
+            else set()
         )
         failures = range(1, len(self.graph.nodes)) if self.graph else range(0)
         self.triggers = {
@@ -90,7 +104,7 @@ class FormatTables:
         return Triggers(Literals(texts), ids, self._scans(place), hazards)
 
     def _scans(self, place: Place) -> tuple[Scan, ...]:
-        if not (place.reads_calls and place.at_border and self._reads_calls_at(place)):
+        if not (self.format.calls and place.at_border and self._reads_calls_at(place)):
             return ()
         assert self.graph is not None
         firsts = [self.graph.firsts[node] for node in self.graph.openings]
@@ -105,12 +119,19 @@ class FormatTables:
     def _meanings(self, place: Place) -> dict[Delimiter | Text, Action]:
         found: dict[Delimiter | Text, Action] = {}
         reasoning, calls = self.format.reasoning, self.format.calls
+        channels = self.format.channels
         if self._reads_calls_at(place):
             assert self.graph is not None
-            assert calls is not None
             for literal, branch in self.graph.closers[place.failed_at].items():
                 move = Move.CLOSE_CALL if branch.closes else Move.OPEN_SECTION
                 found[literal] = Action(move, branch.target)
+        if channels is not None:
+            for literal in (channels.start, channels.channel):
+                found.setdefault(literal, Action(Move.OPEN_HEADER))
+            for literal in channels.ends:
+                found.setdefault(literal, Action(Move.END_MESSAGE))
+        if calls is not None and self._reads_calls_at(place):
+            assert self.graph is not None
             for section, node in zip(calls.sections, self.graph.openings, strict=True):
                 if place.at_border or not section.at_start:
                     for literal, branch in self.graph.firsts[node].literals.items():
@@ -128,3 +149,17 @@ class FormatTables:
             for literal in reasoning.dropped:
                 found.setdefault(literal, Action(Move.DROP))
         return found
+
+
+def channel_calls(channels: ChannelFormat) -> CallFormat:
+    """What stands behind the header of a message to a function."""
+    ends = Alternative(tuple((end,) for end in channels.ends))
+    return CallFormat("", (Section((JsonObject(may_be_empty=True), ends)),))
+
+
+def _header_literals(
+    channels: ChannelFormat, token_ids: Mapping[str, int]
+) -> tuple[Literals[Delimiter], Mapping[int, Delimiter]]:
+    parts: dict[Delimiter | Text, Delimiter] = {part: part for part in delimiters(channels)}
+    texts, ids = split_literals(parts, token_ids)
+    return Literals(texts), ids
