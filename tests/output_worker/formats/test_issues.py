@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, render
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages.answer import AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.start_state import start_state
 
 TYPES = {
     "get_weather": {"city": "string", "days": "integer"},
@@ -53,12 +53,14 @@ def compiled(variant: str, reasoning: str | None = None) -> CompiledFormat:
     return compile_format(format_, our_reader.token_ids(variant))
 
 
-def read(variant: str, text: str, *, reasoning: str | None = None, types: Any = None) -> ReadAnswer:
-    """What the text says, which is the same at every division."""
+def read(variant: str, text: str, *, reasoning: str | None = None, prompt: str = "") -> ReadAnswer:
+    """What the text says, which is the same at every division. prompt: the open turn's text."""
     known = compiled(variant, reasoning)
-    tools = TYPES if types is None else types
+    ids = our_reader.token_ids(variant)
+    parts = pieces(prompt, RENDERINGS[variant].added_tokens)
+    state = start_state(known, [(ids.get(part.text, 0), part.text) for part in parts], TYPES)
     first, *others = (
-        our_reader.as_answer(our_reader.events_of(known, variant, cut, tools))
+        our_reader.as_answer(our_reader.events_of(known, variant, cut, TYPES, state))
         for cut in divisions(text, RENDERINGS[variant].added_tokens)
     )
     assert all(other == first for other in others)
@@ -116,7 +118,7 @@ def test_vllm_57699_a_parameter_that_its_function_closes() -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    ["hermes", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v31", "pythonic", "openai"],
+    ["hermes", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v31", "pythonic", "harmony"],
 )
 def test_vllm_30439_43267_a_long_text_streams_as_it_is_written(variant: str) -> None:
     letters = "All work and no play makes. " * 40
@@ -172,7 +174,7 @@ def test_vllm_47137_an_answer_that_ends_in_an_opener_keeps_it(end: str) -> None:
 )
 def test_vllm_23567_51977_recipients_stand_where_they_like_in_a_header(header: str) -> None:
     text = f'{header}{{"city": "Oslo", "days": 3}}<|call|>'
-    assert values(read("openai", text)) == [OSLO]
+    assert values(read("harmony", text, prompt="<|start|>assistant")) == [OSLO]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_vllm_23567_51977_recipients_stand_where_they_like_in_a_header(header: s
     ],
 )
 def test_vllm_23567_a_header_that_says_too_much_is_no_error(text: str) -> None:
-    answer = read("openai", text)
+    answer = read("harmony", text)
     assert answer.calls == ()
     assert "Hello." in answer.content
 
