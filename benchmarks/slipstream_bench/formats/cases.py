@@ -20,7 +20,7 @@ import msgspec
 from slipstream.errors import wrong_option
 from slipstream_bench.formats.rendering import FunctionCall, PropertyTypes
 
-_CATEGORIES = (
+BFCL_CATEGORIES = (
     "simple_python",
     "multiple",
     "parallel",
@@ -61,7 +61,7 @@ def read_bfcl(folder: Path) -> list[AnswerCase]:
     allows. Raises BadRequestError if the folder is not BFCL's.
     """
     cases = []
-    for category in _CATEGORIES:
+    for category in BFCL_CATEGORIES:
         questions = folder / f"BFCL_v4_{category}.json"
         answers = folder / "possible_answer" / questions.name
         if not questions.is_file() or not answers.is_file():

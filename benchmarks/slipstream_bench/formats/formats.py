@@ -34,7 +34,7 @@ from slipstream_bench.common.options import (
     many,
     name_of,
 )
-from slipstream_bench.common.report import Row, add_common, check_common, print_rows
+from slipstream_bench.common.report import Row, check_files, print_rows
 from slipstream_bench.formats import our_reader
 from slipstream_bench.formats.cases import MADE_CASES, AnswerCase, read_bfcl
 from slipstream_bench.formats.divisions import Piece, divided, pieces
@@ -68,6 +68,7 @@ _OPTIONS = (
     ),
     Option("cases", integer(1), "of BFCL, taken at random", 40, 5),
     Option("divisions", integer(1), "of each answer", 20, 2),
+    Option("runs", integer(1), "of each cost; the table has their medians", 5, 1),
     Option("vllm_python", PROGRAM, "interpreter of an environment with vLLM"),
 )
 
@@ -75,13 +76,14 @@ _OPTIONS = (
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
     add(parser.add_argument_group("answers"), _OPTIONS)
-    add_common(parser, runs=5)
+    parser.add_argument("--quick", action="store_true", help="a small form, in under 50 s")
+    parser.add_argument("--json", metavar="FILE", help="write the rows there, a list of objects")
     parser.set_defaults(run=bench_formats)
 
 
 def bench_formats(arguments: argparse.Namespace) -> int:
     """Measure and report; exit code 0."""
-    check_common(arguments)
+    check_files(arguments)
     fill_in(arguments, _OPTIONS)
     variants = arguments.formats or tuple(RENDERINGS)
     cases = _cases(arguments.bfcl, arguments.cases)

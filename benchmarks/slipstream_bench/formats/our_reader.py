@@ -56,10 +56,14 @@ def read(variant: str, pieces: Sequence[Piece], types: PropertyTypes | None) -> 
 
 
 def events_of(
-    known: CompiledFormat, variant: str, pieces: Sequence[Piece], types: PropertyTypes | None
+    known: CompiledFormat,
+    variant: str,
+    pieces: Sequence[Piece],
+    types: PropertyTypes | None,
+    state: bytes = b"",
 ) -> list[AnswerEvent]:
-    """The events of the pieces, as they come."""
-    reader = known.reader(types, AnswerOptions())
+    """The events of the pieces, as they come. state: after the prompt."""
+    reader = known.reader(types, AnswerOptions(), state)
     ids = token_ids(variant)
     events: list[AnswerEvent] = []
     for piece in pieces:

@@ -33,9 +33,9 @@ class Rendering(NamedTuple):
     calls: the text of all calls. added_tokens: delimiters that are tokens of the vocabularies of
     such models. call_id: of the call at an index, where the text has one. closers: spellings that a
     string argument cannot contain, as they would end it. has_bare_values: strings have no quotes,
-    so only a property's type tells them from other values. is_python: names and properties are
-    Python identifiers. before_reasoning, after_reasoning, before_content, after_content: what
-    surrounds these parts. final: what surrounds content without calls, where that differs.
+    so only a property's type tells them from other values. has_bare_keys: neither have the names of
+    nested properties. is_python: names and properties are Python identifiers. before_reasoning,
+    after_reasoning, before_content, after_content: what surrounds these parts. final: what surrounds content without calls, where that differs.
     is_alone: an answer with calls has no content.
     """
 
@@ -44,6 +44,7 @@ class Rendering(NamedTuple):
     call_id: Callable[[str, int], str] | None = None
     closers: tuple[str, ...] = ()
     has_bare_values: bool = False
+    has_bare_keys: bool = False
     is_python: bool = False
     before_reasoning: str = "<think>\n"
     after_reasoning: str = "\n</think>\n\n"
@@ -93,6 +94,8 @@ def can_render(variant: str, calls: Sequence[FunctionCall], types: PropertyTypes
                 or not re.fullmatch(r"[\w.-]+", name)
             ):
                 return False
+            if rendering.has_bare_keys and not all(map(_is_identifier, _keys(value))):
+                return False
             if rendering.has_bare_values:
                 is_string = types.get(call.name, {}).get(name) == "string"
                 if isinstance(value, str) != is_string:
@@ -104,6 +107,13 @@ def can_render(variant: str, calls: Sequence[FunctionCall], types: PropertyTypes
 
 def _is_identifier(name: str) -> bool:
     return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _keys(value: object) -> list[str]:
+    """The names of all properties within a JSON value."""
+    if isinstance(value, Mapping):
+        return [*value, *(key for part in value.values() for key in _keys(part))]
+    return [key for part in value for key in _keys(part)] if isinstance(value, list) else []
 
 
 def _strings(value: object) -> list[str]:
@@ -133,8 +143,11 @@ def _array(calls: Sequence[FunctionCall]) -> str:
     return f"[{', '.join(_objects(calls))}]"
 
 
-def _hermes(calls: Sequence[FunctionCall]) -> str:
-    return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in _objects(calls))
+def _lines_in(tag: str) -> Callable[[Sequence[FunctionCall]], str]:
+    def calls_of(calls: Sequence[FunctionCall]) -> str:
+        return "\n".join(f"<{tag}>\n{text}\n</{tag}>" for text in _objects(calls))
+
+    return calls_of
 
 
 def _llama3_json(calls: Sequence[FunctionCall]) -> str:
@@ -255,12 +268,19 @@ def _minimax_m2(calls: Sequence[FunctionCall]) -> str:
     return f"{text}</minimax:tool_call>"
 
 
-def _pythonic(calls: Sequence[FunctionCall]) -> str:
-    texts = [
+def _python_calls(calls: Sequence[FunctionCall]) -> list[str]:
+    return [
         f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
         for call in calls
     ]
-    return f"[{', '.join(texts)}]"
+
+
+def _pythonic(calls: Sequence[FunctionCall]) -> str:
+    return f"[{', '.join(_python_calls(calls))}]"
+
+
+def _olmo3(calls: Sequence[FunctionCall]) -> str:
+    return "\n".join(("<function_calls>", *_python_calls(calls), "</function_calls>"))
 
 
 def _cohere(calls: Sequence[FunctionCall]) -> str:
@@ -318,15 +338,14 @@ _PARAMETER = ("</parameter>", "<parameter", "</function>")
 _GLM = (*_TOOL_CALL, *_THINK, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 RENDERINGS: Mapping[str, Rendering] = {
-    "hermes": Rendering(_hermes, (*_TOOL_CALL, *_THINK)),
+    "hermes": Rendering(_lines_in("tool_call"), (*_TOOL_CALL, *_THINK)),
     "granite": Rendering(lambda calls: f"<|tool_call|>{_array(calls)}", ("<|tool_call|>",)),
     "granite:text": Rendering(lambda calls: f"<tool_call>{_array(calls)}"),
-    "granite4": Rendering(_hermes, _TOOL_CALL),
     "llama3_json": Rendering(_llama3_json, ("<|python_tag|>",), is_alone=True),
     "llama3_json:tag": Rendering(
         lambda calls: f"<|python_tag|>{_llama3_json(calls)}", ("<|python_tag|>",), is_alone=True
     ),
-    "mistral": Rendering(_mistral, ("[TOOL_CALLS]",), _nine_letters),
+    "mistral": Rendering(_mistral, ("[TOOL_CALLS]",)),
     "mistral:ids": Rendering(_mistral_ids, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), _nine_letters),
     "mistral:args": Rendering(
         _mistral_args,
@@ -349,6 +368,21 @@ RENDERINGS: Mapping[str, Rendering] = {
         ),
         _kimi_id,
     ),
+    "granite-20b-fc": Rendering(
+        lambda calls: "".join(f"<function_call> {text}" for text in _objects(calls))
+    ),
+    "jamba": Rendering(
+        lambda calls: f"<tool_calls>{_array(calls)}</tool_calls>", ("<tool_calls>", "</tool_calls>")
+    ),
+    "longcat": Rendering(
+        _lines_in("longcat_tool_call"),
+        ("<longcat_tool_call>", "</longcat_tool_call>"),
+    ),
+    "minimax": Rendering(
+        lambda calls: "\n".join(("<tool_calls>", *_objects(calls), "</tool_calls>"))
+    ),
+    "nemotron_json": Rendering(lambda calls: f"<TOOLCALL>{_array(calls)}</TOOLCALL>"),
+    "phi4_mini_json": Rendering(lambda calls: f"functools{_array(calls)}"),
     "hunyuan_a13b": Rendering(
         lambda calls: f"<tool_calls>{_array(calls)}</tool_calls>", is_alone=True
     ),
@@ -386,15 +420,18 @@ RENDERINGS: Mapping[str, Rendering] = {
         ("<|tool_call_start|>", "<|tool_call_end|>"),
         is_python=True,
     ),
+    "olmo3": Rendering(_olmo3, is_python=True),
     "functiongemma": Rendering(
         _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
         ("<start_function_call>", "<end_function_call>", "<escape>"),
         closers=("<escape>",),
+        has_bare_keys=True,
     ),
     "gemma4": Rendering(
         _gemma("<|tool_call>", "<tool_call|>", '<|"|>'),
         ("<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>"),
         closers=('<|"|>',),
+        has_bare_keys=True,
         before_reasoning="<|channel>thought\n",
         after_reasoning="<channel|>",
     ),
@@ -408,13 +445,12 @@ RENDERINGS: Mapping[str, Rendering] = {
             "<|START_RESPONSE|>",
             "<|END_RESPONSE|>",
         ),
-        lambda _name, index: str(index),
         before_reasoning="<|START_THINKING|>",
         after_reasoning="<|END_THINKING|>",
         final=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
         is_alone=True,
     ),
-    "openai": Rendering(
+    "harmony": Rendering(
         _harmony,
         (
             "<|start|>",

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from slipstream_bench.formats import our_reader
@@ -73,6 +73,7 @@ def whole(variant: str, written: tuple[FunctionCall, ...], content: str) -> list
 
 
 @pytest.mark.parametrize("variant", KNOWN)
+@settings(max_examples=40)
 @given(written=calls(), seed=st.integers(0, 2**32), max_len=st.integers(1, 9))
 @example(written=(FunctionCall("now", {}), FunctionCall("now", {})), seed=1, max_len=3)
 def test_calls_come_back_as_they_were_written(
