@@ -45,8 +45,9 @@ from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.output.answer_reading import UnknownFormat
 from slipstream_worker.request_spans import RequestSpans
-from slipstream_worker.streams.registration import open_output
+from slipstream_worker.streams.registration import open_output, output_without_text
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
@@ -74,11 +75,12 @@ class CoreMessages:
         detokenizers: DetokenizerFactory,
         *,
         tokenizer: str,
+        answer_format: str = "",
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
         predecessor_ended_s: float = 0.0,
     ) -> None:
-        """`tokenizer`: the folder or hub id that clients load.
+        """`tokenizer`, `answer_format`: see `Worker`; clients see them on the model's card.
 
         spans: of the requests that are traced; None if none is. predecessor_ended_s: when the
         worker before this one ended, see `WorkerConfig`.
@@ -96,6 +98,7 @@ class CoreMessages:
         self._counters = counters
         self._detokenizers = detokenizers
         self._tokenizer = tokenizer
+        self._answer_format = answer_format
         self.card: ModelCard | None = None
         self.is_synced = False
         self.step = 0  # number of the latest step received
@@ -111,7 +114,7 @@ class CoreMessages:
                 if stream is None:
                     self._core.enqueue(Forget((message.stream_id,)))
                 else:
-                    lifecycle.admitted(stream, message.row)
+                    lifecycle.admitted(stream, message)
             case Welcome():
                 self._attached(message)
             case Registered():
@@ -144,7 +147,9 @@ class CoreMessages:
                 raise ProtocolError(f"a worker does not accept {type(message).__name__}")
 
     def _attached(self, welcome: Welcome) -> None:
-        self.card = structs.replace(welcome.model, path=self._tokenizer)
+        self.card = structs.replace(
+            welcome.model, path=self._tokenizer, answer_format=self._answer_format
+        )
         if self._spans is not None:
             self._spans.model = self.card.name
         self._core.restart()
@@ -173,8 +178,11 @@ class CoreMessages:
         lifecycle = self._lifecycle
         if self._streams.get(admit.stream_id) is not None:
             return
+        unknown: UnknownFormat | None = None
         try:
             output = open_output(admit, self._detokenizers)
+        except UnknownFormat as error:
+            unknown, output = error, output_without_text()
         except Exception:
             logger.exception("a stream cannot be restored", extra=of_requests(admit.label))
             self._core.enqueue(Forget((admit.stream_id,)))
@@ -184,7 +192,9 @@ class CoreMessages:
             stream.trace = StreamTrace(admit.trace, is_reported=message.is_over)
         lifecycle.restore(stream, admit, output, message.row)
         # its tokens follow, up to this end if an abort or an error ended it
-        if message.end is not None:
+        if unknown is not None:
+            lifecycle.diverge(stream, f"the stream cannot be read any more: {unknown}")
+        elif message.end is not None:
             lifecycle.replay(stream, message.end)
 
     def _readmit(self, message: UnknownToCore) -> None:
