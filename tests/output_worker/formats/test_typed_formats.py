@@ -396,12 +396,6 @@ def test_a_word_that_is_a_token_elsewhere_is_text_of_a_value() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
-def test_delimiters_are_told_apart(name: str) -> None:
-    for reasoning in REASONING.values():
-        compile_format(compose(reasoning, CALLS[name]), {})
-
-
 CUT = "a\nb 'c' "
 
 
