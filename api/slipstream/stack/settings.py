@@ -74,6 +74,24 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "longest request in tokens, prompt and output together (default: the model's limit)",
         ),
     ] = None
+    tool_format: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "how the model writes tool calls: a name that `slipstream formats` lists, or none "
+            "(default: by its chat template)",
+            "NAME",
+        ),
+    ] = None
+    reasoning_format: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "how the model writes its reasoning: a name that `slipstream formats` lists, or none "
+            "(default: by its chat template)",
+            "NAME",
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         _about(MODEL, "run Python code from the model's folder, with all of your permissions"),
@@ -156,6 +174,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Literal["off", "text", "json"],
         _about(HTTP, "log each HTTP request to standard error, in this form"),
     ] = "off"
+    strict_fields: Annotated[
+        bool,
+        _about(
+            HTTP,
+            "refuse requests to OpenAI's endpoints that have unknown fields, which are otherwise "
+            "ignored and named in the answer's headers",
+        ),
+    ] = False
     max_num_seqs: Annotated[
         int, Meta(ge=1), _about(SCHEDULING, "maximum number of requests that run at the same time")
     ] = 256
@@ -375,6 +401,8 @@ class StackOptions(TypedDict, total=False):
     block_size: int
     threads: int | None
     native: bool
+    tool_format: str | None
+    reasoning_format: str | None
     trust_remote_code: bool
     stream_interval: int | Literal["auto"]
     client_timeout_s: float
@@ -401,6 +429,7 @@ class StackOptions(TypedDict, total=False):
     ssl_keyfile: str | None
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
+    strict_fields: bool
     log_format: LogFormat
     otlp_traces_endpoint: str | None
     log_stats_interval_s: float

@@ -157,7 +157,8 @@ class ToolCall(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
 class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One turn of a chat, as the model's chat template expects it.
 
-    tool_calls: of an assistant's turn. tool_call_id: of a tool's turn, the call that it answers.
+    tool_calls, reasoning_content: of an assistant's turn. tool_call_id: of a tool's turn, the call
+    that it answers.
     """
 
     role: str
@@ -165,6 +166,7 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     name: str | None = None
     tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 class TemplateOptions(Struct, array_like=True, frozen=True):
