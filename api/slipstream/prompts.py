@@ -88,7 +88,7 @@ def _message(index: int, given: object) -> ChatMessage:
     try:
         if isinstance(given, ChatMessage):
             given = msgspec.to_builtins(given)  # a Struct's constructor checks no types
-        elif isinstance(given, Mapping) and ("content" in given or _has_parts(given)):
+        elif isinstance(given, Mapping) and ("content" in given or _may_be_empty(given)):
             given = {**given, "content": _content(field, given)}
         message = msgspec.convert(given, ChatMessage)
     except msgspec.ValidationError as error:
@@ -96,9 +96,7 @@ def _message(index: int, given: object) -> ChatMessage:
     checked_utf8(field, message.role + message.content)
     if message.name is not None:
         checked_utf8(f"{field}.name", message.name)
-    if message.reasoning_content is not None:
-        checked_utf8(f"{field}.reasoning_content", message.reasoning_content)
-    if message.tool_calls is not None or message.tool_call_id is not None:
+    if message.tool_calls or message.tool_call_id or message.reasoning_content:
         try:
             msgspec.msgpack.encode(message)
         except UnicodeEncodeError as error:
@@ -109,7 +107,7 @@ def _message(index: int, given: object) -> ChatMessage:
 def _content(field: str, message: Mapping[str, object]) -> object:
     """A message's content, with text parts joined. Raises: BadRequest."""
     content = message.get("content")
-    if content is None and _has_parts(message):
+    if content is None and _may_be_empty(message):
         return ""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content
@@ -120,8 +118,8 @@ def _content(field: str, message: Mapping[str, object]) -> object:
         raise field_error(error, tuple[TextPart, ...], content, where=where) from None
 
 
-def _has_parts(message: Mapping[str, object]) -> bool:
-    """Whether the message may have no content of its own."""
+def _may_be_empty(message: Mapping[str, object]) -> bool:
+    """Whether a message says something without content."""
     return bool(message.get("tool_calls") or message.get("reasoning_content"))
 
 

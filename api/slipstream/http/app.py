@@ -67,12 +67,15 @@ class App:
         hang_timeout_s: float = inf,
         *,
         is_traced: bool = False,
+        strict_fields: bool = False,
     ) -> None:
-        """model_name, hang_timeout_s, is_traced: see `FrontConfig`."""
+        """model_name, hang_timeout_s, is_traced, strict_fields: see `FrontConfig`."""
         self._io = io
         self._model_name = model_name
         self._keys = keys
-        self._endpoints = ModelEndpoints(io, keys, texts, limits, is_traced=is_traced)
+        self._endpoints = ModelEndpoints(
+            io, keys, texts, limits, is_traced=is_traced, strict_fields=strict_fields
+        )
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts
         self._started = int(time.time())

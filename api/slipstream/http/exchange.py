@@ -6,12 +6,21 @@ do not depend on which.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.response_encoding import Headers, Response
+
+_IS_ID = re.compile(r"[!-~]{1,128}")
+
+
+def given_id(headers: dict[bytes, bytes]) -> str | None:
+    """The X-Request-Id among a request's headers; None if there is none that may be one."""
+    given = headers.get(b"x-request-id", b"").decode("latin-1")
+    return given if _IS_ID.fullmatch(given) else None
 
 
 @dataclass(slots=True, eq=False)
@@ -26,6 +35,11 @@ class HttpRequest:
     body: bytes = b""
     id: str = ""  # X-Request-Id: the client's, or generated
     answer_headers: Headers = ()  # sent with any answer to this request
+
+    def take_id(self, wanted: str | None) -> None:
+        """Take the id that the body gives, unless the header gives one, or it cannot be one."""
+        if wanted is not None and _IS_ID.fullmatch(wanted) and given_id(self.headers) is None:
+            self.id = wanted
 
 
 class Sink(Protocol):

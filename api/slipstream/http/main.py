@@ -137,6 +137,7 @@ async def _serve(
         config.model_name,
         config.hang_timeout_s,
         is_traced=config.is_traced,
+        strict_fields=config.strict_fields,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":

@@ -174,6 +174,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Literal["off", "text", "json"],
         _about(HTTP, "log each HTTP request to standard error, in this form"),
     ] = "off"
+    strict_fields: Annotated[
+        bool,
+        _about(
+            HTTP,
+            "refuse requests to OpenAI's endpoints that have unknown fields, which are otherwise "
+            "ignored and named in the answer's headers",
+        ),
+    ] = False
     max_num_seqs: Annotated[
         int, Meta(ge=1), _about(SCHEDULING, "maximum number of requests that run at the same time")
     ] = 256
@@ -421,6 +429,7 @@ class StackOptions(TypedDict, total=False):
     ssl_keyfile: str | None
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
+    strict_fields: bool
     log_format: LogFormat
     otlp_traces_endpoint: str | None
     log_stats_interval_s: float

@@ -137,7 +137,7 @@ class RequestBlocks:
         new = self._pool.allocate(-(-known // self._block_size) - len(shared))
         blocks = np.concatenate([shared, new]) if len(shared) else new
         requests.slot[row] = self._slots.assign_slot(row, blocks)
-        requests.computed[row] = len(shared) * self._block_size
+        requests.computed[row] = requests.num_shared[row] = len(shared) * self._block_size
         self._num_registered[requests.slot[row]] = len(shared)
         if self._cache is not None and requests.use_prefix_cache[row]:
             self._cache.count(known, len(shared) * self._block_size)

@@ -109,6 +109,7 @@ class RequestTable(RowTable):
     )  # tokens, counted as `limit`, with room for log-probabilities
     known: Int64s = column(np.int64)  # tokens in the history or in flight
     computed: Int64s = column(np.int64)  # tokens in the cache once all launched steps ran
+    num_shared: Int64s = column(np.int64)  # tokens found in the cache when it last began to run
     masked_until: Int64s = column(np.int64)  # `known` from which stop ids are allowed
     temperature: Float32s = column(np.float32)
     top_k: Int32s = column(np.int32)

@@ -184,6 +184,10 @@ class Scheduler:
         """The rows that began to run since the last call; preempted ones begin again."""
         return self._running_set.take_started()
 
+    def num_shared(self, row: int) -> int:
+        """How many tokens of a request were in the prefix cache when it last began to run."""
+        return int(self._requests.num_shared[row])
+
     def add(self, request: NewRequest) -> None:
         """Queue a request whose tokens, its prompt and outputs so far, are in the history.
 

@@ -38,7 +38,6 @@ from slipstream_ipc.history.token_log import TokenLog, history_digest
 from slipstream_ipc.messages import (
     AdmissionRefused,
     Admit,
-    Admitted,
     End,
     Fault,
     Forget,
@@ -297,7 +296,7 @@ class WorkerHandler:
         """Go on with a known stream from the position in its worker's registration."""
         outputs = u32(admit.output_ids, "output_ids")
         if self._cursors.is_open(stream.row):  # a repeated admission
-            sender.enqueue(Admitted(admit.stream_id, stream.row))
+            self._manager.send_admitted(stream)
         else:
             self._resume_stream(sender, stream, len(outputs), history_digest(outputs))
 
@@ -361,7 +360,7 @@ class WorkerHandler:
         if stream.end is not None and stream.end.fault is not None:
             sender.enqueue(AdmissionRefused(stream_id, stream.end.fault))
             return
-        sender.enqueue(Admitted(stream_id, stream.row))
+        self._manager.send_admitted(stream)
         self._manager.send_prompt_logprobs(stream)
         self._manager.send_times(stream)
         self._manager.send_from(stream, stream.prompt_len + num_outputs)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
@@ -81,7 +82,6 @@ class StreamManager:
 
         Its room for log-probabilities has been reserved (`PendingAdmissions.reserve`).
         """
-        sender = self._senders[worker]
         prompt, outputs = u32(admit.prompt_ids), u32(admit.output_ids)
         stream = self._streams.add(admit, worker)
         self._tokens.open(stream.row)
@@ -97,7 +97,7 @@ class StreamManager:
             self._prompts.open(stream.row, len(prompt), admit.params.prompt_logprobs)
         if grammar is not None:
             self._grammars.add(stream.row, grammar, stream.prompt_len)
-        sender.enqueue(Admitted(admit.stream_id, stream.row))
+        self.send_admitted(stream)
         self.send_from(stream, position)
         self._scheduler.add(new_request(stream))
         self._counters.request_queued(stream.row, now)
@@ -110,6 +110,18 @@ class StreamManager:
         stream = self._untimed.get(row)
         if stream is not None and not stream.scheduled_at:
             stream.scheduled_at = now
+        stream = self._streams.at(row)
+        if stream is not None and stream.registration.num_cached_tokens is None:
+            num_cached = min(self._scheduler.num_shared(row), stream.prompt_len)
+            stream.registration = replace(stream.registration, num_cached_tokens=num_cached)
+            if num_cached:
+                self.send_admitted(stream)
+
+    def send_admitted(self, stream: CoreStream) -> None:
+        """Send a stream's row, and how much of its prompt was cached if that has been computed."""
+        admit = stream.registration
+        admitted = Admitted(admit.stream_id, stream.row, admit.num_cached_tokens or 0)
+        self._senders[stream.worker].enqueue(admitted)
 
     def send_times(self, stream: CoreStream) -> None:
         """Send when a traced stream began, if it has."""

@@ -51,6 +51,7 @@ class OtherAdmit(Struct, array_like=True, frozen=True):
     logprobs: LogprobColumns | None = None
     was_accepted: bool = False
     strikes: U32 = 0
+    num_cached_tokens: U32 | None = None
 
 
 class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
@@ -84,6 +85,8 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     others: Annotated[tuple[OtherAdmit, ...], Meta(max_length=MAX_OTHERS)] = ()
     trace: RequestTrace | None = None
     answer: AnswerSettings | None = None  # None: the answer is text alone
+    # of the prompt, found in the cache when it was first computed; None: not computed yet
+    num_cached_tokens: U32 | None = None
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
@@ -124,10 +127,14 @@ class Positions(Struct, array_like=True, frozen=True, tag=tags.POSITIONS):
 
 
 class Admitted(Struct, array_like=True, frozen=True, tag=tags.ADMITTED):
-    """The stream is admitted; later columns refer to it by this row."""
+    """The stream is admitted; later columns refer to it by this row.
+
+    Said again, ahead of any token, where some of the prompt was found in the cache.
+    """
 
     stream_id: StreamId
     row: U32
+    num_cached_tokens: U32 = 0  # 0 also while the prompt is not computed
 
 
 class Registered(Struct, array_like=True, frozen=True, tag=tags.REGISTERED):

@@ -21,6 +21,7 @@ from msgspec import structs
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Admit,
+    Admitted,
     CancelledState,
     End,
     Fault,
@@ -116,9 +117,12 @@ class StreamLifecycle:
             self._readers.accept(stream)
             self._ended(stream)
 
-    def admitted(self, stream: WorkerStream, core_row: int) -> None:
-        """The core runs a stream in this row, or continues it after an attach."""
-        self._streams.assign_core_row(stream, core_row)
+    def admitted(self, stream: WorkerStream, message: Admitted) -> None:
+        """The core runs a stream in this row, or continues it after an attach; or it has begun, and
+        found a part of the prompt in its cache.
+        """
+        self._streams.assign_core_row(stream, message.row)
+        _note_cached(stream, message.num_cached_tokens)
         if stream.stage is Stage.ENDED:
             self._streams.ignore_tokens(stream)
             self._report_end(stream)  # it ended while the core was away
@@ -133,8 +137,12 @@ class StreamLifecycle:
         """The registration with which a core that has lost a stream can continue it."""
         assert stream.registration is not None
         num_tokens = self._columns.num_tokens(stream)
+        num_cached = stream.registration.num_cached_tokens
+        if num_cached is None and num_tokens > len(stream.registration.output_ids) // 4:
+            num_cached = 0  # anything else would have been said ahead of the first token
         return structs.replace(
             stream.registration,
+            num_cached_tokens=num_cached,
             output_ids=pack_u32(self._columns.token_ids(stream)),
             logprobs=self._columns.logprobs.read(
                 stream.worker_row, stream.logprobs_from, num_tokens
@@ -244,6 +252,14 @@ class StreamLifecycle:
             self._ended(stream)
             self._report_end(stream)
 
+    def diverge(self, stream: WorkerStream, why: str) -> None:
+        """End a stream of an earlier worker that this one would read otherwise."""
+        logger.warning("diverged: %s", why, extra=of_requests(stream.label))
+        self._finish(stream, "error", Fault("diverged", why))
+        self._ended(stream)
+        if not stream.is_counted:  # it has not ended before
+            self._report_end(stream)
+
     def remove_client(self, client: bytes) -> None:
         """A client is gone for good: end the streams that only it could read. Idempotent."""
         for stream in self._readers.remove(client):
@@ -288,15 +304,20 @@ class StreamLifecycle:
         self.replaying.discard(stream)
         self._streams.ignore_tokens(stream)
         assert stream.registration is not None
+        assert stream.output is not None
+        if stream.output.end is not None and stream.registration.num_cached_tokens:
+            num_cached = stream.registration.num_cached_tokens
+            stream.output.end = structs.replace(stream.output.end, num_cached_tokens=num_cached)
         token_bytes = 16 + 8 * int(self._columns.widths[stream.worker_row])
         num_tokens = self._columns.num_tokens(stream)
         if not stream.is_counted:
-            assert stream.output is not None
             assert stream.output.end is not None
             end = stream.output.end
             self._counters.finished(end.reason, max(0, num_tokens - end.num_tokens))
         held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
         held_bytes += self._columns.prompts.num_bytes(stream.worker_row)
+        if stream.registration.answer is not None:
+            held_bytes += len(stream.registration.answer.tools) + 16 * num_tokens
         self._retention.ended(stream, held_bytes)
         self._readers.ended(stream)
 
@@ -362,3 +383,10 @@ class StreamLifecycle:
         if stream.stage is Stage.ENDED and self._streams.get(stream.stream_id) is stream:
             self._num_ended -= 1
         self._streams.remove(stream)
+
+
+def _note_cached(stream: WorkerStream, num_cached: int) -> None:
+    """Note what the first computation of a stream's prompt found in the cache; 0 is not known."""
+    admit = stream.registration
+    if num_cached and admit is not None and admit.num_cached_tokens is None:
+        stream.registration = structs.replace(admit, num_cached_tokens=num_cached)

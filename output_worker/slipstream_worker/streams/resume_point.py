@@ -75,8 +75,10 @@ def _cursor_at(
         return cursor
     assert stream.registration is not None
     whole = open_output(stream.registration, detokenizers, outputs=columns.token_ids(stream))
-    if output.end is not None and whole.end is None:
-        whole.finish(output.end.reason, output.end.fault)
+    if output.end is not None:
+        if whole.end is None:
+            whole.finish(output.end.reason, output.end.fault)
+        whole.end = output.end  # it says more than the history does
     stream.output = whole
     reader = stream.reader
     if reader is not None and not reader.is_waiting:

@@ -140,7 +140,7 @@ def test_every_option_reaches_a_process(tmp_path):
     }
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
-    of_the_front |= {"forwarded_allow_ips", "api_key_file"}
+    of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields"}
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere.add("log_format")  # in the environment of all processes
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
@@ -345,6 +345,15 @@ def test_a_relative_folder_is_the_callers(tmp_path, monkeypatch):
     (tmp_path / "mine" / "config.json").touch()
     monkeypatch.chdir(tmp_path)
     assert model_and_tokenizer("mine", None) == (str(tmp_path / "mine"),) * 2
+
+
+def test_played_answers_are_the_callers_file(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    monkeypatch.chdir(tmp_path)
+    expected = f"simulated:step_ms=2,answers={tmp_path}/a.jsonl,tokenizer={DEMO}"
+    assert model_and_tokenizer("simulated:step_ms=2,answers=a.jsonl", None) == (expected, DEMO)
+    with pytest.raises(BadRequestError, match=r"answers: got 'b\.jsonl', allowed: an existing"):
+        model_and_tokenizer("simulated:answers=b.jsonl", None)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import structs
+
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import SlipstreamError, SupersededError
@@ -28,12 +30,19 @@ from slipstream.http.config import Limits
 from slipstream.http.errors import ApiError, error_of
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.logprob_bodies import TextPosition, concat_logprobs, logprobs_by_id
-from slipstream.http.openai.response_bodies import Logprobs, LogprobsById, Usage
+from slipstream.http.openai.response_bodies import (
+    CompletionTokensDetails,
+    Logprobs,
+    LogprobsById,
+    PromptTokensDetails,
+    Usage,
+)
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import event
 from slipstream.http.time_slice import Parts, TimeSlicedQueue
 from slipstream.prompt_logprobs import PromptTokenLogprobs
 from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import End
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
@@ -85,6 +94,7 @@ class LiveAnswer:
                     tuple([self.cursor(index) for index in range(len(plan.states))]),
                     plan.is_usage_sent,
                     plan.request_checksum,
+                    plan.has_all_logprobs,
                 )
             )
         exchange.on_disconnect = self._on_disconnect
@@ -178,11 +188,22 @@ class LiveAnswer:
 
     def usage(self) -> Usage:
         """The usage of all streams, which have ended."""
-        states = self.plan.states
-        once = states[:: self.plan.id.num_answers]  # one per prompt
-        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in once)
-        num_output = sum(state.end.num_tokens for state in states if state.end is not None)
-        return self._usage(num_prompt, num_output)
+        states, num_answers = self.plan.states, self.plan.id.num_answers
+        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in states[::num_answers])
+        ends = [state.end or End("abort", 0) for state in states]
+        # a prompt's other answers find what its first one has computed
+        num_cached = sum(
+            min(end.num_cached_tokens for end in ends[at : at + num_answers])
+            for at in range(0, len(ends), num_answers)
+        )
+        usage = self._usage(num_prompt, sum(end.num_tokens for end in ends))
+        return structs.replace(
+            usage,
+            prompt_tokens_details=PromptTokensDetails(num_cached),
+            completion_tokens_details=CompletionTokensDetails(
+                min(usage.completion_tokens, sum(end.num_reasoning_tokens for end in ends))
+            ),
+        )
 
     def usage_so_far(self, index: int, num_tokens: int) -> Usage | None:
         """The usage of a choice after `num_tokens`; None unless chunks contain it."""

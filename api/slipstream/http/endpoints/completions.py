@@ -18,6 +18,7 @@ from slipstream.http.endpoints.planner import (
 )
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.logprob_bodies import TextPosition, completion_logprobs
 from slipstream.http.openai.logprob_encoding import completion_logprobs_json
 from slipstream.http.openai.request_bodies import CompletionRequest
@@ -37,9 +38,9 @@ _PARAM_NAMES = {"prompt_token_ids": "prompt"}
 _decoder = BodyDecoder(CompletionRequest)
 
 
-def read_completion(content: bytes) -> CompletionRequest:
-    """Decode a body and refuse unsupported fields. Raises: ApiError."""
-    body = _decoder.decode(content)
+def read_completion(content: bytes, ignored: IgnoredFields | None = None) -> CompletionRequest:
+    """Decode a body and refuse unsupported fields. ignored: see `BodyDecoder`. Raises: ApiError."""
+    body = _decoder.decode(content, ignored)
     refuse_unsupported(body, supported=("echo",))
     return body
 
@@ -92,6 +93,7 @@ class CompletionShape:
 
     object = chunk_object = "text_completion"
     has_many_prompts = True
+    reads_events = False
 
     def __init__(self, *, has_ids: bool = False) -> None:
         self.has_ids = has_ids

@@ -10,8 +10,11 @@ import asyncio
 import logging
 import secrets
 from asyncio import Future
+from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 from slipstream.client.connection.loop_io import LoopIO
@@ -36,6 +39,8 @@ from slipstream.http.endpoints.tokenize import detokenize, tokenize, tokenizer_i
 from slipstream.http.errors import ApiError, error_of
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.body_decoder import check_num_values
+from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields
+from slipstream.http.openai.request_bodies import OpenAIRequest
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
 from slipstream.trace_context import TRACEPARENT, TRACESTATE, trace_context
@@ -43,6 +48,8 @@ from slipstream_ipc.messages import TraceContext
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
+_MAX_LOGGED = 64  # kinds of ignored fields that are not logged again
+OpenAIBody = TypeVar("OpenAIBody", bound=OpenAIRequest)
 
 
 class ModelEndpoints:
@@ -56,9 +63,14 @@ class ModelEndpoints:
         limits: Limits,
         *,
         is_traced: bool = False,
+        strict_fields: bool = False,
     ) -> None:
-        """is_traced: whether requests carry their trace to the worker, which exports it."""
+        """is_traced: whether requests carry their trace to the worker, which exports it.
+        strict_fields: whether unknown fields of OpenAI's bodies are refused.
+        """
         self._is_traced = is_traced
+        self._strict_fields = strict_fields
+        self._logged: deque[str] = deque(maxlen=_MAX_LOGGED)  # ignored fields
         self._io = io
         self._keys = keys
         self._context = AnswerContext(io, texts, limits)
@@ -95,14 +107,14 @@ class ModelEndpoints:
 
     def completions(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/completions. Raises: ApiError, BadRequestError."""
-        body = read_completion(request.body)
+        body = self._read(read_completion, request)
         model = served_model(self._io, body.model)
         plan = plan_or_resume(request, "cmpl", model, partial(plan_completion, body, model))
         self._start(plan, request, exchange)
 
     def chat(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/chat/completions. Raises: ApiError, BadRequestError."""
-        body = read_chat(request.body)
+        body = self._read(read_chat, request)
         model = served_model(self._io, body.model)
         plan = plan_or_resume(request, "chatcmpl", model, partial(plan_chat, body, model))
         self._start(plan, request, exchange)
@@ -119,6 +131,25 @@ class ModelEndpoints:
         if request.method == "HEAD":  # it would take the stream over from its reader
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
         self._start(plan_resumed_stream(request, served_model(self._io)), request, exchange)
+
+    def _read(
+        self, read: Callable[[bytes, IgnoredFields | None], OpenAIBody], request: HttpRequest
+    ) -> OpenAIBody:
+        """The body of a request to one of OpenAI's endpoints. Raises: ApiError."""
+        ignored = None if self._strict_fields else IgnoredFields()
+        try:
+            body = read(request.body, ignored)
+        finally:
+            if ignored:
+                self._tell_ignored(str(ignored), request)
+        request.take_id(body.request_id)
+        return body
+
+    def _tell_ignored(self, fields: str, request: HttpRequest) -> None:
+        request.answer_headers = (*request.answer_headers, (IGNORED_FIELDS, fields.encode()))
+        if fields not in self._logged:  # a client sends the same ones with each request
+            self._logged.append(fields)
+            _logger.info("unknown fields are ignored: %s", fields, extra=of_requests(request.id))
 
     def _start(self, plan: AnswerPlan, request: HttpRequest, exchange: Exchange) -> None:
         if accepts_events(request) and plan.can_resume:

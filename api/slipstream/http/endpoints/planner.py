@@ -24,6 +24,7 @@ from slipstream.http.openai.request_bodies import (
 from slipstream.prompts import Prompt
 from slipstream.requests import checked_params, new_submits
 from slipstream_ipc.messages import (
+    AnswerOptions,
     ModelCard,
     SamplingDefaults,
     SamplingParams,
@@ -35,6 +36,13 @@ from slipstream_ipc.validation.sampling_params import with_num_logprobs
 UNARY_STREAM_INTERVAL = 64  # tokens per delta of an answer that is not streamed
 _FREE_LOGPROBS = 20  # per token; never refused
 MAX_LOGPROBS = 2**20  # log-probabilities in an answer with more than `_FREE_LOGPROBS` per token
+_GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json_object": "json_object",
+}
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _PASSED_APART = ("max_tokens", "prompt_logprobs")  # endpoints compute them
 _SAMPLING = tuple(
@@ -55,11 +63,13 @@ def plan_answer(
     answers: Sequence[SamplingParams],
     param_names: dict[str, str],
     template: TemplateOptions | None = None,
+    answer: AnswerOptions | None = None,
     echo: Echo | None = None,
 ) -> AnswerPlan:
     """A new answer's id and streams: for each prompt, one stream per entry of `answers`.
 
-    kind: see `AnswerId`. answers: `params` split into one per choice. Raises: BadRequestError.
+    kind: see `AnswerId`. answers: `params` split into one per choice. answer: how their text is
+    read. Raises: BadRequestError.
     """
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
     options = body.stream_options or StreamOptions()
@@ -75,6 +85,7 @@ def plan_answer(
             cache_salt=body.cache_salt,
             model=model,
             template=template,
+            answer=answer,
         )
     ]
     return AnswerPlan(
@@ -107,8 +118,15 @@ def sampling_params(
     """
     given = model_defaults(defaults)
     given |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    structured = body.structured_outputs
+    if (guided := _guided(body)) is not None:
+        if structured is not None:
+            what = f"{guided}: not allowed together with structured_outputs"
+            raise bad_field(guided, what)
+        structured = StructuredOutputs(**{_GUIDED[guided]: getattr(body, guided)})
+        given["structured_outputs"] = structured
     if body.response_format is not None:
-        given |= _structured_outputs(body.response_format, body.structured_outputs)
+        given |= _structured_outputs(body.response_format, structured)
     if not body.stream:
         if body.stream_options is not None:
             raise bad_field("stream_options", "stream_options: allowed only if stream is true")
@@ -121,6 +139,15 @@ def sampling_params(
         num_logprobs = None  # logprob_token_ids determines them
     given |= {"logprobs": num_logprobs, "prompt_logprobs": num_prompt_logprobs}
     return checked_params(SamplingParams(max_tokens=max_tokens, **given), {})
+
+
+def _guided(body: OpenAIRequest) -> str | None:
+    """The name of vLLM's former field that the body gives; None if none. Raises: ApiError."""
+    found = [name for name in _GUIDED if getattr(body, name) not in (None, False)]
+    if len(found) > 1:
+        what = f"{found[1]}: not allowed together with {found[0]}"
+        raise bad_field(found[1], what)
+    return found[0] if found else None
 
 
 def _structured_outputs(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str, Any]:
@@ -200,6 +227,11 @@ def num_candidates(num_logprobs: int | None, model: ModelCard) -> int | None:
 
 def caller_names(body: OpenAIRequest) -> dict[str, str]:
     """The caller's name for each internal field whose name differs, for error messages."""
-    is_format = body.response_format is not None and body.structured_outputs is None
+    if body.structured_outputs is not None:
+        return {}
+    if (guided := _guided(body)) is not None:
+        return dict.fromkeys(
+            ("structured_outputs", f"structured_outputs.{_GUIDED[guided]}"), guided
+        )
     ours = ("structured_outputs", "structured_outputs.json")
-    return dict.fromkeys(ours, "response_format") if is_format else {}
+    return dict.fromkeys(ours, "response_format") if body.response_format is not None else {}

@@ -104,16 +104,19 @@ def plan_resumed_stream(request: HttpRequest, model: ModelCard) -> AnswerPlan:
 
 
 def _submits(event_id: EventId, new_plan: Callable[[], AnswerPlan]) -> list[Submit]:
-    """What the streams were submitted as; empty if the body is not the request of the event."""
+    """What the streams were submitted as; empty if the body is no request.
+
+    Raises: ApiError for a body that is another request than the event's.
+    """
     try:
         plan = new_plan()
     except (ApiError, BadRequestError):
         return []
     answer = event_id.answer
-    if (plan.id.num_prompts, plan.id.num_answers) != (answer.num_prompts, answer.num_answers):
-        return []
-    if event_id.request not in (None, plan.request_checksum):
-        return []
+    is_same = (plan.id.num_prompts, plan.id.num_answers) == (answer.num_prompts, answer.num_answers)
+    if not is_same or event_id.request not in (None, plan.request_checksum):
+        what = "the body is another request than the event's; send the same one, or GET the stream"
+        raise ApiError(409, f"last-event-id: {what}", param="last-event-id")
     found = [state.resubmittable for state in plan.states]
     return [
         replace(submit, stream_id=bytes.fromhex(each))
@@ -148,6 +151,7 @@ def _plan(
         is_resumable=True,
         event_checksum=event_id.request,
         unknown_hint=hint,
+        has_all_logprobs=event_id.has_all_logprobs,
     )
 
 

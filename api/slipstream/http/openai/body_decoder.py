@@ -14,7 +14,8 @@ import msgspec
 from msgspec import UNSET
 
 from slipstream.http.errors import ApiError, bad_field
-from slipstream.http.openai.request_bodies import NEUTRAL_VALUES
+from slipstream.http.openai.ignored_fields import IgnoredFields, known_fields, without_unknown
+from slipstream.http.openai.request_bodies import NEUTRAL_VALUES, OWN_NEUTRAL_VALUES
 from slipstream.spelling import did_you_mean
 from slipstream.vllm_names import in_our_words, unsupported_value
 from slipstream_ipc.errors import BadRequest, UnknownField
@@ -25,6 +26,8 @@ Body = TypeVar("Body")
 _SMALL_BYTES = 2**17  # smaller bodies decode fast, whatever they contain
 _MAX_VALUES = 2**20  # a batch of 1,024 prompts of 1,024 token ids
 _MAX_OBJECTS = 2**16
+_MAX_COLONS = 2**17  # of a body with unknown fields: objects of Python are made of all its fields
+_UNKNOWN = "Object contains unknown field"  # msgspec's words
 
 
 class BodyDecoder(Generic[Body]):
@@ -33,15 +36,39 @@ class BodyDecoder(Generic[Body]):
     def __init__(self, body_type: type[Body]) -> None:
         self._type = body_type
         self._decoder = msgspec.json.Decoder(body_type)
+        self._known = known_fields(body_type)
 
-    def decode(self, body: bytes) -> Body:
-        """Raises ApiError for malformed JSON, unknown fields and wrong types."""
+    def decode(self, body: bytes, ignored: IgnoredFields | None = None) -> Body:
+        """The body, without unknown fields, which are added to `ignored`; None refuses them, and so
+        does a body with more than `_MAX_COLONS`.
+
+        Raises ApiError for malformed JSON, wrong types and unknown fields that are not ignored.
+        """
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise _wrong_field(field_error(error, self._type, _quotable(body))) from None
+            is_unknown = str(error).startswith(_UNKNOWN)
+            if ignored is None or not is_unknown or body.count(b":") > _MAX_COLONS:
+                raise _wrong_field(field_error(error, self._type, _quotable(body))) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise bad_field(None, f"the body is not JSON: {error}") from None
+            raise _not_json(error) from None
+        return self._decode_known(body, ignored)
+
+    def _decode_known(self, body: bytes, ignored: IgnoredFields) -> Body:
+        try:
+            given = msgspec.json.decode(body)
+            known = without_unknown(given, self._known, ignored)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _not_json(error) from None
+        try:
+            return msgspec.convert(known, self._type, str_keys=True)
+        except msgspec.ValidationError as error:
+            quoted = given if len(body) <= _SMALL_BYTES else UNSET
+            raise _wrong_field(field_error(error, self._type, quoted)) from None
+
+
+def _not_json(error: Exception) -> ApiError:
+    return bad_field(None, f"the body is not JSON: {error}")
 
 
 def _quotable(body: bytes) -> object:
@@ -78,7 +105,8 @@ def refuse_unsupported(
     """
     for name in type(body).__struct_fields__:
         if name in NEUTRAL_VALUES and name not in supported:
-            wrong = unsupported_value(where + name, getattr(body, name), NEUTRAL_VALUES[name])
+            neutral = (*NEUTRAL_VALUES[name], *OWN_NEUTRAL_VALUES.get((type(body), name), ()))
+            wrong = unsupported_value(where + name, getattr(body, name), neutral)
             if wrong is not None:
                 raise bad_field(where + name, wrong)
 

@@ -1,7 +1,8 @@
 """Types of request bodies: OpenAI's fields, and those that vLLM adds.
 
-A field is supported, or `Ignored` (any value is accepted and has no effect), or `Unsupported` (only
-values that change nothing are accepted, see `NEUTRAL_VALUES`). Unknown fields are refused by name.
+A field is supported, or `Ignored` (any value is accepted and has no effect on the answer), or
+`Unsupported` (it would change the answer, so only values that change nothing are accepted, see
+`NEUTRAL_VALUES`). Any other field is unknown: ignored and named (`ignored_fields`), or refused.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from slipstream.prompts import TextPart
-from slipstream_ipc.messages import SamplingParams, StructuredOutputs, ToolCall
+from slipstream_ipc.messages import SamplingParams, StructuredOutputs
 
 Ignored = Any
 Unsupported = Any
@@ -78,6 +78,14 @@ class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
     # OpenAI's form of a part of structured_outputs
     response_format: ResponseFormat | None = None
+    # vLLM's former form of structured_outputs; at most one of them
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: Ignored = None
+    request_id: str | None = None  # as the header X-Request-Id, which goes before it
 
     user: Ignored = None
     metadata: Ignored = None
@@ -86,6 +94,8 @@ class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+    cache_control: Ignored = None  # every prompt is cached
+    provider: Ignored = None  # OpenRouter's
 
     length_penalty: Unsupported = None
     use_beam_search: Unsupported = None
@@ -106,17 +116,76 @@ class CompletionRequest(OpenAIRequest, frozen=True, kw_only=True):
     suffix: Unsupported = None
 
 
+class TextContent(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A part of a message's content: text."""
+
+    text: str
+    cache_control: Ignored = None
+    annotations: Ignored = None
+    citations: Ignored = None
+
+
+class RefusalContent(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="refusal"
+):
+    """A part of an assistant's content: the text with which it refused to answer."""
+
+    refusal: str
+
+
+class ThinkingContent(
+    Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"
+):
+    """A part of an assistant's content: its reasoning."""
+
+    thinking: str
+    signature: Ignored = None
+    cache_control: Ignored = None
+
+
+ContentPart = TextContent | RefusalContent | ThinkingContent
+
+
+class CalledFunction(Struct, frozen=True, forbid_unknown_fields=True):
+    """A function and its arguments: a JSON object, usually as text."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+    parsed_arguments: Ignored = None  # of a message that openai's client has parsed
+
+
+class Call(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call in an assistant's message."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+    index: Ignored = None  # of a call that was put together from a stream
+
+
 class Message(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn of a chat. content: may be null only if there are tool calls."""
+    """One turn of a chat. content: may be null in an assistant's turn alone; its `refusal` stands
+    for it then.
+    """
 
     role: str
-    content: str | tuple[TextPart, ...] | None = None
+    content: str | tuple[ContentPart, ...] | None = None
     name: str | None = None
-    tool_calls: tuple[ToolCall, ...] | None = None  # of an assistant's turn
+    tool_calls: tuple[Call, ...] | None = None  # of an assistant's turn
     tool_call_id: str | None = None  # of a tool's turn: the call that it answers
+    reasoning_content: str | None = None  # of an assistant's turn
+    reasoning: str | None = None  # another name for it
+    refusal: str | None = None
 
     annotations: Ignored = None
-    refusal: Unsupported = None
+    cache_control: Ignored = None
+    parsed: Ignored = None  # content that openai's client has parsed
+    provider_specific_fields: Ignored = None  # litellm's
+    reasoning_details: Ignored = None  # OpenRouter's
+    thinking_blocks: Ignored = None  # litellm's
+
     audio: Unsupported = None
     function_call: Unsupported = None
 
@@ -129,22 +198,30 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    # passed to the chat template; tool calls are not parsed out of answers
+    # passed to the chat template
     tools: tuple[dict[str, Any], ...] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: str | None = None
+    thinking: Any = None  # true, false, or an object with `type`: enabled or disabled
+    enable_thinking: bool | None = None
+    reasoning: Any = None  # OpenRouter's: an object with `effort` or `enabled`
 
-    parallel_tool_calls: Ignored = None  # the chat template alone presents the tools
+    # how the answer is read
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stop_scope: Literal["content", "all"] | None = None  # where stop strings are looked for
+    logprobs_scope: Literal["content", "all"] | None = None  # whose tokens `logprobs` has
 
-    tool_choice: Unsupported = None
+    include_reasoning: Ignored = None  # reasoning is in a field of its own
+    prediction: Ignored = None
+    verbosity: Ignored = None
+
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: Unsupported = None
     audio: Unsupported = None
-    prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
-    verbosity: Unsupported = None
     web_search_options: Unsupported = None
     chat_template: Unsupported = None
     documents: Unsupported = None
@@ -211,16 +288,17 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (),
     "echo": (False,),
     "suffix": ("",),
-    "refusal": ("",),
     "audio": (),
     "function_call": ("none", "auto"),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": ("medium",),
     "web_search_options": (),
     "chat_template": (),
     "documents": ([],),
+}
+
+# Further ones, of the fields of one type.
+OWN_NEUTRAL_VALUES: dict[tuple[type, str], tuple[Any, ...]] = {
+    (ChatRequest, "add_special_tokens"): (False,),  # the chat template has them
+    (CompletionRequest, "add_special_tokens"): (True,),
 }

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
@@ -43,7 +42,7 @@ from multidict import CIMultiDict
 from slipstream.http.config import Limits
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.errors import ApiError, error_of, overloaded
-from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.exchange import Exchange, HttpRequest, given_id
 from slipstream.http.response_encoding import EVENT_STREAM, Response
 from slipstream.trusted_proxies import UNIX
 from slipstream_ipc.telemetry.logs import of_requests
@@ -56,7 +55,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _SERVER = "slipstream"
 _HEAD_END = b"\r\n\r\n"
 _MAX_SEPARATE_HEADS = 16  # pipelined heads that are fed to aiohttp one at a time
-_REQUEST_ID = re.compile(rb"[!-~]{1,128}")
 _TOO_MANY_HEADERS = "Too many headers"  # prefix of aiohttp's message
 _logger = logging.getLogger(__name__)
 
@@ -565,8 +563,7 @@ def _request_of(message: web.BaseRequest, given: HttpVersion) -> HttpRequest:
     the path "".
     """
     raw = {name.lower(): value for name, value in message.raw_headers}
-    name = raw.get(b"x-request-id")
-    request_id = name.decode("ascii") if name and _REQUEST_ID.fullmatch(name) else _new_id()
+    request_id = given_id(raw) or _new_id()
     version = f"{given.major}.{given.minor}"
     url = message.rel_url
     path, query = url.raw_path, url.raw_query_string

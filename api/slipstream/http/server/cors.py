@@ -70,4 +70,7 @@ class Cors:
         return _ANY in self._origins or request.headers.get(b"origin") in self._origins
 
 
-_EXPOSED = (b"access-control-expose-headers", b"retry-after, www-authenticate")
+_EXPOSED = (
+    b"access-control-expose-headers",
+    b"retry-after, www-authenticate, x-slipstream-ignored-fields",
+)

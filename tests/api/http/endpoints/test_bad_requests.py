@@ -23,6 +23,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [1]},
     "/abort": {"request_id": "cmpl-" + 32 * "0"},
 }
+TOLERANT = {"/v1/completions", "/v1/chat/completions"}  # they ignore unknown fields
 NO_JSON = (b"", b"{", b"[]", b"null", b'"x"', b"[" * 9999, b"\xff")
 # path, fields that are added, which one is named
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -39,7 +40,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"messages": []}, "messages"),
     ("/v1/chat/completions", {"messages": "x"}, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
-    ("/v1/chat/completions", {"messages": [{**USER, "x": 1}]}, "messages[0].x"),
     ("/v1/chat/completions", {"messages": [{**USER, "name": 1}]}, "messages[0].name"),
     (
         "/v1/chat/completions",
@@ -135,7 +135,7 @@ def test_what_is_no_json_object(raw, path):
         assert refusal(raw, path, body)["param"] is None
 
 
-@pytest.mark.parametrize("path", GOOD)
+@pytest.mark.parametrize("path", sorted(GOOD.keys() - TOLERANT))
 def test_what_nobody_knows(raw, path):
     error = refusal(raw, path, {**GOOD[path], "nonsense": 1})
     assert error["param"] == "nonsense"

@@ -55,7 +55,13 @@ def test_an_answer_has_text_and_ids(played, raw):
                 "stop_reason": "\n",
             }
         ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        "usage": {
+            "prompt_tokens": 3,
+            "completion_tokens": 2,
+            "total_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        },
         "prompt_logprobs": None,
         "prompt_token_ids": [1, 2, 3],
     }

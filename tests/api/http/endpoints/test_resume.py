@@ -149,6 +149,17 @@ def test_the_same_request_again_gets_the_rest(stack, ask):
     assert told_by(events[:middle] + rest) == told_by(events)
 
 
+@pytest.mark.parametrize("change", [{"seed": 6}, {"max_tokens": 5}, {"n": 2}])
+def test_another_body_does_not_get_the_events_stream(stack, change):
+    events = whole(stack, "chat")
+    path, body = ASKS["chat"]
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, {**body, **change}, EVENTS, f"Last-Event-ID: {events[3].id}")
+        refused = raw.read()
+    assert (refused.status, refused.error["param"]) == (409, "last-event-id")
+    assert "another request" in refused.error["message"]
+
+
 def test_the_id_of_an_answer_gets_it_from_the_beginning(stack):
     events = whole(stack, "chat, logprobs")
     expected = told_by(events)
@@ -288,7 +299,7 @@ def test_what_nobody_has_any_more_is_computed_again_for_the_same_request(stack, 
         assert refused.status == 404
         assert "POST the same request" in refused.error["message"]
         raw.post(path, {**body, "seed": 6} if ask == "chat" else {}, after(events[-1]))
-        assert raw.read().status in (400, 404)  # the body is not what the event belongs to
+        assert raw.read().status == (409 if ask == "chat" else 400)  # not what the event names
         raw.post(path, body, after(events[-1]))
         answer = raw.read()
         assert answer.status == 200, answer.body
@@ -326,8 +337,8 @@ def test_another_text_is_never_put_behind_the_one_that_was_read(stack):
             f"Last-Event-ID: {EventIdWriter(lacks).line().decode()[4:-1]}",
         )
         refused = raw.read()
-    assert refused.status == 404
-    assert "not the event's request" in refused.error["message"]
+    assert refused.status == 409
+    assert "another request" in refused.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -458,7 +469,9 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
 
 numbers = st.integers(0, 2**32 - 1)
 cursors = st.just(StreamCursor(has_begun=False)) | st.builds(
-    StreamCursor, numbers, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()
+    StreamCursor,
+    *(numbers, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()),
+    has_called=st.booleans(),
 )
 
 
@@ -478,7 +491,9 @@ def ids_of_events(draw: st.DrawFn) -> EventId:
     is_told = with_usage and draw(st.booleans())
     usage = (with_usage, with_usage and draw(st.booleans()))
     request = draw(st.none() | numbers)
-    return EventId(answer, draw(numbers), num_logprobs, *usage, tuple(found), is_told, request)
+    has_all = num_logprobs is not None and draw(st.booleans())
+    told = (tuple(found), is_told, request, has_all)
+    return EventId(answer, draw(numbers), num_logprobs, *usage, *told)
 
 
 @given(ids_of_events())

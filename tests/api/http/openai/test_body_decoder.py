@@ -276,8 +276,8 @@ def test_the_field_of_a_chat_is_named(fields, param):
     [
         ({"topk": 5}, "topk: unknown field; did you mean top_k?"),
         (
-            {"guided_choice": ["a"]},
-            "guided_choice: unknown field; it is structured_outputs.choice now",
+            {"guided_decoding": {"choice": ["a"]}},
+            "guided_decoding: unknown field; it is structured_outputs now",
         ),
         ({"zzz": 1}, "zzz: unknown field"),
         (

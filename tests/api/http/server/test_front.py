@@ -93,7 +93,13 @@ def test_a_chat_says_its_role_first_and_its_usage_last(played, raw):
     assert last["choices"][0]["finish_reason"] == "stop"
     assert first["usage"] is text["usage"] is last["usage"] is None
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    assert usage["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "total_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
     assert done == "[DONE]"
 
 

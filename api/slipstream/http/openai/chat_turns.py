@@ -1,0 +1,97 @@
+"""Turns the messages of a chat, and what it says of reasoning, into what its template is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from slipstream.http.errors import bad_field
+from slipstream.http.openai.request_bodies import (
+    Call,
+    ChatRequest,
+    Message,
+    RefusalContent,
+    TextContent,
+    ThinkingContent,
+)
+from slipstream_ipc.messages import ChatMessage, FunctionCall, ToolCall
+
+_IS_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+_NO_EFFORT = "none"
+_ASSISTANT = "assistant"
+
+
+def chat_messages(messages: Sequence[Message]) -> tuple[ChatMessage, ...]:
+    """The messages as the worker renders them. Raises: ApiError."""
+    if not messages:
+        raise bad_field("messages", "messages: got none, allowed: one or more")
+    return tuple([_chat_message(index, message) for index, message in enumerate(messages)])
+
+
+def template_variables(body: ChatRequest) -> dict[str, Any] | None:
+    """The variables of the chat template: those that the body gives, and under the names that
+    templates read, its `reasoning_effort` and whether it wants reasoning at all.
+    """
+    found: dict[str, Any] = {}
+    effort, is_thinking = body.reasoning_effort, _is_thinking(body)
+    if effort is None and isinstance(body.reasoning, dict):
+        effort = body.reasoning.get("effort")
+    if isinstance(effort, str):
+        found["reasoning_effort"] = effort
+        if effort == _NO_EFFORT and is_thinking is None:
+            is_thinking = False
+    if is_thinking is not None:
+        found |= {"enable_thinking": is_thinking, "thinking": is_thinking}
+    return {**found, **(body.chat_template_kwargs or {})} if found else body.chat_template_kwargs
+
+
+def _is_thinking(body: ChatRequest) -> bool | None:
+    """Whether the body asks for reasoning; None if it says nothing of it that is understood."""
+    thinking = body.thinking
+    if isinstance(thinking, dict):
+        kind = thinking.get("type")
+        thinking = _IS_THINKING.get(kind) if isinstance(kind, str) else None
+    enabled = body.reasoning.get("enabled") if isinstance(body.reasoning, dict) else None
+    given = (body.enable_thinking, thinking, enabled)
+    return next((each for each in given if isinstance(each, bool)), None)
+
+
+def _chat_message(index: int, message: Message) -> ChatMessage:
+    content, reasoning = message.content, message.reasoning_content or message.reasoning
+    if content is None:
+        content = message.refusal
+    elif not isinstance(content, str):
+        thoughts = [part.thinking for part in content if isinstance(part, ThinkingContent)]
+        reasoning = reasoning or "".join(thoughts)
+        content = "".join([_text_of(part) for part in content])
+    if content is None and (message.role == _ASSISTANT or message.tool_calls):
+        content = ""
+    if content is None:
+        field = f"messages[{index}].content"
+        raise bad_field(field, f"{field}: got null, allowed: text, or a list of text parts")
+    calls = tuple([_tool_call(call) for call in message.tool_calls or ()])
+    return ChatMessage(
+        message.role,
+        content,
+        message.name,
+        calls or None,
+        message.tool_call_id,
+        reasoning or None,
+    )
+
+
+def _text_of(part: TextContent | RefusalContent | ThinkingContent) -> str:
+    match part:
+        case TextContent(text=text) | RefusalContent(refusal=text):
+            return text
+        case _:
+            return ""
+
+
+def _tool_call(call: Call) -> ToolCall:
+    arguments = call.function.arguments
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments or {}).decode()
+    return ToolCall(FunctionCall(call.function.name, arguments), call.id, call.type)
