@@ -49,7 +49,7 @@ with LLM("simulated:", max_num_seqs=4, api_key=["a"], verbose=True) as llm:
     llm.generate([[1, 2], [3]])
     llm.chat(messages, params)
     llm.chat([messages, messages])
-    calls = llm.chat(messages, tools=[first_line], tool_choice="none")[0].outputs[0].tool_calls
+    calls = llm.chat(messages, tools=[ord], tool_choice="none")[0].outputs[0].tool_calls
     named: list[tuple[str, str]] = [(call.name, call.arguments) for call in calls]
     llm.generate("a text", max_tokens=3, n=2, use_tqdm=False)
     llm.chat(messages, max_tokens=3, tools=[{"type": "function"}], continue_final_message=True)

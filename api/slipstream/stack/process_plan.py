@@ -20,7 +20,7 @@ import psutil
 
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream.errors import BadRequestError, missing_option, wrong_option
+from slipstream.errors import BadRequestError, bad_request, missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.log_level import check_log_level
@@ -29,6 +29,8 @@ from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
 from slipstream.tracing.parts import checked_trace
 from slipstream.trusted_proxies import TrustedProxies
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.formats.choose import check_format_names
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.sockets import check_address
 from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
@@ -40,6 +42,7 @@ _KEYS = "printable ASCII without spaces, not empty"
 RANDOM = "random:"
 
 _TOKENIZER = "tokenizer="
+_ANSWERS = "answers="
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
 _OTLP_PATH = "/v1/traces"
@@ -72,6 +75,8 @@ _WORKER_OPTIONS = (
     "grace_s",
     "hang_timeout_s",
     "trust_remote_code",
+    "tool_format",
+    "reasoning_format",
 )
 
 
@@ -85,9 +90,14 @@ def plan_stack(
     """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
 
     Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
-    trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a socket.
+    format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a
+    socket.
     """
     check_log_level()
+    try:
+        check_format_names(settings.tool_format, settings.reasoning_format)
+    except BadRequest as error:
+        raise bad_request(error) from None
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
     _check_cache(settings, model)
     for option, value in (("model", model), ("tokenizer", tokenizer)):
@@ -405,7 +415,16 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
     if not path.exists() or "," in str(path):
         allowed = "an existing tokenizer.json, or a folder with one, without a comma in its path"
         raise wrong_option("tokenizer", given, allowed)
-    others = [option for option in options if not option.startswith(_TOKENIZER)]
+    others = []
+    for option in options:
+        if option.startswith(_ANSWERS):
+            answers = Path(option.removeprefix(_ANSWERS)).expanduser().absolute()
+            if not answers.is_file() or "," in str(answers):
+                allowed = "an existing file of JSON lines, without a comma in its path"
+                raise wrong_option("answers", option.removeprefix(_ANSWERS), allowed)
+            others.append(f"{_ANSWERS}{answers}")
+        elif not option.startswith(_TOKENIZER):
+            others.append(option)
     played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
     try:
         parse_simulated(played)
