@@ -15,6 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from slipstream.answers.events import (
+        ContentDelta,
+        ReasoningDelta,
+        ToolCallArguments,
+        ToolCallEnd,
+        ToolCallStart,
+    )
+    from slipstream.answers.tool_calls import ToolCall, ToolCallDelta
     from slipstream.client.async_client import AsyncClient, AsyncStream
     from slipstream.client.client import Client, Stream
     from slipstream.client.options import CallOptions, RequestOptions
@@ -60,11 +68,13 @@ __all__ = [
     "CompletionOutput",
     "ConflictError",
     "ConnectionLostError",
+    "ContentDelta",
     "Delta",
     "EngineError",
     "Logprob",
     "ModelCard",
     "OverloadedError",
+    "ReasoningDelta",
     "RequestError",
     "RequestMetrics",
     "RequestOptions",
@@ -80,6 +90,11 @@ __all__ = [
     "SupersededError",
     "TextPrompt",
     "TokensPrompt",
+    "ToolCall",
+    "ToolCallArguments",
+    "ToolCallDelta",
+    "ToolCallEnd",
+    "ToolCallStart",
     "UnknownStreamError",
 ]
 
@@ -96,12 +111,14 @@ _MODULES = {
     "CompletionOutput": "slipstream.outputs",
     "ConflictError": "slipstream.errors",
     "ConnectionLostError": "slipstream.errors",
+    "ContentDelta": "slipstream.answers.events",
     "Delta": "slipstream.outputs",
     "EngineError": "slipstream.errors",
     "LLM": "slipstream.llm",
     "Logprob": "slipstream.outputs",
     "ModelCard": "slipstream_ipc.messages",
     "OverloadedError": "slipstream.errors",
+    "ReasoningDelta": "slipstream.answers.events",
     "RequestError": "slipstream.errors",
     "RequestMetrics": "slipstream.outputs",
     "RequestOptions": "slipstream.client.options",
@@ -117,6 +134,11 @@ _MODULES = {
     "SupersededError": "slipstream.errors",
     "TextPrompt": "slipstream.prompts",
     "TokensPrompt": "slipstream.prompts",
+    "ToolCall": "slipstream.answers.tool_calls",
+    "ToolCallArguments": "slipstream.answers.events",
+    "ToolCallDelta": "slipstream.answers.tool_calls",
+    "ToolCallEnd": "slipstream.answers.events",
+    "ToolCallStart": "slipstream.answers.events",
     "UnknownStreamError": "slipstream.errors",
 }
 

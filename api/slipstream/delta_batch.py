@@ -18,7 +18,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from slipstream_ipc.columns import f32, pack_u32, u32
-from slipstream_ipc.messages import Deltas, End, LogprobColumns
+from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, LogprobColumns
 
 
 class Logprob(Struct, frozen=True, gc=False):
@@ -35,6 +35,7 @@ class Logprob(Struct, frozen=True, gc=False):
 
 TokenLogprobs = dict[int, Logprob]  # by token id, the sampled token's first
 _PART = 1024  # candidates
+_KINDS = {int(kind): kind for kind in EventKind}
 
 
 class EntryColumns(Struct, frozen=True, gc=False):
@@ -154,6 +155,42 @@ class DeltaBatch:
         return EntryColumns(
             token_ids, width, columns.values[begin:end], columns.ids[begin:end], ranks
         )
+
+    @property
+    def has_events(self) -> bool:
+        """Whether some entry is of a stream that is read as events."""
+        return bool(self.message.kinds or self.message.event_entries)
+
+    def is_read(self, entry: int) -> bool:
+        """Whether an entry is of a stream that is read as events."""
+        return entry in self.own_events or bool(self.message.kinds and self.kinds[entry])
+
+    def events(self, entry: int, skip: int, text: str) -> tuple[AnswerEvent, ...]:
+        """An entry's events. Text that is not read as events is content.
+
+        text: of the entry, without what the reader has received before, and `skip` its tokens. An
+        entry with events of its own is new as a whole, or all of its events are old.
+        """
+        own = self.own_events.get(entry)
+        if own is not None:
+            return () if skip or len(text) < len(self.message.texts[entry]) else own
+        if not text:
+            return ()
+        kind = self.kinds[entry] if self.message.kinds else EventKind.CONTENT
+        return (AnswerEvent(_KINDS.get(kind & 0xFF, EventKind.CONTENT), text, kind >> 8),)
+
+    @cached_property
+    def own_events(self) -> dict[int, tuple[AnswerEvent, ...]]:
+        """The events of the entries that list theirs, by entry."""
+        message = self.message
+        if not message.event_entries:
+            return {}
+        return dict(zip(u32(message.event_entries).tolist(), message.events, strict=True))
+
+    @cached_property
+    def kinds(self) -> list[int]:
+        """The kind of each entry's text (see `Deltas.kinds`); empty where none has one."""
+        return u32(self.message.kinds).tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def _firsts(self) -> Sequence[int]:

@@ -99,7 +99,8 @@ class LLM:
         """Answer a conversation or each of a list of conversations. Otherwise as `generate`.
 
         `tools`, `chat_template_kwargs`, `add_generation_prompt` and `continue_final_message` go to
-        the model's chat template.
+        the model's chat template; `tool_choice`, `parallel_tool_calls`, `stop_scope` and
+        `parse_answer` say how the answer is read. All are those of `Client.stream`.
         """
         conversations = _conversations(messages)
         checked = options_for_many(conversations, sampling_params, options)

@@ -11,6 +11,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from slipstream.answers.events import TEXT_KINDS, Event, joined_events, public_event, text_of
+from slipstream.answers.tool_calls import ToolCall, ToolCallDelta, call_deltas, tool_calls_of
 from slipstream.delta_batch import (
     CandidateSpan,
     DeltaBatch,
@@ -22,7 +24,17 @@ from slipstream.delta_batch import (
 )
 from slipstream.prompt_logprobs import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import f32, pack_u32, u32
-from slipstream_ipc.messages import Deltas, End, FinishReason, LogprobColumns
+from slipstream_ipc.messages import (
+    AnswerEvent,
+    ChatMessage,
+    Deltas,
+    End,
+    EventKind,
+    FinishReason,
+    FunctionCall,
+    LogprobColumns,
+)
+from slipstream_ipc.messages import ToolCall as CallInMessage
 
 __all__ = [
     "Completion",
@@ -37,9 +49,11 @@ __all__ = [
     "begin_of",
     "candidates_of",
     "end_of",
+    "events_of",
     "is_alone",
     "join",
     "logprobs_in_parts",
+    "message_of",
     "metrics_of",
     "single_of",
     "together",
@@ -111,6 +125,33 @@ class Delta(Struct, frozen=True, gc=False, eq=False, repr_omit_defaults=True):
         end = self._batch.ends.get(self._entry)
         return end.stop_reason if end is not None else None
 
+    @property
+    def events(self) -> list[Event]:
+        """The answer's new parts, in order. Where the model's format is unknown, or the request
+        was none of chat messages, all text is content.
+        """
+        return [public_event(event) for event in joined_events(events_of(self))]
+
+    @property
+    def content(self) -> str:
+        """The new text of the answer itself."""
+        return text_of(EventKind.CONTENT, events_of(self)) if self._batch.has_events else self.text
+
+    @property
+    def reasoning(self) -> str:
+        """The new text of the model's reasoning."""
+        return text_of(EventKind.REASONING, events_of(self)) if self._batch.has_events else ""
+
+    @property
+    def reasoning_content(self) -> str:
+        """`reasoning`, by its name in OpenAI-compatible servers."""
+        return self.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCallDelta]:
+        """What is new of the answer's tool calls, one for each call."""
+        return call_deltas(events_of(self)) if self._batch.has_events else []
+
     def __repr__(self) -> str:
         shown = [f"text={self.text!r}", f"token_ids={self.token_ids}"]
         shown += [
@@ -162,6 +203,35 @@ class CompletionOutput(Struct, frozen=True, eq=False):
     def stop_reason(self) -> int | str | None:
         """The stop token id or stop string that ended the answer; None for any other end."""
         return self._whole.stop_reason
+
+    @property
+    def content(self) -> str:
+        """The text of the answer itself: `text` without reasoning and tool calls. Where the model's
+        format is unknown, or the request was none of chat messages, it is `text`.
+        """
+        return self._whole.content
+
+    @property
+    def reasoning(self) -> str | None:
+        """The text of the model's reasoning; None where there is none."""
+        return self._whole.reasoning or None
+
+    @property
+    def reasoning_content(self) -> str | None:
+        """`reasoning`, by its name in OpenAI-compatible servers."""
+        return self.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The functions that the answer calls; those with the status "incomplete" were cut off."""
+        return tool_calls_of(events_of(self._whole))
+
+    @property
+    def message(self) -> ChatMessage:
+        """The answer as an assistant's turn, to be appended to the messages of the next request.
+        Incomplete tool calls are left out.
+        """
+        return message_of(events_of(self._whole))
 
     def finished(self) -> bool:
         """Whether the answer has ended: always, for compatibility with vLLM."""
@@ -276,6 +346,35 @@ class RequestOutput(Struct, frozen=True, eq=False):
         return self._whole.stop_reason
 
     @property
+    def content(self) -> str:
+        """The text of the answer itself: `text` without reasoning and tool calls. Where the model's
+        format is unknown, or the request was none of chat messages, it is `text`.
+        """
+        return self._whole.content
+
+    @property
+    def reasoning(self) -> str | None:
+        """The text of the model's reasoning; None where there is none."""
+        return self._whole.reasoning or None
+
+    @property
+    def reasoning_content(self) -> str | None:
+        """`reasoning`, by its name in OpenAI-compatible servers."""
+        return self.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The functions that the answer calls; those with the status "incomplete" were cut off."""
+        return tool_calls_of(events_of(self._whole))
+
+    @property
+    def message(self) -> ChatMessage:
+        """The answer as an assistant's turn, to be appended to the messages of the next request.
+        Incomplete tool calls are left out.
+        """
+        return message_of(events_of(self._whole))
+
+    @property
     def num_cached_tokens(self) -> int | None:
         """How many tokens of the prompt were in the prefix cache when it was first computed; None
         where the client ended the request early.
@@ -345,6 +444,26 @@ def end_of(delta: Delta) -> StreamPosition:
     return delta._batch.end_of(delta._entry)
 
 
+def events_of(delta: Delta) -> tuple[AnswerEvent, ...]:
+    """A delta's events as they were sent; adjacent ones may continue each other."""
+    return delta._batch.events(delta._entry, delta._skip, delta.text)
+
+
+def message_of(events: Sequence[AnswerEvent]) -> ChatMessage:
+    """All events of an answer as an assistant's turn, without its incomplete tool calls."""
+    calls = tuple(
+        CallInMessage(FunctionCall(call.name, call.arguments), call.id, "function")
+        for call in tool_calls_of(events)
+        if call.status == "complete"
+    )
+    return ChatMessage(
+        "assistant",
+        text_of(EventKind.CONTENT, events),
+        tool_calls=calls or None,
+        reasoning_content=text_of(EventKind.REASONING, events) or None,
+    )
+
+
 def candidates_of(delta: Delta) -> tuple[DeltaBatch, CandidateSpan] | None:
     """The message and the range that hold a delta's log-probabilities; None where it has none."""
     span = delta._batch.span(delta._entry, delta._skip)
@@ -394,12 +513,23 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
         pack_u32([len(token_ids) // 4]),
         logprobs=_joined([cut for cut in cuts if cut.width]),
     )
+    if any(delta._batch.has_events for delta in deltas):
+        message = _with_events(message, deltas)
     joined = DeltaBatch(message, {0: end} if end is not None else {})
     if deltas:
         with_token = next((delta for delta in deltas if delta.num_tokens), deltas[0])
         joined.first_at = with_token._batch.first_at
         joined.last_at = deltas[-1]._batch.last_at
     return Delta(text, joined, 0)
+
+
+def _with_events(message: Deltas, deltas: Sequence[Delta]) -> Deltas:
+    """The message of joined deltas, with their events."""
+    events = joined_events(event for delta in deltas for event in events_of(delta))
+    [text] = message.texts
+    if len(events) == 1 and events[0].text == text and events[0].kind in TEXT_KINDS:
+        return replace(message, kinds=pack_u32([events[0].kind | events[0].call << 8]))
+    return replace(message, event_entries=pack_u32([0]), events=(events,))
 
 
 def _joined(cuts: Sequence[EntryColumns]) -> LogprobColumns | None:

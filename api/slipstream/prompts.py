@@ -13,7 +13,6 @@ from msgspec import Struct
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage
-from slipstream_ipc.validation.chat_template import template_message
 from slipstream_ipc.validation.field_types import field_error
 from slipstream_ipc.validation.sampling_params import check_turns, token_ids_from
 
@@ -89,7 +88,7 @@ def _message(index: int, given: object) -> ChatMessage:
     try:
         if isinstance(given, ChatMessage):
             given = msgspec.to_builtins(given)  # a Struct's constructor checks no types
-        elif isinstance(given, Mapping) and "content" in given:
+        elif isinstance(given, Mapping) and ("content" in given or _may_be_empty(given)):
             given = {**given, "content": _content(field, given)}
         message = msgspec.convert(given, ChatMessage)
     except msgspec.ValidationError as error:
@@ -97,19 +96,18 @@ def _message(index: int, given: object) -> ChatMessage:
     checked_utf8(field, message.role + message.content)
     if message.name is not None:
         checked_utf8(f"{field}.name", message.name)
-    if message.tool_calls is not None or message.tool_call_id is not None:
+    if message.tool_calls or message.tool_call_id or message.reasoning_content:
         try:
             msgspec.msgpack.encode(message)
         except UnicodeEncodeError as error:
             raise BadRequest(field, message, "text that UTF-8 can hold") from error
-        template_message(message, field)
     return message
 
 
 def _content(field: str, message: Mapping[str, object]) -> object:
     """A message's content, with text parts joined. Raises: BadRequest."""
-    content = message["content"]
-    if content is None and message.get("tool_calls"):
+    content = message.get("content")
+    if content is None and _may_be_empty(message):
         return ""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content
@@ -118,6 +116,11 @@ def _content(field: str, message: Mapping[str, object]) -> object:
     except msgspec.ValidationError as error:
         where = f"{field}.content"
         raise field_error(error, tuple[TextPart, ...], content, where=where) from None
+
+
+def _may_be_empty(message: Mapping[str, object]) -> bool:
+    """Whether a message says something without content."""
+    return bool(message.get("tool_calls") or message.get("reasoning_content"))
 
 
 def joined_parts(parts: Sequence[TextPart]) -> str:

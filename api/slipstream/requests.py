@@ -21,6 +21,7 @@ from slipstream.trace_context import trace_context_of
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
+    AnswerOptions,
     ClientToWorker,
     Frame,
     ModelCard,
@@ -92,12 +93,13 @@ def new_submit(
     stream_id: str | None = None,
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
+    answer: AnswerOptions | None = None,
     trace_headers: Mapping[str, str] | None = None,
 ) -> Submit:
     """A Submit; the I/O thread sets its handle.
 
-    params, template: checked. model: checks the prompt's token ids and length, if known. stream_id:
-    32 hexadecimal digits; None draws one.
+    params, template, answer: checked. model: checks the prompt's token ids and length, if known.
+    stream_id: 32 hexadecimal digits; None draws one.
 
     Raises: BadRequestError.
     """
@@ -110,6 +112,7 @@ def new_submit(
         stream_ids=[stream_id],
         cache_salt=cache_salt,
         template=template,
+        answer=answer,
         trace_headers=trace_headers,
     )
     return submit
@@ -125,9 +128,13 @@ def new_submits(
     model: ModelCard | None = None,
     cache_salt: str | None = None,
     template: TemplateOptions | None = None,
+    answer: AnswerOptions | None = None,
     trace_headers: Mapping[str, str] | None = None,
 ) -> list[Submit]:
     """A Submit for each of a prompt's answers. The prompt is checked and encoded only once.
+
+    answer: how answers to chat messages are read; without effect on other prompts, and where
+    answers have no text.
 
     The Submits share the objects of the prompt and the parameters, by which
     `parallel_sampling.can_join` recognises them.
@@ -146,7 +153,7 @@ def new_submits(
         text, token_ids, messages = checked_prompt(prompt)
         if template is not None and not messages:
             given = Summary("text" if text is not None else "token ids")
-            raise BadRequest("prompt", given, "chat messages beside options of the chat template")
+            raise BadRequest("prompt", given, "chat messages beside options of chats")
         plain = Submit(
             handle=0,
             stream_id=bytes(16),
@@ -159,6 +166,7 @@ def new_submits(
             cache_salt=checked_utf8("cache_salt", cache_salt or ""),
             template=template or TemplateOptions(),
             trace=trace_context_of(trace_headers),
+            answer=answer if messages and answers[0].detokenize else None,
         )
         num_plain_bytes = _num_bytes(plain) + _OTHER_BYTES * (len(answers) - 1)
         submits: list[Submit] = []

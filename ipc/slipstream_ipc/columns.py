@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.messages import Admit, Deltas, LogprobColumns, Report, Step
+from slipstream_ipc.messages import (
+    MAX_CALLS,
+    Admit,
+    Deltas,
+    EventKind,
+    LogprobColumns,
+    Report,
+    Step,
+)
 
 UInt32s = npt.NDArray[np.uint32]
 Float32s = npt.NDArray[np.float32]
@@ -22,6 +30,8 @@ Float32s = npt.NDArray[np.float32]
 _U32 = np.dtype("<u4")
 _F32 = np.dtype("<f4")
 _U64 = np.dtype("<u8")
+
+_TEXT_KINDS = (0, EventKind.CONTENT, EventKind.REASONING, EventKind.CALL_ARGUMENTS)
 
 
 def pack_u32(values: npt.ArrayLike) -> bytes:
@@ -103,6 +113,21 @@ def check_deltas(deltas: Deltas) -> None:
         raise ProtocolError("ended: indices must increase")
     if deltas.logprobs is not None:
         _check_logprobs(deltas.logprobs, deltas.counts, num)
+    if deltas.kinds or deltas.event_entries or deltas.events:
+        _check_events(deltas, num)
+
+
+def _check_events(deltas: Deltas, num: int) -> None:
+    kinds = u32(deltas.kinds, "kinds", num if deltas.kinds else 0)
+    entries = u32(deltas.event_entries, "event_entries", len(deltas.events))
+    if len(entries) and int(entries[-1]) >= num:
+        raise ProtocolError(f"event_entries: index {int(entries[-1])} of {num} entries")
+    if (entries[1:] <= entries[:-1]).any():
+        raise ProtocolError("event_entries: indices must increase")
+    if not np.isin(kinds & 0xFF, _TEXT_KINDS).all() or (kinds >> 8 >= MAX_CALLS).any():
+        raise ProtocolError(f"kinds: got {kinds.max()}, expected kinds of text and calls")
+    if len(kinds) and kinds[entries].any():
+        raise ProtocolError("kinds: not 0 for an entry with events of its own")
 
 
 def _check_logprobs(columns: LogprobColumns, counts: bytes, num_entries: int) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
+from slipstream.answers.tool_calls import call_id
 from slipstream_ipc import messages
 from slipstream_ipc.columns import check_deltas, f32, u32
 from slipstream_ipc.history.token_log import history_digest
@@ -83,6 +84,17 @@ def test_the_digest_is_what_it_says() -> None:
     column = b"".join(int(each).to_bytes(4, "little") for each in ids.split(", "))
     digest = hashlib.blake2b(column, digest_size=8).digest()
     assert int.from_bytes(digest, "little") == int(number) == history_digest(u32(column))
+
+
+def test_every_kind_of_event_is_documented() -> None:
+    kinds = re.findall(r"^\| (\d) \| `([a-z ]+)` \|", PAGE, re.MULTILINE)
+    named = {(str(kind.value), kind.name.lower().replace("_", " ")) for kind in messages.EventKind}
+    assert set(kinds) == named
+
+
+def test_the_id_of_a_call_is_what_it_says() -> None:
+    [shown] = re.findall(r"is `(call_[0-9a-f]+)`", PAGE)
+    assert call_id(bytes(16), 0) == shown
 
 
 def test_every_code_of_a_fault_is_documented() -> None:

@@ -31,8 +31,9 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from slipstream import LLM, AsyncClient, Client, SamplingParams, Stack, StructuredOutputs
-from slipstream import CallOptions, RequestOptions
+from slipstream import CallOptions, ChatMessage, RequestOptions
 from slipstream import TextPrompt, TokensPrompt
+from slipstream import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 params = SamplingParams(temperature=0.5, stop=["x"], stop_token_ids=[1, 2], bad_words=["no"])
 SamplingParams(stop="x", allowed_token_ids=[3], logit_bias={4: -1.0}, stream_interval=4)
@@ -48,6 +49,8 @@ with LLM("simulated:", max_num_seqs=4, api_key=["a"], verbose=True) as llm:
     llm.generate([[1, 2], [3]])
     llm.chat(messages, params)
     llm.chat([messages, messages])
+    calls = llm.chat(messages, tools=[ord], tool_choice="none")[0].outputs[0].tool_calls
+    named: list[tuple[str, str]] = [(call.name, call.arguments) for call in calls]
     llm.generate("a text", max_tokens=3, n=2, use_tqdm=False)
     llm.chat(messages, max_tokens=3, tools=[{"type": "function"}], continue_final_message=True)
     total: float | None = llm.generate(tokens, logprobs=0)[0].outputs[0].cumulative_logprob
@@ -59,7 +62,16 @@ with LLM("simulated:", max_num_seqs=4, api_key=["a"], verbose=True) as llm:
 with Stack("simulated:", runtime_dir="/tmp/x", http_port=0) as stack, stack.client() as client:
     for delta in client.stream("Once", max_tokens=100, stop=["x"]):
         ids: Sequence[int] = delta.token_ids
+        for event in delta.events:
+            match event:
+                case ContentDelta(new) | ReasoningDelta(new) | ToolCallArguments(_, new):
+                    print(new.strip())
+                case ToolCallStart(number, call_id, name):
+                    print(number + 1, call_id.strip(), name.strip())
+                case ToolCallEnd(number):
+                    print(number + 1)
     text: str = client.generate(messages, params).text
+    turn: ChatMessage = client.generate(messages, parse_answer=True, stop_scope="all").message
     client.generate("Once", sampling_params=params, label="mine", priority=1, cache_salt=None)
     client.generate(messages, add_generation_prompt=False, max_tokens=3)
     client.stream("Once", max_tokens=3, stream_id="ab" * 16).accepted(timeout_s=1.0)

@@ -18,6 +18,7 @@ from tests.helpers.patience import PATIENCE_S
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (
     Accepted,
+    AnswerEvent,
     AttachRefused,
     Deltas,
     End,
@@ -44,7 +45,10 @@ Body = TypeVar("Body")
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a Deltas message. ids: by default one token per character."""
+    """One entry of a Deltas message. ids: by default one token per character.
+
+    kind: an EventKind and, from bit 8 on, a call. events: the entry's own; None if none are listed.
+    """
 
     handle: int
     text: str
@@ -52,6 +56,8 @@ class Entry:
     tokens: int | None = None
     ids: Sequence[int] | None = None
     end: End | None = None
+    kind: int = 0
+    events: tuple[AnswerEvent, ...] | None = None
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -63,6 +69,8 @@ def deltas(*entries: Entry, logprobs: LogprobColumns | None = None) -> Deltas:
     """A Deltas message of `entries`."""
     ended = [index for index, entry in enumerate(entries) if entry.end is not None]
     counts = [len(entry.token_ids) for entry in entries]
+    kinds = [entry.kind for entry in entries]
+    listed = [index for index, entry in enumerate(entries) if entry.events is not None]
     starts = [entry.chars if entry.tokens is None else entry.tokens for entry in entries]
     return Deltas(
         pack_u32([entry.handle for entry in entries]),
@@ -74,6 +82,9 @@ def deltas(*entries: Entry, logprobs: LogprobColumns | None = None) -> Deltas:
         pack_u32(ended),
         tuple(entry.end for entry in entries if entry.end is not None),
         logprobs,
+        pack_u32(kinds) if any(kinds) else b"",
+        pack_u32(listed) if listed else b"",
+        tuple(entry.events for entry in entries if entry.events is not None),
     )
 
 

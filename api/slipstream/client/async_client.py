@@ -82,8 +82,7 @@ class AsyncStream(BaseStream, AsyncIterator[Delta]):
                     raise StopAsyncIteration from None
                 await self._wait()
             else:
-                self._last = delta
-                self._texts.append(delta.text)
+                self._note(delta)
                 return self._so_far_with(delta) if self._is_cumulative else delta
 
     async def __aenter__(self) -> AsyncStream:

@@ -58,6 +58,7 @@ def submit_request(
         stream_id=options.stream_id,
         cache_salt=options.cache_salt,
         template=options.template,
+        answer=options.answer,
         trace_headers=options.trace_headers,
     )
     state = StreamState(submit, wants_whole=kind == "final")
@@ -109,6 +110,7 @@ def new_states(
                 model=io.model,
                 cache_salt=options.cache_salt,
                 template=options.template,
+                answer=options.answer,
                 trace_headers=options.trace_headers,
             )
         except BadRequestError as error:

@@ -80,8 +80,7 @@ class Stream(BaseStream, Iterator[Delta]):
                     raise StopIteration from None
                 self._wait()
             else:
-                self._last = delta
-                self._texts.append(delta.text)
+                self._note(delta)
                 return self._so_far_with(delta) if self._is_cumulative else delta
 
     def __enter__(self) -> Stream:
@@ -217,7 +216,15 @@ class Client:
         trace_headers: the W3C headers `traceparent` and `tracestate` of the trace that the request
             belongs to, for a server that exports traces. Invalid ones are ignored.
         tools, chat_template_kwargs, add_generation_prompt, continue_final_message: for chat
-            messages, as in transformers' `apply_chat_template`.
+            messages, as in transformers' `apply_chat_template`. A tool is a definition in OpenAI's
+            form, or a Python function with types and a docstring.
+        tool_choice: "auto" (the default), or "none": the model is shown no tools, and what looks
+            like a call is content.
+        parallel_tool_calls: False asks for one call at a time.
+        stop_scope: where stop strings are looked for: "content" (the default), or "all", which
+            includes reasoning and tool calls.
+        parse_answer: False leaves the answer to chat messages as text alone, without reasoning and
+            tool calls.
 
         The stream survives the death of any process of the server.
 

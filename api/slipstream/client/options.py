@@ -7,13 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, get_args
 
+from slipstream.answers.functions import Tool
+from slipstream.answers.options import ToolChoice, answer_options
 from slipstream.client.connection.queries import checked_template
 from slipstream.client.stream import OutputKind
 from slipstream.errors import bad_request, unknown_option
 from slipstream.requests import checked_params
 from slipstream.vllm_names import CALL_OPTIONS, SAMPLING_PARAMS, without_unsupported
 from slipstream_ipc.errors import BadRequest, Summary
-from slipstream_ipc.messages import SamplingOptions, SamplingParams, TemplateOptions
+from slipstream_ipc.messages import (
+    AnswerOptions,
+    SamplingOptions,
+    SamplingParams,
+    StopScope,
+    TemplateOptions,
+)
 
 _OF_TEMPLATE = (
     "tools",
@@ -21,6 +29,7 @@ _OF_TEMPLATE = (
     "add_generation_prompt",
     "continue_final_message",
 )
+_OF_ANSWER = ("tool_choice", "parallel_tool_calls", "stop_scope", "parse_answer")
 _OF_CALL = ("priority", "cache_salt", "trace_headers")
 _FORMER_NAME = "params"
 _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
@@ -29,13 +38,22 @@ _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 class ChatTemplateOptions(TypedDict, total=False):
     """What a chat template gets besides the messages, with transformers' names."""
 
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Sequence[Tool] | None
     chat_template_kwargs: Mapping[str, Any] | None
     add_generation_prompt: bool
     continue_final_message: bool
 
 
-class CallOptions(SamplingOptions, ChatTemplateOptions, total=False):
+class ChatAnswerOptions(TypedDict, total=False):
+    """How the answer to chat messages is read."""
+
+    tool_choice: ToolChoice | None
+    parallel_tool_calls: bool | None
+    stop_scope: StopScope
+    parse_answer: bool
+
+
+class CallOptions(SamplingOptions, ChatTemplateOptions, ChatAnswerOptions, total=False):
     """The keyword options of a call with any number of prompts, for `**options: Unpack[...]`."""
 
     priority: int
@@ -59,6 +77,7 @@ class CheckedOptions:
 
     params: list[SamplingParams]
     template: TemplateOptions | None
+    answer: AnswerOptions | None = None  # of prompts that are chat messages
     has_many_prompts: bool = False
     priority: int = 0
     cache_salt: str | None = None
@@ -91,8 +110,8 @@ def options_for_one(
     given, rest = _renamed(sampling_params, options, RequestOptions)
     names = ("label", "stream_id", *_OF_CALL)
     of_request = {name: rest.pop(name) for name in names if name in rest}
-    template = _template(rest)
-    return CheckedOptions([checked_params(given, rest)], template, **of_request)
+    template, answer = _of_chats(rest)
+    return CheckedOptions([checked_params(given, rest)], template, answer, **of_request)
 
 
 def options_for_many(
@@ -103,9 +122,9 @@ def options_for_many(
     """The options of a call with these prompts. Otherwise as `options_for_one`."""
     given, rest = _renamed(sampling_params, options, CallOptions)
     of_request = {name: rest.pop(name) for name in _OF_CALL if name in rest}
-    template = _template(rest)
+    template, answer = _of_chats(rest)
     params = _params_for_each(prompts, given, rest)
-    return CheckedOptions(params, template, has_many_prompts=True, **of_request)
+    return CheckedOptions(params, template, answer, has_many_prompts=True, **of_request)
 
 
 def check_kind(kind: OutputKind) -> None:
@@ -144,12 +163,14 @@ def _renamed(
     return former, rest
 
 
-def _template(options: dict[str, Any]) -> TemplateOptions | None:
-    """Take a chat template's options out of `options`; None where there are none."""
-    given = {name: options.pop(name) for name in _OF_TEMPLATE if name in options}
-    if not given:
-        return None
-    return checked_template(**given)
+def _of_chats(options: dict[str, Any]) -> tuple[TemplateOptions | None, AnswerOptions | None]:
+    """Take the options of chats out of `options`. The template's are None where there are none of
+    either kind, which any prompt goes with.
+    """
+    of_template = {name: options.pop(name) for name in _OF_TEMPLATE if name in options}
+    of_answer = {name: options.pop(name) for name in _OF_ANSWER if name in options}
+    template = checked_template(**of_template) if of_template or of_answer else None
+    return template, answer_options(**of_answer)
 
 
 def _params_for_each(

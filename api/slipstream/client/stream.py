@@ -6,12 +6,32 @@ import time
 from collections import deque
 from typing import Literal, Protocol
 
+from slipstream.answers.events import text_of
+from slipstream.answers.tool_calls import ToolCall, tool_calls_of
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError
-from slipstream.outputs import Delta, RequestOutput, StreamPosition, end_of, join, metrics_of
+from slipstream.outputs import (
+    Delta,
+    RequestOutput,
+    StreamPosition,
+    end_of,
+    events_of,
+    join,
+    message_of,
+    metrics_of,
+)
 from slipstream.prompt_logprobs import PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import Fault, FinishReason, ModelCard, Resume, Submit
+from slipstream_ipc.messages import (
+    AnswerEvent,
+    ChatMessage,
+    EventKind,
+    Fault,
+    FinishReason,
+    ModelCard,
+    Resume,
+    Submit,
+)
 
 OutputKind = Literal["delta", "cumulative", "final"]
 
@@ -41,8 +61,8 @@ class ClientConnection(Protocol):
 class BaseStream:
     """What `Stream` and `AsyncStream` share. One reader at a time.
 
-    A reader pops a delta from `_unread` and records it in `_last` and `_texts`. Where `_unread` is
-    empty, it checks `_is_at_end`, waits if that is false, and tries again.
+    A reader pops a delta from `_unread` and records it by `_note`. Where `_unread` is empty, it
+    checks `_is_at_end`, waits if that is false, and tries again.
     """
 
     def __init__(self, io: ClientConnection, state: StreamState, kind: OutputKind) -> None:
@@ -53,6 +73,7 @@ class BaseStream:
         # of kind "final", one delta at the end; empty once the stream is closed
         self._unread: deque[Delta] = deque() if kind == "final" else state.deltas
         self._texts: list[str] = []
+        self._events: list[AnswerEvent] | None = None  # None: none of the deltas read has any
         self._last: Delta | None = None  # the last delta read
         self._so_far: Delta | None = None  # all deltas joined; unused for kind "delta"
         self._is_finished = False
@@ -88,6 +109,34 @@ class BaseStream:
     def text(self) -> str:
         """All text read so far; of a resumed stream, since the position it was resumed from."""
         return "".join(self._texts)
+
+    @property
+    def content(self) -> str:
+        """The part of `text` that is the answer itself, without reasoning and tool calls."""
+        events = self._events
+        return self.text if events is None else text_of(EventKind.CONTENT, events)
+
+    @property
+    def reasoning(self) -> str | None:
+        """The model's reasoning read so far; None where there is none."""
+        return text_of(EventKind.REASONING, self._events or ()) or None
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The tool calls read so far; those with the status "incomplete" go on or were cut off.
+
+        Of a resumed stream, those that begin after the position it was resumed from.
+        """
+        return tool_calls_of(self._events or ())
+
+    @property
+    def message(self) -> ChatMessage:
+        """What was read so far as an assistant's turn, to be appended to the messages of the next
+        request. Incomplete tool calls are left out.
+        """
+        if self._events is None:
+            return ChatMessage("assistant", self.text)
+        return message_of(self._events)
 
     @property
     def position(self) -> StreamPosition:
@@ -183,9 +232,17 @@ class BaseStream:
             self._unread.append(self._so_far)
             state.deltas.clear()
         elif state.error is not None and state.deltas:
-            self._last = join(state.deltas)
-            self._texts.append(self._last.text)
+            self._note(join(state.deltas))
             state.deltas.clear()
+
+    def _note(self, delta: Delta) -> None:
+        """Record a delta that was read."""
+        self._last = delta
+        self._texts.append(delta.text)
+        if delta._batch.has_events and delta._batch.is_read(delta._entry):
+            if self._events is None:
+                self._events = []
+            self._events += events_of(delta)
 
     def _so_far_with(self, delta: Delta) -> Delta:
         """Everything read so far joined with `delta`, for a stream of kind "cumulative"."""

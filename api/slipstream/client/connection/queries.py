@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from slipstream.answers.functions import tool_definitions
 from slipstream.errors import SlipstreamError, bad_request, error_from
 from slipstream.prompts import checked_prompt
 from slipstream.requests import fits_message
@@ -126,7 +127,7 @@ def checked_template(
     """Checked options of a chat template; None is the default. Raises: BadRequestError."""
     try:
         return template_options(
-            tools,
+            tool_definitions(tools),
             chat_template_kwargs,
             add_generation_prompt=add_generation_prompt is not False,
             continue_final_message=bool(continue_final_message),

@@ -2,7 +2,7 @@
 
 - An entry continues a stream exactly at its received position. An entry that begins earlier is cut
   to its new part. One that begins later is a gap: nothing of it is taken, and the caller attaches
-  anew.
+  anew. So is one that begins earlier with events of its own, which have no positions to cut at.
 - A message whose entries all continue their streams is taken as a whole, by its columns. Any other
   message is taken entry by entry, with the same result; so is a message of a few streams other than
   those of the previous message, for which a column lookup takes longer.
@@ -23,7 +23,9 @@ from itertools import repeat
 from struct import unpack
 
 import numpy as np
+from msgspec.structs import replace
 
+from slipstream.answers.tool_calls import with_call_ids
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import MANY, ReceivedPositions, ends_of
 from slipstream.client.streams.stream_state import GroupMember, StreamState
@@ -42,6 +44,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import (
     Accepted,
+    AnswerEvent,
     Deltas,
     End,
     Fault,
@@ -211,6 +214,8 @@ class ClientStreamTable:
         Raises: ProtocolError where the columns do not match.
         """
         _check(message)
+        if message.events:
+            message = self._with_call_ids(message)
         ends: dict[int, End] = {}
         if message.ends:
             ends.update(zip(u32(message.ended).tolist(), message.ends, strict=True))
@@ -219,6 +224,18 @@ class ClientStreamTable:
         is_worth_it = handles == self._last_handles or len(message.texts) >= MANY
         self._last_handles = handles
         return (is_worth_it and self._take_whole(batch)) or self._take_each(batch)
+
+    def _with_call_ids(self, message: Deltas) -> Deltas:
+        """The message, with an id for each call that begins in it."""
+        handles = _numbers(message.handles)
+        changed = False
+        found: list[tuple[AnswerEvent, ...]] = []
+        for entry, events in zip(_numbers(message.event_entries), message.events, strict=True):
+            state = self._streams.get(handles[entry])
+            own = events if state is None else with_call_ids(events, state.stream_id)
+            changed |= own is not events
+            found.append(own)
+        return replace(message, events=tuple(found)) if changed else message
 
     # ---- what the client does ----------------------------------------------------------------
 
@@ -348,7 +365,13 @@ class ClientStreamTable:
             else:
                 new_text = text[num_chars - chars :]
                 skips[entry] = skip = min(num_tokens - tokens, count)
-                if not new_text and skip == count and entry not in batch.ends:
+                is_old = not new_text and skip == count
+                if is_old and entry not in batch.ends:
+                    continue
+                if not is_old and batch.own_events.get(entry):
+                    is_whole = False
+                    skips[entry] = count
+                    self._note_gap(state)
                     continue
                 delta = Delta(new_text, batch, entry, skip)
                 received.move(handle, num_chars + len(new_text), num_tokens + count - skip)
@@ -426,6 +449,9 @@ def _check(deltas: Deltas) -> None:
         or deltas.ended
         or deltas.ends
         or deltas.logprobs is not None
+        or deltas.kinds
+        or deltas.event_entries
+        or deltas.events
         or len(deltas.handles) != size
         or len(deltas.chars) != size
         or len(deltas.tokens) != size

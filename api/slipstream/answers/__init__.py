@@ -1,0 +1,1 @@
+"""Answers in parts: events, tool calls, and Python functions as tools."""
