@@ -44,10 +44,12 @@ def assemble_worker(
     poller: zmq.Poller,
     connections: Connections | None = None,
     spans: RequestSpans | None = None,
+    *,
+    answer_format: str = "",
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`.
 
-    connections: limits the number of its clients' connections. spans: see `Worker`.
+    connections: limits the number of its clients' connections. spans, answer_format: see `Worker`.
 
     Raises: ValueError, OSError or zmq.ZMQError if an address or its keys cannot be used.
     """
@@ -77,6 +79,7 @@ def assemble_worker(
         detokenizers,
         poller,
         tokenizer=config.tokenizer,
+        answer_format=answer_format,
         stream_interval=config.stream_interval,
         grace_s=config.grace_s,
         may_return=config.may_return,

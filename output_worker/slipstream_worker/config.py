@@ -17,6 +17,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     client_timeout_s: silence after which a client is pinged; after as long again it counts as gone.
     hang_timeout_s: silence after which the tokenizer process counts as hung.
     trace: file that the timeline will be written to; this process leaves its part beside it.
+    tool_format, reasoning_format: names in the table of formats, "none", or None for the one that
+    the model's chat template tells.
     listen: a tcp:// address to accept clients on as well.
     keys: folder of the CURVE keys for `listen`.
     insecure: `listen` has no keys; only for an address on this machine.
@@ -39,6 +41,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     grace_s: Annotated[float, Meta(ge=0)] = 60.0
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     trust_remote_code: bool = False
+    tool_format: str | None = None
+    reasoning_format: str | None = None
     trace: str | None = None
     listen: str | None = None
     keys: str | None = None

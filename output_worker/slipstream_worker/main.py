@@ -55,6 +55,8 @@ def main() -> int:
                 "tokenizer": config.tokenizer,
                 "cache_dir": config.cache_dir,
                 "trust_remote_code": config.trust_remote_code,
+                "tool_format": config.tool_format,
+                "reasoning_format": config.reasoning_format,
             },
             hang_timeout_s=config.hang_timeout_s,
         )
@@ -91,6 +93,7 @@ def main() -> int:
                         poller,
                         Connections(raise_file_limit()),
                         spans,
+                        answer_format=ready.answer_format,
                     )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     is_full = getattr(error, "errno", None) == errno.ENOSPC

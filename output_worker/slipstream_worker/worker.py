@@ -57,13 +57,14 @@ class Worker:
         tokenizer: str,
         stream_interval: int | Literal["auto"],
         grace_s: float,
+        answer_format: str = "",
         may_return: bool = False,
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
         predecessor_ended_s: float = 0.0,
     ) -> None:
         """`socket` is the one that `front` accepts on; `tokenizer` is the folder or hub id that
-        clients load.
+        clients load, `answer_format` the format of answers as clients see it on the model's card.
 
         may_return, predecessor_ended_s: see `WorkerConfig`. spans: of the requests that are traced;
         None if none is.
@@ -113,6 +114,7 @@ class Worker:
             counters,
             detokenizers,
             tokenizer=tokenizer,
+            answer_format=answer_format,
             tracer=tracer,
             spans=spans,
             predecessor_ended_s=predecessor_ended_s,

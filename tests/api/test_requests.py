@@ -111,6 +111,23 @@ def test_parts_that_are_no_text_are_named(part: Any, text: str) -> None:
     assert str(caught.value) == text
 
 
+@pytest.mark.parametrize("arguments", ["{}", "", "{bad", "[]"])
+def test_turns_of_earlier_answers_are_taken_as_they_were(arguments: str) -> None:
+    """What a model wrote wrongly, too: refusing it would end the conversation."""
+    call = {"function": {"name": "look", "arguments": arguments}}
+    for extra in (
+        {"tool_calls": [call]},
+        {"tool_calls": [call], "content": None},
+        {"tool_calls": [call], "content": "", "reasoning_content": "so"},
+        {"reasoning_content": "so"},
+        {"reasoning_content": "so", "content": None},
+    ):
+        (message,) = new_submit([{"role": "assistant", **extra}], PARAMS).messages
+        assert message.content == ""
+        assert message.reasoning_content == extra.get("reasoning_content")
+        assert (message.tool_calls is None) == ("tool_calls" not in extra)
+
+
 @pytest.mark.parametrize("ids", [[1, 2, 3], (1, 2, 3), range(1, 4), np.array([1, 2, 3])])
 def test_token_ids_of_any_sequence(ids: Any) -> None:
     submit = new_submit(ids, PARAMS)

@@ -147,6 +147,26 @@ def test_chat_template_takes_every_role_of_a_conversation(tokenizer: Any) -> Non
     )
 
 
+def test_chat_template_takes_turns_with_calls(tokenizer: Any) -> None:
+    """A call is a line with its name and arguments: a form that no parser of answers looks for."""
+    calls: list[Any] = [
+        {"type": "function", "function": {"name": "look", "arguments": {"at": "x"}}},
+        {"type": "function", "function": {"name": "wait", "arguments": "{bad"}},
+    ]
+    messages: list[Any] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "assistant", "content": "Well:", "tool_calls": calls[:1]},
+        {"role": "tool", "content": "42"},
+    ]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == (
+        "<|user|>\nHi<|end|>\n"
+        '<|assistant|>\nlook {"at": "x"}\nwait {bad<|end|>\n'
+        '<|assistant|>\nWell:\nlook {"at": "x"}<|end|>\n'
+        "<|user|>\n42<|end|>\n"
+    )
+
+
 def test_the_program_that_trains_it_writes_the_same_template() -> None:
     assert (MODEL_PATH / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 

@@ -12,6 +12,8 @@ _OURS = {
     "--num-gpu-blocks-override": "--num-blocks",
     "--cudagraph-capture-sizes": "--cuda-graph-sizes",
     "--system-prompt": "--system",
+    "--tool-call-parser": "--tool-format",
+    "--reasoning-parser": "--reasoning-format",
     # SGLang
     "--model-path": "--model",
     "--tokenizer-path": "--tokenizer",
@@ -60,9 +62,7 @@ _MISSING = {
     "--cpu-offload-gb": "weights are not offloaded",
     "--swap-space": "a preempted request is computed again, not swapped",
     "--n-gpu-layers": "a model runs on one device, --device",
-    "--tool-call-parser": "tool calls are not parsed out of answers yet",
-    "--enable-auto-tool-choice": "tool calls are not parsed out of answers yet",
-    "--reasoning-parser": "reasoning is not parsed out of answers yet",
+    "--enable-auto-tool-choice": "tool calls are read wherever the model's format is known",
     "--chat-template": "the chat template is the tokenizer's own",
     "--load-format": "weights are read from safetensors",
 }

@@ -21,6 +21,10 @@ _COMMANDS = {
     "chat": Command("ask a question, or chat in the terminal", "slipstream.cli.chat:add_chat"),
     "generate": Command("continue a text", "slipstream.cli.generate:add_generate"),
     "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),
+    "formats": Command(
+        "list how answers are written, or say how a model's are",
+        "slipstream.cli.formats:add_formats",
+    ),
     "trace": Command("show what `serve --trace` has recorded", "slipstream.cli.trace:add_trace"),
     "keys": Command("make keys for clients on other machines", "slipstream.cli.keys:add_keys"),
     "demo": Command("watch what a server survives", "slipstream.cli.demo:add_demo"),

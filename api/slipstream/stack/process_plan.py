@@ -20,7 +20,7 @@ import psutil
 
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
-from slipstream.errors import BadRequestError, missing_option, wrong_option
+from slipstream.errors import BadRequestError, bad_request, missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.log_level import check_log_level
@@ -29,6 +29,8 @@ from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
 from slipstream.tracing.parts import checked_trace
 from slipstream.trusted_proxies import TrustedProxies
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.formats.choose import check_format_names
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.sockets import check_address
 from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
@@ -72,6 +74,8 @@ _WORKER_OPTIONS = (
     "grace_s",
     "hang_timeout_s",
     "trust_remote_code",
+    "tool_format",
+    "reasoning_format",
 )
 
 
@@ -85,9 +89,14 @@ def plan_stack(
     """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
 
     Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
-    trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a socket.
+    format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a
+    socket.
     """
     check_log_level()
+    try:
+        check_format_names(settings.tool_format, settings.reasoning_format)
+    except BadRequest as error:
+        raise bad_request(error) from None
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
     _check_cache(settings, model)
     for option, value in (("model", model), ("tokenizer", tokenizer)):

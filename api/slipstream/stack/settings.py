@@ -74,6 +74,24 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "longest request in tokens, prompt and output together (default: the model's limit)",
         ),
     ] = None
+    tool_format: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "how the model writes tool calls: a name that `slipstream formats` lists, or none "
+            "(default: by its chat template)",
+            "NAME",
+        ),
+    ] = None
+    reasoning_format: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "how the model writes its reasoning: a name that `slipstream formats` lists, or none "
+            "(default: by its chat template)",
+            "NAME",
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         _about(MODEL, "run Python code from the model's folder, with all of your permissions"),
@@ -383,6 +401,8 @@ class StackOptions(TypedDict, total=False):
     block_size: int
     threads: int | None
     native: bool
+    tool_format: str | None
+    reasoning_format: str | None
     trust_remote_code: bool
     stream_interval: int | Literal["auto"]
     client_timeout_s: float

@@ -41,7 +41,13 @@ CHAT_TEMPLATE = """\
 {%- if message['role'] not in turns -%}
 {{ raise_exception("role '" + message['role'] + "' is not " + turns | join(', ')) }}
 {%- endif -%}
-{{ '<|' + turns[message['role']] + '|>\\n' + message['content'] + '<|end|>\\n' }}
+{{ '<|' + turns[message['role']] + '|>\\n' + (message['content'] or '') }}
+{%- for call in message['tool_calls'] or [] -%}
+{%- set function = call['function'] -%}
+{{ '\\n' if message['content'] or not loop.first }}{{ function['name'] + ' ' -}}
+{{ function['arguments'] if function['arguments'] is string else function['arguments'] | tojson }}
+{%- endfor -%}
+{{ '<|end|>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
 {{ '<|assistant|>\\n' }}

@@ -52,6 +52,7 @@ class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):
     error: str = ""  # why it could not be loaded at all
     pid: int = 0  # of the tokenizer process
     answer_format: str = ""  # its name in the table of formats; empty: unknown
+    delimiter_ids: dict[str, int] = {}  # literals of the table that are one token here
 
 
 class TokenizerBeat(Struct, array_like=True, frozen=True, tag=2):

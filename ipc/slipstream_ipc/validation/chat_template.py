@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from slipstream_ipc.columns import u32
 from slipstream_ipc.errors import BadRequest, ProtocolError, Summary, brief
-from slipstream_ipc.messages import MAX_TEMPLATE_CHARS, ChatMessage, ModelCard, TemplateOptions
+from slipstream_ipc.messages import MAX_TEMPLATE_CHARS, ModelCard, TemplateOptions
 
 MAX_TOOLS = 1024
 MAX_QUERY_TOKENS = 2**20  # per Tokenize or Detokenize, so that the answer fits into a message
@@ -102,24 +102,6 @@ def read_template(options: TemplateOptions) -> tuple[list[dict[str, Any]] | None
         allowed = "true only where add_generation_prompt is false"
         raise BadRequest("continue_final_message", True, allowed)
     return _tools(options.tools), _kwargs(options.kwargs)
-
-
-def template_message(message: ChatMessage, where: str = "messages") -> dict[str, Any]:
-    """A message as templates expect it, with the arguments of its tool calls as objects.
-
-    where: the message's name in an error. Raises: BadRequest for arguments that are no object.
-    """
-    turn: dict[str, Any] = msgspec.to_builtins(message)
-    if message.tool_calls is not None:
-        turn["tool_calls"] = list(turn["tool_calls"])
-    for index, call in enumerate(turn.get("tool_calls", ())):
-        function = call["function"]
-        try:
-            function["arguments"] = _object_decoder.decode(function["arguments"] or "{}")
-        except (msgspec.DecodeError, RecursionError):
-            field = f"{where}.tool_calls[{index}].function.arguments"
-            raise BadRequest(field, function["arguments"], "a JSON object, as text") from None
-    return turn
 
 
 def check_token_ids(column: bytes, card: ModelCard) -> None:

@@ -74,11 +74,12 @@ class CoreMessages:
         detokenizers: DetokenizerFactory,
         *,
         tokenizer: str,
+        answer_format: str = "",
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
         predecessor_ended_s: float = 0.0,
     ) -> None:
-        """`tokenizer`: the folder or hub id that clients load.
+        """`tokenizer`, `answer_format`: see `Worker`; clients see them on the model's card.
 
         spans: of the requests that are traced; None if none is. predecessor_ended_s: when the
         worker before this one ended, see `WorkerConfig`.
@@ -96,6 +97,7 @@ class CoreMessages:
         self._counters = counters
         self._detokenizers = detokenizers
         self._tokenizer = tokenizer
+        self._answer_format = answer_format
         self.card: ModelCard | None = None
         self.is_synced = False
         self.step = 0  # number of the latest step received
@@ -144,7 +146,9 @@ class CoreMessages:
                 raise ProtocolError(f"a worker does not accept {type(message).__name__}")
 
     def _attached(self, welcome: Welcome) -> None:
-        self.card = structs.replace(welcome.model, path=self._tokenizer)
+        self.card = structs.replace(
+            welcome.model, path=self._tokenizer, answer_format=self._answer_format
+        )
         if self._spans is not None:
             self._spans.model = self.card.name
         self._core.restart()

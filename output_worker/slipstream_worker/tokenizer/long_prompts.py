@@ -38,7 +38,7 @@ def num_prompt_chars(
     """Number of characters to render and tokenise."""
     turns = 0
     for turn in messages:
-        turns += len(turn.role) + len(turn.content)
+        turns += len(turn.role) + len(turn.content) + len(turn.reasoning_content or "")
         for call in turn.tool_calls or ():
             turns += len(call.function.name) + len(call.function.arguments)
     return len(text or "") + turns + len(template.tools) + len(template.kwargs)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -29,20 +30,25 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from slipstream_ipc.atomic_file import write_atomically
-from slipstream_ipc.errors import brief
+from slipstream_ipc.errors import BadRequest, brief
+from slipstream_ipc.formats.choose import choose_format, delimiter_ids
+from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages import Render, Rendered, TokenizerBeat, TokenizerReady
 from slipstream_ipc.process import BEAT_S, start_child
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
 from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
+from slipstream_worker.tokenizer.answer_settings import read_format
 from slipstream_worker.tokenizer.long_prompts import LongPromptThread, is_long
-from slipstream_worker.tokenizer.prompt_rendering import render
+from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.render_note import RenderNote
+from slipstream_worker.tokenizer.template_dialect import find_dialect
 
 logger = logging.getLogger(__name__)
 
 _CONVERTERS = ("sentencepiece", "tiktoken")  # which transformers needs for other file formats
+_TOOLS = re.compile(r"\btools\b")
 _LAST_WORDS_MS = 1000  # linger for the error message
 
 
@@ -54,6 +60,8 @@ class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache_dir: str
     note_fd: int | None = None  # descriptor of its `RenderNote`
     trust_remote_code: bool = False
+    tool_format: str | None = None  # as in WorkerConfig
+    reasoning_format: str | None = None
 
 
 def main() -> int:
@@ -72,6 +80,7 @@ def main() -> int:
     poller.register(stop.fileno(), zmq.POLLIN)
     with beating(socket):
         tokenizer, ready = prepare(config)
+        traits = ChatTraits() if ready.error else chat_traits(tokenizer, ready)
     socket.send(encode(replace(ready, pid=os.getpid())))
     if ready.error:
         socket.close(linger=_LAST_WORDS_MS)
@@ -81,7 +90,7 @@ def main() -> int:
 
     def render_noted(request: Render, *, is_long: bool = True) -> Rendered:
         note.begin(request.key, is_long=is_long)
-        answer = render(tokenizer, request)
+        answer = render(tokenizer, request, traits)
         note.end(is_long=is_long)  # not if it raises: the note then names the cause
         return answer
 
@@ -155,10 +164,45 @@ def prepare(config: TokenizerConfig) -> tuple[Any, TokenizerReady]:
             why += "pip install 'slipstream[tokenizers]'"
         return None, TokenizerReady("", "", error=why)
     try:
-        return tokenizer, prepare_table(tokenizer, Path(config.cache_dir))
+        ready = prepare_table(tokenizer, Path(config.cache_dir))
     except OSError as error:
         why = f"cannot write the cache folder: {error} (set XDG_CACHE_HOME to use another)"
         return None, TokenizerReady("", "", error=why)
+    try:
+        return tokenizer, _with_format(ready, tokenizer, config)
+    except BadRequest as error:
+        return None, TokenizerReady("", "", error=error.fault.message)
+
+
+def _with_format(ready: TokenizerReady, tokenizer: Any, config: TokenizerConfig) -> TokenizerReady:
+    """Choose the format of the model's answers. Raises: BadRequest for an unknown name."""
+    added_tokens: dict[str, int] = tokenizer.get_added_vocab()
+    choice = choose_format(
+        tokenizer.chat_template,
+        added_tokens,
+        tool_format=config.tool_format,
+        reasoning_format=config.reasoning_format,
+    )
+    advice = "`slipstream formats` lists those that --tool-format and --reasoning-format can name"
+    if choice.is_ambiguous:
+        why = " ".join(dict.fromkeys((choice.reasoning, choice.calls)))
+        logger.warning("answers are not taken apart, or in part: %s; %s", why, advice)
+    elif choice.format is None and _TOOLS.search(str(tokenizer.chat_template or "")):
+        logger.info("answers are not taken apart: %s; %s", choice.calls, advice)
+    return replace(
+        ready,
+        answer_format="" if choice.format is None else choice.format.name,
+        delimiter_ids=delimiter_ids(added_tokens),
+    )
+
+
+def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
+    """What `render` has to know of the tokenizer's chats."""
+    found = find_format(ready.answer_format)
+    return ChatTraits(
+        find_dialect(tokenizer),
+        None if found is None else read_format(found, ready.delimiter_ids),
+    )
 
 
 def load_tokenizer(config: TokenizerConfig) -> Any:

@@ -6,24 +6,46 @@ Any error, a template's included, is the answer to that request alone.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, Summary, brief
-from slipstream_ipc.messages import Fault, Render, Rendered
-from slipstream_ipc.validation.chat_template import read_template, template_message
+from slipstream_ipc.messages import (
+    AnswerSettings,
+    ChatMessage,
+    Fault,
+    Render,
+    Rendered,
+)
+from slipstream_ipc.validation.chat_template import read_template
 from slipstream_worker.detokenizer.panics import is_panic
+from slipstream_worker.tokenizer.answer_settings import ReadFormat
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
 from slipstream_worker.tokenizer.long_prompts import is_too_long
+from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
+from slipstream_worker.tokenizer.template_dialect import TemplateDialect
 
 logger = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 4 * 2**20  # of text in the answer to a query; it has to fit a message
+# longer than what any template writes behind the last message to introduce an answer
+_MAX_INTRODUCTION_CHARS = 1024
 
 
-def render(tokenizer: Any, request: Render) -> Rendered:
+class ChatTraits(NamedTuple):
+    """What is known of a tokenizer's chats. format: of answers; None where it is unknown."""
+
+    dialect: TemplateDialect = TemplateDialect()
+    format: ReadFormat | None = None
+
+
+_PLAIN = ChatTraits()
+
+
+def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rendered:
     """The ids of a prompt, or the text of ids. Any error is the answer to this request alone."""
     try:
         if request.token_ids is not None:
@@ -31,7 +53,7 @@ def render(tokenizer: Any, request: Render) -> Rendered:
         if request.messages and not tokenizer.chat_template:
             fault = Fault("bad_request", "this model has no chat template", "messages")
             return Rendered(request.key, fault=fault)
-        ids = _prompt_ids(tokenizer, request)
+        ids, settings = _prompt(tokenizer, request, traits)
         if request.is_query and 0 < request.max_tokens < len(ids):
             raise _too_long(request, f"{len(ids)} tokens")
         words = bad_word_ids(tokenizer, request.bad_words)
@@ -56,31 +78,53 @@ def render(tokenizer: Any, request: Render) -> Rendered:
         bad_word_ids=pack_u32([token_id for word in words for token_id in word]),
         bad_word_counts=pack_u32([len(word) for word in words]),
         strings=tuple(strings),
+        answer=settings,
     )
 
 
-def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
-    """Raises BadRequest, and whatever the template raises."""
-    text, add_special_tokens = request.text, True
-    if request.messages:
-        template = request.template
-        tools, kwargs = read_template(template)
-        text, add_special_tokens = (
-            tokenizer.apply_chat_template(
-                [
-                    template_message(message, f"messages[{index}]")
-                    for index, message in enumerate(request.messages)
-                ],
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=template.add_generation_prompt,
-                continue_final_message=template.continue_final_message,
-                **kwargs,
-            ),
-            False,
+class _Chat(NamedTuple):
+    """The chat of a request, as its template is given it."""
+
+    tokenizer: Any
+    turns: Sequence[Mapping[str, Any]]
+    tools: list[dict[str, Any]] | None
+    kwargs: Mapping[str, Any]
+
+    def text(
+        self, *, end: int | None = None, is_prompted: bool = False, is_continued: bool = False
+    ) -> str:
+        """The chat up to the turn `end`. Raises whatever the template raises."""
+        text: str = self.tokenizer.apply_chat_template(
+            self.turns[:end],
+            tools=self.tools,
+            tokenize=False,
+            add_generation_prompt=is_prompted,
+            continue_final_message=is_continued,
+            **self.kwargs,
         )
+        return text
+
+
+def _prompt(
+    tokenizer: Any, request: Render, traits: ChatTraits
+) -> tuple[list[int], AnswerSettings | None]:
+    """The prompt's ids, and how its answer is to be read. Raises BadRequest, and whatever the
+    template raises.
+    """
+    text, add_special_tokens, chat = request.text, True, None
+    if request.messages:
+        template, dialect = request.template, traits.dialect
+        tools, kwargs = read_template(template)
+        if request.answer is not None and request.answer.tool_choice == "none":
+            tools = None
+        turns = [dialect.turn(message) for message in request.messages]
+        chat = _Chat(tokenizer, turns, tools, kwargs)
+        text = chat.text(
+            is_prompted=template.add_generation_prompt, is_continued=template.continue_final_message
+        )
+        add_special_tokens = False
     if text is None:
-        return []
+        return [], None
 
     def num_tokens(part: str) -> int:
         return len(tokenizer(part, add_special_tokens=False)["input_ids"])
@@ -91,7 +135,36 @@ def _prompt_ids(tokenizer: Any, request: Render) -> list[int]:
     if request.add_special_tokens is not None:
         add_special_tokens = request.add_special_tokens
     ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-    return ids
+    if chat is None or request.answer is None or traits.format is None:
+        return ids, None
+    opened = _opened(chat, text, request, traits.format.literals)
+    return ids, traits.format.settings(request.answer, chat.tools, opened)
+
+
+def _opened(chat: _Chat, text: str, request: Render, literals: Sequence[str]) -> str:
+    """What the prompt `text` has of the answer already; empty if the template refuses to tell."""
+    try:
+        return _open_turn(chat, text, request, literals)
+    except Exception as error:  # it has written the prompt; the answer is read from its beginning
+        logger.debug("a prompt's open turn is unknown: %s", type(error).__name__)
+        return ""
+
+
+def _open_turn(chat: _Chat, text: str, request: Render, literals: Sequence[str]) -> str:
+    """Raises whatever the template raises."""
+    messages: Sequence[ChatMessage] = request.messages
+    if request.template.add_generation_prompt:
+        introduction = text[-_MAX_INTRODUCTION_CHARS:]
+        if not any(each in introduction for each in literals):
+            return ""  # as nearly always; the chat need not be rendered again
+        return open_turn(ChatTexts(text, chat.text(), text, messages[-1].content), literals)
+    if request.template.continue_final_message:
+        if len(messages) == 1:  # a template takes no chat without turns
+            content = messages[-1].content
+            return content if text.endswith(content) else content.strip()
+        closed, prompted = chat.text(end=-1), chat.text(end=-1, is_prompted=True)
+        return open_turn(ChatTexts(text, closed, prompted, messages[-2].content), literals)
+    return ""
 
 
 def _too_long(request: Render, given: str) -> BadRequest:

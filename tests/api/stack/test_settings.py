@@ -128,6 +128,8 @@ def test_every_option_reaches_a_process(tmp_path):
         "threads": 3,
         "native": False,
         "trust_remote_code": True,
+        "tool_format": "hermes",
+        "reasoning_format": "none",
         "stream_interval": 5,
         "client_timeout_s": 1.5,
         "grace_s": 2.5,
@@ -375,6 +377,13 @@ def test_a_tokenizer_that_cannot_be_is_refused(model, tokenizer):
 def test_a_folder_without_a_model_is_told_what_it_lacks(tmp_path):
     with pytest.raises(BadRequestError, match=r"allowed: a folder with a config\.json"):
         model_and_tokenizer(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("option", ["tool_format", "reasoning_format"])
+def test_a_format_that_there_is_not_is_refused_with_what_there_is(tmp_path, option):
+    with pytest.raises(BadRequestError, match=rf"{option}: got 'xml', allowed: .*none") as caught:
+        configs(tmp_path, **{option: "xml"})
+    assert caught.value.field == option
 
 
 def test_a_folder_too_deep_for_a_socket_is_refused():

@@ -10,11 +10,8 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     MAX_TEMPLATE_CHARS,
-    ChatMessage,
-    FunctionCall,
     ModelCard,
     TemplateOptions,
-    ToolCall,
 )
 from slipstream_ipc.validation.chat_template import (
     MAX_QUERY_TOKENS,
@@ -22,7 +19,6 @@ from slipstream_ipc.validation.chat_template import (
     RESERVED,
     check_token_ids,
     read_template,
-    template_message,
     template_options,
 )
 
@@ -92,35 +88,6 @@ def test_a_message_is_ended_or_gone_on_with():
         template_options(continue_final_message=True)
     options = template_options(continue_final_message=True, add_generation_prompt=False)
     assert options.continue_final_message
-
-
-def test_arguments_of_calls_are_objects_to_a_template():
-    call = ToolCall(FunctionCall("look", '{"at": [1, "x"]}'), "c1", "function")
-    message = ChatMessage("assistant", "", tool_calls=(call,))
-    found = template_message(message)
-    assert found == {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {
-                "function": {"name": "look", "arguments": {"at": [1, "x"]}},
-                "id": "c1",
-                "type": "function",
-            }
-        ],
-    }
-    assert template_message(ChatMessage("user", "hi")) == {"role": "user", "content": "hi"}
-    answer = ChatMessage("tool", "42", tool_call_id="c1")
-    assert template_message(answer)["tool_call_id"] == "c1"
-
-
-@pytest.mark.parametrize("arguments", ["{", "[]", "1", "{'a': 1}"])
-def test_arguments_that_are_no_object_are_named(arguments):
-    calls = (ToolCall(FunctionCall("a", "")), ToolCall(FunctionCall("b", arguments)))
-    message = ChatMessage("assistant", "", tool_calls=calls)
-    with pytest.raises(BadRequest) as caught:
-        template_message(message, "messages[3]")
-    assert caught.value.field == "messages[3].tool_calls[1].function.arguments"
 
 
 def test_ids_that_may_be_asked_about():

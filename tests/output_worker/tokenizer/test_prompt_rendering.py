@@ -93,12 +93,6 @@ def test_what_a_client_did_not_check_is_refused_here(tokenizer, template, field)
     assert field in message
 
 
-def test_wrong_arguments_of_a_call_are_its_callers_fault(tokenizer):
-    turns = (ChatMessage("assistant", "", tool_calls=(ToolCall(FunctionCall("a", "[")),)),)
-    field, _ = fault_of(tokenizer, Render(1, messages=turns))
-    assert field == "messages[0].tool_calls[0].function.arguments"
-
-
 def asked(tokenizer: Any, text: str, **options: Any) -> Rendered:
     return render(tokenizer, Render(3, text, is_query=True, **options))
 

@@ -1,0 +1,199 @@
+"""The types that describe how a model writes an answer: data without code.
+
+A call format is a tree of small elements. The worker compiles the tree to a reader of text, and a
+grammar of the same calls can be generated from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+DIGEST_BYTES = 16
+NAME_STOPS = " \t\r\n<>[]{}()\"'`,;="
+
+
+class Delimiter(Struct, frozen=True, tag="delimiter", array_like=True):
+    """A literal that separates parts. Where the vocabulary has it as one token, only that token is
+    the delimiter and the same letters as text are text, unless `as_text`.
+    """
+
+    literal: str
+    as_text: bool = False
+
+
+class Text(Struct, frozen=True, tag="text", array_like=True):
+    """A literal of ordinary characters."""
+
+    literal: str
+
+
+class Blank(Struct, frozen=True, tag="blank", array_like=True):
+    """White space as a model writes it. A reader accepts any white space between two elements."""
+
+    text: str
+
+
+class Name(Struct, frozen=True, tag="name", array_like=True):
+    """The function's name as plain text, up to one of the characters `stops` or a delimiter."""
+
+    stops: str = NAME_STOPS
+
+
+class CallId(Struct, frozen=True, tag="id", array_like=True):
+    """The call's id as plain text, up to one of the characters `stops` or a delimiter."""
+
+    stops: str = NAME_STOPS
+
+
+class NamedCallId(Struct, frozen=True, tag="named_id", array_like=True):
+    """An id that contains the function's name: `prefix`, name, `separator`, index. The id is the
+    whole; prefix, separator and index may be missing.
+    """
+
+    prefix: str
+    separator: str
+    stops: str = NAME_STOPS
+
+
+class JsonObject(Struct, frozen=True, tag="json_object", array_like=True):
+    """The arguments as a JSON object. may_be_empty: nothing at all stands for `{}`."""
+
+    may_be_empty: bool = False
+
+
+class JsonCall(Struct, frozen=True, tag="json_call", array_like=True):
+    """A JSON object with the function's name, its arguments and perhaps an id, in any order.
+
+    The keys are alternatives; the first of each is the one that the model is shown.
+    """
+
+    names: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    ids: tuple[str, ...] = ("id",)
+
+
+class Repeat(Struct, frozen=True, tag="repeat", array_like=True):
+    """The elements once or more often, with `separator` between."""
+
+    elements: tuple[Element, ...]
+    separator: tuple[Element, ...] = ()
+
+
+class Alternative(Struct, frozen=True, tag="alternative", array_like=True):
+    """One of the branches; an empty branch makes the others optional."""
+
+    branches: tuple[tuple[Element, ...], ...]
+
+
+Element = (
+    Delimiter
+    | Text
+    | Blank
+    | Name
+    | CallId
+    | NamedCallId
+    | JsonObject
+    | JsonCall
+    | Repeat
+    | Alternative
+)
+
+
+class Signature(Struct, frozen=True, array_like=True):
+    """How a model is recognised: all `in_template` are in its chat template and none of
+    `not_in_template`, and all `tokens` are tokens of its vocabulary.
+    """
+
+    in_template: tuple[str, ...] = ()
+    not_in_template: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+
+
+class ReasoningFormat(Struct, frozen=True, array_like=True):
+    """How reasoning is set apart from content.
+
+    It begins at the start of the answer, after a call or after other reasoning, by one of `begins`;
+    blanks may stand before. calls_within: a call ends it, too. dropped: delimiters between parts
+    that have no meaning of their own.
+    """
+
+    name: str
+    begins: tuple[Delimiter, ...]
+    ends: tuple[Delimiter, ...]
+    calls_within: bool = False
+    dropped: tuple[Delimiter, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+
+
+class Section(Struct, frozen=True, array_like=True):
+    """A part of the answer with one call or several. Its first element is a delimiter or a text.
+
+    at_start: the section begins where reasoning may begin, too, and nowhere else; then its first
+    element may also be a JSON call or a JSON object.
+    """
+
+    elements: tuple[Element, ...]
+    at_start: bool = False
+
+
+class CallFormat(Struct, frozen=True, array_like=True):
+    """How tool calls are written. call_id: the form of ids that are made for clients, where the
+    model writes none: "openai" (`call_…`) or "mistral" (nine letters and digits). quotable: the
+    model writes the delimiters' tokens also where it quotes them, within a string of arguments.
+    """
+
+    name: str
+    sections: tuple[Section, ...]
+    dropped: tuple[Delimiter, ...] = ()
+    call_id: str = "openai"
+    quotable: bool = False
+    signatures: tuple[Signature, ...] = ()
+
+
+class ChannelFormat(Struct, frozen=True, array_like=True):
+    """Answers as messages with a header each: `start` role `channel` NAME `message` text `ends`.
+
+    A recipient (` to=NAME`) stands in the header on either side of `channel`. A message to a
+    recipient that begins with `function_prefix` is a call; else its channel decides, and what is
+    not in `reasoning` is content. The part of the header behind `constrain` is ignored.
+    """
+
+    start: Delimiter
+    channel: Delimiter
+    message: Delimiter
+    constrain: Delimiter
+    ends: tuple[Delimiter, ...]
+    function_prefix: str
+    reasoning: tuple[str, ...]
+
+
+class AnswerFormat(Struct, frozen=True, array_like=True):
+    """How a model writes a whole answer; None: it writes no such part."""
+
+    name: str
+    reasoning: ReasoningFormat | None = None
+    calls: CallFormat | None = None
+    channels: ChannelFormat | None = None
+    signatures: tuple[Signature, ...] = ()
+
+
+def digest(answer_format: AnswerFormat) -> bytes:
+    """A hash of all of the format's data, the same in every process with the same table."""
+    return hashlib.blake2b(msgspec.msgpack.encode(answer_format), digest_size=DIGEST_BYTES).digest()
+
+
+def delimiters(part: Any) -> Iterator[Delimiter]:
+    """All delimiters of a format or of a part of it; some may come several times."""
+    if isinstance(part, Delimiter):
+        yield part
+    elif isinstance(part, Struct):
+        for field in part.__struct_fields__:
+            yield from delimiters(getattr(part, field))
+    elif isinstance(part, tuple):
+        for item in part:
+            yield from delimiters(item)

@@ -1,0 +1,172 @@
+"""Which format a model's answers have, told by its chat template and the tokens of its vocabulary.
+
+A part that several entries of the table claim is read by none: a wrong reader would take an answer
+apart where it says nothing. Options name a part's entry, or `none`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.formats.answer_format import (
+    AnswerFormat,
+    CallFormat,
+    ReasoningFormat,
+    Signature,
+    delimiters,
+)
+from slipstream_ipc.formats.table import CALLS, NONE, REASONING, WHOLE, compose
+
+TEMPLATE_SEPARATOR = "\n"
+
+
+class FormatChoice(NamedTuple):
+    """The chosen format, and for each part what decided."""
+
+    format: AnswerFormat | None
+    reasoning: str
+    calls: str
+    is_ambiguous: bool = False
+
+
+class _Part(NamedTuple):
+    """The entry of one part. whole: it is an entry of both parts."""
+
+    entry: ReasoningFormat | CallFormat | AnswerFormat | None
+    why: str
+    is_ambiguous: bool = False
+
+
+def check_format_names(tool_format: str | None, reasoning_format: str | None) -> None:
+    """Check the names that options give. Raises: BadRequest."""
+    for option, given, parts in (
+        ("tool_format", tool_format, CALLS),
+        ("reasoning_format", reasoning_format, REASONING),
+    ):
+        names = {*parts, *WHOLE, NONE}
+        if given is not None and given not in names:
+            raise BadRequest(option, given, ", ".join(sorted(names)))
+    for option, given, other in (
+        ("reasoning_format", reasoning_format, tool_format),
+        ("tool_format", tool_format, reasoning_format),
+    ):
+        if other in WHOLE and given not in (None, other):
+            raise BadRequest(option, given, f"{other} or nothing: {other} is a format of both")
+
+
+def choose_format(
+    template: str | Mapping[str, str] | None,
+    tokens: Collection[str],
+    *,
+    tool_format: str | None = None,
+    reasoning_format: str | None = None,
+) -> FormatChoice:
+    """The format of a model's answers.
+
+    template: the chat template, or several by name. tokens: the vocabulary's added tokens. The
+    other two name entries of the table, or are `none`; None lets the model decide.
+
+    Raises: BadRequest for a name that the table does not have.
+    """
+    check_format_names(tool_format, reasoning_format)
+    text = _joined(template)
+    named = next((each for each in (tool_format, reasoning_format) if each in WHOLE), None)
+    if named is not None:
+        return FormatChoice(WHOLE[named], "named by an option", "named by an option")
+    if tool_format is None and reasoning_format is None:
+        whole = _find(WHOLE, text, tokens)
+        if isinstance(whole.entry, AnswerFormat) or whole.is_ambiguous:
+            found = whole.entry if isinstance(whole.entry, AnswerFormat) else None
+            return FormatChoice(found, whole.why, whole.why, whole.is_ambiguous)
+    reasoning = _part(REASONING, reasoning_format, text, tokens)
+    calls = _part(CALLS, tool_format, text, tokens)
+    assert not isinstance(reasoning.entry, CallFormat | AnswerFormat)
+    assert not isinstance(calls.entry, ReasoningFormat | AnswerFormat)
+    is_none = reasoning.entry is None and calls.entry is None
+    return FormatChoice(
+        None if is_none else compose(reasoning.entry, calls.entry),
+        reasoning.why,
+        calls.why,
+        reasoning.is_ambiguous or calls.is_ambiguous,
+    )
+
+
+def delimiter_ids(added_tokens: Mapping[str, int]) -> dict[str, int]:
+    """Those of a vocabulary's added tokens that are delimiters of some entry of the table."""
+    entries = (*REASONING.values(), *CALLS.values(), *WHOLE.values())
+    literals = {each.literal for entry in entries for each in delimiters(entry)}
+    return {token: token_id for token, token_id in added_tokens.items() if token in literals}
+
+
+def _part(
+    entries: Mapping[str, ReasoningFormat] | Mapping[str, CallFormat],
+    option: str | None,
+    template: str,
+    tokens: Collection[str],
+) -> _Part:
+    if option is not None:
+        return _Part(entries.get(option), "named by an option")
+    return _find(entries, template, tokens)
+
+
+def _find(
+    entries: Mapping[str, ReasoningFormat] | Mapping[str, CallFormat] | Mapping[str, AnswerFormat],
+    template: str,
+    tokens: Collection[str],
+) -> _Part:
+    """The only entry with a signature that the model has; of entries that differ in their name
+    alone the first.
+    """
+    if not template:
+        return _Part(None, "the model has no chat template")
+    found = {
+        name: signature
+        for name, entry in entries.items()
+        for signature in reversed(entry.signatures)
+        if _has(signature, template, tokens)
+    }
+    if not found:
+        return _Part(None, "its chat template and its tokens are those of no known format")
+    if len({_nameless(entries[name]) for name in found}) > 1:
+        names = ", ".join(found)
+        return _Part(None, f"its chat template and its tokens fit several formats: {names}", True)
+    name, signature = next(iter(found.items()))
+    return _Part(entries[name], _described(signature))
+
+
+def _has(signature: Signature, template: str, tokens: Collection[str]) -> bool:
+    return (
+        all(literal in template for literal in signature.in_template)
+        and not any(literal in template for literal in signature.not_in_template)
+        and all(token in tokens for token in signature.tokens)
+    )
+
+
+def _nameless(entry: Struct) -> Struct:
+    return replace(entry, name="", signatures=())
+
+
+def _described(signature: Signature) -> str:
+    parts = (
+        _list("its chat template has", signature.in_template),
+        _list("its chat template does not have", signature.not_in_template),
+        _list("its vocabulary has", signature.tokens),
+    )
+    return "; ".join(filter(None, parts))
+
+
+def _list(what: str, literals: Iterable[str]) -> str:
+    shown = ", ".join(map(repr, literals))
+    return f"{what} {shown}" if shown else ""
+
+
+def _joined(template: str | Mapping[str, str] | None) -> str:
+    """All templates of a model that has several, for tools and without, as one text."""
+    if template is None or isinstance(template, str):
+        return template or ""
+    return TEMPLATE_SEPARATOR.join(template.values())

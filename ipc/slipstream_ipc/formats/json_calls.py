@@ -1,0 +1,120 @@
+"""The table's entries of tool calls that are JSON objects with the function's name in them. Names
+are those of vLLM's tool parsers.
+"""
+
+from __future__ import annotations
+
+from slipstream_ipc.formats.answer_format import (
+    Alternative,
+    Blank,
+    CallFormat,
+    CallId,
+    Delimiter,
+    JsonCall,
+    JsonObject,
+    Name,
+    Repeat,
+    Section,
+    Signature,
+    Text,
+)
+
+_CALL = JsonCall()
+_CALLS = Repeat((_CALL,), separator=(Text(","), Blank(" ")))
+_ARRAY = (Text("["), _CALLS, Text("]"))
+_LLAMA_CALL = JsonCall(arguments=("parameters", "arguments"))
+_LLAMA_CALLS = Repeat((_LLAMA_CALL,), separator=(Text(";"), Blank(" ")))
+
+
+def _between(begin: str, end: str) -> tuple[Section, ...]:
+    return (Section((Delimiter(begin), Blank("\n"), _CALL, Blank("\n"), Delimiter(end))),)
+
+
+JSON_CALL_FORMATS = (
+    CallFormat(
+        name="hermes",
+        sections=_between("<tool_call>", "</tool_call>"),
+        quotable=True,
+        signatures=(
+            Signature(
+                in_template=("<tool_call>", "</tool_call>", '"arguments"'),
+                not_in_template=("<function=", "<arg_key>"),
+            ),
+            Signature(
+                in_template=("<tool_call>", "</tool_call>", '\\"arguments\\"'),
+                not_in_template=("<function=", "<arg_key>"),
+            ),
+        ),
+    ),
+    CallFormat(
+        name="llama3_json",
+        sections=(
+            Section((Delimiter("<|python_tag|>"), _LLAMA_CALLS)),
+            Section((_LLAMA_CALLS,), at_start=True),
+        ),
+        signatures=(Signature(in_template=('"parameters": ',), tokens=("<|python_tag|>",)),),
+    ),
+    CallFormat(
+        name="mistral",
+        sections=(
+            Section(
+                (
+                    Delimiter("[TOOL_CALLS]"),
+                    Alternative(
+                        (
+                            (Blank(" "), *_ARRAY),
+                            (
+                                Name(),
+                                Alternative(((Delimiter("[CALL_ID]"), CallId()), ())),
+                                Alternative(((Delimiter("[ARGS]"),), ())),
+                                JsonObject(),
+                            ),
+                            (_CALL,),
+                        )
+                    ),
+                )
+            ),
+        ),
+        call_id="mistral",
+        signatures=(
+            Signature(in_template=("[TOOL_CALLS]",)),
+            Signature(tokens=("[TOOL_CALLS]",)),
+        ),
+    ),
+    CallFormat(
+        name="granite",
+        sections=(
+            Section((Delimiter("<|tool_call|>"), *_ARRAY)),
+            Section((Delimiter("<tool_call>"), *_ARRAY)),
+        ),
+        signatures=(
+            Signature(in_template=("<|start_of_role|>", "<|tool_call|>")),
+            Signature(
+                in_template=("<|start_of_role|>", "<tool_call>"), not_in_template=("</tool_call>",)
+            ),
+        ),
+    ),
+    CallFormat(
+        name="granite-20b-fc",
+        sections=(Section((Delimiter("<function_call>"), Blank(" "), _CALL)),),
+        signatures=(Signature(in_template=("<function_call> {",)),),
+    ),
+    CallFormat(
+        name="jamba",
+        sections=(
+            Section((Delimiter("<tool_calls>"), Blank("\n"), *_ARRAY, Delimiter("</tool_calls>"))),
+        ),
+        signatures=(Signature(tokens=("<tool_calls>", "</tool_calls>")),),
+    ),
+    CallFormat(
+        name="longcat",
+        sections=_between("<longcat_tool_call>", "</longcat_tool_call>"),
+        quotable=True,
+        signatures=(Signature(in_template=("<longcat_tool_call>",)),),
+    ),
+    CallFormat(
+        name="phi4_mini_json",
+        sections=(Section((Text("functools"), *_ARRAY)),),
+        signatures=(Signature(in_template=("functools[",)),),
+    ),
+)

@@ -1,0 +1,40 @@
+"""The table of answer formats. A reasoning part and a calls part are chosen apart and composed; a
+format that is one of both has an entry of its own.
+
+Names: "REASONING+CALLS" with "none" for a part that is not there, or the entry's own name.
+"""
+
+from __future__ import annotations
+
+from slipstream_ipc.formats.answer_format import AnswerFormat, CallFormat, ReasoningFormat
+from slipstream_ipc.formats.delimited_calls import DELIMITED_CALL_FORMATS
+from slipstream_ipc.formats.harmony import HARMONY
+from slipstream_ipc.formats.json_calls import JSON_CALL_FORMATS
+from slipstream_ipc.formats.reasoning import REASONING_FORMATS
+
+NONE = "none"
+
+REASONING: dict[str, ReasoningFormat] = {entry.name: entry for entry in REASONING_FORMATS}
+CALLS: dict[str, CallFormat] = {
+    entry.name: entry for entry in (*JSON_CALL_FORMATS, *DELIMITED_CALL_FORMATS)
+}
+WHOLE: dict[str, AnswerFormat] = {HARMONY.name: HARMONY}
+
+
+def compose(reasoning: ReasoningFormat | None, calls: CallFormat | None) -> AnswerFormat:
+    """The format of answers with these parts."""
+    name = f"{reasoning.name if reasoning else NONE}+{calls.name if calls else NONE}"
+    return AnswerFormat(name, reasoning, calls)
+
+
+def find_format(name: str) -> AnswerFormat | None:
+    """The format with this name; None where the table has no such entry."""
+    if name in WHOLE:
+        return WHOLE[name]
+    reasoning_name, plus, calls_name = name.partition("+")
+    if not plus or reasoning_name == calls_name == NONE:
+        return None
+    reasoning, calls = REASONING.get(reasoning_name), CALLS.get(calls_name)
+    if (reasoning is None) != (reasoning_name == NONE) or (calls is None) != (calls_name == NONE):
+        return None
+    return compose(reasoning, calls)

@@ -1,0 +1,1 @@
+"""Reads an answer's text as events: reasoning, content and tool calls. Pure."""

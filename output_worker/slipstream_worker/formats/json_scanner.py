@@ -1,0 +1,227 @@
+"""Reads one JSON value from text in pieces, and gives its text back.
+
+What has been given is always the beginning of a valid JSON text. Two things that models write, and
+that JSON has not, are mended: control characters within strings are escaped, and a backslash that
+begins no escape is doubled. White space around numbers is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from typing import Any
+
+from slipstream_worker.formats.scanner import Status
+
+MAX_NESTING = 64
+MAX_SCALAR_CHARS = 1024
+
+STRING_HAZARDS = frozenset('"\\') | frozenset(map(chr, range(0x20)))
+_STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z]*")
+_SCALAR = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null")
+_SCALAR_BEGINS = re.compile(
+    r"-|-?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?"
+    r"|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][+-]?[0-9]*"
+    r"|t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
+)
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
+_ESCAPE_BEGINS = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3})?")
+_CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+
+
+class _Phase(IntEnum):
+    VALUE = 0
+    VALUE_OR_END = 1  # behind [
+    KEY = 2  # behind a comma in an object
+    KEY_OR_END = 3  # behind {
+    COLON = 4
+    AFTER = 5  # behind a value
+    STRING = 6
+    KEY_STRING = 7
+    SCALAR = 8
+    DONE = 9
+
+
+class JsonScanner:
+    """One JSON value. It is done behind its last character; a number or a word at the outermost
+    level is done at the character that follows it.
+    """
+
+    def __init__(self, objects_only: bool = False) -> None:
+        self._objects_only = objects_only
+        self._phase = _Phase.VALUE
+        self._stack = 1  # a bit for each level behind the leading 1: object or array
+        self._held = ""  # of an escape or a scalar
+        self._out: list[str] = []
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    @property
+    def string_hazards(self) -> frozenset[str] | None:
+        inside = self._phase in (_Phase.STRING, _Phase.KEY_STRING)
+        return STRING_HAZARDS if inside and not self._held else None
+
+    @property
+    def is_in_string(self) -> bool:
+        return self._phase in (_Phase.STRING, _Phase.KEY_STRING)
+
+    def take(self) -> str:
+        text = "".join(self._out)
+        self._out.clear()
+        return text
+
+    def save(self) -> list[Any]:
+        return [int(self._phase), self._stack.to_bytes(MAX_NESTING // 8 + 1)]
+
+    def load(self, saved: list[Any]) -> None:
+        self._phase = _Phase(saved[0])
+        self._stack = int.from_bytes(saved[1])
+
+    def break_off(self) -> str:
+        """What is held, if the text may end behind it as the beginning of a JSON text."""
+        pattern = _SCALAR_BEGINS if self._phase is _Phase.SCALAR else _ESCAPE_BEGINS
+        text = self._held if pattern.fullmatch(self._held) else ""
+        self._held = ""
+        return text
+
+    def feed(self, text: str, start: int) -> tuple[int, Status]:
+        pos = start
+        while pos < len(text):
+            if self.is_in_string:
+                pos = self._string(text, pos)
+            elif self._is_in_scalar():
+                pos, failed = self._scalar(text, pos)
+                if failed:
+                    return pos, Status.FAILED
+            else:
+                end = _end(_SPACE, text, pos)
+                if end == pos:
+                    if not self._structure(text[pos]):
+                        return pos, Status.FAILED
+                    # the first character of a scalar is read again
+                    end += not self._is_in_scalar()
+                self._out.append(text[pos:end])
+                pos = end
+            if self._is_done():
+                return pos, Status.DONE
+        return pos, Status.MORE
+
+    def _is_in_scalar(self) -> bool:
+        return self._phase is _Phase.SCALAR
+
+    def _is_done(self) -> bool:
+        return self._phase is _Phase.DONE
+
+    def _structure(self, char: str) -> bool:
+        """A character outside strings and scalars; whether it may stand here."""
+        phase = self._phase
+        match char:
+            case '"':
+                if phase in (_Phase.KEY, _Phase.KEY_OR_END):
+                    self._phase = _Phase.KEY_STRING
+                elif phase in (_Phase.VALUE, _Phase.VALUE_OR_END) and self._may_be_scalar():
+                    self._phase = _Phase.STRING
+                else:
+                    return False
+            case "{" | "[":
+                if phase not in (_Phase.VALUE, _Phase.VALUE_OR_END):
+                    return False
+                is_object = char == "{"
+                if self._objects_only and self._stack == 1 and not is_object:
+                    return False
+                if self._stack.bit_length() > MAX_NESTING:
+                    return False
+                self._stack = self._stack << 1 | is_object
+                self._phase = _Phase.KEY_OR_END if is_object else _Phase.VALUE_OR_END
+            case "}" | "]":
+                is_object = char == "}"
+                first = _Phase.KEY_OR_END if is_object else _Phase.VALUE_OR_END
+                if self._stack == 1 or self._stack & 1 != is_object:
+                    return False
+                if phase not in (_Phase.AFTER, first):
+                    return False
+                self._stack >>= 1
+                self._value_ended()
+            case ",":
+                if phase is not _Phase.AFTER:
+                    return False
+                self._phase = _Phase.KEY if self._stack & 1 else _Phase.VALUE
+            case ":":
+                if phase is not _Phase.COLON:
+                    return False
+                self._phase = _Phase.VALUE
+            case _:
+                if phase not in (_Phase.VALUE, _Phase.VALUE_OR_END) or not self._may_be_scalar():
+                    return False
+                if not (char in "-tfn" or "0" <= char <= "9"):
+                    return False
+                self._phase = _Phase.SCALAR
+        return True
+
+    def _may_be_scalar(self) -> bool:
+        return self._stack != 1 or not self._objects_only
+
+    def _value_ended(self) -> None:
+        self._phase = _Phase.DONE if self._stack == 1 else _Phase.AFTER
+
+    def _string(self, text: str, pos: int) -> int:
+        if self._held:
+            return self._escape(text, pos)
+        end = _end(_STRING_RUN, text, pos)
+        if end > pos:
+            self._out.append(text[pos:end])
+            if end == len(text):
+                return end
+        char = text[end]
+        if char == "\\":
+            self._held = char
+        elif char == '"':
+            self._out.append(char)
+            if self._phase is _Phase.KEY_STRING:
+                self._phase = _Phase.COLON
+            else:
+                self._value_ended()
+        else:
+            self._out.append(_CONTROLS.get(char) or f"\\u{ord(char):04x}")
+        return end + 1
+
+    def _escape(self, text: str, pos: int) -> int:
+        """One character of an escape: the next, or the first that shows that there is none."""
+        longer = self._held + text[pos]
+        if _ESCAPE.fullmatch(longer):
+            self._out.append(longer)
+            self._held = ""
+            return pos + 1
+        if _ESCAPE_BEGINS.fullmatch(longer):
+            self._held = longer
+            return pos + 1
+        self._out.append("\\" + self._held)
+        self._held = ""
+        return pos
+
+    def _scalar(self, text: str, pos: int) -> tuple[int, bool]:
+        end = _end(_SCALAR_RUN, text, pos)
+        room = MAX_SCALAR_CHARS - len(self._held)
+        if end - pos > room:
+            self._held += text[pos : pos + room]
+            return pos + room, True
+        self._held += text[pos:end]
+        if end == len(text):
+            return end, False
+        if not _SCALAR.fullmatch(self._held):
+            return end, True
+        self._out.append(self._held)
+        self._held = ""
+        self._value_ended()
+        return end, False
+
+
+def _end(pattern: re.Pattern[str], text: str, pos: int) -> int:
+    """Where the run that begins at `pos` ends; the pattern matches the empty run, too."""
+    match = pattern.match(text, pos)
+    assert match is not None
+    return match.end()

@@ -1,0 +1,151 @@
+"""How the answer to a chat is to be read: what the worker's reader of answers is given.
+
+It is a function of the request alone, so that a worker that renders a prompt again gets the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, digest
+from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
+from slipstream_ipc.messages import AnswerOptions, AnswerSettings
+from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
+from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.start_state import start_state
+from slipstream_worker.tokenizer.open_turn import split_at
+
+_JSON_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
+_MAX_DEPTH = 8  # of references and alternatives within a property's schema
+
+
+class ReadFormat(NamedTuple):
+    """The format of a model's answers, and what follows from its vocabulary."""
+
+    format: AnswerFormat
+    compiled: CompiledFormat
+    digest: bytes
+    literals: tuple[str, ...]
+    token_ids: dict[str, int]  # of the literals that are one token
+
+    def settings(
+        self,
+        options: AnswerOptions,
+        tools: Sequence[Mapping[str, Any]] | None,
+        opened: str,
+    ) -> AnswerSettings:
+        """opened: what the prompt has of the answer, see `open_turn`. Without tools nothing is a
+        call.
+        """
+        if not tools:
+            options = replace(options, tool_choice="none")
+        known = compact_tools(tools or ())
+        pieces = split_at(opened, self.token_ids)
+        start = start_state(self.compiled, pieces, decode_tool_types(known), options)
+        return AnswerSettings(self.format.name, self.digest, start, known, options)
+
+
+def read_format(found: AnswerFormat, added_tokens: Mapping[str, int]) -> ReadFormat:
+    """The format, for a vocabulary with these added tokens."""
+    literals = tuple(dict.fromkeys(each.literal for each in delimiters(found)))
+    token_ids = {each: added_tokens[each] for each in literals if each in added_tokens}
+    return ReadFormat(found, compile_format(found, token_ids), digest(found), literals, token_ids)
+
+
+def compact_tools(
+    tools: Sequence[Mapping[str, Any]], max_chars: int = MAX_ANSWER_TOOLS_CHARS
+) -> str:
+    """The tools' names and the types of their properties, for `AnswerSettings`.
+
+    Where that is too long, the names alone; empty (the tools are unknown) where these are too long,
+    too.
+    """
+    if not tools:
+        return ""
+    types = {each["function"]["name"]: property_types(each["function"]) for each in tools}
+    names: dict[str, dict[str, str]] = {name: {} for name in types}
+    texts = (encode_tool_types(known) for known in (types, names))
+    return next((text for text in texts if len(text) <= max_chars), "")
+
+
+def property_types(function: Mapping[str, Any]) -> dict[str, str]:
+    """The types of a function's properties by name. Schemas may have any form: what says nothing
+    about a type is left without one.
+    """
+    parameters = function.get("parameters")
+    if not isinstance(parameters, dict):
+        return {}
+    properties = parameters.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    schemas = _Schemas(parameters)
+    return {
+        name: "|".join(each for each in _JSON_TYPES if each in (schemas.types(schema) or ()))
+        for name, schema in properties.items()
+    }
+
+
+class _Schemas:
+    """The schemas within `root`. Each is looked at once: references can make many paths to it."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._found: dict[int, frozenset[str] | None] = {}
+
+    def types(self, schema: object, depth: int = 0) -> frozenset[str] | None:
+        """The types that a schema allows; None for any."""
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return None
+        if id(schema) not in self._found:
+            self._found[id(schema)] = None  # to itself, if it refers to itself
+            self._found[id(schema)] = self._types(schema, depth)
+        return self._found[id(schema)]
+
+    def _types(self, schema: dict[str, Any], depth: int) -> frozenset[str] | None:
+        given = schema.get("type")
+        if isinstance(given, str):
+            return frozenset((given,))
+        if isinstance(given, list):
+            return frozenset(each for each in given if isinstance(each, str))
+        if isinstance(values := schema.get("enum"), list):
+            return frozenset(map(_type_of, values))
+        if "const" in schema:
+            return frozenset((_type_of(schema["const"]),))
+        if isinstance(path := schema.get("$ref"), str):
+            return self.types(_referred(path, self._root), depth + 1)
+        for word in ("anyOf", "oneOf", "allOf"):
+            if isinstance(branches := schema.get(word), list):
+                found = [self.types(each, depth + 1) for each in branches]
+                known = [each for each in found if each is not None]
+                if word == "allOf":
+                    return frozenset.intersection(*known) if known else None
+                return frozenset().union(*known) if len(known) == len(found) else None
+        return None
+
+
+def _referred(path: str, root: Mapping[str, Any]) -> object:
+    found: object = root
+    for step in filter(None, path.removeprefix("#").split("/")):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _type_of(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"

@@ -1,0 +1,139 @@
+"""How a chat template reads an assistant's turn: found once, by rendering small chats with it.
+
+Templates differ in the name under which they read a turn's reasoning, in whether the arguments of a
+call are an object or text, and in whether a turn with calls may have empty content. A template that
+can tell none of this apart, or that renders no calls, has the dialect of most: `TemplateDialect()`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from slipstream_ipc.messages import ChatMessage, FunctionCall, ToolCall
+
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+
+_CALL_ID = "abcdefghi"  # some templates insist on nine letters
+_NAME, _KEY = "probe_function", "probe_key"
+_ARGUMENTS = f'{{"{_KEY}": "probe_value"}}'
+_REASONING, _CONTENT = "probe_reasoning", "probe_content"
+# some templates render calls only where there are tools
+_TOOLS = [{"type": "function", "function": {"name": "other", "description": "", "parameters": {}}}]
+_object_decoder = msgspec.json.Decoder(dict[str, Any])
+
+
+class TemplateDialect(NamedTuple):
+    """What a template expects of an assistant's turn."""
+
+    reasoning_name: str = "reasoning_content"
+    is_text: bool = False  # arguments are given as text, not as objects
+    accepts_text: bool = True  # as arguments; those that are no object can be given no other way
+    omits_empty: bool = False  # a turn with calls has no content in place of an empty one
+    has_reasoning_beside_text: bool = True  # also in a turn with calls
+
+    def turn(self, message: ChatMessage) -> dict[str, Any]:
+        """A message as the template expects it."""
+        turn: dict[str, Any] = msgspec.to_builtins(message)
+        reasoning = turn.pop("reasoning_content", None)
+        calls = turn.pop("tool_calls", None)
+        if calls:
+            turn["tool_calls"] = list(calls)
+            for call in calls:
+                call.setdefault("type", "function")
+                call["function"]["arguments"] = self._arguments(call["function"]["arguments"])
+            if self.omits_empty and not message.content:
+                del turn["content"]
+        if reasoning and (self.has_reasoning_beside_text or not calls or not message.content):
+            turn[self.reasoning_name] = reasoning
+        return turn
+
+    def _arguments(self, text: str) -> object:
+        if self.is_text:
+            return text or "{}"
+        try:
+            return _object_decoder.decode(text or "{}")
+        except (msgspec.DecodeError, RecursionError):
+            # what a model wrote wrongly it may see, and the request is not refused for it
+            return text if self.accepts_text else {"arguments": text}
+
+
+def find_dialect(tokenizer: Any) -> TemplateDialect:
+    """The dialect of a tokenizer's chat template. Errors of the template are findings."""
+    if not tokenizer.chat_template:
+        return TemplateDialect()
+    found = _with_calls(tokenizer)
+    for name in _ordered_names(tokenizer.chat_template):
+        named = found._replace(reasoning_name=name)
+        if any(
+            _REASONING in _rendered(tokenizer, named, turn)
+            for turn in (_call_turn("", _REASONING), _plain_turn())
+        ):
+            both = _rendered(tokenizer, named, _call_turn(_CONTENT, _REASONING))
+            is_either = not both and bool(_rendered(tokenizer, named, _call_turn(_CONTENT)))
+            return named._replace(has_reasoning_beside_text=not is_either)
+    return found
+
+
+def _with_calls(tokenizer: Any) -> TemplateDialect:
+    """The dialect as far as calls and their arguments are concerned."""
+    candidates = [
+        TemplateDialect(is_text=is_text, omits_empty=omits_empty)
+        for omits_empty in (False, True)
+        for is_text in (False, True)
+    ]
+    texts = [_rendered(tokenizer, each, _call_turn()) for each in candidates]
+    for is_enough in (_has_arguments, _has_name):
+        for found, text in zip(candidates, texts, strict=True):
+            if is_enough(found, text):
+                as_text = _rendered(tokenizer, found._replace(is_text=True), _call_turn())
+                return found._replace(accepts_text=_NAME in as_text)
+    return candidates[0]
+
+
+def _has_arguments(dialect: TemplateDialect, text: str) -> bool:
+    """Whether a call and its arguments are rendered, and objects not as Python prints them."""
+    if dialect.is_text:
+        return _NAME in text and _ARGUMENTS in text
+    return _NAME in text and _KEY in text and f"'{_KEY}'" not in text
+
+
+def _has_name(_dialect: TemplateDialect, text: str) -> bool:
+    return _NAME in text
+
+
+def _ordered_names(template: str | Mapping[str, str]) -> Sequence[str]:
+    """The names of reasoning, those first that the template mentions."""
+    text = template if isinstance(template, str) else "\n".join(template.values())
+    return sorted(
+        REASONING_NAMES, key=lambda name: re.search(rf"\b{name}\b", text) is None
+    )  # stable
+
+
+def _call_turn(content: str = "", reasoning: str | None = None) -> ChatMessage:
+    call = ToolCall(FunctionCall(_NAME, _ARGUMENTS), _CALL_ID, "function")
+    return ChatMessage("assistant", content, tool_calls=(call,), reasoning_content=reasoning)
+
+
+def _plain_turn() -> ChatMessage:
+    return ChatMessage("assistant", _CONTENT, reasoning_content=_REASONING)
+
+
+def _rendered(tokenizer: Any, dialect: TemplateDialect, turn: ChatMessage) -> str:
+    """A chat that ends with this turn, or with the answer to its call; empty if it is refused."""
+    turns = [ChatMessage("user", "a"), turn]
+    if turn.tool_calls:
+        turns.append(ChatMessage("tool", "b", tool_call_id=_CALL_ID))
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dialect.turn(each) for each in turns],
+            tools=_TOOLS,
+            tokenize=False,
+            add_generation_prompt=False,
+        )
+    except Exception:  # a template raises whatever it likes
+        return ""
+    return text

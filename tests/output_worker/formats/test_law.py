@@ -1,0 +1,284 @@
+"""What holds for every format and every answer, however it is divided."""
+
+# ruff: noqa: RUF001 - DeepSeek's delimiters have full-width bars
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.helpers.answers import Item, delimiter_tokens, divide, feed, join, read, to_items
+
+from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
+from slipstream_ipc.formats.table import CALLS, WHOLE, compose, find_format
+from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
+from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.scanner import BLANKS
+
+REASONING = find_format("qwen3+none")
+FORMATS = {
+    **{name: compose(REASONING.reasoning, calls) for name, calls in CALLS.items()},
+    **WHOLE,
+}
+ARGUMENTS = '{"a": [1, -2.5e3, null], "b": "x\\n{"}'
+CALL = f'{{"name": "f", "arguments": {ARGUMENTS}}}'
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+WRITTEN = {
+    "deepseek_v3": DEEPSEEK.format(f"function<｜tool▁sep｜>f\n```json\n{ARGUMENTS}\n```"),
+    "deepseek_v31": DEEPSEEK.format(f"f<｜tool▁sep｜>{ARGUMENTS}"),
+    "granite": f"<|tool_call|>[{CALL}, {CALL}]",
+    "granite-20b-fc": f"<function_call> {CALL}",
+    "harmony": "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    f"{ARGUMENTS}<|call|><|start|>assistant<|channel|>analysis<|message|>x<|end|>",
+    "hermes": f"<tool_call>\n{CALL}\n</tool_call>",
+    "jamba": f"<tool_calls>[{CALL}]</tool_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
+    f"<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>",
+    "llama3_json": f"{CALL}; {CALL}",
+    "longcat": f"<longcat_tool_call>\n{CALL}\n</longcat_tool_call>",
+    "mistral": f"[TOOL_CALLS] [{CALL}][TOOL_CALLS]f[CALL_ID]a1[ARGS]{ARGUMENTS}",
+    "phi4_mini_json": f"functools[{CALL}]",
+}
+TOOLS = {"f": {"a": "array", "b": "string"}, "g": {}}
+JUNK = ["x", " ", "\n", "{", "}", '"', "[", "]", ",", ";", ":", "\\", "<", "f", "12", "</", "``"]
+
+
+def fragments(answer_format: AnswerFormat, name: str) -> list[str]:
+    literals = sorted({part.literal for part in delimiters(answer_format)})
+    written = WRITTEN.get(name, "")
+    cuts = [written[pos : pos + 7] for pos in range(0, len(written), 7)]
+    return [*literals, *(text[:-1] for text in literals), written, *filter(None, cuts), *JUNK]
+
+
+CASES: dict[tuple[str, bool], tuple[CompiledFormat, dict[str, int], list[str]]] = {}
+for _name, _format in FORMATS.items():
+    for _with_tokens in (False, True):
+        _tokens = delimiter_tokens(_format) if _with_tokens else {}
+        _compiled = compile_format(_format, _tokens)
+        CASES[_name, _with_tokens] = _compiled, _tokens, fragments(_format, _name)
+
+every_format = pytest.mark.parametrize("case", CASES, ids=str)
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=5)
+options = st.sampled_from([AnswerOptions(), AnswerOptions(tool_choice="none")])
+tools = st.sampled_from([None, TOOLS, {}])
+
+
+def draw_items(data: st.DataObject, case: tuple[str, bool]) -> list[Item]:
+    _, tokens, parts = CASES[case]
+    written = data.draw(st.lists(st.sampled_from(parts), max_size=12))
+    text = "".join(written)
+    some = {key: value for key, value in tokens.items() if data.draw(st.integers(0, 7))}
+    return to_items(text, some)
+
+
+def spell(items: list[Item], tokens: dict[str, int]) -> str:
+    literals = {value: key for key, value in tokens.items()}
+    return "".join(item if isinstance(item, str) else literals[item] for item in items)
+
+
+@every_format
+@settings(max_examples=150)
+@given(data=st.data(), sizes=sizes, options=options, tools=tools)
+def test_any_division_gives_the_same_events(
+    case: tuple[str, bool],
+    data: st.DataObject,
+    sizes: list[int],
+    options: AnswerOptions,
+    tools: Any,
+) -> None:
+    compiled, _, _ = CASES[case]
+    items = draw_items(data, case)
+    whole = read(compiled, items, tools, options)
+    assert read(compiled, divide(items, sizes), tools, options) == whole
+    assert read(compiled, divide(items, [1]), tools, options) == whole
+
+
+@every_format
+@settings(max_examples=150)
+@given(data=st.data(), sizes=sizes, tools=tools)
+def test_what_was_given_stays_and_is_in_order(
+    case: tuple[str, bool], data: st.DataObject, sizes: list[int], tools: Any
+) -> None:
+    compiled, tokens, _ = CASES[case]
+    items = draw_items(data, case)
+    text = spell(items, tokens)
+    reader = compiled.reader(tools, AnswerOptions())
+    decided = 0
+    events: list[AnswerEvent] = []
+    for item in [*divide(items, sizes), None]:
+        pieces = reader.finish() if item is None else feed(reader, item)
+        for piece in pieces:
+            assert decided <= piece.start <= piece.end <= reader.num_decided
+            decided = piece.end
+            if piece.event.kind in (EventKind.CONTENT, EventKind.REASONING):
+                assert piece.event.text == text[piece.start : piece.end]
+            events.append(piece.event)
+        assert decided <= reader.num_decided <= reader.num_fed
+    assert reader.num_decided == len(text)
+    check_calls(events)
+
+
+def check_calls(events: list[AnswerEvent]) -> None:
+    """Calls are numbered in order; each has its name first, and valid JSON where it has an end."""
+    arguments: dict[int, str] = {}
+    open_call = None
+    for event in join(events):
+        match event.kind:
+            case EventKind.CALL_BEGINS:
+                assert event.text
+                assert event.call == len(arguments)
+                open_call = event.call
+                arguments[event.call] = ""
+            case EventKind.CALL_ARGUMENTS:
+                assert event.call == open_call
+                arguments[event.call] += event.text
+            case EventKind.CALL_ENDS:
+                assert event.call == open_call
+                assert isinstance(json.loads(arguments[event.call]), dict)
+                open_call = None
+            case _:
+                open_call = None
+
+
+@every_format
+@settings(max_examples=100)
+@given(data=st.data(), sizes=sizes)
+def test_what_is_not_given_is_blank_or_markup(
+    case: tuple[str, bool], data: st.DataObject, sizes: list[int]
+) -> None:
+    """Without calls, every character is given but for delimiters and the blanks beside them."""
+    compiled, tokens, _ = CASES[case]
+    items = draw_items(data, case)
+    text = spell(items, tokens)
+    reader = compiled.reader(None, AnswerOptions(tool_choice="none"))
+    pieces = [piece for item in divide(items, sizes) for piece in feed(reader, item)]
+    pieces += reader.finish()
+    literals = sorted({part.literal for part in delimiters(FORMATS[case[0]])}, key=len)
+    end = 0
+    for start, stop in [*((piece.start, piece.end) for piece in pieces), (len(text), len(text))]:
+        gap = text[end:start].strip(BLANKS)
+        if case[0] not in WHOLE:
+            for literal in reversed(literals):
+                gap = gap.replace(literal, "")
+            assert not gap.strip(BLANKS)
+        end = stop
+
+
+@every_format
+@settings(max_examples=100)
+@given(data=st.data(), sizes=sizes, options=options, tools=tools)
+def test_another_reader_goes_on_from_a_state(
+    case: tuple[str, bool],
+    data: st.DataObject,
+    sizes: list[int],
+    options: AnswerOptions,
+    tools: Any,
+) -> None:
+    compiled, _, _ = CASES[case]
+    items = divide(draw_items(data, case), sizes)
+    reader = compiled.reader(tools, options)
+    for number, item in enumerate(items):
+        feed(reader, item)
+        if reader.num_decided == reader.num_fed:
+            other = compiled.reader(tools, options, reader.state)
+            assert (other.kind, other.mode) == (reader.kind, reader.mode)
+            assert other.is_reasoning == reader.is_reasoning
+            rest = read(compiled, items[number + 1 :], tools, options, reader.state)
+            same = compiled.reader(tools, options)
+            pieces = [feed(same, part) for part in items]
+            pieces.append(same.finish())
+            assert rest == join(piece.event for part in pieces[number + 1 :] for piece in part)
+        else:
+            assert not reader.is_settled
+
+
+@every_format
+@settings(max_examples=150)
+@given(data=st.data(), sizes=sizes, options=options, text=st.text('abc <[{"\\\n:,;}', max_size=6))
+def test_harmless_text_is_one_event_and_changes_nothing(
+    case: tuple[str, bool],
+    data: st.DataObject,
+    sizes: list[int],
+    options: AnswerOptions,
+    text: str,
+) -> None:
+    compiled, _, parts = CASES[case]
+    items = divide(draw_items(data, case), sizes)
+    text += data.draw(st.sampled_from(["", *parts]))
+    reader = compiled.reader(None, options)
+    for item in items:
+        feed(reader, item)
+        if not reader.is_settled:
+            assert reader.kind == 0
+            assert not reader.is_harmless(text)
+            continue
+        state = reader.state
+        mode, kind = reader.mode, reader.kind
+        harmless = reader.is_harmless(text)
+        if text and reader.hazard_chars.isdisjoint(text):
+            assert harmless
+        other = compiled.reader(None, options, state)
+        pieces = other.feed(text)
+        is_whole = [piece.event.text for piece in pieces] == [text]
+        if harmless:
+            assert is_whole
+            event = pieces[0].event
+            assert event.kind | event.call << 8 == kind
+            assert (other.state, other.mode) == (state, mode)
+            assert reader.is_settled
+
+
+def count_calls(compiled: CompiledFormat, items: list[Item]) -> int:
+    """How often functions are called, those of C included, while the items are read."""
+    count = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    reader = compiled.reader(None, AnswerOptions())
+    sys.setprofile(profile)
+    try:
+        for item in items:
+            feed(reader, item)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@every_format
+def test_the_cost_is_linear(case: tuple[str, bool]) -> None:
+    compiled, tokens, parts = CASES[case]
+    for part in dict.fromkeys([*parts, WRITTEN.get(case[0], "")]):
+        once = divide(to_items(part * 30, tokens), [3])
+        twice = divide(to_items(part * 60, tokens), [3])
+        assert count_calls(compiled, twice) < 2.3 * count_calls(compiled, once) + 400
+
+
+@every_format
+def test_an_argument_of_a_megabyte_is_read_in_few_steps(case: tuple[str, bool]) -> None:
+    compiled, tokens, _ = CASES[case]
+    written = WRITTEN.get(case[0], "")
+    start = written.find("x\\n")
+    if start < 0:
+        pytest.skip("the arguments are typed")
+    parts = [*to_items(written[:start], tokens), *["abcdefghij"] * 1000]
+    steps = count_calls(compiled, parts)
+    more = count_calls(compiled, [*parts, *["abcdefghij"] * 9000])
+    assert more - steps < 9000 * 25
+
+
+def test_the_decoded_state_is_small() -> None:
+    compiled, tokens, _ = CASES["hermes", True]
+    reader = compiled.reader(None, AnswerOptions())
+    head = '<tool_call>{"name": "f", "arguments": {"a":'
+    for item in to_items(head + "[" * 60 + '"x', tokens):
+        feed(reader, item)
+    assert reader.is_settled
+    assert len(reader.state) < 100
+    assert isinstance(msgspec.msgpack.decode(reader.state), list)

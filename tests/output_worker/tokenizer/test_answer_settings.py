@@ -1,0 +1,297 @@
+"""How an answer is to be read: its format, where it starts, and the types of its tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.helpers.chat_templates import (
+    ALWAYS_REASONS,
+    CHANNEL_TOKENS,
+    CHANNELS,
+    ENDS_CHATS,
+    HYBRID,
+    tokenizer_with,
+)
+
+from slipstream_ipc.columns import u32
+from slipstream_ipc.formats.answer_format import digest
+from slipstream_ipc.formats.table import find_format
+from slipstream_ipc.formats.tool_types import decode_tool_types
+from slipstream_ipc.messages import (
+    AnswerOptions,
+    AnswerSettings,
+    ChatMessage,
+    Render,
+    Rendered,
+    TemplateOptions,
+)
+from slipstream_ipc.validation.chat_template import template_options
+from slipstream_worker.formats.compiled_format import compile_format
+from slipstream_worker.tokenizer.answer_settings import (
+    compact_tools,
+    property_types,
+    read_format,
+)
+from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
+from slipstream_worker.tokenizer.template_dialect import find_dialect
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+        },
+    }
+]
+HI = (ChatMessage("user", "hi"),)
+FORMAT = find_format("qwen3+hermes")
+assert FORMAT is not None
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return tokenizer_with(None)
+
+
+class Chat:
+    """A tokenizer with a template, and what its prompts say of their answers."""
+
+    def __init__(self, tokenizer: Any, template: str, name: str = "qwen3+hermes") -> None:
+        tokenizer.chat_template = template
+        self.tokenizer = tokenizer
+        found = find_format(name)
+        assert found is not None
+        self.compiled = compile_format(found, tokenizer.get_added_vocab())
+        read = read_format(found, tokenizer.get_added_vocab())
+        self.traits = ChatTraits(find_dialect(tokenizer), read)
+
+    def rendered(
+        self,
+        messages: tuple[ChatMessage, ...] = HI,
+        template: TemplateOptions | None = None,
+        options: AnswerOptions | None = AnswerOptions(),  # noqa: B008
+    ) -> Rendered:
+        template = template_options(TOOLS) if template is None else template
+        request = Render(1, messages=messages, template=template, answer=options)
+        answer = render(self.tokenizer, request, self.traits)
+        assert answer.fault is None
+        return answer
+
+    def events(self, settings: AnswerSettings | None, text: str) -> list[tuple[str, str]]:
+        """The events of an answer, of neighbours of one kind one."""
+        assert settings is not None
+        types = decode_tool_types(settings.tools)
+        reader = self.compiled.reader(types, settings.options, settings.start)
+        pieces = []
+        for token_id in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
+            if token_id in self.compiled.delimiter_ids:
+                pieces += reader.feed_delimiter(token_id)
+            else:
+                pieces += reader.feed(self.tokenizer.decode([token_id]))
+        found: list[tuple[str, str]] = []
+        for event, _, _ in pieces + reader.finish():
+            if found and found[-1][0] == event.kind.name:
+                found[-1] = (found[-1][0], found[-1][1] + event.text)
+            else:
+                found.append((event.kind.name, event.text))
+        return found
+
+
+THINKS = [("REASONING", "so"), ("CONTENT", "well")]
+CALLS = [("CALL_BEGINS", "look"), ("CALL_ARGUMENTS", '{"at": 1}'), ("CALL_ENDS", "")]
+CALL = '<tool_call>\n{"name": "look", "arguments": {"at": 1}}\n</tool_call>'
+
+
+def test_settings_name_the_format_and_the_tools(tokenizer):
+    chat = Chat(tokenizer, HYBRID)
+    settings = chat.rendered().answer
+    assert settings is not None
+    assert FORMAT is not None
+    assert settings.format == "qwen3+hermes"
+    assert settings.digest == digest(FORMAT)
+    assert json.loads(settings.tools) == {"look": {"at": "string"}}
+    assert settings.options == AnswerOptions()
+    assert chat.events(settings, f"<think>so</think>\n\nwell{CALL}") == THINKS + CALLS
+
+
+def test_only_chats_whose_answers_are_read_have_settings(tokenizer):
+    chat = Chat(tokenizer, HYBRID)
+    assert chat.rendered(options=None).answer is None
+    traits = chat.traits._replace(format=None)
+    request = Render(1, messages=HI, answer=AnswerOptions())
+    assert render(tokenizer, request, traits).answer is None
+    assert render(tokenizer, Render(1, "text", answer=AnswerOptions()), chat.traits).answer is None
+
+
+def test_without_thinking_the_answer_is_content(tokenizer):
+    """An empty `<think></think>` is prefilled."""
+    chat = Chat(tokenizer, HYBRID)
+    template = template_options(TOOLS, {"enable_thinking": False})
+    settings = chat.rendered(template=template).answer
+    assert chat.events(settings, f"well{CALL}") == [("CONTENT", "well"), *CALLS]
+    assert settings != chat.rendered().answer
+
+
+def test_a_prefilled_think_begins_reasoning(tokenizer):
+    chat = Chat(tokenizer, ALWAYS_REASONS)
+    settings = chat.rendered().answer
+    assert chat.events(settings, "so</think>\n\nwell") == THINKS
+    assert chat.events(settings, "so") == [("REASONING", "so")]
+
+
+def test_a_prefilled_think_of_a_template_that_ends_chats(tokenizer):
+    chat = Chat(tokenizer, ENDS_CHATS)
+    assert chat.events(chat.rendered().answer, "so</think>\n\nwell") == THINKS
+
+
+@pytest.mark.parametrize("template", [HYBRID, ALWAYS_REASONS, ENDS_CHATS])
+@pytest.mark.parametrize("text", ["<think>", "a<think>b", CALL, "<tool_call>", "</think>", "<"])
+@pytest.mark.parametrize("role", ["user", "tool", "system"])
+def test_what_messages_say_starts_nothing(tokenizer, template, text, role):
+    chat = Chat(tokenizer, template)
+    settings = chat.rendered((*HI, ChatMessage(role, text))).answer
+    assert settings == chat.rendered((*HI, ChatMessage(role, "fine"))).answer
+
+
+def continued(chat: Chat, content: str, reasoning: str | None = None) -> AnswerSettings | None:
+    turns = (*HI, ChatMessage("assistant", content, reasoning_content=reasoning))
+    template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
+    return chat.rendered(turns, template).answer
+
+
+def test_an_open_turn_goes_on_where_it_ended(tokenizer):
+    chat = Chat(tokenizer, HYBRID)
+    assert chat.events(continued(chat, "Hello"), f" you{CALL}") == [("CONTENT", " you"), *CALLS]
+    assert chat.events(continued(chat, "", "so"), "well") == THINKS[1:]
+    chat = Chat(tokenizer, ENDS_CHATS)
+    assert chat.events(continued(chat, "<think>so"), "so</think>\n\nwell") == THINKS
+    begun = '<tool_call>\n{"name": "look", "arguments": {"at'
+    found = chat.events(continued(chat, begun), '": 1}}\n</tool_call>')
+    assert found[0] == ("CALL_BEGINS", "look")
+    assert found[-1] == ("CALL_ENDS", "")
+
+
+def test_channels_go_on(tokenizer):
+    """The generation prompt is a literal of the format itself."""
+    chat = Chat(tokenizer_with(None, CHANNEL_TOKENS), CHANNELS, "harmony")
+    analysis = "<|channel|>analysis<|message|>so<|end|><|start|>assistant"
+    call = '<|channel|>commentary to=functions.look<|message|>{"at": 1}<|call|>'
+    settings = chat.rendered().answer
+    assert chat.events(settings, f"{analysis}<|channel|>final<|message|>well") == THINKS
+    assert chat.events(settings, analysis + call) == [THINKS[0], *CALLS]
+    turns = (*HI, ChatMessage("assistant", "Hello"))
+    template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
+    settings = chat.rendered(turns, template).answer
+    assert chat.events(settings, " you<|return|>") == [("CONTENT", " you")]
+
+
+def test_a_turn_alone_goes_on(tokenizer):
+    chat = Chat(tokenizer, ENDS_CHATS)
+    template = template_options(None, add_generation_prompt=False, continue_final_message=True)
+    turns = (ChatMessage("assistant", "<think>so"),)
+    settings = chat.rendered(turns, template).answer
+    assert chat.events(settings, "so</think>\n\nwell") == THINKS
+
+
+def test_without_a_generation_prompt_nothing_is_open(tokenizer):
+    chat = Chat(tokenizer, ALWAYS_REASONS)
+    template = template_options(TOOLS, add_generation_prompt=False)
+    assert chat.events(chat.rendered(template=template).answer, "well") == THINKS[1:]
+
+
+def test_a_template_that_renders_no_other_chat_is_no_error(tokenizer):
+    picky = "{% if not add_generation_prompt %}{{ raise_exception('no') }}{% endif %}<think>"
+    chat = Chat(tokenizer, picky)
+    settings = chat.rendered().answer
+    assert chat.events(settings, "well") == THINKS[1:]
+
+
+def test_tool_choice_none_renders_no_tools_and_reads_no_calls(tokenizer):
+    chat = Chat(tokenizer, HYBRID)
+    none = chat.rendered(options=AnswerOptions("none"))
+    without = chat.rendered(template=TemplateOptions())
+    assert none.token_ids == without.token_ids
+    assert len(u32(none.token_ids)) < len(u32(chat.rendered().token_ids))
+    assert none.answer is not None
+    assert none.answer == without.answer
+    assert none.answer.options == AnswerOptions("none")
+    found = chat.events(none.answer, f"<think>so</think>well{CALL}")
+    assert found == [("REASONING", "so"), ("CONTENT", f"well{CALL}")]
+
+
+def test_a_prompt_rendered_again_has_the_same_settings(tokenizer):
+    chat = Chat(tokenizer, HYBRID)
+    turns = (*HI, ChatMessage("assistant", "<think>a</think>b"), *HI)
+    assert chat.rendered(turns) == chat.rendered(turns)
+    assert replace(chat.rendered(turns), token_ids=b"") == replace(chat.rendered(), token_ids=b"")
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, "string"),
+        ({"type": ["null", "string"]}, "string|null"),
+        ({"type": "file"}, ""),
+        ({}, ""),
+        (True, ""),
+        ({"enum": ["a", 1, None, 1.5]}, "string|integer|number|null"),
+        ({"enum": [True, [], {}]}, "boolean|array|object"),
+        ({"const": 3}, "integer"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "string|null"),
+        ({"oneOf": [{"type": "string"}, {}]}, ""),
+        ({"allOf": [{"type": ["string", "null"]}, {"type": "string"}, {}]}, "string"),
+        ({"$ref": "#/$defs/leaf"}, "array"),
+        ({"$ref": "#/$defs/missing"}, ""),
+        ({"$ref": "#/$defs/loop"}, ""),
+        ({"$ref": "#"}, "object"),
+    ],
+)
+def test_types_of_properties(schema, types):
+    parameters = {
+        "type": "object",
+        "properties": {"x": schema},
+        "$defs": {"leaf": {"type": "array"}, "loop": {"anyOf": [{"$ref": "#/$defs/loop"}]}},
+    }
+    assert property_types({"name": "f", "parameters": parameters}) == {"x": types}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "properties", "anyOf", "allOf", "$ref", "enum", "const", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@given(JSON)
+def test_no_schema_is_an_error(schema):
+    for types in property_types({"name": "f", "parameters": schema}).values():
+        assert isinstance(types, str)
+
+
+def test_references_are_followed_once():
+    """Without that, their number of paths would be the eighth power of a hundred."""
+    loops = {"anyOf": [{"$ref": "#/$defs/loops"} for _ in range(100)]}
+    parameters = {"properties": {"x": loops}, "$defs": {"loops": loops}}
+    assert property_types({"parameters": parameters}) == {"x": ""}
+
+
+def test_tools_are_bounded():
+    assert compact_tools(()) == ""
+    whole = compact_tools(TOOLS)
+    names = '{"look":{}}'
+    assert compact_tools(TOOLS, len(whole)) == whole
+    assert compact_tools(TOOLS, len(whole) - 1) == names
+    assert compact_tools(TOOLS, len(names) - 1) == ""

@@ -1,0 +1,134 @@
+"""How a template reads an assistant's turn, and what it is given for it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.helpers.chat_templates import (
+    ALWAYS_REASONS,
+    EITHER,
+    HYBRID,
+    LISTED_ARGUMENTS,
+    NULL_CONTENT,
+    tokenizer_with,
+)
+
+from slipstream_ipc.messages import ChatMessage, FunctionCall, Render, ToolCall
+from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
+from slipstream_worker.tokenizer.template_dialect import TemplateDialect, find_dialect
+
+PRINTED_ARGUMENTS = """\
+{%- for m in messages %}{% for c in m.tool_calls or [] %}
+{{- c.function.name }}{{ c.function.arguments }}{% endfor %}{% endfor %}"""
+CALL = ToolCall(FunctionCall("look", '{"at": [1, "x"]}'), "c1", "function")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizer_with(None)
+
+
+@pytest.mark.parametrize(
+    ("template", "dialect"),
+    [
+        (None, TemplateDialect()),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", TemplateDialect()),
+        ("{{ raise_exception('no') }}", TemplateDialect()),
+        ("{% nonsense %}", TemplateDialect()),
+        (HYBRID, TemplateDialect("reasoning_content")),
+        (ALWAYS_REASONS, TemplateDialect()),
+        (NULL_CONTENT, TemplateDialect(is_text=True, omits_empty=True)),
+        (LISTED_ARGUMENTS, TemplateDialect("reasoning", accepts_text=False)),
+        (EITHER, TemplateDialect("thinking", has_reasoning_beside_text=False)),
+        (
+            PRINTED_ARGUMENTS,
+            TemplateDialect(is_text=True),
+        ),
+    ],
+)
+def test_dialects_of_templates(tokenizer, template, dialect):
+    tokenizer.chat_template = template
+    assert find_dialect(tokenizer) == dialect
+
+
+def test_a_template_of_several_is_probed(tokenizer):
+    tokenizer.chat_template = {"default": LISTED_ARGUMENTS, "tool_use": LISTED_ARGUMENTS}
+    assert find_dialect(tokenizer).reasoning_name == "reasoning"
+
+
+def test_arguments_of_calls_are_objects_to_a_template():
+    message = ChatMessage("assistant", "", tool_calls=(CALL,))
+    function = {"name": "look", "arguments": {"at": [1, "x"]}}
+    call = {"function": function, "id": "c1", "type": "function"}
+    assert TemplateDialect().turn(message) == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [call],
+    }
+    assert TemplateDialect().turn(ChatMessage("user", "hi")) == {"role": "user", "content": "hi"}
+    answer = ChatMessage("tool", "42", tool_call_id="c1")
+    assert TemplateDialect().turn(answer)["tool_call_id"] == "c1"
+    nameless = ChatMessage("assistant", "", tool_calls=(ToolCall(FunctionCall("look", "")),))
+    function = {"name": "look", "arguments": {}}
+    assert TemplateDialect().turn(nameless)["tool_calls"] == [
+        {"function": function, "type": "function"}
+    ]
+
+
+def test_reasoning_goes_by_the_templates_name():
+    message = ChatMessage("assistant", "so", reasoning_content="why")
+    assert TemplateDialect("thinking").turn(message) == {
+        "role": "assistant",
+        "content": "so",
+        "thinking": "why",
+    }
+    assert "reasoning_content" not in TemplateDialect().turn(ChatMessage("assistant", "so"))
+
+
+def test_content_goes_before_reasoning_where_a_template_takes_one_of_them():
+    dialect = TemplateDialect("thinking", has_reasoning_beside_text=False)
+    both = ChatMessage("assistant", "so", tool_calls=(CALL,), reasoning_content="why")
+    assert "thinking" not in dialect.turn(both)
+    for message in (
+        ChatMessage("assistant", "so", reasoning_content="why"),
+        ChatMessage("assistant", "", tool_calls=(CALL,), reasoning_content="why"),
+    ):
+        assert dialect.turn(message)["thinking"] == "why"
+
+
+@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_no_arguments_are_refused(text):
+    message = ChatMessage("assistant", "", tool_calls=(ToolCall(FunctionCall("a", text)),))
+    for dialect in (
+        TemplateDialect(),
+        TemplateDialect(accepts_text=False),
+        TemplateDialect(is_text=True),
+    ):
+        (call,) = dialect.turn(message)["tool_calls"]
+        found = call["function"]["arguments"]
+        if dialect.is_text or not text:
+            assert found == (text or ("{}" if dialect.is_text else {}))
+        elif dialect.accepts_text:
+            assert found == text
+        else:
+            assert found == {"arguments": text}
+
+
+@pytest.mark.parametrize("template", [HYBRID, NULL_CONTENT, LISTED_ARGUMENTS, EITHER])
+@pytest.mark.parametrize("arguments", ['{"at": "x"}', "", "{", "[]", '"x"', "{'a': 1}"])
+def test_any_history_is_rendered(tokenizer, template, arguments):
+    """A call with malformed arguments is no error, and its function stays visible."""
+    tokenizer.chat_template = template
+    call = ToolCall(FunctionCall("look", arguments))
+    turns = (
+        ChatMessage("user", "hi"),
+        ChatMessage("assistant", "", tool_calls=(call,), reasoning_content="why"),
+        ChatMessage("tool", "42", tool_call_id="c1"),
+    )
+    traits = ChatTraits(find_dialect(tokenizer))
+    answer = render(tokenizer, Render(1, messages=turns), traits)
+    assert answer.fault is None
+    assert "look" in tokenizer.decode(memoryview(answer.token_ids).cast("I").tolist())
