@@ -52,6 +52,7 @@ __all__ = [
     "events_of",
     "is_alone",
     "join",
+    "kind_of",
     "logprobs_in_parts",
     "message_of",
     "metrics_of",
@@ -447,6 +448,18 @@ def end_of(delta: Delta) -> StreamPosition:
 def events_of(delta: Delta) -> tuple[AnswerEvent, ...]:
     """A delta's events as they were sent; adjacent ones may continue each other."""
     return delta._batch.events(delta._entry, delta._skip, delta.text)
+
+
+def kind_of(delta: Delta) -> int | None:
+    """What a delta's text is (see `Deltas.kinds`), 0 where it is not read as events; None where it
+    has events of its own.
+    """
+    batch = delta._batch
+    if not batch.has_events:
+        return 0
+    if delta._entry in batch.own_events:
+        return None
+    return batch.kinds[delta._entry] if batch.kinds else 0
 
 
 def message_of(events: Sequence[AnswerEvent]) -> ChatMessage:

@@ -12,6 +12,7 @@ BENCHMARKS = {
     "throughput": ("throughput of many requests at the same time", "throughput"),
     "latency": ("latency of one batch of requests", "latency"),
     "output-path": ("CPU time per token, from ids to deltas", "output_path.output_path"),
+    "formats": ("cost and correctness of reading tool calls", "formats.formats"),
     "overlap": (
         "output processing in the engine's loop, or beside it",
         "overlap.overlap",

@@ -99,6 +99,8 @@ def _listener(config: WorkerConfig) -> Listener | None:
 def detokenizers_from(ready: TokenizerReady) -> DetokenizerFactory:
     """The detokenisers of the compiled table, or of the tokenizer itself where it has no table."""
     if ready.table_path:
-        return TableDetokenizerFactory(load_table(Path(ready.table_path)))
+        table = load_table(Path(ready.table_path))
+        return TableDetokenizerFactory(table, ready.delimiter_ids)
     logger.warning("text is detokenised without a token table, which is slower: %s", ready.why_not)
-    return WindowDetokenizerFactory(Path(ready.tokenizer_path).read_bytes())
+    as_json = Path(ready.tokenizer_path).read_bytes()
+    return WindowDetokenizerFactory(as_json, ready.delimiter_ids)

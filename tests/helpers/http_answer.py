@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.streams.stream_state import StreamState
@@ -79,3 +83,28 @@ class Table:
         """Deliver a message of `entries`, then ring the wakeups."""
         assert self.streams.deliver(deltas(*entries, logprobs=logprobs))
         self.streams.wake()
+
+
+def body_of(writes: Sequence[bytes]) -> bytes:
+    """The body of an answer that a `Wire` took, without the framing of chunks."""
+    head, _, body = b"".join(writes).partition(b"\r\n\r\n")
+    if b"chunked" not in head:
+        return body
+    plain = b""
+    while body and not body.startswith(b"0\r\n"):
+        size, _, body = body.partition(b"\r\n")
+        plain, body = plain + body[: int(size, 16)], body[int(size, 16) :]
+        assert body.startswith(b"\r\n")
+        body = body[2:]
+    return plain
+
+
+def identified_events(body: bytes) -> list[tuple[str, Any]]:
+    """Server-sent events that may have ids: id ("" without one) and decoded data of each."""
+    found = []
+    for block in body.decode().split("\n\n")[:-1]:
+        lines = dict(line.split(": ", 1) for line in block.split("\n"))
+        data = lines.pop("data")
+        found.append((lines.pop("id", ""), data if data == "[DONE]" else json.loads(data)))
+        assert not lines
+    return found

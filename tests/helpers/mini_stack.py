@@ -24,9 +24,12 @@ from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import (
     Abort,
     Accepted,
+    AnswerEvent,
+    AnswerSettings,
     ClientToWorker,
     Deltas,
     End,
+    EventKind,
     Fault,
     Goodbye,
     OtherAnswer,
@@ -65,15 +68,18 @@ _TURNS_PER_PIECE = 8  # enough to send a ping, and for a second beat
 class InstantPrompts:
     """In place of the tokenizer process: answers at once, or not at all while `is_held`."""
 
-    def __init__(self, tokenizer: object) -> None:
+    def __init__(self, tokenizer: object, answer: AnswerSettings | None = None) -> None:
+        """`answer`: of the prompts whose answers are to be read as events."""
         self._tokenizer = tokenizer
+        self._answer = answer
         self.asked: list[Render] = []
         self._key = 0
         self.is_held = False
 
     def ask(self, request: Render) -> int:
         self._key += 1
-        self.asked.append(Render(self._key, request.text, request.messages))
+        text = request.text or " ".join(message.content for message in request.messages)
+        self.asked.append(Render(self._key, text, answer=request.answer))
         return self._key
 
     def withdraw(self, key: int) -> bool:
@@ -85,7 +91,11 @@ class InstantPrompts:
             return []
         asked, self.asked = self.asked, []
         return [
-            Rendered(r.key, pack_u32(self._tokenizer.encode(r.text or "").ids))  # type: ignore[attr-defined]
+            Rendered(
+                r.key,
+                pack_u32(self._tokenizer.encode(r.text or "").ids),  # type: ignore[attr-defined]
+                answer=None if r.answer is None else self._answer,
+            )
             for r in asked
         ]
 
@@ -101,6 +111,7 @@ class Received:
     submit: Submit
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    events: list[AnswerEvent] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     logprobs: bytearray = field(default_factory=bytearray)  # f32 values of all candidates
     num_deltas: int = 0
@@ -269,6 +280,8 @@ class RawClient:
         num = len(deltas.texts)
         counts = u32(deltas.counts).tolist() if deltas.counts else [1] * num
         token_ids = u32(deltas.token_ids).tolist()
+        kinds = u32(deltas.kinds).tolist() if deltas.kinds else [0] * num
+        events = dict(zip(u32(deltas.event_entries).tolist(), deltas.events, strict=True))
         widths = [0] * num
         ranks: list[int] = []
         values, begin = b"", 0
@@ -286,6 +299,10 @@ class RawClient:
             assert u32(deltas.chars)[i] == len(it.text)
             assert u32(deltas.tokens)[i] == len(it.token_ids)
             it.text += deltas.texts[i]
+            if kinds[i]:
+                kind, call = EventKind(kinds[i] & 0xFF), kinds[i] >> 8
+                it.events.append(AnswerEvent(kind, deltas.texts[i], call))
+            it.events += events.get(i, ())
             it.token_ids += token_ids[: counts[i]]
             del token_ids[: counts[i]]
             if widths[i]:
@@ -315,7 +332,8 @@ class MiniStack:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.poller = zmq.Poller()
         self.client_address = f"ipc://{directory}/client"
-        self.prompts = InstantPrompts(tokenizer)
+        self._answer: Any = settings.pop("answer", None)
+        self.prompts = InstantPrompts(tokenizer, self._answer)
         self.detokenizers = detokenizers
         self.clients: list[RawClient] = []
         self._tokenizer = tokenizer
@@ -376,7 +394,7 @@ class MiniStack:
         """Drop the worker, as kill -9 does."""
         assert self.worker is not None
         self.worker.close()
-        self.prompts = InstantPrompts(self._tokenizer)
+        self.prompts = InstantPrompts(self._tokenizer, self._answer)
         self.worker = None
 
     def client(self, address: str | None = None, access: Access | None = None) -> RawClient:

@@ -24,7 +24,16 @@ from slipstream_ipc.columns import (
     u64,
 )
 from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.messages import Deltas, End, LogprobColumns, Report, Step
+from slipstream_ipc.messages import (
+    MAX_CALLS,
+    AnswerEvent,
+    Deltas,
+    End,
+    EventKind,
+    LogprobColumns,
+    Report,
+    Step,
+)
 
 END = End("stop", 1)
 
@@ -148,6 +157,34 @@ def test_texts_and_ends_count_too() -> None:
     for ends in ((), (END,), (END,) * 3):
         with pytest.raises(ProtocolError, match="ended"):
             check_deltas(structs.replace(DELTAS, ends=ends))
+
+
+EVENTS = structs.replace(
+    DELTAS,
+    kinds=pack_u32([EventKind.REASONING, 0, EventKind.CALL_ARGUMENTS | 5 << 8]),
+    event_entries=pack_u32([1]),
+    events=((AnswerEvent(EventKind.CALL_ENDS),),),
+)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kinds": pack_u32([1, 0])},
+        {"kinds": pack_u32([1, 1, 1])},  # of an entry with events of its own
+        {"kinds": pack_u32([EventKind.CALL_BEGINS, 0, 0])},
+        {"kinds": pack_u32([9, 0, 0])},
+        {"kinds": pack_u32([EventKind.CALL_ARGUMENTS | MAX_CALLS << 8, 0, 0])},
+        {"event_entries": b""},
+        {"event_entries": pack_u32([3])},
+        {"event_entries": pack_u32([1, 1]), "events": ((), ())},
+        {"events": ()},
+    ],
+)
+def test_kinds_and_events_belong_to_entries(wrong: dict[str, Any]) -> None:
+    check_deltas(EVENTS)
+    with pytest.raises(ProtocolError):
+        check_deltas(structs.replace(EVENTS, **wrong))
 
 
 @settings(max_examples=300)

@@ -43,7 +43,8 @@ def make_stack(
         folder = directory / str(len(stacks))
         folder.mkdir(mode=0o700)
         chosen = settings.pop("detokenizers", detokenizers)
-        stacks.append(MiniStack(folder, model, tokenizer, chosen, **settings))  # type: ignore[arg-type]
+        encoder = settings.pop("tokenizer", tokenizer)
+        stacks.append(MiniStack(folder, model, encoder, chosen, **settings))  # type: ignore[arg-type]
         return stacks[-1]
 
     yield make

@@ -42,6 +42,7 @@ _KEYS = "printable ASCII without spaces, not empty"
 RANDOM = "random:"
 
 _TOKENIZER = "tokenizer="
+_ANSWERS = "answers="
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
 _OTLP_PATH = "/v1/traces"
@@ -414,7 +415,16 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
     if not path.exists() or "," in str(path):
         allowed = "an existing tokenizer.json, or a folder with one, without a comma in its path"
         raise wrong_option("tokenizer", given, allowed)
-    others = [option for option in options if not option.startswith(_TOKENIZER)]
+    others = []
+    for option in options:
+        if option.startswith(_ANSWERS):
+            answers = Path(option.removeprefix(_ANSWERS)).expanduser().absolute()
+            if not answers.is_file() or "," in str(answers):
+                allowed = "an existing file of JSON lines, without a comma in its path"
+                raise wrong_option("answers", option.removeprefix(_ANSWERS), allowed)
+            others.append(f"{_ANSWERS}{answers}")
+        elif not option.startswith(_TOKENIZER):
+            others.append(option)
     played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
     try:
         parse_simulated(played)

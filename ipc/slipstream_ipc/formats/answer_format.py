@@ -77,6 +77,39 @@ class JsonCall(Struct, frozen=True, tag="json_call", array_like=True):
     ids: tuple[str, ...] = ("id",)
 
 
+class TaggedParameters(Struct, frozen=True, tag="tagged_parameters", array_like=True):
+    """Arguments as tagged parameters whose values are not quoted: the function's property types say
+    what a value is. Blanks between tags belong to the format.
+
+    opening and key_end stand around a key; with has_attributes, attributes and ">" follow, of which
+    string="true|false" is read. value_opening: a tag of its own before the value. closing: ends a
+    value. end: ends the arguments. trims_newline: one line break at each side of a value belongs to
+    the format. writes_python: a value that is no string is written as Python prints it.
+    """
+
+    opening: Delimiter | Text
+    key_end: Delimiter | Text
+    closing: Delimiter | Text
+    end: Delimiter | Text
+    value_opening: Delimiter | Text | None = None
+    has_attributes: bool = False
+    trims_newline: bool = False
+    writes_python: bool = False
+
+
+class KeywordArguments(Struct, frozen=True, tag="keyword_arguments", array_like=True):
+    """Arguments as keys and values in brackets, with commas between.
+
+    opening: the bracket behind the function's name, which is an element of its own. separator:
+    between a key and its value at the top; deeper it is a colon. string_delimiter: stands on both
+    sides of a string, in which nothing is escaped; None: quotes and escapes as in Python.
+    """
+
+    opening: str = "("
+    separator: str = "="
+    string_delimiter: Delimiter | None = None
+
+
 class Repeat(Struct, frozen=True, tag="repeat", array_like=True):
     """The elements once or more often, with `separator` between."""
 
@@ -99,6 +132,8 @@ Element = (
     | NamedCallId
     | JsonObject
     | JsonCall
+    | TaggedParameters
+    | KeywordArguments
     | Repeat
     | Alternative
 )

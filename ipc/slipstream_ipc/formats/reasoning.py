@@ -6,6 +6,7 @@ from slipstream_ipc.formats.answer_format import Delimiter, ReasoningFormat, Sig
 
 _THINK = (Delimiter("<think>"),)
 _THINK_END = (Delimiter("</think>"),)
+_HUNYUAN = "\u52a9\u624b\uff1a"  # what its template writes before an answer
 
 REASONING_FORMATS = (
     ReasoningFormat(
@@ -21,8 +22,33 @@ REASONING_FORMATS = (
         ends=_THINK_END,
         signatures=(
             Signature(in_template=("<\uff5cAssistant\uff5c>", "</think>")),
-            Signature(in_template=("<think>",), not_in_template=("<|im_start|>",)),
+            Signature(in_template=("<think>",), not_in_template=("<|im_start|>", _HUNYUAN)),
         ),
+    ),
+    *(
+        # known by these names to users of vLLM; the data are those of `deepseek_r1`
+        ReasoningFormat(name=name, begins=_THINK, ends=_THINK_END)
+        for name in ("glm45", "glm47", "minimax_m2", "nemotron_v3", "step3p5")
+    ),
+    ReasoningFormat(
+        name="seed_oss",
+        begins=(Delimiter("<seed:think>"),),
+        ends=(Delimiter("</seed:think>"),),
+        signatures=(Signature(in_template=("<seed:tool_call>", "</seed:think>")),),
+    ),
+    ReasoningFormat(
+        name="hunyuan_a13b",
+        begins=_THINK,
+        ends=_THINK_END,
+        dropped=(Delimiter("<answer>"), Delimiter("</answer>")),
+        signatures=(Signature(in_template=("<think>", _HUNYUAN)),),
+    ),
+    ReasoningFormat(
+        name="cohere_command3",
+        begins=(Delimiter("<|START_THINKING|>"),),
+        ends=(Delimiter("<|END_THINKING|>"),),
+        dropped=(Delimiter("<|START_RESPONSE|>"), Delimiter("<|END_RESPONSE|>")),
+        signatures=(Signature(in_template=("<|START_THINKING|>", "<|START_RESPONSE|>")),),
     ),
     ReasoningFormat(
         name="kimi_k2",

@@ -11,12 +11,20 @@ from slipstream_ipc.formats.delimited_calls import DELIMITED_CALL_FORMATS
 from slipstream_ipc.formats.harmony import HARMONY
 from slipstream_ipc.formats.json_calls import JSON_CALL_FORMATS
 from slipstream_ipc.formats.reasoning import REASONING_FORMATS
+from slipstream_ipc.formats.tagged_json_calls import TAGGED_JSON_CALL_FORMATS
+from slipstream_ipc.formats.typed_calls import TYPED_CALL_FORMATS
 
 NONE = "none"
 
 REASONING: dict[str, ReasoningFormat] = {entry.name: entry for entry in REASONING_FORMATS}
 CALLS: dict[str, CallFormat] = {
-    entry.name: entry for entry in (*JSON_CALL_FORMATS, *DELIMITED_CALL_FORMATS)
+    entry.name: entry
+    for entry in (
+        *JSON_CALL_FORMATS,
+        *DELIMITED_CALL_FORMATS,
+        *TAGGED_JSON_CALL_FORMATS,
+        *TYPED_CALL_FORMATS,
+    )
 }
 WHOLE: dict[str, AnswerFormat] = {HARMONY.name: HARMONY}
 

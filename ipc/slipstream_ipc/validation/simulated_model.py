@@ -20,6 +20,7 @@ class SimulatedOptions(Struct, frozen=True, kw_only=True):
     tokenizer: str | None = None
     max_model_len: Annotated[int, Meta(ge=2)] | None = None
     mode: Literal["playback", "chain"] = "playback"
+    answers: str | None = None
 
 
 ALLOWED = {
@@ -29,6 +30,7 @@ ALLOWED = {
     "tokenizer": "a tokenizer.json or a folder with one",
     "max_model_len": "a whole number of tokens, at least 2",
     "mode": "playback or chain",
+    "answers": "a file of JSON lines, each with text or token_ids, with a tokenizer and no mode",
 }
 """What each option allows, for errors."""
 
@@ -55,4 +57,8 @@ def parse_simulated(model: str) -> SimulatedOptions:
             ) from error
         if value == "" or given[name] is None:
             raise ValueError(f"{model}: option {name!r} is {value!r}; allowed: {ALLOWED[name]}")
-    return SimulatedOptions(**given)  # type: ignore[arg-type]  # converted one by one above
+    options = SimulatedOptions(**given)  # type: ignore[arg-type]  # converted one by one above
+    if options.answers is not None and (options.tokenizer is None or "mode" in given):
+        other = "no tokenizer" if options.tokenizer is None else "a mode"
+        raise ValueError(f"{model}: option 'answers' with {other}; allowed: {ALLOWED['answers']}")
+    return options

@@ -5,6 +5,7 @@ Decides when a row is due (its interval) and fills the message's columns.
 - The first tokens and the end are due at once; in between, `interval` new tokens are. A token whose
   text is partly released counts as one.
 - A message is filled up to a byte budget, slow rows first; what does not fit stays due.
+- An entry of a stream that is read as events has the events of its units, joined.
 - Building moves no cursors. `BuiltDeltas.commit` does, once the message has been sent.
 """
 
@@ -15,13 +16,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW
-from slipstream_ipc.messages import Deltas, End
+from slipstream_ipc.messages import AnswerEvent, Deltas, End
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import NO_ROWS, RowSet
+from slipstream_worker.output.answer_output import AnswerOutput
+from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.stream import WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
@@ -101,8 +105,11 @@ class SlowEntries:
         "ended",
         "ended_at",
         "ends",
+        "event_entries",
+        "events",
         "has_wide",
         "is_all",
+        "kinds",
         "left",
         "new_cursors",
         "spans",
@@ -119,6 +126,9 @@ class SlowEntries:
             tuple[WorkerStream, TextCursor]
         ] = []  # each reader's cursor afterwards
         self.spans: list[tuple[int, int, int]] = []  # row, first token, number of tokens
+        self.kinds: list[int] = []  # see `Deltas`; empty while no stream is read as events
+        self.event_entries: list[int] = []
+        self.events: list[tuple[AnswerEvent, ...]] = []
         self.is_all = True  # whether everything due is in the message
         self.has_wide = False
         self.left = MESSAGE_BUDGET_BYTES
@@ -156,12 +166,31 @@ class SlowEntries:
             self.ended_at.append(len(self.new_cursors))
             self.ended.append(stream)
             self.ends.append(output.end)
+        num_chars = len(text)
+        if columns.has_events:
+            num_chars = self._add_events(output, start, stop, num_chars)
         self.chars.append(start.num_chars)
         self.texts.append(text)
         num_tokens = stop.num_tokens - start.num_tokens
         self.spans.append((worker_row, start.num_tokens, num_tokens))
         self.new_cursors.append((stream, stop))
-        self.left -= ENTRY_BYTES + len(text) + token_bytes * num_tokens
+        self.left -= ENTRY_BYTES + num_chars + token_bytes * num_tokens
+
+    def _add_events(
+        self, output: StreamOutput, start: TextCursor, stop: TextCursor, num_chars: int
+    ) -> int:
+        """Add the events of the next entry; returns the characters of its text and events."""
+        if not isinstance(output, AnswerOutput):
+            self.kinds.append(0)
+            return num_chars
+        events = output.event_log.events_between(start, stop)
+        if isinstance(events, int):
+            self.kinds.append(events)
+            return num_chars
+        self.kinds.append(0)
+        self.event_entries.append(len(self.new_cursors))
+        self.events.append(events)
+        return output.event_log.num_chars_between(start, stop)
 
     def commit(self, columns: StreamColumns) -> None:
         """Move the cursors; call it once the message has been sent."""
@@ -214,9 +243,26 @@ def build(columns: StreamColumns, fast: RowSet, slow: Sequence[WorkerStream]) ->
         tuple(entries.ends),
         columns.logprobs.columns(worker_rows, starts, several) if columns.has_logprobs else None,
     )
+    if columns.has_events:
+        message = _with_events(message, columns, entries, fast, fast_chars)
     is_all = entries.is_all and has_all_fast
     return BuiltDeltas(
         message, entries, fast, starts[len(spans) :], fast_tokens, fast_chars, is_all
+    )
+
+
+def _with_events(
+    message: Deltas, columns: StreamColumns, slow: SlowEntries, fast: RowSet, fast_chars: Int64s
+) -> Deltas:
+    """The message with its columns of events, if it has any."""
+    kinds = np.where(fast_chars > 0, columns.kinds.take(fast.array), 0)
+    if not slow.events and not any(slow.kinds) and not kinds.any():
+        return message
+    return replace(
+        message,
+        kinds=pack_u32(np.concatenate([np.array(slow.kinds, np.int64), kinds])),
+        event_entries=pack_u32(slow.event_entries),
+        events=tuple(slow.events),
     )
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from slipstream_ipc.columns import pack_short
 from slipstream_ipc.messages import Deltas
 from slipstream_worker.clients.deltas import ENTRY_BYTES, TEXT_BYTES, SlowEntries
@@ -102,4 +104,30 @@ def build_few(
         pack_short(entries.ended_at) if slow else b"",
         tuple(entries.ends) if slow else (),
     )
+    if columns.has_events:
+        message = _with_events(message, columns, entries, fast, texts)
     return BuiltScalarDeltas(message, entries, fast, texts, entries.is_all)
+
+
+def _with_events(
+    message: Deltas,
+    columns: StreamColumns,
+    slow: SlowEntries,
+    fast: Sequence[Span],
+    fast_texts: Sequence[str],
+) -> Deltas:
+    """The message with its columns of events, if it has any."""
+    of_row = columns.cells.kinds
+    of_fast = [
+        of_row[worker_row] if text else 0
+        for (worker_row, _, _), text in zip(fast, fast_texts, strict=True)
+    ]
+    kinds = [*slow.kinds, *of_fast]
+    if not slow.events and not any(kinds):
+        return message
+    return replace(
+        message,
+        kinds=pack_short(kinds),
+        event_entries=pack_short(slow.event_entries),
+        events=tuple(slow.events),
+    )

@@ -35,7 +35,7 @@ The contract:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from slipstream_worker.detokenizer.byte_level import ByteDetokenizer, ByteView
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class Detokenizer(Protocol):
-    """The text of one stream. Must not be used after `flush`."""
+    """The text of one stream."""
 
     @property
     def num_pending(self) -> int:
@@ -79,7 +79,9 @@ class Detokenizer(Protocol):
         ...
 
     def flush(self) -> str:
-        """The tail of a stream that has ended."""
+        """The tail of a stream that has ended, or of what lies before a delimiter: the next token's
+        text is then its own.
+        """
         ...
 
 
@@ -89,6 +91,11 @@ class DetokenizerFactory(Protocol):
     @property
     def fast_table(self) -> TextColumns | None:
         """The vocabulary as columns; None if a token's text always depends on its neighbours."""
+        ...
+
+    @property
+    def delimiter_ids(self) -> tuple[tuple[str, int], ...]:
+        """The literals of answer formats that are one token of the vocabulary, with their ids."""
         ...
 
     def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
@@ -102,7 +109,8 @@ _Create = Callable[[Sequence[int], bool], Detokenizer]
 class TableDetokenizerFactory:
     """Detokenisers over a table. Streams share its two views: special tokens shown, or skipped."""
 
-    def __init__(self, table: TokenTable) -> None:
+    def __init__(self, table: TokenTable, delimiter_ids: Mapping[str, int] | None = None) -> None:
+        self.delimiter_ids = tuple(sorted((delimiter_ids or {}).items()))
         self.fast_table: TextColumns | None = None
         if table.mode == "bytelevel":
             byte_views = [ByteView.of(table, skip) for skip in (False, True)]

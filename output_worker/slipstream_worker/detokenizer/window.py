@@ -6,7 +6,7 @@ Keeps the tokens whose text is yet to come and a few before them, and follows th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from slipstream_worker.detokenizer.panics import PanicError, is_panic
@@ -26,9 +26,12 @@ class WindowDetokenizerFactory:
 
     fast_table = None
 
-    def __init__(self, tokenizer_json: bytes) -> None:
+    def __init__(
+        self, tokenizer_json: bytes, delimiter_ids: Mapping[str, int] | None = None
+    ) -> None:
         from tokenizers import Tokenizer
 
+        self.delimiter_ids = tuple(sorted((delimiter_ids or {}).items()))
         self._tokenizer: Tokenizer = Tokenizer.from_buffer(tokenizer_json)
 
     def create(self, prompt_ids: Sequence[int], skip_special_tokens: bool) -> WindowDetokenizer:

@@ -449,7 +449,7 @@ class AnswerReader:
         if self._state is _State.PLAIN:
             return
         scan, scanner = self._scan, self._scanner
-        node = scan.target if scan else self._node
+        node = scan.recovery if scan else self._node
         if self._has_begun:
             assert scanner is not None
             if rest := scanner.break_off():
@@ -474,9 +474,9 @@ class AnswerReader:
     def _enter_scan(self, scan: Scan) -> None:
         self._state = _State.SCAN
         self._scan = scan
-        self._scanner = make_scanner(
-            scan.element, ScanContext(self._name, self._tools, self._tables.tokens)
-        )
+        tables = self._tables
+        context = ScanContext(self._name, self._tools, tables.tokens, tables.unquotable)
+        self._scanner = make_scanner(scan.element, context)
 
     def _scanned_text(self, text: str, pos: int) -> int:
         assert self._scanner is not None

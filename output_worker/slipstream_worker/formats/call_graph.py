@@ -18,18 +18,23 @@ from slipstream_ipc.formats.answer_format import (
     Element,
     JsonCall,
     JsonObject,
+    KeywordArguments,
     Name,
     NamedCallId,
     Repeat,
+    TaggedParameters,
     Text,
 )
 from slipstream_worker.formats.json_call import JsonCallScanner, JsonObjectScanner
+from slipstream_worker.formats.keyword_arguments import KeywordArgumentsScanner
 from slipstream_worker.formats.literals import Literals, split_literals
 from slipstream_worker.formats.scanner import ScanContext, Scanner, WordScanner
+from slipstream_worker.formats.tagged_parameters import TaggedParametersScanner
 
 END = 0  # the node behind a section's last element
 
-ScannedElement = Name | CallId | NamedCallId | JsonObject | JsonCall
+CallElement = JsonObject | JsonCall | TaggedParameters | KeywordArguments
+ScannedElement = Name | CallId | NamedCallId | CallElement
 
 
 class Branch(NamedTuple):
@@ -46,6 +51,7 @@ class Scan(NamedTuple):
     element: ScannedElement
     target: int  # node behind it
     first_chars: frozenset[str] | None  # None: any
+    recovery: int  # node from which the end of a call that failed is looked for
 
 
 class Node(NamedTuple):
@@ -67,7 +73,7 @@ class First(NamedTuple):
 
 def is_call(element: Element) -> bool:
     """Whether the element ends with the arguments of a call."""
-    return isinstance(element, JsonObject | JsonCall)
+    return isinstance(element, CallElement)
 
 
 def make_scanner(element: ScannedElement, context: ScanContext) -> Scanner:
@@ -79,6 +85,10 @@ def make_scanner(element: ScannedElement, context: ScanContext) -> Scanner:
             return JsonObjectScanner()
         case JsonCall():
             return JsonCallScanner(element)
+        case TaggedParameters():
+            return TaggedParametersScanner(element, context)
+        case KeywordArguments():
+            return KeywordArgumentsScanner(element, context)
 
 
 def _first_chars(element: ScannedElement) -> frozenset[str] | None:
@@ -107,7 +117,9 @@ class CallGraph:
 
     def _node(self, first: First) -> Node:
         texts, ids = split_literals(first.literals, self._token_ids)
-        return Node(Literals(texts), ids, first.scans, first.may_end)
+        # an element that is known by its first character goes before one that takes any
+        scans = tuple(sorted(first.scans, key=lambda scan: scan.first_chars is None))
+        return Node(Literals(texts), ids, scans, first.may_end)
 
     def _closers(self, node: int) -> dict[Delimiter | Text, Branch]:
         """Delimiters that may follow from `node` on before anything is scanned: those by which a
@@ -155,7 +167,11 @@ class CallGraph:
                 again = self._sequence(separator, before, False)
                 return before
             case _:
-                scan = Scan(element, target, _first_chars(element))
+                recovery = target
+                if isinstance(element, TaggedParameters) and isinstance(element.end, Delimiter):
+                    end = First({element.end: Branch(target, closes=True)}, (), False)
+                    recovery = self._add(lambda: end)
+                scan = Scan(element, target, _first_chars(element), recovery)
                 if isinstance(element, JsonObject) and element.may_be_empty:
                     return self._add(lambda: self._scan_or_nothing(scan))
                 first = First({}, (scan,), False)

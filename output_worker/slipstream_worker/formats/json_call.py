@@ -228,6 +228,7 @@ class JsonCallScanner:
             case _Phase.IN_PACKED if word is not None:
                 scanner = JsonScanner(objects_only=True)
                 if scanner.feed(word, 0) != (len(word), Status.DONE):
+                    self._phase = phase  # what was taken stays held
                     return Status.FAILED
                 self._out.append(scanner.take())
                 self._has_arguments = True

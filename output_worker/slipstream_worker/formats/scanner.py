@@ -6,6 +6,7 @@ depend on how the text was divided.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -27,12 +28,14 @@ class Status(IntEnum):
 
 class ScanContext(NamedTuple):
     """What a scanner may know of its call and its format. name: what was read of it before; empty:
-    nothing. tokens: the delimiters that come by `feed_delimiter` alone.
+    nothing. tokens: the delimiters that come by `feed_delimiter`. unquotable: those that
+    cannot be words within an argument.
     """
 
     name: str
     tools: ToolTypes | None
-    tokens: frozenset[str]
+    tokens: frozenset[str] = frozenset()
+    unquotable: Set[str] = frozenset()
 
 
 class Scanner(Protocol):

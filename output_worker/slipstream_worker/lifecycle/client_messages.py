@@ -242,6 +242,7 @@ class ClientMessages:
                 bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
                 params=stream.params,
                 fingerprint=stream.fingerprint,
+                answer=rendered.answer,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)
@@ -298,6 +299,7 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
         bad_words,
         template=submit.template,
         max_tokens=card.max_model_len,
+        answer=submit.answer if submit.messages else None,
     )
 
 

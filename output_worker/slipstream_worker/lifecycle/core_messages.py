@@ -45,8 +45,9 @@ from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.output.answer_reading import UnknownFormat
 from slipstream_worker.request_spans import RequestSpans
-from slipstream_worker.streams.registration import open_output
+from slipstream_worker.streams.registration import open_output, output_without_text
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
@@ -177,8 +178,11 @@ class CoreMessages:
         lifecycle = self._lifecycle
         if self._streams.get(admit.stream_id) is not None:
             return
+        unknown: UnknownFormat | None = None
         try:
             output = open_output(admit, self._detokenizers)
+        except UnknownFormat as error:
+            unknown, output = error, output_without_text()
         except Exception:
             logger.exception("a stream cannot be restored", extra=of_requests(admit.label))
             self._core.enqueue(Forget((admit.stream_id,)))
@@ -188,7 +192,9 @@ class CoreMessages:
             stream.trace = StreamTrace(admit.trace, is_reported=message.is_over)
         lifecycle.restore(stream, admit, output, message.row)
         # its tokens follow, up to this end if an abort or an error ended it
-        if message.end is not None:
+        if unknown is not None:
+            lifecycle.diverge(stream, f"the stream cannot be read any more: {unknown}")
+        elif message.end is not None:
             lifecycle.replay(stream, message.end)
 
     def _readmit(self, message: UnknownToCore) -> None:

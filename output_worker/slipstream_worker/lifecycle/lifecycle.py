@@ -252,6 +252,14 @@ class StreamLifecycle:
             self._ended(stream)
             self._report_end(stream)
 
+    def diverge(self, stream: WorkerStream, why: str) -> None:
+        """End a stream of an earlier worker that this one would read otherwise."""
+        logger.warning("diverged: %s", why, extra=of_requests(stream.label))
+        self._finish(stream, "error", Fault("diverged", why))
+        self._ended(stream)
+        if not stream.is_counted:  # it has not ended before
+            self._report_end(stream)
+
     def remove_client(self, client: bytes) -> None:
         """A client is gone for good: end the streams that only it could read. Idempotent."""
         for stream in self._readers.remove(client):
@@ -308,6 +316,8 @@ class StreamLifecycle:
             self._counters.finished(end.reason, max(0, num_tokens - end.num_tokens))
         held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
         held_bytes += self._columns.prompts.num_bytes(stream.worker_row)
+        if stream.registration.answer is not None:
+            held_bytes += len(stream.registration.answer.tools) + 16 * num_tokens
         self._retention.ended(stream, held_bytes)
         self._readers.ended(stream)
 

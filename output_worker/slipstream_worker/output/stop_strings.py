@@ -20,7 +20,7 @@ __all__ = ["StopStrings"]
 class StopStrings:
     """The stop strings of one request, compiled. Has no per-stream state and may be shared."""
 
-    __slots__ = ("_first_chars", "_include", "_inner_chars", "_min_len", "_stops")
+    __slots__ = ("_include", "_inner_chars", "_min_len", "_stops", "first_chars")
 
     def __init__(self, stops: Sequence[str], include_stop_str_in_output: bool = False) -> None:
         """Raises ValueError if `stops` is empty or contains an empty string."""
@@ -29,8 +29,16 @@ class StopStrings:
         self._stops = tuple(stops)
         self._include = include_stop_str_in_output
         self._min_len = min(map(len, stops))
-        self._first_chars = frozenset(stop[0] for stop in stops)
+        self.first_chars = frozenset(stop[0] for stop in stops)
         self._inner_chars = frozenset("".join(stop[:-1] for stop in stops))
+
+    @classmethod
+    def none(cls) -> StopStrings:
+        """No stop strings: all text is emitted as it comes."""
+        stops = cls.__new__(cls)
+        stops._stops, stops._include, stops._min_len = (), False, 0
+        stops.first_chars = stops._inner_chars = frozenset()
+        return stops
 
     def is_harmless(self, text: str) -> bool:
         """Whether `text`, with nothing held before it, completes no stop string and is emitted
@@ -46,7 +54,7 @@ class StopStrings:
         After a match nothing is held; the emitted text ends before the match, or after it with
         `include_stop_str_in_output`.
         """
-        if not held and self._first_chars.isdisjoint(text):
+        if not held and self.first_chars.isdisjoint(text):
             return text, "", None
         buffer = held + text
         if active and len(buffer) >= self._min_len:

@@ -50,6 +50,8 @@ class StreamOutput:
         "num_tokens",
     )
 
+    reads_events = False  # whether its text becomes events (see `answer_output`)
+
     def __init__(
         self,
         *,

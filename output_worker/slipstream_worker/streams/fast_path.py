@@ -1,16 +1,18 @@
 """Tokens that need no check: whole tokens that end no stream and begin no stop string.
 
-- A token that ends any open stream is plain for none.
+- A token that ends any open stream is plain for none. So is a delimiter's of a stream that is read
+  as events.
 - Which whole tokens may begin a stop string is refined as tokens are seen: at first all that
   contain the first character of one, until a token has been checked against that set of stop
-  strings and found harmless.
-- At most _MAX_SETS sets of stop strings are tracked. A new set then takes the number of the oldest,
-  whose streams fall back to the check by first characters.
+  strings and found harmless. For a stream that is read as events, the same holds of its reader's
+  hazards, in each mode of its own (see `AnswerOutput.mode`).
+- At most _MAX_SETS sets are tracked. A new set then takes the number of the oldest, whose streams
+  fall back to the check by first characters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -29,7 +31,7 @@ class PlainTokens:
     def __init__(self, fast: TextColumns | None) -> None:
         self._fast = fast
         self._num_stopping: dict[int, int] = {}  # token id -> number of streams that it ends
-        self._set_of: dict[tuple[VocabularyView, tuple[str, ...]], int] = {}
+        self._set_of: dict[tuple[VocabularyView, tuple[str, ...], Hashable], int] = {}
         # for each entry of `fast`: whole, and ends no stream
         self.is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
         num_ids = fast.vocab_size + 1 if fast is not None else 0
@@ -46,20 +48,26 @@ class PlainTokens:
         for token_id in token_ids:
             self._count_stop(token_id, -1)
 
-    def set_of(self, view: VocabularyView, stops: tuple[str, ...]) -> tuple[int, bool]:
-        """The number of this set of stop strings, 0 for none; and whether another set lost it."""
-        if not stops or self._fast is None:
+    def set_of(
+        self, view: VocabularyView, stops: tuple[str, ...], mode: Hashable = None
+    ) -> tuple[int, bool]:
+        """The number of this set of stop strings, 0 for none; and whether another set lost it.
+
+        mode: of a stream that is read as events, with the name of its format.
+        """
+        if (not stops and mode is None) or self._fast is None:
             return 0, False
-        number = self._set_of.get((view, stops), 0)
+        key = view, stops, mode
+        number = self._set_of.get(key, 0)
         if number:
             return number, False
         if len(self._set_of) < _MAX_SETS:
-            number = self._set_of[view, stops] = len(self.harmless)
+            number = self._set_of[key] = len(self.harmless)
             self.harmless = np.pad(self.harmless, ((0, 1), (0, 0)))
             self.is_known = np.pad(self.is_known, ((0, 1), (0, 0)))
             return number, False
         oldest = next(iter(self._set_of))
-        number = self._set_of[view, stops] = self._set_of.pop(oldest)
+        number = self._set_of[key] = self._set_of.pop(oldest)
         self.harmless[number] = self.is_known[number] = False
         return number, True
 
@@ -72,6 +80,11 @@ class PlainTokens:
     def first_characters(stops: tuple[str, ...]) -> tuple[int, int]:
         """The set of their first characters, as two 64-bit words; see `text_columns`."""
         return _set_of_characters(frozenset(stop[0] for stop in stops)) if stops else (0, 0)
+
+    @staticmethod
+    def hazard_characters(characters: frozenset[str]) -> tuple[int, int]:
+        """A set of characters as two 64-bit words; see `text_columns`."""
+        return _set_of_characters(characters) if characters else (0, 0)
 
     def _count_stop(self, token_id: int, change: int) -> None:
         fast = self._fast

@@ -7,6 +7,7 @@ a registered stream. Pure.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     Admit,
+    AnswerSettings,
     ModelCard,
     SamplingParams,
     Submit,
@@ -34,6 +36,8 @@ from slipstream_ipc.validation.sampling_params import (
 from slipstream_ipc.validation.structured_output import check_ending
 from slipstream_ipc.validation.token_constraints import check_rules, unpack_words, with_distinct_ids
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
+from slipstream_worker.output.answer_output import AnswerOutput
+from slipstream_worker.output.answer_reading import open_reader
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
@@ -89,7 +93,10 @@ class Submission:
                 submit.priority,
                 submit.cache_salt,
             )
-            self._digest = hashlib.blake2b(msgspec.msgpack.encode(shared)).digest()
+            digest = hashlib.blake2b(msgspec.msgpack.encode(shared))
+            if submit.answer is not None:
+                digest.update(msgspec.msgpack.encode(submit.answer))
+            self._digest = digest.digest()
         own = (self._digest, answer.stream_id, self.params(answer).seed)
         return hashlib.blake2b(msgspec.msgpack.encode(own), digest_size=16).digest()
 
@@ -149,8 +156,11 @@ def register(
     bad_words: BadWords = _NO_BAD_WORDS,
     params: SamplingParams,
     fingerprint: bytes,
+    answer: AnswerSettings | None = None,
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
+
+    answer: how it is read as events; None: it is text alone.
 
     `params` and `fingerprint` come from its Submission. Without a given seed, the
     seed follows from the stream's id.
@@ -166,6 +176,9 @@ def register(
         max_tokens=max_tokens,
     )
     check_ending(params, stop_token_ids)
+    if answer is not None and not params.detokenize:
+        allowed = "true where the answer is read as reasoning, content and tool calls"
+        raise BadRequest("detokenize", False, allowed)
     params = with_num_logprobs(params, card.vocab_size)
     return Admit(
         stream_id=submit.stream_id,
@@ -185,31 +198,68 @@ def register(
         cache_salt=submit.cache_salt,
         bad_word_ids=bad_words.ids,
         bad_word_counts=bad_words.counts,
+        answer=answer,
     )
 
 
 def open_output(
     admit: Admit, detokenizers: DetokenizerFactory, outputs: UInt32s | None = None
 ) -> StreamOutput:
-    """The output side of a registered stream. outputs: tokens to push; None: the registration's."""
+    """The output side of a registered stream. outputs: tokens to push; None: the registration's.
+
+    Raises UnknownFormat if the stream is to be read by a format that this worker lacks.
+    """
     params = admit.params
     stops = stop_strings(params)
     detokenizer = None
     if params.detokenize:
         prompt = memoryview(admit.prompt_ids).cast("I")  # not a copy: prompts may be long
         detokenizer = detokenizers.create(prompt, params.skip_special_tokens)
-    output = StreamOutput(
-        detokenizer=detokenizer,
-        stops=StopStrings(stops, params.include_stop_str_in_output) if stops else None,
-        stop_ids=frozenset(admit.stop_token_ids),
-        eos_ids=frozenset(admit.stop_token_ids) - frozenset(params.stop_token_ids),
-        min_tokens=params.min_tokens,
-        max_tokens=admit.max_tokens,
-        include_stop=params.include_stop_str_in_output,
-        unit_tokens=_unit_tokens(params),
-    )
+    matcher = StopStrings(stops, params.include_stop_str_in_output) if stops else None
+    stop_ids = frozenset(admit.stop_token_ids)
+    eos_ids = stop_ids - frozenset(params.stop_token_ids)
+    output: StreamOutput
+    if admit.answer is None or detokenizer is None:
+        output = StreamOutput(
+            detokenizer=detokenizer,
+            stops=matcher,
+            stop_ids=stop_ids,
+            eos_ids=eos_ids,
+            min_tokens=params.min_tokens,
+            max_tokens=admit.max_tokens,
+            include_stop=params.include_stop_str_in_output,
+            unit_tokens=_unit_tokens(params),
+        )
+    else:
+        reader, delimiter_ids = open_reader(admit.answer, detokenizers.delimiter_ids)
+        output = AnswerOutput(
+            reader=reader,
+            delimiter_ids=delimiter_ids,
+            stop_scope=admit.answer.options.stop_scope,
+            detokenizer=detokenizer,
+            stops=matcher,
+            stop_ids=stop_ids,
+            eos_ids=eos_ids,
+            min_tokens=params.min_tokens,
+            max_tokens=admit.max_tokens,
+            include_stop=params.include_stop_str_in_output,
+            unit_tokens=_unit_tokens(params),
+        )
     output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
     return output
+
+
+def output_without_text() -> StreamOutput:
+    """The output side of a stream that cannot be read here, and is to be ended."""
+    return StreamOutput(
+        detokenizer=None,
+        stops=None,
+        stop_ids=frozenset(),
+        eos_ids=frozenset(),
+        min_tokens=0,
+        max_tokens=sys.maxsize,
+        include_stop=False,
+    )
 
 
 def _unit_tokens(params: SamplingParams) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.streams.stream import WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns, is_settled
 
@@ -29,6 +30,8 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     while at < num:
         begin = at
         if fast is not None and is_settled(stream, output):
+            if isinstance(output, AnswerOutput):
+                columns.follow_mode(stream, output)
             num_left = most_tokens - output.num_tokens - 1  # before the length limit
             stop = min(num, begin + num_left)
             while at < stop and columns.is_plain_for(fast, worker_row, token_ids[at]):

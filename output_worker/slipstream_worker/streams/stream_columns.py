@@ -14,6 +14,8 @@ numpy does.
 - A row with more than MAX_NARROW log-probabilities per token is never fast, because the number of
   its tokens that fit a message differs from the other rows'.
 - Both paths produce the same units, and so the same positions that readers know.
+- A row of a stream that is read as events is fast while its text is one event of one kind; what is
+  harmless then is a matter of its mode, which `follow_mode` keeps up to date.
 - The columns hold the state of all rows. For a few rows the scalar path (`append_few`,
   `deltas_scalar`) reads and writes single items of them, with the same result.
 """
@@ -21,7 +23,7 @@ numpy does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -40,6 +42,7 @@ from slipstream_ipc.row_table import RowTable, column
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.validation.sampling_params import stop_strings
 from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyView
+from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.fast_path import PlainTokens
 from slipstream_worker.streams.stream import WorkerStream
@@ -67,6 +70,7 @@ class Cells:
     stop_low: memoryview
     stop_high: memoryview
     sets: memoryview
+    kinds: memoryview
     # by entry of `TextColumns`
     is_plain: memoryview
     lows: memoryview
@@ -95,6 +99,7 @@ class StreamColumns(RowTable):
     handles: UInt32s = column(np.uint32)  # client handle of its reader
     sent_tokens: Int64s = column(np.int64)  # of fast rows
     sent_chars: Int64s = column(np.int64)
+    kinds: Int64s = column(np.int64)  # of fast rows: what their text is, see `Deltas.kinds`
     # time of the last delivery, 0.0: none yet (maintained by `latency`)
     delivered_at: Float64s = column(np.float64)
     _prompt_lens: Int64s = column(np.int64)
@@ -115,9 +120,12 @@ class StreamColumns(RowTable):
         self._free: list[int] = []
         self.max_width = 0  # largest of all rows so far that can be fast
         self.has_logprobs = False  # whether any row so far has had some
+        self.has_events = False  # whether any row so far has been read as events
         self._latest = NO_ROWS  # rows of the last `append`, …
         self._sorted: Int64s | None = None  # … the same in ascending order, computed on demand
         self._constants = self._constants_of(NO_ROWS.array)
+        self._is_stale = False  # whether a mode has changed since
+        self._modes: dict[int, Hashable] = {}  # by row that is read as events
         self._num_with_stops = 0
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
@@ -167,11 +175,16 @@ class StreamColumns(RowTable):
         self._stop_low[worker_row], self._stop_high[worker_row] = self._plain.first_characters(
             stops
         )
-        self._num_with_stops += bool(stops)
-        number, was_another = self._plain.set_of(_view(admit), stops)
-        if was_another:
-            self._sets[self._sets == number] = 0
-        self._sets[worker_row] = number
+        output = stream.output
+        if isinstance(output, AnswerOutput):
+            self.has_events = True
+            self._num_with_stops += 1
+            self._plain.add_stops(output.delimiter_ids)
+            self._modes[worker_row] = None
+        else:
+            self._num_with_stops += bool(stops)
+            self._assign_set(worker_row, *self._plain.set_of(_view(admit), stops))
+        self.kinds[worker_row] = 0
         self._plain.add_stops(admit.stop_token_ids)
         self.is_fast[worker_row] = False
         if self.fast is not None:
@@ -190,7 +203,13 @@ class StreamColumns(RowTable):
         self.logprobs.drop(worker_row)
         self.prompts.drop(worker_row)
         self.is_dirty[worker_row] = self.is_fast[worker_row] = False
-        self._num_with_stops -= bool(stop_strings(stream.registration.params))
+        output = stream.output
+        if isinstance(output, AnswerOutput):
+            self._num_with_stops -= 1
+            self._plain.remove_stops(output.delimiter_ids)
+            del self._modes[worker_row]
+        else:
+            self._num_with_stops -= bool(stop_strings(stream.registration.params))
         self._plain.remove_stops(stream.registration.stop_token_ids)
 
     # ---- tokens --------------------------------------------------------------------------
@@ -220,6 +239,9 @@ class StreamColumns(RowTable):
         if worker_row_set.version != self._latest.version:
             self._latest, self._sorted = worker_row_set, None
             self._constants = self._constants_of(worker_rows)
+        elif self._is_stale:
+            self._constants = self._constants_of(worker_rows)
+        self._is_stale = False
         fast = self.fast
         if fast is None:
             return np.ones(len(worker_rows), np.bool_)
@@ -315,6 +337,24 @@ class StreamColumns(RowTable):
             is_harmless = fast.lens.item(at) >= 0 and stream.output.is_harmless(fast.texts[at])
             self._plain.record_harmless(number, token_id, is_harmless=is_harmless)
 
+    def follow_mode(self, stream: WorkerStream, output: AnswerOutput) -> None:
+        """Note the mode of a settled output that is read as events: which tokens are plain for its
+        row, and what their text is.
+        """
+        worker_row, admit = stream.worker_row, stream.registration
+        assert admit is not None
+        assert admit.answer is not None
+        self.kinds[worker_row] = output.kind
+        if self._modes[worker_row] == (mode := output.mode):
+            return
+        self._modes[worker_row] = mode
+        words = self._plain.hazard_characters(output.hazard_chars)
+        self._stop_low[worker_row], self._stop_high[worker_row] = words
+        key = admit.answer.format, mode
+        found = self._plain.set_of(_view(admit), stop_strings(admit.params), key)
+        self._assign_set(worker_row, *found)
+        self._is_stale = True
+
     def make_fast(self, stream: WorkerStream, sent: TextCursor) -> None:
         """Make the row fast if its output is settled and everything released lies before `sent`."""
         worker_row, output = stream.worker_row, stream.output
@@ -323,6 +363,8 @@ class StreamColumns(RowTable):
         if self.fast is None or not is_whole or self.widths[worker_row] > MAX_NARROW:
             return
         if is_settled(stream, output):
+            if isinstance(output, AnswerOutput):
+                self.follow_mode(stream, output)
             self.is_fast[worker_row] = True
             self.sent_chars[worker_row] = sent.num_chars
             self.sent_tokens[worker_row] = sent.num_tokens
@@ -361,6 +403,12 @@ class StreamColumns(RowTable):
         return "".join([texts[first + token_id] for token_id in token_ids])
 
     # ---- inside --------------------------------------------------------------------------
+
+    def _assign_set(self, worker_row: int, number: int, was_another: bool) -> None:
+        """Give a row a set of stop strings, which other rows may lose."""
+        if was_another:
+            self._sets[self._sets == number] = 0
+        self._sets[worker_row] = number
 
     def _constants_of(self, worker_rows: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
         """Columns of these rows that stay constant while a stream has its row."""
@@ -404,6 +452,7 @@ class StreamColumns(RowTable):
             stop_low=self._stop_low.data,
             stop_high=self._stop_high.data,
             sets=self._sets.data,
+            kinds=self.kinds.data,
             is_plain=self._plain.is_plain.data,
             lows=fast.low.data if fast is not None else NO_CELLS,
             highs=fast.high.data if fast is not None else NO_CELLS,

@@ -347,6 +347,15 @@ def test_a_relative_folder_is_the_callers(tmp_path, monkeypatch):
     assert model_and_tokenizer("mine", None) == (str(tmp_path / "mine"),) * 2
 
 
+def test_played_answers_are_the_callers_file(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    monkeypatch.chdir(tmp_path)
+    expected = f"simulated:step_ms=2,answers={tmp_path}/a.jsonl,tokenizer={DEMO}"
+    assert model_and_tokenizer("simulated:step_ms=2,answers=a.jsonl", None) == (expected, DEMO)
+    with pytest.raises(BadRequestError, match=r"answers: got 'b\.jsonl', allowed: an existing"):
+        model_and_tokenizer("simulated:answers=b.jsonl", None)
+
+
 @pytest.mark.parametrize(
     "model", ["./nowhere", "/nowhere/at/all", "a/b/c", __file__, str(Path(__file__).parent), ""]
 )

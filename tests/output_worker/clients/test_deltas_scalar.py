@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.formats.answer_format import digest
+from slipstream_ipc.formats.table import find_format
+from slipstream_ipc.messages import Admit, AnswerSettings, LogprobColumns, SamplingParams
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import RowSet
 from slipstream_worker.clients import deltas
@@ -22,9 +24,17 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 EOS = 0
 E_ACUTE = "é".encode()
 PIECES = [b"", b"a", b"b", b"ab", b" ", E_ACUTE[:1], E_ACUTE[1:], E_ACUTE, b"z" * 4000]
+THINK, THOUGHT, CALL, CALLED = range(len(PIECES), len(PIECES) + 4)
+DELIMITERS = [b"<think>", b"</think>", b"<tool_call>", b"</tool_call>"]
+PIECES += [*DELIMITERS, b'{"name": "f", "arguments": {"x": "', b'"}}', b"\n", b"<"]
 BEYOND = len(PIECES) + 3  # an id without a token
-FACTORY = TableDetokenizerFactory(TokenTable(mode="bytelevel", pieces=PIECES, special=[EOS]))
-TOKENS = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5, 6, 7, EOS, BEYOND])
+FACTORY = TableDetokenizerFactory(
+    TokenTable(mode="bytelevel", pieces=PIECES, special=[EOS]),
+    {piece.decode(): THINK + at for at, piece in enumerate(DELIMITERS)},
+)
+FORMAT = find_format("qwen3+hermes")
+assert FORMAT is not None
+TOKENS = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5, 6, 7, EOS, BEYOND, *range(THINK, len(PIECES))])
 
 
 @st.composite
@@ -36,7 +46,9 @@ def registrations(draw: st.DrawFn) -> Admit:
         stream_interval=draw(st.sampled_from([1, 1, 3])),
     )
     stops = draw(st.sampled_from([(), (EOS,), (2,)]))
-    return Admit(b"", pack_u32([1]), params, stops, 0, draw(st.integers(1, 30)))
+    answer = draw(st.sampled_from([None, AnswerSettings(FORMAT.name, digest(FORMAT))]))
+    most = draw(st.integers(1, 30))
+    return Admit(b"", pack_u32([1]), params, stops, 0, most, answer=answer)
 
 
 class World:
@@ -102,7 +114,7 @@ class World:
     def state(self) -> list[object]:
         """All that the next message depends on."""
         columns = self.columns
-        names = ("is_fast", "is_dirty", "sent_tokens", "sent_chars", "_sets")
+        names = ("is_fast", "is_dirty", "sent_tokens", "sent_chars", "_sets", "kinds")
         cursors = [stream.reader.cursor for stream in self.streams]
         ends = [stream.output.end for stream in self.streams]
         ids = [columns.token_ids(stream).tolist() for stream in self.streams]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import Any
 
@@ -9,7 +10,15 @@ import pytest
 from msgspec import structs
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import ModelCard, OtherAnswer, SamplingParams, Submit
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import (
+    AnswerOptions,
+    AnswerSettings,
+    ModelCard,
+    OtherAnswer,
+    SamplingParams,
+    Submit,
+)
 from slipstream_ipc.transport.codec import encode_params
 from slipstream_worker.streams import registration
 from slipstream_worker.streams.registration import Submission, answers_of, register
@@ -77,3 +86,24 @@ def test_whom_a_stream_is_for_is_registered_and_part_of_no_fingerprint() -> None
     for one, tenant in ((submit, b"c"), (claimed, b"t")):
         params = Submission(one).params(one)
         assert register(one, PROMPT, b"c", CARD, params=params, fingerprint=b"").tenant == tenant
+
+
+def test_how_an_answer_is_read_is_part_of_its_fingerprint() -> None:
+    submit = submission()
+    read = [
+        structs.replace(submit, answer=options)
+        for options in (None, AnswerOptions(), AnswerOptions(stop_scope="all"))
+    ]
+    assert len({Submission(one).fingerprint(one) for one in read}) == 3
+
+
+def test_events_need_text() -> None:
+    answer = AnswerSettings("qwen3+hermes", b"")
+    for detokenize in (True, False):
+        submit = submission(detokenize=detokenize)
+        params = Submission(submit).params(submit)
+        with pytest.raises(BadRequest) if not detokenize else contextlib.nullcontext():
+            admit = register(
+                submit, PROMPT, b"c", CARD, params=params, fingerprint=b"", answer=answer
+            )
+            assert admit.answer == answer

@@ -9,14 +9,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
+from slipstream_ipc.formats.answer_format import digest
+from slipstream_ipc.formats.table import find_format
+from slipstream_ipc.history.event_log import UnitEvents, joined_events
 from slipstream_ipc.history.text_log import START
-from slipstream_ipc.messages import Admit, LogprobColumns, SamplingParams
+from slipstream_ipc.messages import (
+    Admit,
+    AnswerEvent,
+    AnswerOptions,
+    AnswerSettings,
+    EventKind,
+    LogprobColumns,
+    SamplingParams,
+)
 from slipstream_ipc.row_set import RowSet
 from slipstream_worker.clients import deltas
 from slipstream_worker.clients.deltas_scalar import BuiltScalarDeltas, build_few, due_few
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.detokenizer.text_columns import TextColumns, VocabularyView, character_sets
+from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.registration import open_output
 from slipstream_worker.streams.slow_path import push_slow
@@ -26,7 +38,17 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 E_ACUTE = "é".encode()
 PIECES = [b"", b"a", b"b", b"ab", b" ", E_ACUTE[:1], E_ACUTE[1:], E_ACUTE, b"", b"c", b"d", b"cd"]
 EOS, STOP = 0, 9
-FACTORY = TableDetokenizerFactory(TokenTable(mode="bytelevel", pieces=PIECES, special=[EOS]))
+THINK, THOUGHT, CALL, CALLED = range(len(PIECES), len(PIECES) + 4)
+DELIMITERS = [b"<think>", b"</think>", b"<tool_call>", b"</tool_call>"]
+BEGIN, CLOSE = len(PIECES) + 4, len(PIECES) + 5
+A_CALL = [CALL, BEGIN, 1, 2, 3, CLOSE, CALLED]
+PIECES += [*DELIMITERS, b'{"name": "f", "arguments": {"x": "', b'"}}', b"\n", b"<"]
+FACTORY = TableDetokenizerFactory(
+    TokenTable(mode="bytelevel", pieces=PIECES, special=[EOS, CALL]),
+    {piece.decode(): THINK + at for at, piece in enumerate(DELIMITERS)},
+)
+FORMAT = find_format("qwen3+hermes")
+assert FORMAT is not None
 BEYOND = len(PIECES) + 3  # an id without a token
 
 
@@ -37,6 +59,7 @@ class Sent:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
+    events: list[AnswerEvent] = field(default_factory=list)
     is_ended: bool = False
 
 
@@ -52,6 +75,8 @@ def registrations(draw: st.DrawFn) -> Admit:
         stop_token_ids=draw(st.sampled_from([(), (STOP,), (BEYOND,)])),
     )
     eos = draw(st.sampled_from([(), (EOS,)]))
+    options = AnswerOptions(stop_scope=draw(st.sampled_from(["content", "content", "all"])))
+    answer = AnswerSettings(FORMAT.name, digest(FORMAT), options=options)
     return Admit(
         stream_id=b"",
         prompt_ids=pack_u32(draw(st.sampled_from([[1], [1, 5]]))),
@@ -59,10 +84,17 @@ def registrations(draw: st.DrawFn) -> Admit:
         stop_token_ids=eos + params.stop_token_ids,
         seed=0,
         max_tokens=draw(st.integers(1, 40)),
+        answer=draw(st.sampled_from([None, answer])),
     )
 
 
-TOKENS = st.sampled_from([1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, EOS, BEYOND])
+TOKENS = st.sampled_from(
+    [1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, EOS, BEYOND, *range(THINK, len(PIECES))]
+)
+SPANS = st.one_of(
+    st.lists(TOKENS, min_size=1, max_size=4),
+    st.sampled_from([[THINK, 1, 2], [1, THOUGHT, 1], A_CALL, A_CALL[:3], A_CALL[3:]]),
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -86,6 +118,8 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
         push(data, columns, streams, oracles, told)
         if data.draw(st.booleans()):
             send(columns, streams, copies, is_few=data.draw(st.booleans()))
+        for oracle, copy in zip(oracles, copies, strict=True):
+            assert oracle.log.find(len(copy.text), len(copy.token_ids)) is not None
     for stream, oracle in zip(streams, oracles, strict=True):
         if oracle.end is None:
             columns.make_slow(stream, columns.num_tokens(stream))
@@ -102,7 +136,20 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
         assert stream.output is not None
         assert stream.output.end == oracle.end
         wanted = stream.registration.params.logprobs is not None
+        if isinstance(oracle, AnswerOutput):
+            assert joined_events(copy.events) == listed(
+                oracle.event_log.events_between(START, end), copy.text
+            )
+        else:
+            assert not copy.events
         assert copy.ranks == ([token + 7 for token in copy.token_ids] if wanted else [])
+
+
+def listed(events: UnitEvents, text: str) -> tuple[AnswerEvent, ...]:
+    """The events of a text, which is one of them if they are a kind."""
+    if isinstance(events, tuple):
+        return events
+    return (AnswerEvent(EventKind(events & 0xFF), text, events >> 8),) if events else ()
 
 
 def push(
@@ -118,9 +165,7 @@ def push(
     if not chosen:
         return
     is_one_each = data.draw(st.booleans())
-    spans = [
-        data.draw(st.lists(TOKENS, min_size=1, max_size=1 if is_one_each else 4)) for _ in chosen
-    ]
+    spans = [[data.draw(TOKENS)] if is_one_each else data.draw(SPANS) for _ in chosen]
     worker_rows = np.array([streams[n].worker_row for n in chosen])
     counts = None if is_one_each else np.array([len(span) for span in spans])
     ids = np.array([token for span in spans for token in span], np.uint32)
@@ -165,11 +210,15 @@ def send(
         same = [message.logprobs.width] * len(counts)
         widths = u32(message.logprobs.widths).tolist() if message.logprobs.widths else same
     handles = u32(message.handles).tolist()
+    kinds = u32(message.kinds).tolist() if message.kinds else [0] * len(handles)
+    own = dict(zip(u32(message.event_entries).tolist(), message.events, strict=True))
     for i, handle in enumerate(handles):
         copy = copies[handle]
         assert u32(message.chars)[i] == len(copy.text)
         assert u32(message.tokens)[i] == len(copy.token_ids)
         copy.text += message.texts[i]
+        assert message.texts[i] or not kinds[i]
+        copy.events += own.get(i, listed(kinds[i], message.texts[i]))
         copy.token_ids += ids[: counts[i]]
         del ids[: counts[i]]
         if widths[i]:

@@ -14,6 +14,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
+from slipstream.http.openai.answer_parts import AnswerParts
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import Choice, Logprobs, LogprobsById
 from slipstream.http.openai.vocabulary import TokenTexts
@@ -24,7 +25,11 @@ WITH_IDS = "gen"  # answers of this kind always have token ids
 
 @dataclass(slots=True, eq=False)
 class ChoiceContent:
-    """A choice or a chunk of one, before a shape gives it its JSON form."""
+    """A choice or a chunk of one, before a shape gives it its JSON form.
+
+    parts: in place of the text, where the shape reads events. kind: what the text is if there are
+    no parts (see `Deltas.kinds`); 0: content.
+    """
 
     index: int
     text: str | Raw
@@ -34,18 +39,22 @@ class ChoiceContent:
     stop_reason: int | str | None = None
     prompt_logprobs: list[LogprobsById | None] | UnsetType | None = UNSET
     prompt_ids: list[int] | UnsetType = UNSET  # if the shape has ids: in a choice's first chunk
+    parts: AnswerParts | None = None
+    kind: int = 0
 
 
 class AnswerShape(Protocol):
     """The JSON shape of an endpoint's answers.
 
     has_ids: choices contain token ids. has_many_prompts: one answer may be to several prompts, so
-    a prompt's ids and log-probabilities are in its choices, not beside them.
+    a prompt's ids and log-probabilities are in its choices, not beside them. reads_events: an
+    answer is shown by its events, not as text.
     """
 
     object: str
     chunk_object: str
     has_many_prompts: bool
+    reads_events: bool
 
     @property
     def has_ids(self) -> bool: ...
@@ -94,6 +103,7 @@ class AnswerPlan:
     num_prompt_logprobs: int | None = None  # as num_logprobs, of the prompts
     event_checksum: int | None = None  # `request_checksum` from the client's last event
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
+    has_all_logprobs: bool = False  # also of tokens that are not content
 
     @property
     def has_logprobs(self) -> bool:

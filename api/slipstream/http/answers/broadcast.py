@@ -5,6 +5,8 @@
 - Several messages in one turn mean that the front is late: then each stream's deltas are merged
   into one chunk. The same holds for a stream under backpressure or at its end. Both go through the
   stream's queue and its own wakeup (`streaming`, `unary`).
+- A message with streams that are read as events goes the same way, with the constant parts of each
+  entry's kind. Entries that list their events are written by their stream's `chunk_writer`.
 - An exception while one stream is written affects that stream only.
 """
 
@@ -13,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Protocol
+
+from msgspec import Struct
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.unread_deltas import MOST_UNREAD, MOST_UNREAD_AT_END, merge_unread
@@ -23,8 +27,27 @@ from slipstream.http.response_encoding import json_parts
 from slipstream.outputs import Delta
 
 
+class Frame(Struct, frozen=True, gc=False):
+    """The constant parts of the chunks that contain a text of one kind.
+
+    between: behind the text, where log-probabilities follow it. num_framed: bytes of `before` and
+    `after` that count towards an HTTP chunk's size, so without the line break that ends `after`.
+    repeat: where the chunk contains its text twice, what stands between.
+    """
+
+    before: bytes
+    after: bytes
+    num_framed: int
+    between: bytes = b""
+    has_logprobs: bool = False
+    repeat: bytes = b""
+
+
 class ChunkWriter(Protocol):
     """Writes chunks that contain more than text."""
+
+    def frame(self, kind: int) -> Frame:
+        """The constant parts of a chunk. kind: see `Deltas.kinds`; it is that of a text."""
 
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta while none is queued. part: its text as JSON, without the quotes."""
@@ -34,8 +57,8 @@ class BroadcastStream:
     """How the deltas of one stream are written: as text alone, by `chunk_writer`, or by its wakeup.
 
     is_text_only: each chunk but the last is `before`, the text and `after`, and an empty text gives
-    no chunk. num_framed: bytes of `before` and `after` that count towards an HTTP chunk's size, so
-    without the line break that ends `after`. on_exception: called while an exception is handled.
+    no chunk. num_framed: as in `Frame`. frames: by kind of text, instead of those three; kind 0 is
+    text that is not read as events. on_exception: called while an exception is handled.
     """
 
     __slots__ = (
@@ -44,6 +67,7 @@ class BroadcastStream:
         "chunk_writer",
         "deltas",
         "exchange",
+        "frames",
         "is_text_only",
         "num_framed",
         "on_exception",
@@ -67,6 +91,7 @@ class BroadcastStream:
         self.is_text_only = False
         self.before = self.after = b""
         self.num_framed = 0
+        self.frames: dict[int, Frame] = {}
 
     def queue(self, delta: Delta) -> None:
         """Queue a delta; merge the queue if it has grown too long."""
@@ -162,6 +187,9 @@ class Broadcast:
     def _write_batch(self, streams: Sequence[BroadcastStream], batch: DeltaBatch) -> None:
         texts, ends = batch.message.texts, batch.ends
         parts = json_parts(texts)
+        if batch.has_events:
+            self._write_kinds(streams, batch, parts)
+            return
         for entry, (stream, part) in enumerate(zip(streams, parts, strict=True)):
             exchange = stream.exchange
             try:
@@ -178,5 +206,29 @@ class Broadcast:
                 else:
                     stream.queue(Delta(texts[entry], batch, entry))
                     stream.ring()
+            except Exception:
+                stream.on_exception()
+
+    def _write_kinds(
+        self, streams: Sequence[BroadcastStream], batch: DeltaBatch, parts: Sequence[bytes]
+    ) -> None:
+        """`_write_batch` of a message in which some streams are read as events."""
+        texts, ends, listed = batch.message.texts, batch.ends, batch.own_events
+        kinds = batch.kinds or [0] * len(texts)
+        for entry, (stream, part, kind) in enumerate(zip(streams, parts, kinds, strict=True)):
+            exchange, writer = stream.exchange, stream.chunk_writer
+            try:
+                if not exchange.is_ready or stream.deltas or entry in ends or writer is None:
+                    stream.queue(Delta(texts[entry], batch, entry))
+                    stream.ring()
+                elif not stream.is_text_only or entry in listed:
+                    writer.write_delta(Delta(texts[entry], batch, entry), part)
+                elif part:
+                    frame = stream.frames.get(kind) or writer.frame(kind)
+                    if frame.repeat:
+                        part = b"%b%b%b" % (part, frame.repeat, part)
+                    size = frame.num_framed + len(part)
+                    exchange.send(b"%x\r\n%b%b%b" % (size, frame.before, part, frame.after))
+                    exchange.counters.num_chunks += 1
             except Exception:
                 stream.on_exception()

@@ -26,9 +26,9 @@ from slipstream_ipc.messages import Submit
 MAX_CURSORS = 128  # streams; with more, events get no ids, which would be longer than the events
 _ANSWER = re.compile(r"(cmpl|chatcmpl|gen)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
 _NUMBER = r"(0|[1-9]\d{0,9})"
-_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6}))?(?:(u)(c)?(U)?)?")
+_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6})(a)?)?(?:(u)(c)?(U)?)?")
 _OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
-_CURSOR = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(e)?")
+_CURSOR = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(t)?(e)?")
 _REQUEST = re.compile(_NUMBER)
 _NOTHING = b"-"
 _SYNTAX = "the id of a stream's event"
@@ -66,6 +66,9 @@ class AnswerId:
 class StreamCursor:
     """A client's cursor in one stream: what it has received, in characters and tokens.
 
+    It is at a unit of the stream's events, so nothing else has to be known of a call or of the
+    reasoning that it is in.
+
     checksum: `history_checksum` of the tokens. has_begun: the chunk that precedes the text, if the
     shape has one, has been sent.
     """
@@ -77,6 +80,7 @@ class StreamCursor:
     pending: bytes = b""  # of an incomplete character at the end of the tokens
     has_ended: bool = False  # the end has been sent
     has_begun: bool = True
+    has_called: bool = False  # a tool call has ended, which the finish reason depends on
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ class EventId:
     cursors: tuple[StreamCursor, ...]
     is_usage_sent: bool = False
     request: int | None = None
+    has_all_logprobs: bool = False  # also of tokens that are not content
 
 
 class EventIdWriter:
@@ -111,7 +116,14 @@ class EventIdWriter:
         self._cursors[index] = _cursor_text(cursor, self._event_id)
 
     def advance(
-        self, index: int, num_chars: int, num_tokens: int, checksum: int, offset: int, raw: bytes
+        self,
+        index: int,
+        num_chars: int,
+        num_tokens: int,
+        checksum: int,
+        offset: int,
+        raw: bytes,
+        has_called: bool = False,
     ) -> bytes:
         """`set_cursor` and `line` in one, for a stream that has begun and not ended.
 
@@ -122,6 +134,8 @@ class EventIdWriter:
             cursor = b"%d.%d.%d.%d.%b" % numbers
         else:
             cursor = b"%d.%d.%d" % (num_chars, num_tokens, checksum)
+        if has_called:
+            cursor += b"t"
         self._cursors[index] = cursor
         return b"%b%b\n" % (self._prefix, cursor) if self._is_alone else self.line()
 
@@ -137,6 +151,7 @@ class EventIdWriter:
     def _new_prefix(self) -> bytes:
         its = self._event_id
         logprobs = "" if its.num_logprobs is None else f"l{its.num_logprobs}"
+        logprobs += "a" * (its.has_all_logprobs and its.num_logprobs is not None)
         usage = "u" * its.with_usage + "c" * its.with_usage_so_far + "U" * its.is_usage_sent
         request = "" if its.request is None else f"{its.request}"
         return f"id: {its.answer}/{its.created}{logprobs}{usage}/{request}/".encode()
@@ -167,7 +182,7 @@ def parse_event_id(text: str) -> EventId:
         raise _wrong(text)
     if parts[2] and not _REQUEST.fullmatch(parts[2]):
         raise _wrong(text)
-    created, num_logprobs, usage, usage_so_far, usage_sent = options.groups()
+    created, num_logprobs, all_logprobs, usage, usage_so_far, usage_sent = options.groups()
     return EventId(
         answer,
         int(created),
@@ -177,6 +192,7 @@ def parse_event_id(text: str) -> EventId:
         cursors=cursors,
         is_usage_sent=usage_sent is not None,
         request=int(parts[2]) if parts[2] else None,
+        has_all_logprobs=all_logprobs is not None,
     )
 
 
@@ -208,15 +224,16 @@ def _parse_cursor(text: str) -> StreamCursor | None:
     found = _CURSOR.fullmatch(text)
     if found is None:
         return None
-    chars, tokens, checksum, offset, pending, end = found.groups("")
+    chars, tokens, checksum, offset, pending, called, end = found.groups("")
     numbers = int(chars), int(tokens), int(checksum), int(offset or 0)
-    return StreamCursor(*numbers, bytes.fromhex(pending), bool(end))
+    pending_bytes = bytes.fromhex(pending)
+    return StreamCursor(*numbers, pending_bytes, bool(end), has_called=bool(called))
 
 
 def _cursor_text(cursor: StreamCursor, event_id: EventId) -> bytes:
     if not cursor.has_begun:
         return _NOTHING
-    end = b"e" if cursor.has_ended else b""
+    end = b"t" * cursor.has_called + b"e" * cursor.has_ended
     if event_id.num_logprobs is None:
         return b"%d.%d.%d%b" % (cursor.num_chars, cursor.num_tokens, cursor.checksum, end)
     numbers = (cursor.num_chars, cursor.num_tokens, cursor.checksum, cursor.text_offset)

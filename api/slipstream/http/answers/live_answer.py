@@ -94,6 +94,7 @@ class LiveAnswer:
                     tuple([self.cursor(index) for index in range(len(plan.states))]),
                     plan.is_usage_sent,
                     plan.request_checksum,
+                    plan.has_all_logprobs,
                 )
             )
         exchange.on_disconnect = self._on_disconnect

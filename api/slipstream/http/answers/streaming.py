@@ -3,7 +3,9 @@
 Answers that are not streamed are written by `unary`; what both share is in `live_answer`.
 
 - A chunk is written in the call in which its delta arrives: no task, no queue. The constant parts
-  of a chunk are encoded beforehand.
+  of a chunk are encoded beforehand, for each kind of text.
+- Of an answer that is read as events a chunk has all events of its deltas, so its id is always at a
+  unit. Deltas without anything to show move the cursor and are not written.
 - The answer does not begin before the first text, so that an earlier failure gets a status code. A
   later failure is the last event, with no [DONE] after it.
 - Under backpressure, deltas stay in the stream's queue, where they are merged (`unread_deltas`),
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import UNSET, Raw, structs
@@ -23,6 +26,8 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
+from slipstream.http.answers.broadcast import Frame
+from slipstream.http.answers.content_tokens import ContentLogprobs
 from slipstream.http.answers.event_ids import StreamCursor
 from slipstream.http.answers.live_answer import (
     AnswerContext,
@@ -33,12 +38,26 @@ from slipstream.http.answers.live_answer import (
 from slipstream.http.answers.unary import UnaryAnswer
 from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Exchange
+from slipstream.http.openai.answer_parts import (
+    AnswerParts,
+    finish_reason,
+    has_ended_call,
+    parts_of,
+)
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice, Usage
-from slipstream.http.response_encoding import DONE_EVENT, event, json_part
+from slipstream.http.response_encoding import DONE_EVENT, event, json_part, json_raw
 from slipstream.http.time_slice import run_all
-from slipstream.outputs import Delta, begin_of, end_of, id_column_of
+from slipstream.outputs import (
+    Delta,
+    begin_of,
+    end_of,
+    events_of,
+    id_column_of,
+    kind_of,
+)
 from slipstream_ipc.history.token_log import history_checksum
+from slipstream_ipc.messages import EventKind
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
@@ -69,6 +88,20 @@ def _flush(choices: Sequence[StreamedChoice]) -> None:
         choice.ring(choice.state)
 
 
+@dataclass(slots=True, eq=False)
+class _Portion:
+    """What one chunk is to contain of a stream. parts: in place of the text, unless that is all."""
+
+    text: str = ""
+    parts: AnswerParts | None = None
+    entries: list[TokenLogprobs] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+
+    @property
+    def is_shown(self) -> bool:
+        return bool(self.text or self.parts or self.entries or self.ids)
+
+
 class StreamedChoice:
     """The wakeup of one stream, and one choice of a streamed answer."""
 
@@ -82,32 +115,61 @@ class StreamedChoice:
         self._is_first = True  # `_write` has not been called yet
         self._with_logprobs = plan.num_logprobs is not None
         self._has_ids = plan.shape.has_ids
+        self._reads_events = plan.shape.reads_events
+        chooses = self._with_logprobs and self._reads_events and not plan.has_all_logprobs
+        self._content = ContentLogprobs(live.texts) if chooses else None  # None: all are shown
         self._may_be_plain = not (self._has_ids or plan.with_usage_so_far)
         # its chunks contain nothing but a delta's text and log-probabilities
         self._is_plain = plan.echo is None and self._may_be_plain
-        logprobs = Raw(_HOLE) if self._with_logprobs and self._is_plain else NULL
-        chunk = event(
-            self._body(plan.shape.chunk(ChoiceContent(index, Raw(_HOLE), logprobs, None)))
-        )
-        before, *between, after = chunk.split(_HOLE)
-        self._before = before + b'"'
-        self._between = b'"' + between[0] if between else b""
-        self._after = after if between else b'"' + after
         num_candidates = 0 if plan.num_logprobs is None else 1 + plan.num_logprobs
         self._token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
         # where the next token's text begins
         self._position = TextPosition(cursor.text_offset, cursor.pending)
         self._event_ids = live.event_ids
-        self._num_chars, self._num_tokens = cursor.num_chars, cursor.num_tokens  # sent so far
+        self._num_chars, self._num_tokens = cursor.num_chars, cursor.num_tokens  # taken so far
         self._checksum = cursor.checksum  # of the tokens, if events have ids
+        self._has_called = cursor.has_called  # a tool call has ended
         self._was_end_sent = cursor.has_ended  # sent before the client resumed
         self._has_ended = False  # the end has been handled
+        self._frames: dict[int, Frame] = {}
+        self._text_frame = frame = self.frame(0)
         self._stream = stream = live.context.broadcast.join(
             self.state, self, live.exchange, live.handle_exception
         )
-        stream.before, stream.after = self._before, self._after + b"\r\n"
-        stream.num_framed = len(self._before) + len(self._after)
+        stream.before, stream.after, stream.num_framed = frame.before, frame.after, frame.num_framed
+        stream.frames = self._frames
         self._choose_writer()
+
+    def frame(self, kind: int) -> Frame:
+        """The constant parts of a chunk that contains a text. kind: see `Deltas.kinds`."""
+        if not self._reads_events:
+            kind = 0
+        found = self._frames.get(kind)
+        if found is None:
+            found = self._frames[kind] = self._new_frame(kind)
+        return found
+
+    def _new_frame(self, kind: int) -> Frame:
+        plan = self._live.plan
+        is_content = kind in (0, EventKind.CONTENT)
+        has_logprobs = self._with_logprobs and self._is_plain
+        if not has_logprobs:
+            logprobs = NULL
+        elif is_content or plan.has_all_logprobs:
+            logprobs = Raw(_HOLE)
+        else:
+            has_logprobs = False
+            logprobs = json_raw(plan.shape.logprobs([], 0, self._live.texts, self._position))
+        content = ChoiceContent(self._index, Raw(_HOLE), logprobs, None, kind=kind)
+        before, *between, after = event(self._body(plan.shape.chunk(content))).split(_HOLE)
+        before, after = before + b'"', after + b"\r\n"
+        repeat = b""
+        if kind & 0xFF == EventKind.REASONING:
+            repeat = b'"' + between.pop(0) + b'"'
+        if between:
+            return Frame(before, after, len(before + after) - 2, b'"' + between[0], True, repeat)
+        after = b'"' + after
+        return Frame(before, after, len(before + after) - 2, repeat=repeat)
 
     def _choose_writer(self) -> None:
         """Choose what writes most chunks from now on: the broadcast itself, `write_delta`, or
@@ -115,7 +177,7 @@ class StreamedChoice:
         """
         is_text_only = self._is_plain and not self._with_logprobs and self._event_ids is None
         self._stream.is_text_only = is_text_only
-        self._stream.chunk_writer = self if self._is_plain and not is_text_only else None
+        self._stream.chunk_writer = self if self._is_plain else None
 
     def ring(self, state: StreamState) -> None:
         """There are new deltas, the stream has ended, or backpressure has ended."""
@@ -142,36 +204,47 @@ class StreamedChoice:
 
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta that is not the stream's last. part: its text as JSON, without quotes."""
-        text = delta.text
-        if self._event_ids is not None:
+        text, frame = delta.text, self._text_frame
+        if self._event_ids is not None:  # as `_count`
             self._num_tokens += delta.num_tokens
+            self._num_chars += len(text)
             self._checksum = history_checksum(id_column_of(delta), self._checksum)
-        if not self._with_logprobs:
+        if self._reads_events:
+            kind, content = kind_of(delta), self._content
+            if kind is None or not (content is None or content.is_even(delta, kind)):
+                portion = self._take([delta])
+                if portion.is_shown:
+                    self._write(portion, None)
+                return
+            frame = self.frame(kind)
+        if not frame.has_logprobs:
             if text:
-                self._write_plain(text, part)
+                self._write_plain(part, frame)
             return
         live = self._live
         found = None
         if text:
             found = live.plan.shape.logprobs_json(delta, live.texts, self._position)
         if found is not None:
-            self._write_plain(text, part, self._between + found)
+            self._write_plain(part, frame, frame.between + found)
         elif text or delta.logprobs:
-            self._write(text, delta.logprobs or [], [], None)
+            self._write(self._take([delta]), None)
 
-    def _write_plain(self, text: str, part: bytes, middle: bytes = b"") -> None:
+    def _write_plain(self, part: bytes, frame: Frame, middle: bytes = b"") -> None:
         """Write a chunk from the encoded constant parts. middle: JSON between text and end."""
-        exchange, after = self._exchange, self._after
+        exchange = self._exchange
         if not exchange.has_begun:
             self._begin()
-        id_line = b"" if self._event_ids is None else self._advance(text)
+        id_line = b"" if self._event_ids is None else self._advance()
+        if frame.repeat:
+            part = b"%b%b%b" % (part, frame.repeat, part)
         if exchange.is_ready:  # as `Exchange.write`, with a single format
-            size = self._stream.num_framed + len(id_line) + len(part) + len(middle)
-            data = (size, id_line, self._before, part, middle, after)
-            exchange.send(b"%x\r\n%b%b%b%b%b\r\n" % data)
+            size = frame.num_framed + len(id_line) + len(part) + len(middle)
+            data = (size, id_line, frame.before, part, middle, frame.after)
+            exchange.send(b"%x\r\n%b%b%b%b%b" % data)
             exchange.counters.num_chunks += 1
         else:
-            exchange.write(b"%b%b%b%b%b" % (id_line, self._before, part, middle, after))
+            exchange.write(b"%b%b%b%b%b" % (id_line, frame.before, part, middle, frame.after[:-2]))
 
     def _held_bytes(self) -> int:
         deltas = self.state.deltas
@@ -185,60 +258,81 @@ class StreamedChoice:
         """Write the queued deltas while there is no backpressure, then the end."""
         state = self.state
         while True:
-            text, entries, ids = self._take_deltas()
+            portion = self._take_deltas()
             if state.is_over and not state.deltas:
                 break
-            if text or entries or ids:
-                self._write(text, entries, ids, None)
+            if portion.is_shown:
+                self._write(portion, None)
             if self._exchange.is_paused or not state.deltas:
                 return
-        if (text or entries or ids) and not is_whole(state):
-            self._write(text, entries, ids, None)
+        if portion.is_shown and not is_whole(state):
+            self._write(portion, None)
         raise_failure(state)
         assert state.end is not None
         self._has_ended = True
         live = self._live
         live.num_unwritten -= 1
         if not self._was_end_sent:
-            self._write(text, entries, ids, state.end.reason)
+            if portion.parts is not None:  # a call in the last chunk is not noticed by all clients
+                self._write(portion, None)
+                portion = _Portion()
+            self._write(portion, finish_reason(state.end, has_called=self._has_called))
         if not live.num_unwritten:
             self._finish()
 
-    def _take_deltas(self) -> tuple[str, list[TokenLogprobs], list[int]]:
-        """Take text, log-probabilities and token ids of the oldest queued deltas, up to
-        `_PORTION_BYTES`.
-        """
+    def _take_deltas(self) -> _Portion:
+        """Take the oldest queued deltas, up to `_PORTION_BYTES`."""
         deltas = self.state.deltas
-        texts: list[str] = []
-        entries: list[TokenLogprobs] = []
-        ids: list[int] = []
+        taken: list[Delta] = []
         num_bytes = 0
         while deltas and num_bytes < _PORTION_BYTES:
             delta = deltas.popleft()
-            texts.append(delta.text)
-            self._num_tokens += delta.num_tokens
-            if self._event_ids is not None:
-                self._checksum = history_checksum(id_column_of(delta), self._checksum)
+            taken.append(delta)
+            self._count(delta)
             num_bytes += len(delta.text)
             if self._with_logprobs:
-                more = delta.logprobs or []
-                entries += more
-                num_bytes += len(more) * self._token_bytes
-            if self._has_ids:
-                ids += delta.token_ids
-        return "".join(texts), entries, ids
+                num_bytes += delta.num_tokens * self._token_bytes
+        return self._take(taken)
 
-    def _write(
-        self, text: str, entries: list[TokenLogprobs], ids: list[int], reason: str | None
-    ) -> None:
-        if self._is_plain and not self._with_logprobs and reason is None:
-            self._write_plain(text, json_part(text))
+    def _count(self, delta: Delta) -> None:
+        """Move the client's cursor past a delta; it is sent with the next chunk."""
+        self._num_tokens += delta.num_tokens
+        if self._event_ids is not None:
+            self._num_chars += len(delta.text)
+            self._checksum = history_checksum(id_column_of(delta), self._checksum)
+
+    def _take(self, deltas: Sequence[Delta]) -> _Portion:
+        """What is to be written of consecutive deltas."""
+        portion = _Portion()
+        if self._has_ids:
+            portion.ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        if not self._reads_events or all(kind_of(delta) == 0 for delta in deltas):
+            portion.text = "".join([delta.text for delta in deltas])
+        else:
+            events = [event for delta in deltas for event in events_of(delta)]
+            self._has_called = self._has_called or has_ended_call(events)
+            parts = parts_of(events)
+            if parts.is_content:
+                portion.text = parts.content
+            else:
+                portion.parts = parts
+        if self._with_logprobs:
+            for delta in deltas:
+                content = self._content
+                portion.entries += (delta.logprobs or ()) if content is None else content.of(delta)
+        return portion
+
+    def _write(self, portion: _Portion, reason: str | None) -> None:
+        is_text = portion.parts is None and self._is_plain
+        if is_text and not self._with_logprobs and reason is None:
+            self._write_plain(json_part(portion.text), self._text_frame)
             return
-        plan = self._live.plan
-        parts = self._live.choice_parts(
-            self._index, self._position, text, [entries], reason, is_first=self._is_first
+        plan, ids = self._live.plan, portion.ids
+        shown = self._live.choice_parts(
+            *(self._index, self._position, portion.text, [portion.entries], reason),
+            is_first=self._is_first,
         )
-        text, logprobs, reason = run_all(parts)
+        text, logprobs, reason = run_all(shown)
         is_first, self._is_first = self._is_first, False
         self._is_plain = self._may_be_plain and (plan.echo is None or not self._with_logprobs)
         self._choose_writer()
@@ -247,12 +341,13 @@ class StreamedChoice:
         end = self.state.end if reason is not None else None
         stop_reason = None if end is None else end.stop_reason
         content = ChoiceContent(self._index, text, logprobs, reason, ids, stop_reason)
+        content.parts = portion.parts
         if self._has_ids:
             content.token_ids = self._live.with_prompt_ids(self._index, ids, is_first=is_first)
             if is_first and plan.shape.has_many_prompts:
                 content.prompt_ids = self._live.prompt_ids(self._index)
         choice = plan.shape.chunk(content)
-        id_line = self._advance(text, has_ended=reason is not None)
+        id_line = self._advance(has_ended=reason is not None)
         usage = self._live.usage_so_far(self._index, self._num_tokens)
         self._exchange.write(id_line + event(self._body(choice, usage)))
 
@@ -287,16 +382,16 @@ class StreamedChoice:
         if events:
             self._exchange.write(b"".join(events))
 
-    def _advance(self, text: str, *, has_ended: bool = False) -> bytes:
-        """Advance the client's cursor past `text`; returns the `id:` line of the event."""
-        self._num_chars += len(text)
+    def _advance(self, *, has_ended: bool = False) -> bytes:
+        """Set the client's cursor to what has been taken; returns the `id:` line of the event."""
         if self._event_ids is None:
             return b""
         here = self._num_chars, self._num_tokens, self._checksum, self._position.offset
         pending = self._position.pending
         if not has_ended:
-            return self._event_ids.advance(self._index, *here, pending)
-        self._event_ids.set_cursor(self._index, StreamCursor(*here, pending, has_ended))
+            return self._event_ids.advance(self._index, *here, pending, self._has_called)
+        cursor = StreamCursor(*here, pending, has_ended, has_called=self._has_called)
+        self._event_ids.set_cursor(self._index, cursor)
         return self._event_ids.line()
 
     def _id_line(self) -> bytes:

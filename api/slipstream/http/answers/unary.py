@@ -15,13 +15,15 @@ from msgspec import UNSET, Raw
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import ChoiceContent
+from slipstream.http.answers.content_tokens import only_content
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.errors import ApiError
+from slipstream.http.openai.answer_parts import finish_reason, has_ended_call, parts_of
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice
 from slipstream.http.response_encoding import json_raw, json_response
 from slipstream.http.time_slice import Parts, run_all
-from slipstream.outputs import join, logprobs_in_parts
+from slipstream.outputs import events_of, join, kind_of, logprobs_in_parts
 
 
 class UnaryAnswer:
@@ -80,11 +82,18 @@ class UnaryAnswer:
         assert state.end is not None
         whole = join(state.deltas, state.end)
         state.deltas.clear()
+        entries, parts, end_reason = logprobs_in_parts(whole), None, str(state.end.reason)
+        if plan.shape.reads_events and kind_of(whole) != 0:
+            events = events_of(whole)
+            parts = parts_of(events)
+            end_reason = finish_reason(state.end, has_called=has_ended_call(events))
+            if plan.num_logprobs is not None and not plan.has_all_logprobs:
+                entries = only_content(entries, whole, live.texts)
         text, logprobs, reason = yield from live.choice_parts(
-            *(index, TextPosition(), whole.text, logprobs_in_parts(whole), state.end.reason),
+            *(index, TextPosition(), whole.text, entries, end_reason),
             is_first=True,
         )
-        content = ChoiceContent(index, text, logprobs, reason or "")
+        content = ChoiceContent(index, text, logprobs, reason or "", parts=parts)
         content.stop_reason = state.end.stop_reason
         if self._has_many:
             content.prompt_logprobs = yield from live.prompt_logprobs(index)

@@ -5,6 +5,8 @@ The worker renders the chat template; the front only checks the messages.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 from msgspec import UNSET
 
@@ -19,6 +21,7 @@ from slipstream.http.endpoints.planner import (
     sampling_params,
 )
 from slipstream.http.errors import bad_field
+from slipstream.http.openai.answer_parts import ASSISTANT, delta_of_kind
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.chat_turns import chat_messages, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
@@ -36,9 +39,9 @@ from slipstream.http.openai.response_bodies import (
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 from slipstream.parallel_sampling import params_of_answers
-from slipstream_ipc.messages import ChatMessage, ModelCard, TemplateOptions
+from slipstream_ipc.messages import AnswerOptions, ChatMessage, ModelCard, TemplateOptions
 
-_ASSISTANT = "assistant"
+_TOOL_CHOICES = ("none", "auto")
 _TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
 
@@ -64,10 +67,11 @@ def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
         num_prompt_logprobs=body.prompt_logprobs,
     )
     messages = chat_messages(body.messages)
+    answer = answer_options(body)
     template = template_options(body)
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
     check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
-    return plan_answer(
+    plan = plan_answer(
         "chatcmpl",
         ChatShape(has_ids=bool(body.return_token_ids)),
         body,
@@ -82,7 +86,9 @@ def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
             **caller_names(body),
         },
         template=template,
+        answer=answer,
     )
+    return replace(plan, has_all_logprobs=body.logprobs_scope == "all")
 
 
 class ChatShape:
@@ -91,20 +97,25 @@ class ChatShape:
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     has_many_prompts = False
+    reads_events = True
 
     def __init__(self, *, has_ids: bool = False) -> None:
         self.has_ids = has_ids
 
     def choice(self, content: ChoiceContent) -> Choice:
-        message = AnswerMessage(_ASSISTANT, content.text)
+        parts = content.parts
+        message = AnswerMessage(ASSISTANT, content.text) if parts is None else parts.message()
         ids = content.token_ids if self.has_ids else UNSET
         return ChatChoice(content.index, message, content.logprobs, content.finish_reason, ids)
 
     def first_chunk(self, index: int) -> Choice | None:
-        return ChatChunkChoice(index, ChatDelta(_ASSISTANT, ""), None, None)
+        return ChatChunkChoice(index, ChatDelta(ASSISTANT, ""), None, None)
 
     def chunk(self, content: ChoiceContent) -> Choice:
-        delta = ChatDelta(content=content.text) if content.text else ChatDelta()
+        if content.parts is not None:
+            delta = content.parts.delta()
+        else:
+            delta = delta_of_kind(content.kind, content.text) if content.text else ChatDelta()
         ids = content.token_ids if self.has_ids else UNSET
         return ChatChunkChoice(content.index, delta, content.logprobs, content.finish_reason, ids)
 
@@ -117,6 +128,31 @@ class ChatShape:
         self, delta: Delta, texts: TokenTexts, position: TextPosition
     ) -> bytes | None:
         return chat_logprobs_json(delta, texts)
+
+
+def answer_options(body: ChatRequest) -> AnswerOptions:
+    """How the worker is to read the answer. Raises: ApiError."""
+    choice = body.tool_choice
+    if choice not in (None, *_TOOL_CHOICES):
+        given = _shown_choice(choice)
+        allowed = " and ".join(f'"{each}"' for each in _TOOL_CHOICES)
+        what = f"tool_choice: got {given}, allowed: {allowed} (forced calls are not supported yet)"
+        raise bad_field("tool_choice", what)
+    has_tools = bool(body.tools) and choice != "none"
+    return AnswerOptions(
+        tool_choice="auto" if has_tools else "none",
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        stop_scope=body.stop_scope or "content",
+    )
+
+
+def _shown_choice(choice: object) -> str:
+    """A `tool_choice` for an error message."""
+    match choice:
+        case {"function": {"name": str(name)}}:
+            return f"the function {name[:100]!r}"
+        case _:
+            return repr(choice)[:100]
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

@@ -93,6 +93,7 @@ class CompletionShape:
 
     object = chunk_object = "text_completion"
     has_many_prompts = True
+    reads_events = False
 
     def __init__(self, *, has_ids: bool = False) -> None:
         self.has_ids = has_ids

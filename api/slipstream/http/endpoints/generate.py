@@ -102,6 +102,7 @@ class GenerateShape:
     chunk_object = "generation.chunk"
     has_ids = True
     has_many_prompts = False
+    reads_events = False
 
     def choice(self, content: ChoiceContent) -> Choice:
         return GenerateChoice(

@@ -24,6 +24,7 @@ from slipstream.http.openai.request_bodies import (
 from slipstream.prompts import Prompt
 from slipstream.requests import checked_params, new_submits
 from slipstream_ipc.messages import (
+    AnswerOptions,
     ModelCard,
     SamplingDefaults,
     SamplingParams,
@@ -62,11 +63,13 @@ def plan_answer(
     answers: Sequence[SamplingParams],
     param_names: dict[str, str],
     template: TemplateOptions | None = None,
+    answer: AnswerOptions | None = None,
     echo: Echo | None = None,
 ) -> AnswerPlan:
     """A new answer's id and streams: for each prompt, one stream per entry of `answers`.
 
-    kind: see `AnswerId`. answers: `params` split into one per choice. Raises: BadRequestError.
+    kind: see `AnswerId`. answers: `params` split into one per choice. answer: how their text is
+    read. Raises: BadRequestError.
     """
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
     options = body.stream_options or StreamOptions()
@@ -82,6 +85,7 @@ def plan_answer(
             cache_salt=body.cache_salt,
             model=model,
             template=template,
+            answer=answer,
         )
     ]
     return AnswerPlan(

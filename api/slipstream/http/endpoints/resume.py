@@ -151,6 +151,7 @@ def _plan(
         is_resumable=True,
         event_checksum=event_id.request,
         unknown_hint=hint,
+        has_all_logprobs=event_id.has_all_logprobs,
     )
 
 

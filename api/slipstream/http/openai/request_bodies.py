@@ -198,7 +198,7 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    # passed to the chat template; tool calls are not parsed out of answers
+    # passed to the chat template
     tools: tuple[dict[str, Any], ...] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -208,12 +208,16 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     enable_thinking: bool | None = None
     reasoning: Any = None  # OpenRouter's: an object with `effort` or `enabled`
 
-    parallel_tool_calls: Ignored = None  # the chat template alone presents the tools
+    # how the answer is read
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    stop_scope: Literal["content", "all"] | None = None  # where stop strings are looked for
+    logprobs_scope: Literal["content", "all"] | None = None  # whose tokens `logprobs` has
+
     include_reasoning: Ignored = None  # reasoning is in a field of its own
     prediction: Ignored = None
     verbosity: Ignored = None
 
-    tool_choice: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: Unsupported = None
@@ -286,7 +290,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "audio": (),
     "function_call": ("none", "auto"),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "modalities": (["text"],),
     "web_search_options": (),

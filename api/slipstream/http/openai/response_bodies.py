@@ -106,12 +106,33 @@ class GenerateChoice(Struct, frozen=True):
     stop_reason: int | str | None = None
 
 
+class FunctionWithArguments(Struct, frozen=True):
+    """The function that a call names. arguments: a JSON object as text."""
+
+    name: str
+    arguments: str
+
+
+class MessageCall(Struct, frozen=True):
+    """A tool call of a message."""
+
+    id: str
+    function: FunctionWithArguments
+    type: Literal["function"] = "function"
+
+
 class AnswerMessage(Struct, frozen=True):
-    """The message that answers a chat."""
+    """The message that answers a chat. content: null beside tool calls alone.
+
+    reasoning_content, and the same as reasoning: absent where there is none, as tool_calls are.
+    """
 
     role: str
-    content: str | Raw
+    content: str | Raw | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[MessageCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct, frozen=True):
@@ -124,11 +145,30 @@ class ChatChoice(Struct, frozen=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionChunk(Struct, frozen=True, kw_only=True):
+    """The new part of a call's function. name: where the call begins."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | Raw
+
+
+class CallChunk(Struct, frozen=True, kw_only=True):
+    """The new part of a tool call. index: of the call in its message. id, type: where it begins."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionChunk
+
+
 class ChatDelta(Struct, frozen=True, omit_defaults=True):
-    """The new part of a message, in a chunk."""
+    """The new part of a message, in a chunk. reasoning: the same as reasoning_content."""
 
     role: str | UnsetType = UNSET
     content: str | Raw | UnsetType = UNSET
+    reasoning_content: str | Raw | UnsetType = UNSET
+    reasoning: str | Raw | UnsetType = UNSET
+    tool_calls: list[CallChunk] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True):

@@ -73,6 +73,10 @@ class SimulatedRunner:
         self._step_s = step_ms / 1e3
         self._prefill_s = prefill_us / 1e6  # per token
         self._cache: UInt64s = np.zeros(num_blocks * info.block_size, np.uint64)
+        # the ids beside the hashes, for answers that are chosen by what a prompt says
+        self._cached_ids: Int64s | None = None
+        if text.answers is not None and text.answers.asks_for_prompts:
+            self._cached_ids = np.zeros(num_blocks * info.block_size, np.int64)
         self._last_token: Int64s = np.zeros(max_num_seqs, np.int64)
         self._end: float | None = None  # end of the step launched last
         # end and outcome, oldest first; None: the plan awaits its masks
@@ -151,6 +155,8 @@ class SimulatedRunner:
         was_read = before.copy()
         before[1:] -= sums[ends[:-1] - 1]  # modulo 2**64: subtract the sum of the rows in front
         self._cache[plan.kv_slots] = sums + np.repeat(before, plan.query_lens)
+        if self._cached_ids is not None:
+            self._cached_ids[plan.kv_slots] = ids
         if plan.num_requests - plan.num_decodes > 1:
             self._reread(plan, starts, ends, was_read)
         return self._sample(plan, masks)
@@ -177,11 +183,13 @@ class SimulatedRunner:
         kv_lens = plan.kv_lens[rows].astype(np.int64)
         prompt_lens = plan.prompt_lens[rows].astype(np.int64)
         here = self._read(plan, rows, kv_lens - 1)
+        prompts = self._read(plan, rows, prompt_lens - 1)
+        self._learn_prompts(plan, rows, prompts)
         start, probed = self.text.start(
             seeds=np.where(plan.temperatures > 0, plan.seeds, 0),
             outputs=kv_lens - prompt_lens,
             here=here,
-            prompt=self._read(plan, rows, prompt_lens - 1),
+            prompt=prompts,
             probe=self._read(plan, rows, self.text.probe_position(here, kv_lens)),
         )
         token_ids = self.text.pick(start, plan.masked_rows, plan.masked_ids)
@@ -215,6 +223,21 @@ class SimulatedRunner:
                 own = slice(end - count, end)
                 prompt.append(self._candidates(hashes[own], plan.prompt.targets[own], int(num)))
         return StepResult(plan.step, token_ids, logprobs, tuple(wide), tuple(prompt))
+
+    def _learn_prompts(self, plan: StepPlan, rows: Bools, prompts: UInt64s) -> None:
+        """Give the played answers the prompts that they have not seen."""
+        answers = self.text.answers
+        if answers is None:
+            return
+        sampled = np.flatnonzero(rows)
+        for i in answers.missing(prompts):
+            ids: Int64s = np.empty(0, np.int64)
+            if self._cached_ids is not None:
+                positions = np.arange(plan.prompt_lens[sampled[i]])
+                numbers, offsets = np.divmod(positions, self.info.block_size)
+                blocks = plan.block_tables[sampled[i], numbers].astype(np.int64)
+                ids = self._cached_ids[blocks * self.info.block_size + offsets]
+            answers.learn(int(prompts[i]), ids)
 
     def _candidates(self, hashes: UInt64s, token_ids: Int64s, num: int) -> Candidates:
         values, ids = self.text.logprobs(hashes, token_ids, num)
@@ -269,7 +292,8 @@ def load_simulated(config: CoreConfig) -> SimulatedRunner:
         name=config.model,
         vocab_size=text.vocab_size,
         max_model_len=max_model_len,
-        eos_token_ids=(),  # special ids are never sampled, so there is no end-of-text token
+        # without answers special ids are never sampled, so there is no end-of-text token
+        eos_token_ids=() if text.answers is None else text.answers.eos_token_ids,
         block_bytes=block_bytes,
         block_size=config.block_size,
     )

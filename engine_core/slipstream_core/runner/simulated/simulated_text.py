@@ -9,18 +9,25 @@ returns what any request must get, without a cache.
   readable, and the same as long as the prompt in the cache is intact.
 - `chain` chooses each token by hash(seed, h here, h at an earlier position picked by h here), so
   every token of the history, and every block that holds it, affects all that follow.
-- Sampled ids are ordinary ones, never special, unless a grammar allows them. Temperature 0 ignores
-  the seed, which counts as 0.
+- `answers` plays the answers of a file, see `played_answers`, special ids included. What a grammar
+  forbids of them is replaced.
+- Other sampled ids are ordinary ones, never special, unless a grammar allows them. Temperature 0
+  ignores the seed, which counts as 0.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.runner.simulated.played_answers import PlayedAnswers, load_answers
 from slipstream_ipc.validation.simulated_model import ALLOWED, SimulatedOptions
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Int64s = npt.NDArray[np.int64]
 Float32s = npt.NDArray[np.float32]
@@ -35,10 +42,14 @@ _NO_IDS: Int64s = np.empty(0, np.int64)
 
 
 class SimulatedText:
-    """Chooses tokens; the module docstring describes the two modes."""
+    """Chooses tokens; the module docstring describes the modes.
+
+    answers: what is played, if anything is.
+    """
 
     def __init__(self, options: SimulatedOptions) -> None:
         self._chain = options.mode == "chain"
+        self.answers: PlayedAnswers | None = None
         if options.tokenizer is None:
             self.vocab_size = options.vocab_size or _DEFAULT_VOCAB_SIZE
             self._ordinary: Int64s = np.arange(self.vocab_size)
@@ -46,13 +57,20 @@ class SimulatedText:
             corpus = (_scramble(positions) % np.uint64(self.vocab_size)).astype(np.int64)
         else:
             path = Path(options.tokenizer)
-            self._ordinary, corpus, needed = _read_tokenizer(path, with_corpus=not self._chain)
+            tokenizer = _open_tokenizer(path)
+            with_corpus = not self._chain and options.answers is None
+            self._ordinary, corpus, needed = _ids_of(tokenizer, path, with_corpus=with_corpus)
             self.vocab_size = options.vocab_size or needed
             if self.vocab_size < needed:
                 raise ValueError(
                     f"option 'vocab_size' is {self.vocab_size}, but {options.tokenizer} has "
                     f"ids up to {needed - 1}: give at least {needed}, or leave it out"
                 )
+            if options.answers is not None:
+                folder = path if path.is_dir() else path.parent
+                self.answers = load_answers(Path(options.answers), folder, tokenizer)
+                self.answers.check(self.vocab_size)
+                corpus = self.answers.source
         self._source = self._ordinary if self._chain else corpus
 
     def mix(self, token_ids: Int64s, positions: Int64s) -> UInt64s:
@@ -69,7 +87,8 @@ class SimulatedText:
         """The source index of each next token and the hash that chose it, both [S].
 
         `outputs` is the number of output tokens so far; `here`, `prompt` and `probe` are the
-        hashes at the last position, at the prompt's last one and at probe_position().
+        hashes at the last position, at the prompt's last one and at probe_position(). `answers`
+        has learned the prompts.
         """
         seeded = _scramble(_bits(seeds) + _SEED_OFFSET)
         length = np.uint64(len(self._source))
@@ -77,6 +96,8 @@ class SimulatedText:
             chosen = _scramble(here ^ seeded) + _scramble(probe ^ seeded)
             return (chosen % length).astype(np.int64), chosen
         chosen = _scramble(prompt ^ seeded)
+        if self.answers is not None:
+            return self.answers.positions(prompt, chosen, outputs), here ^ seeded
         return ((chosen % length).astype(np.int64) + outputs), here ^ seeded
 
     def pick(self, start: Int64s, masked_rows: Int64s, masked_ids: Int64s) -> Int64s:
@@ -91,7 +112,8 @@ class SimulatedText:
         raise ValueError("every id that could be sampled is masked")
 
     def pick_allowed(self, start: Int64s, masks: npt.NDArray[np.int32]) -> Int64s:
-        """One of the ids that each row's mask allows, by hash of `start`, [G].
+        """One of the ids that each row's mask allows, by hash of `start`, [G]: that of the answer
+        that is played, where it is allowed.
 
         `masks` is as in `Runner.sample`. Special ids are included, as a grammar ends with one.
         """
@@ -99,7 +121,9 @@ class SimulatedText:
         picked = np.zeros(len(start), np.int64)
         for i, hashed in enumerate(_scramble(_bits(start)).tolist()):
             allowed = np.flatnonzero(bits[i, : self.vocab_size])
-            picked[i] = allowed[hashed % len(allowed)]
+            played = self._source[start[i] % len(self._source)]
+            is_played = self.answers is not None and bits[i, played]
+            picked[i] = played if is_played else allowed[hashed % len(allowed)]
         return picked
 
     def logprobs(self, chosen: UInt64s, ids: Int64s, k: int) -> tuple[Float32s, UInt32s]:
@@ -111,6 +135,7 @@ class SimulatedText:
         values = np.cumsum(np.log(share), axis=1)
         positions = np.searchsorted(self._ordinary, ids)[:, None] + ranks.astype(np.int64)
         likeliest = self._ordinary[positions % len(self._ordinary)]
+        likeliest[:, 0] = ids  # which may be special
         columns = np.concatenate([[0], np.arange(k)])
         return values[:, columns].astype(np.float32), likeliest[:, columns].astype(np.uint32)
 
@@ -120,17 +145,11 @@ class SimulatedText:
         return np.where(listed == token_id, own, values).astype(np.float32)
 
 
-def _read_tokenizer(path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, int]:
+def _ids_of(tokenizer: Tokenizer, path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, int]:
     """A tokenizer's ordinary ids ascending, the ids of a text, and the number of ids.
 
     Encoding the text takes most of the time, and is left out without `with_corpus`.
     """
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"option 'tokenizer' is '{path}'; allowed: {ALLOWED['tokenizer']}")
-    from tokenizers import Tokenizer  # imported here, as most simulations have no tokenizer
-
-    tokenizer = Tokenizer.from_file(str(file))
     added = tokenizer.get_added_tokens_decoder()
     special = [token_id for token_id, token in added.items() if token.special]
     vocab = np.array(sorted(tokenizer.get_vocab(with_added_tokens=True).values()), np.int64)
@@ -146,6 +165,15 @@ def _read_tokenizer(path: Path, *, with_corpus: bool) -> tuple[Int64s, Int64s, i
     if not len(corpus):
         raise ValueError(f"option 'tokenizer' is '{path}', which encodes English text to nothing")
     return ordinary, corpus, num_ids
+
+
+def _open_tokenizer(path: Path) -> Tokenizer:
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"option 'tokenizer' is '{path}'; allowed: {ALLOWED['tokenizer']}")
+    from tokenizers import Tokenizer  # imported here, as most simulations have no tokenizer
+
+    return Tokenizer.from_file(str(file))
 
 
 # Odd factors spread small integers over 64 bits; the shifts and factors of _scramble are those

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.fake_worker import Entry, deltas, end_of
-from tests.helpers.http_answer import CARD, Wire
+from tests.helpers.http_answer import CARD, Wire, body_of
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
@@ -58,8 +58,7 @@ class Front:
 
     def received(self, index: int) -> tuple[str, list[str]]:
         """A stream's text, and how it went on behind its last text."""
-        body = b"".join(self.wires[index].writes)
-        return body_text(body, is_chunked=b"chunked" in body)
+        return body_text(self.wires[index].writes)
 
 
 def asked(kind: str) -> Any:
@@ -72,20 +71,12 @@ def asked(kind: str) -> Any:
     return plan_completion(read_completion(b'{"prompt": "x", "stream": %b}' % stream), CARD)
 
 
-def body_text(data: bytes, *, is_chunked: bool) -> tuple[str, list[str]]:
+def body_text(writes: list[bytes]) -> tuple[str, list[str]]:
     """The text of all events, and those of the last event's fields that say how it ended."""
-    head, _, body = data.partition(b"\r\n\r\n")
-    if not head:
+    if not writes:
         return "", []
-    if is_chunked:
-        plain = b""
-        while body and not body.startswith(b"0\r\n"):
-            size, _, body = body.partition(b"\r\n")
-            plain, body = plain + body[: int(size, 16)], body[int(size, 16) :]
-            assert body.startswith(b"\r\n")
-            body = body[2:]
-        body = plain
-    if b"text/event-stream" not in head:
+    body = body_of(writes)
+    if b"text/event-stream" not in b"".join(writes).partition(b"\r\n\r\n")[0]:
         (choice,) = msgspec.json.decode(body)["choices"]
         return choice["text"], [choice["finish_reason"]]
     text, ends = "", []

@@ -53,7 +53,7 @@ def test_it_describes_every_path_and_no_other():
 
 def test_what_is_not_supported_says_so():
     shown = DOCUMENT["components"]["schemas"]["ChatRequest"]["properties"]
-    assert shown["tool_choice"]["enum"] == ["none", "auto", None]
+    assert shown["functions"]["enum"] == [[], None]
     assert shown["modalities"]["enum"] == [["text"], None]
     assert "enum" not in shown["temperature"]
 

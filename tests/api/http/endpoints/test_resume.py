@@ -469,7 +469,9 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
 
 numbers = st.integers(0, 2**32 - 1)
 cursors = st.just(StreamCursor(has_begun=False)) | st.builds(
-    StreamCursor, numbers, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()
+    StreamCursor,
+    *(numbers, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()),
+    has_called=st.booleans(),
 )
 
 
@@ -489,7 +491,9 @@ def ids_of_events(draw: st.DrawFn) -> EventId:
     is_told = with_usage and draw(st.booleans())
     usage = (with_usage, with_usage and draw(st.booleans()))
     request = draw(st.none() | numbers)
-    return EventId(answer, draw(numbers), num_logprobs, *usage, tuple(found), is_told, request)
+    has_all = num_logprobs is not None and draw(st.booleans())
+    told = (tuple(found), is_told, request, has_all)
+    return EventId(answer, draw(numbers), num_logprobs, *usage, *told)
 
 
 @given(ids_of_events())

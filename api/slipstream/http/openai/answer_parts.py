@@ -1,0 +1,105 @@
+"""The events of an answer as parts of an OpenAI message: content, reasoning, tool calls.
+
+The events of any stretch of a stream become one delta, which has at most one entry for each call,
+with id and name if the call begins in it. So each stretch of whole units is one chunk, whichever
+kinds of events it has, and the chunks of a stream add up to its message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import UNSET, Raw
+
+from slipstream.answers.events import text_of
+from slipstream.answers.tool_calls import ToolCallDelta, call_deltas
+from slipstream.http.openai.response_bodies import (
+    AnswerMessage,
+    CallChunk,
+    ChatDelta,
+    FunctionChunk,
+    FunctionWithArguments,
+    MessageCall,
+)
+from slipstream_ipc.messages import AnswerEvent, End, EventKind
+
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """What a stretch of an answer adds to its message."""
+
+    content: str
+    reasoning: str
+    calls: Sequence[ToolCallDelta]
+
+    @property
+    def is_content(self) -> bool:
+        """Whether there is nothing but content."""
+        return not (self.reasoning or self.calls)
+
+    def delta(self) -> ChatDelta:
+        """The parts as a chunk has them."""
+        return ChatDelta(
+            content=self.content or UNSET,
+            reasoning_content=self.reasoning or UNSET,
+            reasoning=self.reasoning or UNSET,
+            tool_calls=[_call_chunk(call) for call in self.calls] or UNSET,
+        )
+
+    def message(self) -> AnswerMessage:
+        """The parts of a whole answer as its message; content is null beside calls alone."""
+        calls = [
+            MessageCall(call.id or "", FunctionWithArguments(call.name or "", call.arguments))
+            for call in self.calls
+        ]
+        return AnswerMessage(
+            ASSISTANT,
+            None if calls and not self.content else self.content,
+            reasoning_content=self.reasoning or UNSET,
+            reasoning=self.reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+
+
+def parts_of(events: Sequence[AnswerEvent]) -> AnswerParts:
+    """The parts of consecutive events of a stream."""
+    return AnswerParts(
+        text_of(EventKind.CONTENT, events),
+        text_of(EventKind.REASONING, events),
+        [call for call in call_deltas(events) if call.id is not None or call.arguments],
+    )
+
+
+def delta_of_kind(kind: int, text: str | Raw) -> ChatDelta:
+    """A chunk of one event that continues a text. kind: see `Deltas.kinds`."""
+    match kind & 0xFF:
+        case EventKind.REASONING:
+            return ChatDelta(reasoning_content=text, reasoning=text)
+        case EventKind.CALL_ARGUMENTS:
+            call = CallChunk(index=kind >> 8, function=FunctionChunk(arguments=text))
+            return ChatDelta(tool_calls=[call])
+        case _:
+            return ChatDelta(content=text)
+
+
+def has_ended_call(events: Sequence[AnswerEvent]) -> bool:
+    """Whether a call ends in these events."""
+    return any(event.kind == EventKind.CALL_ENDS for event in events)
+
+
+def finish_reason(end: End, *, has_called: bool) -> str:
+    """The finish reason as OpenAI has it: `tool_calls` where a call has ended and the model stopped
+    by itself, so not at a stop string.
+    """
+    is_own = end.reason == "stop" and not isinstance(end.stop_reason, str)
+    return "tool_calls" if has_called and is_own else end.reason
+
+
+def _call_chunk(call: ToolCallDelta) -> CallChunk:
+    if call.id is None:
+        return CallChunk(index=call.index, function=FunctionChunk(arguments=call.arguments))
+    function = FunctionChunk(name=call.name or "", arguments=call.arguments)
+    return CallChunk(index=call.index, id=call.id, type="function", function=function)

@@ -1,0 +1,1 @@
+"""`slipstream bench formats`: what reading an answer as reasoning, content and calls costs."""

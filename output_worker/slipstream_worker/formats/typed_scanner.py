@@ -1,0 +1,157 @@
+"""What the scanners of arguments that are not written as JSON have in common: they give pieces of
+JSON, each with the place in the text behind which it is decided.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from json.encoder import encode_basestring
+from typing import Any, NamedTuple
+
+from slipstream_worker.formats.scanner import ScanContext, Status
+
+__all__ = ["Run", "TypedScanner", "escape_json", "read_until"]
+
+
+class TypedScanner(ABC):
+    """A scanner of arguments. It begins the call with its first piece."""
+
+    def __init__(self, context: ScanContext) -> None:
+        self.name = ""
+        self.call_id = ""
+        self.num_held = 0
+        self._unquotable = context.unquotable
+        self._has_begun = False
+        self._ends_at_once = False  # what begins the call ends it, too, and is taken once more
+        self._pieces: list[str] = []
+        self._decided_at: int | None = None  # in the text of the present step
+
+    def feed(self, text: str, start: int) -> tuple[int, Status]:
+        if self._ends_at_once:
+            return start + 1, Status.DONE
+        at = start
+        while (status := self._status) is Status.MORE and at < len(text):
+            behind = self._step(text, at)
+            if self._count(behind - at, behind):
+                return behind - self._ends_at_once, Status.BEGIN
+            at = behind
+        return at, status
+
+    def feed_delimiter(self, literal: str) -> tuple[bool, Status]:
+        if self._ends_at_once:
+            return True, Status.DONE
+        if not self._step_delimiter(literal):
+            return False, self._status
+        if self._count(len(literal), 0):
+            return not self._ends_at_once, Status.BEGIN
+        return True, self._status
+
+    def _is_word(self, literal: str) -> bool:
+        """Whether a delimiter that is no part of this element may stand in its strings as text."""
+        return literal not in self._unquotable
+
+    def take(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        return text
+
+    @property
+    @abstractmethod
+    def string_hazards(self) -> frozenset[str] | None: ...
+
+    @abstractmethod
+    def break_off(self) -> str: ...
+
+    @abstractmethod
+    def save(self) -> list[Any]: ...
+
+    @abstractmethod
+    def load(self, saved: list[Any]) -> None: ...
+
+    @property
+    @abstractmethod
+    def _status(self) -> Status: ...
+
+    @abstractmethod
+    def _step(self, text: str, at: int) -> int:
+        """Take one or more characters from `at` on; returns the index behind them."""
+
+    @abstractmethod
+    def _step_delimiter(self, literal: str) -> bool:
+        """A delimiter that is one token; whether it was taken."""
+
+    def _emit(self, piece: str, at: int) -> None:
+        """Give a piece that is decided at `at` in the text: what was taken behind it is held."""
+        self._pieces.append(piece)
+        self._decided_at = at
+
+    def _drop(self, at: int) -> None:
+        """What was taken before `at` is decided: blanks, which belong to the format."""
+        if self._has_begun:
+            self._decided_at = at
+
+    def _count(self, num_taken: int, behind: int) -> bool:
+        """Keep account of what is held behind a step; whether the call has begun with it."""
+        if self._decided_at is None:
+            self.num_held += num_taken
+            return False
+        self.num_held = behind - self._decided_at
+        self._decided_at = None
+        if self._has_begun:
+            return False
+        self._has_begun = True
+        self._ends_at_once = self._status is Status.DONE
+        return True
+
+
+def escape_json(text: str) -> str:
+    """`text` as it stands inside the quotes of a JSON string."""
+    return encode_basestring(text)[1:-1]
+
+
+class Run(NamedTuple):
+    """What `read_until` gives: text that is decided, what is held behind it, and where in the text
+    all that ends. is_end: the literal stood behind `text`.
+    """
+
+    text: str
+    held: str
+    behind: int
+    is_end: bool
+
+
+def read_until(literal: str, held: str, text: str, at: int, drops_newline: bool = False) -> Run:
+    """Read from `at` on up to `literal`; `held` is what the last call held.
+
+    Held is what may belong to the literal, with drops_newline also a line break before it. A run
+    may end before the text does.
+    """
+    if held:
+        buffer, pos = held, at
+        while pos < len(text):
+            buffer += text[pos]
+            pos += 1
+            if buffer.endswith(literal):
+                before = buffer[: -len(literal)]
+                return Run(before.removesuffix("\n") if drops_newline else before, "", pos, True)
+            start = _held_from(buffer, 0, literal, drops_newline)
+            if start:
+                return Run(buffer[:start], buffer[start:], pos, False)
+        return Run("", buffer, pos, False)
+    found = text.find(literal, at)
+    if found >= 0:
+        before = text[at:found]
+        before = before.removesuffix("\n") if drops_newline else before
+        return Run(before, "", found + len(literal), True)
+    start = _held_from(text, at, literal, drops_newline)
+    return Run(text[at:start], text[start:], len(text), False)
+
+
+def _held_from(text: str, at: int, literal: str, drops_newline: bool) -> int:
+    """Where the longest suffix of `text` begins that is a proper prefix of `literal`."""
+    start = text.find(literal[0], max(at, len(text) - len(literal) + 1))
+    while start >= 0 and not literal.startswith(text[start:]):
+        start = text.find(literal[0], start + 1)
+    if start < 0:
+        start = len(text)
+    return start - 1 if drops_newline and start > at and text[start - 1] == "\n" else start

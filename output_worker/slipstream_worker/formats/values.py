@@ -1,0 +1,80 @@
+"""Reads one whole value that is no string, as JSON or as Python writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from slipstream_worker.formats.json_scanner import MAX_NESTING
+from slipstream_worker.formats.keyword_arguments import python_container_as_json
+from slipstream_worker.formats.scanner import BLANKS
+
+__all__ = ["value_as_json"]
+
+_STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+
+
+def value_as_json(text: str, types: Collection[str], python: bool = False) -> str | None:
+    """`text` as one JSON value; None if it is none, or none that a property of `types` can have.
+
+    types: as JSON Schema names them; empty: not known, so anything but a string in quotes.
+    python: True, None and lists as Python prints them count, too.
+    """
+    text = text.strip(BLANKS)
+    value = _json(text)
+    if value is None and python:
+        value = _PYTHON_WORDS.get(text)
+        if value is None and text[:1] in ("[", "{"):
+            value = python_container_as_json(text)
+    if value is None:
+        return None
+    kinds = _kinds(value)
+    if not types:
+        return None if "string" in kinds else value
+    if "string" in types and ("string" in kinds or kinds.isdisjoint(types)):
+        return None
+    return value
+
+
+def _json(text: str) -> str | None:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    return text if _nesting(text) <= MAX_NESTING else None
+
+
+def _nesting(text: str) -> int:
+    """How deep the lists and objects of valid JSON are nested."""
+    if text.count("[") + text.count("{") <= MAX_NESTING:
+        return 0
+    depth = deepest = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        if match[0] in ("[", "{"):
+            depth += 1
+            deepest = max(deepest, depth)
+        elif match[0] in ("]", "}"):
+            depth -= 1
+    return deepest
+
+
+def _kinds(value: str) -> frozenset[str]:
+    """The types in JSON Schema that a JSON text has."""
+    match value[0]:
+        case '"':
+            return frozenset({"string"})
+        case "{":
+            return frozenset({"object"})
+        case "[":
+            return frozenset({"array"})
+        case "t" | "f":
+            return frozenset({"boolean"})
+        case "n":
+            return frozenset({"null"})
+        case _:
+            whole = value.lstrip("-").isdigit()
+            return frozenset({"number", "integer"} if whole else {"number"})

@@ -1,0 +1,258 @@
+"""Answers on which other servers' parsers failed, named by the issues that report them."""
+
+# ruff: noqa: RUF001 - DeepSeek's delimiters have full-width bars
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from slipstream_bench.formats import our_reader
+from slipstream_bench.formats.divisions import Piece, divided, pieces
+from slipstream_bench.formats.our_reader import ReadAnswer, ReadCall
+from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, render
+from slipstream_ipc.formats.table import find_format
+from slipstream_ipc.messages.answer import AnswerOptions, EventKind
+from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.start_state import start_state
+
+TYPES = {
+    "get_weather": {"city": "string", "days": "integer"},
+    "write": {"path": "string", "content": "string", "body": "object"},
+    "flag": {"is_on": "boolean", "size": "number", "rows": "array"},
+    "now": {},
+}
+OSLO = FunctionCall("get_weather", {"city": "Oslo", "days": 3})
+NOW = FunctionCall("now", {})
+NUM_DIVISIONS = 20
+
+
+def divisions(text: str, tokens: Sequence[str]) -> list[list[Piece]]:
+    """The whole text, its characters, and random pieces."""
+    whole = pieces(text, tokens)
+    rng = random.Random(text)
+    return [
+        whole,
+        divided(whole, rng, 1),
+        *(divided(whole, rng, 9) for _ in range(NUM_DIVISIONS)),
+    ]
+
+
+def compiled(variant: str, reasoning: str | None = None) -> CompiledFormat:
+    if reasoning is None:
+        found = our_reader.compiled(variant)
+        if found is None:
+            pytest.skip(f"the table lacks {variant}")
+        return found
+    format_ = find_format(f"{reasoning}+{variant}")
+    if format_ is None:
+        pytest.skip(f"the table lacks {reasoning}+{variant}")
+    return compile_format(format_, our_reader.token_ids(variant))
+
+
+def read(variant: str, text: str, *, reasoning: str | None = None, prompt: str = "") -> ReadAnswer:
+    """What the text says, which is the same at every division. prompt: the open turn's text."""
+    known = compiled(variant, reasoning)
+    ids = our_reader.token_ids(variant)
+    parts = pieces(prompt, RENDERINGS[variant].added_tokens)
+    state = start_state(known, [(ids.get(part.text, 0), part.text) for part in parts], TYPES)
+    first, *others = (
+        our_reader.as_answer(our_reader.events_of(known, variant, cut, TYPES, state))
+        for cut in divisions(text, RENDERINGS[variant].added_tokens)
+    )
+    assert all(other == first for other in others)
+    return first
+
+
+def values(answer: ReadAnswer) -> list[FunctionCall]:
+    assert all(call.is_whole for call in answer.calls)
+    return [FunctionCall(call.name, json.loads(call.arguments)) for call in answer.calls]
+
+
+@pytest.mark.parametrize("variant", ["hermes", "llama3_json", "glm45", "qwen3_coder"])
+def test_sglang_37634_more_than_one_call_in_one_piece(variant: str) -> None:
+    assert values(read(variant, render(variant, [OSLO, NOW, OSLO]))) == [OSLO, NOW, OSLO]
+
+
+@pytest.mark.parametrize("variant", ["glm45", "glm47", "minimax_m2", "mistral", "pythonic"])
+def test_sglang_35564_character_by_character_as_the_whole(variant: str) -> None:
+    """Integers that were quoted, `{}` that never came, all calls but an array's first, …"""
+    last_is_object = FunctionCall("write", {"path": "a", "body": {"deep": {"b": [1, {}]}}})
+    calls = [NOW, OSLO, last_is_object, OSLO]
+    assert values(read(variant, render(variant, calls))) == calls
+
+
+@pytest.mark.parametrize("variant", ["minimax_m2", "hermes", "glm47"])
+def test_sglang_35564_text_behind_a_call_is_content(variant: str) -> None:
+    answer = read(variant, render(variant, [OSLO]) + "\nThat is all.")
+    assert values(answer) == [OSLO]
+    assert answer.content == "That is all."
+
+
+@pytest.mark.parametrize("variant", ["minimax_m2", "hermes"])
+def test_sglang_35564_a_call_of_an_unknown_tool_is_content(variant: str) -> None:
+    text = render(variant, [FunctionCall("unknown", {"a": 1})])
+    assert read(variant, text) == ReadAnswer("", text, ())
+
+
+@pytest.mark.parametrize("variant", ["hermes", "qwen3_coder", "glm47"])
+def test_sglang_35564_the_begin_of_a_delimiter_is_not_lost(variant: str) -> None:
+    assert read(variant, "5 <tool").content == "5 <tool"
+
+
+def test_vllm_57699_a_parameter_that_its_function_closes() -> None:
+    text = (
+        "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n</parameter>\n<parameter=body>\n"
+        '{"mode": "AIR", "on": true}\n</function>\n</tool_call>'
+    )
+    expected = FunctionCall("write", {"path": "a.txt", "body": {"mode": "AIR", "on": True}})
+    assert values(read("qwen3_coder", text)) == [expected]
+    text = text.replace("body", "content").replace('{"mode": "AIR", "on": true}', "a\nb")
+    assert values(read("qwen3_coder", text)) == [
+        FunctionCall("write", {"path": "a.txt", "content": "a\nb"})
+    ]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    ["hermes", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v31", "pythonic", "harmony"],
+)
+def test_vllm_30439_43267_a_long_text_streams_as_it_is_written(variant: str) -> None:
+    letters = "All work and no play makes. " * 40
+    text = render(variant, [FunctionCall("write", {"path": "a", "content": letters})])
+    known = compiled(variant)
+    reader = known.reader(TYPES, AnswerOptions())
+    ids = our_reader.token_ids(variant)
+    begin = text.index(letters)
+    for piece in pieces(text[:begin], RENDERINGS[variant].added_tokens):
+        if piece.is_token and ids[piece.text] in known.delimiter_ids:
+            reader.feed_delimiter(ids[piece.text])
+        else:
+            reader.feed(piece.text)
+    arguments = ""
+    for at in range(begin, begin + len(letters), 4):
+        for found in reader.feed(text[at : at + 4]):
+            assert found.event.kind == EventKind.CALL_ARGUMENTS
+            arguments += found.event.text
+        assert len(arguments) >= at - begin - 1  # at most a blank is held, and what a piece lacks
+
+
+@pytest.mark.parametrize("variant", ["qwen3_coder", "hermes"])
+def test_vllm_39056_a_call_within_reasoning_is_a_call(variant: str) -> None:
+    text = f"<think>\nI look it up.\n{render(variant, [OSLO])}"
+    answer = read(variant, text, reasoning="qwen3")
+    assert answer.reasoning == "I look it up."
+    assert values(answer) == [OSLO]
+
+
+@pytest.mark.parametrize("variant", ["qwen3_coder", "hermes"])
+def test_llama_cpp_20260_text_between_reasoning_and_a_call_is_content(variant: str) -> None:
+    text = f"<think>\nHm.\n</think>\n\nI read the file.\n\n{render(variant, [OSLO])}"
+    answer = read(variant, text, reasoning="qwen3")
+    assert (answer.reasoning, answer.content) == ("Hm.", "I read the file.")
+    assert values(answer) == [OSLO]
+
+
+@pytest.mark.parametrize(
+    "end", ["<tool_call>", "<tool_call>\n", "<tool_call>\n<", "<tool_call>\n<fun"]
+)
+def test_vllm_47137_an_answer_that_ends_in_an_opener_keeps_it(end: str) -> None:
+    assert read("qwen3_coder", f"Now: {end}").content == f"Now: {end}"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>",
+        " to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.get_weather<|message|>",
+        "<|channel|>analysis to=functions.get_weather code<|message|>",
+    ],
+)
+def test_vllm_23567_51977_recipients_stand_where_they_like_in_a_header(header: str) -> None:
+    text = f'{header}{{"city": "Oslo", "days": 3}}<|call|>'
+    assert values(read("harmony", text, prompt="<|start|>assistant")) == [OSLO]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|channel|>--commentary<|message|>Hello.<|end|>",
+        "<|channel|>final more words<|message|>Hello.<|return|>",
+        "<|message|>Hello.<|end|>",
+    ],
+)
+def test_vllm_23567_a_header_that_says_too_much_is_no_error(text: str) -> None:
+    answer = read("harmony", text)
+    assert answer.calls == ()
+    assert "Hello." in answer.content
+
+
+@pytest.mark.parametrize("variant", ["hermes", "llama3_json", "mistral", "glm47", "hunyuan_a13b"])
+def test_vllm_28806_44326_47901_a_call_without_arguments_has_an_empty_object(variant: str) -> None:
+    answer = read(variant, render(variant, [NOW, OSLO, NOW]))
+    assert values(answer) == [NOW, OSLO, NOW]
+
+
+@pytest.mark.parametrize("variant", ["hermes", "llama3_json", "mistral:args", "kimi_k2", "granite"])
+def test_vllm_40861_delimiters_within_a_text_are_text(variant: str) -> None:
+    """They are written as text there, not as tokens."""
+    content = "".join(RENDERINGS[variant].added_tokens) + '</tool_call>\n"}}]; {'
+    calls = [FunctionCall("write", {"path": "a", "content": content})]
+    known = compiled(variant)
+    tokens = RENDERINGS[variant].added_tokens
+    before, after = render(variant, calls).split(json.dumps(content)[1:-1])
+    for max_len in (1, 3, 9, 99):
+        cut = [
+            *pieces(before, tokens),
+            *divided([Piece(json.dumps(content)[1:-1], False)], random.Random(3), max_len),
+            *pieces(after, tokens),
+        ]
+        events = our_reader.events_of(known, variant, cut, TYPES)
+        assert values(our_reader.as_answer(events)) == calls
+
+
+@pytest.mark.parametrize("variant", ["gemma4", "glm45", "qwen3_coder", "pythonic"])
+def test_vllm_39089_42047_47906_literals_come_whole_and_typed(variant: str) -> None:
+    """`true` in two pieces, 108.2 as 108.02, numbers as texts."""
+    calls = [FunctionCall("flag", {"is_on": True, "rows": [1, False, None], "size": 108.2})]
+    assert values(read(variant, render(variant, calls))) == calls
+
+
+def test_llama_cpp_23838_calls_of_lfm2() -> None:
+    text = "<|tool_call_start|>[get_weather(city='Mexico City', days=5)]<|tool_call_end|>"
+    expected = FunctionCall("get_weather", {"city": "Mexico City", "days": 5})
+    assert values(read("lfm2", text)) == [expected]
+
+
+def test_llama_cpp_24807_a_parameter_that_is_closed_twice_keeps_its_call() -> None:
+    text = (
+        "<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n</parameter>\n"
+        "</function>\n</tool_call>"
+    )
+    answer = read("qwen3_coder", text)
+    assert [call.name for call in answer.calls] == ["write"]
+
+
+def test_vllm_51914_markup_without_a_name_is_content() -> None:
+    text = (
+        "<｜DSML｜function_calls>\n"
+        '<｜DSML｜parameter name="path" string="true">a</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    )
+    assert read("deepseek_v32", text) == ReadAnswer("", text, ())
+
+
+@pytest.mark.parametrize("variant", ["hermes", "mistral:args", "llama3_json"])
+def test_vllm_10395_an_answer_that_is_cut_keeps_a_prefix_of_its_arguments(variant: str) -> None:
+    text = render(variant, [OSLO])
+    arguments = json.dumps(OSLO.arguments)
+    for end in range(text.index("Oslo"), len(text) - len("}\n</tool_call>")):
+        answer = read(variant, text[:end])
+        assert len(answer.calls) == 1
+        assert answer.calls[0].name == OSLO.name
+        assert arguments.startswith(answer.calls[0].arguments)
+        assert answer.calls[0] != ReadCall(OSLO.name, arguments)

@@ -1,0 +1,217 @@
+"""Answers that are read as events: the same ones whatever dies, and whoever reads them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import structs
+from tests.helpers.mini_stack import MiniStack, RawClient, Received
+
+from slipstream_ipc.formats.answer_format import digest
+from slipstream_ipc.formats.table import find_format
+from slipstream_ipc.history.event_log import joined_events
+from slipstream_ipc.messages import (
+    AnswerOptions,
+    AnswerSettings,
+    ChatMessage,
+    EventKind,
+    SamplingParams,
+    Submit,
+)
+from slipstream_ipc.transport.codec import encode_params
+from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
+from slipstream_worker.detokenizer.table import TokenTable
+
+PIECES = [
+    b"",
+    b"<think>",
+    b"</think>",
+    b"<tool_call>",
+    b"</tool_call>",
+    b'<tool_call>\n{"name": "f", "arguments": {"x": "',
+    b'"}}\n</tool_call>',
+    b"a",
+    b" b",
+    b"\n",
+    b"<",
+    "\u00e9".encode()[:1],
+    "\u00e9".encode()[1:],
+]
+# the calls are written as text, since that makes more of them
+DELIMITERS = {"<think>": 1, "</think>": 2}
+MODEL = f"simulated:step_ms=0.2,prefill_us=0,vocab_size={len(PIECES)},mode=chain"
+FORMAT = find_format("qwen3+hermes")
+assert FORMAT is not None
+ANSWER = AnswerSettings(FORMAT.name, digest(FORMAT))
+PROMPTS = [f"Chapter {n}" for n in range(8)]
+KINDS = set(EventKind)
+
+
+class Letters:
+    """A tokenizer whose ids are those of `PIECES`, and mean nothing."""
+
+    def encode(self, text: str) -> Any:
+        return SimpleNamespace(ids=[ord(letter) % len(PIECES) for letter in text])
+
+
+@pytest.fixture
+def make(make_stack: Any) -> Any:
+    detokenizers = TableDetokenizerFactory(
+        TokenTable("bytelevel", tuple(PIECES), (0, 1, 2)), DELIMITERS
+    )
+    return lambda **settings: make_stack(
+        MODEL, detokenizers=detokenizers, tokenizer=Letters(), **{"answer": ANSWER, **settings}
+    )
+
+
+def ask(client: RawClient, prompt: str, **params: Any) -> Received:
+    handle = len(client.streams)
+    params = {"max_tokens": 120, "ignore_eos": True, "temperature": 0.0, **params}
+    return client.send_submit(
+        Submit(
+            handle,
+            bytes([handle + 1]) * 16,
+            encode_params(SamplingParams(**params)),
+            messages=(ChatMessage("user", prompt),),
+            answer=AnswerOptions(),
+        )
+    )
+
+
+def outcome(streams: list[Received]) -> list[Any]:
+    assert [s.fault for s in streams] == [None] * len(streams)
+    return [(s.text, s.token_ids, joined_events(s.events), s.end) for s in streams]
+
+
+def plain(make: Any, **params: Any) -> list[Any]:
+    """What clients get where nothing dies."""
+    stack = make()
+    client = stack.client()
+    streams = [ask(client, prompt, **params) for prompt in PROMPTS]
+    stack.until(lambda: all(s.is_over for s in streams))
+    return outcome(streams)
+
+
+def kill(stack: MiniStack, what: str) -> None:
+    if what != "worker":
+        stack.kill_core()
+    if what != "core":
+        stack.kill_worker()
+        stack.start_worker()
+    if what != "worker":
+        stack.start_core()
+
+
+def test_answers_have_events_of_all_kinds(make: Any) -> None:
+    found = plain(make)
+    assert {event.kind for _, _, events, _ in found for event in events} == KINDS
+    assert all(end.num_tokens == 120 for _, _, _, end in found)
+    assert any(end.num_reasoning_tokens for _, _, _, end in found)
+
+
+@pytest.mark.parametrize("what", ["worker", "core", "both"])
+@pytest.mark.parametrize("num_steps", [10, 60])
+@pytest.mark.parametrize("stop", [(), ("b<", "a a")])
+def test_a_death_changes_no_event(
+    make: Any, what: str, num_steps: int, stop: tuple[str, ...]
+) -> None:
+    expected = plain(make, stop=stop)
+    stack = make()
+    client = stack.client()
+    streams = [ask(client, prompt, stop=stop) for prompt in PROMPTS]
+    for _ in range(num_steps):
+        stack.step()
+    kill(stack, what)
+    stack.until(lambda: all(s.is_over for s in streams))
+    assert outcome(streams) == expected
+
+
+def test_a_worker_dies_again_and_again(make: Any) -> None:
+    expected = plain(make)
+    stack = make()
+    client = stack.client()
+    streams = [ask(client, prompt) for prompt in PROMPTS]
+    for at in range(10, 120, 30):
+        stack.until(lambda at=at: all(len(s.token_ids) > at for s in streams))
+        kill(stack, "worker")
+    stack.until(lambda: all(s.is_over for s in streams))
+    assert outcome(streams) == expected
+
+
+def test_another_client_reads_the_same_events_from_any_position_on(make: Any) -> None:
+    stack = make()
+    first, second = stack.client(), stack.client()
+    it = ask(first, PROMPTS[0])
+    positions = [(0, 0, 0)]
+    while not it.is_over:
+        stack.step()
+        here = (len(it.text), len(it.token_ids), len(it.events))
+        if here != positions[-1]:
+            positions.append(here)
+    events = joined_events(it.events)
+    for num_chars, num_tokens, num_events in positions[::7]:
+        taken = second.take_over(it, num_chars, num_tokens)
+        stack.until(lambda taken=taken: taken.is_over)
+        assert (taken.text, taken.token_ids) == (it.text, it.token_ids)
+        assert joined_events([*it.events[:num_events], *taken.events]) == events
+        assert taken.end == it.end
+
+
+def test_a_successor_with_another_table_ends_the_stream_as_diverged(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = make()
+    client = stack.client()
+    it = ask(client, PROMPTS[0])
+    stack.until(lambda: len(it.token_ids) > 10)
+    stack.kill_worker()
+    monkeypatch.setattr(
+        "slipstream_worker.output.answer_reading.digest", lambda entry: b"another entry"
+    )
+    _clear_compiled()
+    stack.start_worker()
+    stack.until(lambda: it.is_over)
+    fault = it.fault or it.end.fault
+    assert fault is not None
+    assert fault.code == "diverged"
+    monkeypatch.undo()
+    _clear_compiled()
+    stack.let_pass(stack.worker.retention.grace_s + 1)
+    stack.until(stack.holds_nothing)
+
+
+def test_an_answer_without_a_known_format_is_text_alone(make: Any) -> None:
+    stack = make(answer=None)
+    client = stack.client()
+    it = ask(client, PROMPTS[0])
+    stack.until(lambda: it.is_over)
+    assert it.end.reason == "length"
+    assert not it.events
+
+
+def test_without_text_there_are_no_events_to_read(make: Any) -> None:
+    stack = make()
+    client = stack.client()
+    it = ask(client, PROMPTS[0], detokenize=False)
+    stack.until(lambda: it.is_over)
+    assert it.fault.code == "bad_request"
+    assert it.fault.field == "detokenize"
+
+
+def test_how_the_answer_is_read_is_part_of_what_was_asked_for(make: Any) -> None:
+    stack = make()
+    client = stack.client()
+    it = ask(client, PROMPTS[0])
+    stack.until(lambda: bool(it.accepted))
+    again = structs.replace(it.submit, handle=1, answer=AnswerOptions(stop_scope="all"))
+    other = client.send_submit(again)
+    stack.until(lambda: other.is_over)
+    assert other.fault.code == "conflict"
+
+
+def _clear_compiled() -> None:
+    from slipstream_worker.output.answer_reading import _compiled
+
+    _compiled.cache_clear()
