@@ -58,6 +58,8 @@ def kill_worker(stack: MiniStack) -> None:
     for _ in range(5):
         stack.step()
     stack.start_worker()
+    # a stream that core and worker lose together is submitted again, and computed for the first time
+    stack.until(lambda: stack.worker._from_core.is_synced)
 
 
 def test_an_end_says_how_much_of_the_prompt_was_cached(stack: MiniStack) -> None:
@@ -81,8 +83,6 @@ def test_it_is_kept_over_deaths_of_core_and_worker(stack, deaths, num_tokens) ->
     """The cache of another core is empty, and may have the blocks of another stream by then."""
     _, streams = started(stack)
     for death in deaths:
-        # tokens of after the death before: a stream that core and worker lose together is submitted
-        # again, and computed for the first time
         await_more(stack, streams, num_tokens)
         death(stack)
     assert cached(stack, streams) == CACHED
