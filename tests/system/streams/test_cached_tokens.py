@@ -58,7 +58,7 @@ def kill_worker(stack: MiniStack) -> None:
     for _ in range(5):
         stack.step()
     stack.start_worker()
-    # a stream that core and worker lose together is submitted again, and computed for the first time
+    # a stream that core and worker lose together is submitted again, and computed anew
     stack.until(lambda: stack.worker._from_core.is_synced)
 
 
