@@ -7,7 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from openai import OpenAI
 from tests.helpers.mini_stack import MiniStack, RawClient, Received
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
 
 SHARED = [3 + n % 200 for n in range(64)]
 PROMPTS = [[*SHARED, 7, 8], [*SHARED[:32], 9], [5, 6]]
@@ -115,3 +118,16 @@ def test_an_aborted_stream_has_an_end_that_says_it(stack: MiniStack) -> None:
         client.abort(it)
     assert cached(stack, streams) == CACHED
     assert [it.end.reason for it in streams] == ["abort"] * len(streams)
+
+
+def test_python_and_http_say_it() -> None:
+    model = "simulated:step_ms=1,mode=chain"
+    with spareless_stack(model, http_port=0, block_size=BLOCK_SIZE) as stack:
+        with stack.client() as client:
+            first, second = [client.generate(PROMPTS[0], max_tokens=2) for _ in "ab"]
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 64)
+        url = f"{stack.http_address}/v1"
+        with OpenAI(base_url=url, api_key="x", max_retries=0, timeout=PATIENCE_S) as api:
+            answer = api.completions.create(model=client.model.name, prompt=PROMPTS[1])
+            assert answer.usage.prompt_tokens_details.cached_tokens == 32
+            assert answer.usage.completion_tokens_details.reasoning_tokens == 0
