@@ -142,18 +142,18 @@ class AnswerOutput(StreamOutput):
         """Of a settled output: with equal formats, views and stop strings, equal modes have equal
         answers of `is_harmless`.
         """
-        return self._has_stops_here, self._reader.mode
+        return self.is_stopped_here, self._reader.mode
 
     @property
     def hazard_chars(self) -> frozenset[str]:
         """Of a settled output: text without any of these is harmless."""
         hazards = self._reader.hazard_chars
         assert self._stops is not None
-        return hazards | self._stops.first_chars if self._has_stops_here else hazards
+        return hazards | self._stops.first_chars if self.is_stopped_here else hazards
 
     def is_harmless(self, text: str) -> bool:
         assert self._stops is not None
-        if self._has_stops_here and not self._stops.is_harmless(text):
+        if self.is_stopped_here and not self._stops.is_harmless(text):
             return False
         return self._reader.is_harmless(text)
 
@@ -168,8 +168,8 @@ class AnswerOutput(StreamOutput):
         self._num_chars = self._num_emitted = self.log.end.num_chars
 
     @property
-    def _has_stops_here(self) -> bool:
-        """Whether stop strings see the text of the current state."""
+    def is_stopped_here(self) -> bool:
+        """Of a settled output: whether stop strings see the text of its state."""
         return self._scope == "all" or self._reader.kind == EventKind.CONTENT
 
     def _skip_to(self, num_tokens: int) -> None:

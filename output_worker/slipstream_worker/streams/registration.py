@@ -42,6 +42,7 @@ from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
 _STREAM_ID_BYTES = 16
+_TOOL_CHOICES = ("auto", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,9 @@ def _check_submit(submit: Submit) -> SamplingParams:
         )
     if len(submit.output_ids) % 4:
         raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
+    if submit.answer is not None and submit.answer.tool_choice not in _TOOL_CHOICES:
+        allowed = '"auto" or "none"; calls cannot be forced yet'
+        raise BadRequest("tool_choice", submit.answer.tool_choice, allowed)
     return params
 
 

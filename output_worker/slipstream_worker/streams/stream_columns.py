@@ -350,8 +350,8 @@ class StreamColumns(RowTable):
         self._modes[worker_row] = mode
         words = self._plain.hazard_characters(output.hazard_chars)
         self._stop_low[worker_row], self._stop_high[worker_row] = words
-        key = admit.answer.format, mode
-        found = self._plain.set_of(_view(admit), stop_strings(admit.params), key)
+        stops = stop_strings(admit.params) if output.is_stopped_here else ()
+        found = self._plain.set_of(_view(admit), stops, (admit.answer.format, mode))
         self._assign_set(worker_row, *found)
         self._is_stale = True
 

@@ -454,6 +454,44 @@ def test_an_error_releases_nothing_that_is_held() -> None:
     assert [event.text for event in events_of(output)] == ["a"]
 
 
+@pytest.mark.parametrize("include", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_stop_id_that_ends_a_call_is_read(include: bool, skips: bool) -> None:
+    """Harmony's `<|call|>`: hidden in the text, and the end of the arguments."""
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>"]
+    texts = ["analysis", "So", "assistant", " to=functions.f", "commentary", "json", '{"x": 1}']
+    vocabulary = [*marks, *texts]
+    words = ["<|channel|>", "analysis", "<|message|>", "So", "<|end|>", "<|start|>", "assistant"]
+    words += [" to=functions.f", "<|channel|>", "commentary", "<|constrain|>", "json"]
+    words += ["<|message|>", '{"x": 1}', "<|call|>"]
+    token_ids = [vocabulary.index(word) for word in words]
+    factory = TableDetokenizerFactory(
+        TokenTable(
+            "bytelevel", tuple(word.encode() for word in vocabulary), tuple(range(len(marks)))
+        ),
+        {mark: at for at, mark in enumerate(marks)},
+    )
+    harmony = find_format("harmony")
+    assert harmony is not None
+    params = SamplingParams(include_stop_str_in_output=include, skip_special_tokens=skips)
+    call = vocabulary.index("<|call|>")
+    answer = AnswerSettings("harmony", digest(harmony), tools='{"f": {}}')
+    admit = Admit(b"", pack_u32([7]), params, (call,), 0, 99, answer=answer)
+    output = open_output(admit, factory)
+    assert isinstance(output, AnswerOutput)
+    assert output.push(token_ids)
+    assert [(event.kind, event.text) for event in events_of(output)] == [
+        (EventKind.REASONING, "So"),
+        (EventKind.CALL_BEGINS, "f"),
+        (EventKind.CALL_ARGUMENTS, '{"x": 1}'),
+        (EventKind.CALL_ENDS, ""),
+    ]
+    assert output.end is not None
+    assert (output.end.reason, output.end.num_tokens) == ("stop", len(token_ids))
+    assert output.end.num_reasoning_tokens == 1
+    assert ("<|call|>" in text_of(output)) == (include and not skips)
+
+
 @pytest.mark.parametrize(
     "settings_",
     [AnswerSettings("qwen3+hermes", b"another"), AnswerSettings("not a format", ANSWER.digest)],

@@ -107,3 +107,11 @@ def test_events_need_text() -> None:
                 submit, PROMPT, b"c", CARD, params=params, fingerprint=b"", answer=answer
             )
             assert admit.answer == answer
+
+
+@pytest.mark.parametrize("choice", ["required", "function:f", "some"])
+def test_calls_that_cannot_be_forced_are_refused(choice: str) -> None:
+    with pytest.raises(BadRequest, match="cannot be forced"):
+        Submission(structs.replace(submission(), answer=AnswerOptions(choice)))
+    for allowed in ("auto", "none"):
+        Submission(structs.replace(submission(), answer=AnswerOptions(allowed)))

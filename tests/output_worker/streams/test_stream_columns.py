@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ FACTORY = TableDetokenizerFactory(
 )
 FORMAT = find_format("qwen3+hermes")
 assert FORMAT is not None
+ANSWER = AnswerSettings(FORMAT.name, digest(FORMAT))
 BEYOND = len(PIECES) + 3  # an id without a token
 
 
@@ -311,6 +313,45 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
     assert not needs_check(third, ab)
     assert needs_check(first, ab)
     assert not needs_check(second, ab)
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        ([1], EventKind.CONTENT),
+        ([THINK, 1], EventKind.REASONING),
+        ([CALL, BEGIN], EventKind.CALL_ARGUMENTS),
+        ([*A_CALL, CALL, BEGIN], EventKind.CALL_ARGUMENTS | 1 << 8),
+    ],
+)
+def test_plain_tokens_of_one_kind_need_no_check(before: list[int], kind: int) -> None:
+    columns = StreamColumns(FACTORY.fast_table)
+    admit = Admit(b"", pack_u32([1]), SamplingParams(stop=("b",)), (), 0, 99, answer=ANSWER)
+    stream = WorkerStream(b"", Stage.RUNNING, registration=admit)
+    stream.output, stream.reader = open_output(admit, FACTORY), Reader(b"client", 0)
+    columns.open(stream, admit)
+    row = stream.worker_row
+    copies = [Sent()]
+
+    def needs_check(*token_ids: int) -> list[bool]:
+        found = []
+        for token_id in token_ids:
+            found.append(bool(columns.append_few([row], [token_id])))
+            if found[-1]:
+                push_slow(columns, stream, [token_id])
+            send(columns, [stream], copies)
+        return found
+
+    assert needs_check(*before)[-1]
+    assert columns.is_fast[row]
+    assert not any(needs_check(1, 1, 10))
+    is_stopped = kind == EventKind.CONTENT  # elsewhere the stop string is text
+    assert columns.kinds[row] == kind
+    assert needs_check(2) == [is_stopped]
+    last = copies[0].events[-1]
+    assert (last.kind | last.call << 8, last.text) == (kind, "d" if is_stopped else "b")
+    if not is_stopped:
+        assert needs_check(THOUGHT, 1, 1) == [True, kind == EventKind.REASONING, False]
 
 
 def test_worker_rows_are_taken_again_and_keep_nothing() -> None:
