@@ -152,9 +152,24 @@ class TaggedParametersScanner(TypedScanner):
                 self._emit("}", 0)
                 self.phase = TagPhase.ENDED
                 return False
+            case TagPhase.WORD | TagPhase.CONTAINER if self._is_closed_by_end():
+                return False
             case _:
                 self.phase = TagPhase.FAILED
                 return False
+        return True
+
+    def _is_closed_by_end(self) -> bool:
+        """Whether the last value, with no tag of its own behind it, is followed by the end of the
+        arguments; then they have ended. Of a string this is not known: it was given already.
+        """
+        raw = ("".join(self._parts) + self._held).rstrip(BLANKS)
+        if not raw.endswith(self._end):
+            return False
+        self._parts = [raw.removesuffix(self._end)]
+        self._value_ends(0)
+        self._emit("}", 0)
+        self.phase = TagPhase.ENDED
         return True
 
     # -- tags
