@@ -83,6 +83,8 @@ class DeltaBatch:
         self.first_at = self.last_at = at
         self.ends = ends
         self.has_one_each = not message.counts  # each entry has one token id
+        # some entry is of a stream that is read as events
+        self.has_events = bool(message.kinds or message.event_entries)
         logprobs = message.logprobs
         self.has_one_wide_each = (  # and all of them have equally many candidates
             logprobs is not None
@@ -155,11 +157,6 @@ class DeltaBatch:
         return EntryColumns(
             token_ids, width, columns.values[begin:end], columns.ids[begin:end], ranks
         )
-
-    @property
-    def has_events(self) -> bool:
-        """Whether some entry is of a stream that is read as events."""
-        return bool(self.message.kinds or self.message.event_entries)
 
     def is_read(self, entry: int) -> bool:
         """Whether an entry is of a stream that is read as events."""

@@ -144,6 +144,14 @@ def test_completion_reads_like_its_delta() -> None:
     )
 
 
+def test_an_output_says_how_much_of_its_prompt_was_cached() -> None:
+    end = End("stop", 1, num_cached_tokens=16)
+    batch = DeltaBatch(message_of([(0, [(5, [], 1)])]), {0: end})
+    for whole in (Delta("a", batch, 0), join([Delta("a", batch, 0)]), join([], end)):
+        assert RequestOutput("1", "", "a", whole, b"").num_cached_tokens == 16
+    assert RequestOutput("1", "", "", join([]), b"").num_cached_tokens is None
+
+
 def test_an_output_has_vllms_shape_whoever_asked() -> None:
     batch = DeltaBatch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {0: End("stop", 1, stop_reason=5)})
     whole = Delta("a", batch, 0)

@@ -254,7 +254,13 @@ SAMPLES: dict[str, Any] = {
     "length_penalty": 2.0,
     "truncate_prompt_tokens": 5,
     "spaces_between_special_tokens": False,
-    "add_special_tokens": False,
+    "add_special_tokens": "neither",  # true in chats and false in completions are refused, too
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "guided_choice": ["a"],
+    "guided_grammar": 'start: "a"',
+    "guided_json_object": True,
+    "request_id": "me",
 }
 ONLY_CHAT = {"add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
 

@@ -28,23 +28,6 @@ def divided(text: str, cuts: Sequence[int]) -> list[str]:
     return [text[a:b] for a, b in itertools.pairwise(borders)]
 
 
-def tokens_of(text: str, delimiters: Iterable[str]) -> list[str]:
-    """`text` in parts of which each delimiter is one of its own."""
-    parts = [text]
-    for delimiter in delimiters:
-        pieces: list[str] = []
-        for part in parts:
-            if part in delimiters:
-                pieces.append(part)
-                continue
-            first, *others = part.split(delimiter)
-            pieces.append(first)
-            for other in others:
-                pieces += [delimiter, other]
-        parts = pieces
-    return parts
-
-
 def scan(scanner: Scanner, parts: Iterable[str], ids: frozenset[str] = frozenset()) -> Scanned:
     """Feed all parts; those in `ids` as delimiters that are one token."""
     given: list[str] = []

@@ -35,8 +35,9 @@ class Rendering(NamedTuple):
     string argument cannot contain, as they would end it. has_bare_values: strings have no quotes,
     so only a property's type tells them from other values. has_bare_keys: neither have the names of
     nested properties. is_python: names and properties are Python identifiers. before_reasoning,
-    after_reasoning, before_content, after_content: what surrounds these parts. final: what surrounds content without calls, where that differs.
-    is_alone: an answer with calls has no content.
+    after_reasoning, before_content, after_content: what surrounds these parts. final: what
+    surrounds content without calls, where that differs. is_alone: an answer with calls has no
+    content.
     """
 
     calls: Callable[[Sequence[FunctionCall]], str]

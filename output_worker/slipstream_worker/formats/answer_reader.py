@@ -46,6 +46,8 @@ from slipstream_worker.formats.scanner import BLANKS, ScanContext, Scanner, Stat
 MAX_BLANKS = 1024  # beside a delimiter; what is more is text
 MAX_UNBEGUN_CHARS = 2**20  # of a call whose name comes late
 
+_MAX_PART_CHARS = 2**14  # so that copies of what is left of a text cost little
+
 _BLANKS = re.compile(f"[{BLANKS}]*")
 
 
@@ -179,7 +181,8 @@ class AnswerReader:
             if hazards is not None and text and hazards.isdisjoint(text):
                 self._emit(EventKind.CALL_ARGUMENTS, text, len(text))
                 return self._take()
-        self._feed(text)
+        for start in range(0, len(text), _MAX_PART_CHARS):
+            self._feed(text[start : start + _MAX_PART_CHARS])
         return self._take()
 
     def feed_delimiter(self, token_id: int) -> list[Piece]:
@@ -480,15 +483,13 @@ class AnswerReader:
 
     def _scanned_text(self, text: str, pos: int) -> int:
         assert self._scanner is not None
-        part = text
-        if not self._has_begun:
-            room = MAX_UNBEGUN_CHARS - self._num_held
+        room = MAX_UNBEGUN_CHARS - self._num_held
+        if not self._has_begun and room < len(text) - pos:
             if room <= 0:
                 self._fail()
                 return pos
-            if pos + room < len(text):
-                part = text[: pos + room]
-        end, status = self._scanner.feed(part, pos)
+            text = text[: pos + room]
+        end, status = self._scanner.feed(text, pos)
         self._scanned(text[pos:end], status)
         return end
 

@@ -138,6 +138,12 @@ class JsonCallScanner:
 
     def feed(self, text: str, start: int) -> tuple[int, Status]:
         pos = start
+        if self._phase is _Phase.IN_ARGUMENTS:
+            pos, status = self._json.feed(text, pos)
+            self._out.append(self._json.take())
+            if status is not Status.DONE:
+                return pos, status
+            self._value_ended()
         while pos < len(text):
             if self._phase >= _Phase.IN_KEY:
                 pos, status = self._value(text, pos)
@@ -195,8 +201,11 @@ class JsonCallScanner:
     def _value(self, text: str, pos: int) -> tuple[int, Status]:
         phase = self._phase
         room = _LIMITS.get(phase, _NO_LIMIT) - self._num_taken
-        part = text if pos + room >= len(text) else text[: pos + room]
-        end, status = self._json.feed(part, pos)
+        if room < len(text) - pos:
+            taken, status = self._json.feed(text[pos : pos + room], 0)
+            end = pos + taken
+        else:
+            end, status = self._json.feed(text, pos)
         self._num_taken += end - pos
         if phase is _Phase.IN_ARGUMENTS:
             self._out.append(self._json.take())

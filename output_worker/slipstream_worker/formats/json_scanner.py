@@ -8,10 +8,9 @@ begins no escape is doubled. White space around numbers is kept.
 from __future__ import annotations
 
 import re
-from enum import IntEnum
 from typing import Any
 
-from slipstream_worker.formats.scanner import Status
+from slipstream_worker.formats.scanner import BLANKS, Status
 
 MAX_NESTING = 64
 MAX_SCALAR_CHARS = 1024
@@ -31,17 +30,17 @@ _ESCAPE_BEGINS = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3})?")
 _CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
-class _Phase(IntEnum):
-    VALUE = 0
-    VALUE_OR_END = 1  # behind [
-    KEY = 2  # behind a comma in an object
-    KEY_OR_END = 3  # behind {
-    COLON = 4
-    AFTER = 5  # behind a value
-    STRING = 6
-    KEY_STRING = 7
-    SCALAR = 8
-    DONE = 9
+# where in a value the scanner is; plain numbers, as they are compared for every character
+_VALUE = 0
+_VALUE_OR_END = 1  # behind [
+_KEY = 2  # behind a comma in an object
+_KEY_OR_END = 3  # behind {
+_COLON = 4
+_AFTER = 5  # behind a value
+_SCALAR_PHASE = 6
+_DONE = 7
+_STRING = 8
+_KEY_STRING = 9
 
 
 class JsonScanner:
@@ -51,7 +50,7 @@ class JsonScanner:
 
     def __init__(self, objects_only: bool = False) -> None:
         self._objects_only = objects_only
-        self._phase = _Phase.VALUE
+        self._phase = _VALUE
         self._stack = 1  # a bit for each level behind the leading 1: object or array
         self._held = ""  # of an escape or a scalar
         self._out: list[str] = []
@@ -62,12 +61,7 @@ class JsonScanner:
 
     @property
     def string_hazards(self) -> frozenset[str] | None:
-        inside = self._phase in (_Phase.STRING, _Phase.KEY_STRING)
-        return STRING_HAZARDS if inside and not self._held else None
-
-    @property
-    def is_in_string(self) -> bool:
-        return self._phase in (_Phase.STRING, _Phase.KEY_STRING)
+        return STRING_HAZARDS if self._phase >= _STRING and not self._held else None
 
     def take(self) -> str:
         text = "".join(self._out)
@@ -75,15 +69,15 @@ class JsonScanner:
         return text
 
     def save(self) -> list[Any]:
-        return [int(self._phase), self._stack.to_bytes(MAX_NESTING // 8 + 1)]
+        return [self._phase, self._stack.to_bytes(MAX_NESTING // 8 + 1)]
 
     def load(self, saved: list[Any]) -> None:
-        self._phase = _Phase(saved[0])
+        self._phase = saved[0]
         self._stack = int.from_bytes(saved[1])
 
     def break_off(self) -> str:
         """What is held, if the text may end behind it as the beginning of a JSON text."""
-        pattern = _SCALAR_BEGINS if self._phase is _Phase.SCALAR else _ESCAPE_BEGINS
+        pattern = _SCALAR_BEGINS if self._phase == _SCALAR_PHASE else _ESCAPE_BEGINS
         text = self._held if pattern.fullmatch(self._held) else ""
         self._held = ""
         return text
@@ -91,82 +85,73 @@ class JsonScanner:
     def feed(self, text: str, start: int) -> tuple[int, Status]:
         pos = start
         while pos < len(text):
-            if self.is_in_string:
+            phase = self._phase
+            if phase >= _STRING:
                 pos = self._string(text, pos)
-            elif self._is_in_scalar():
+            elif phase == _SCALAR_PHASE:
                 pos, failed = self._scalar(text, pos)
                 if failed:
                     return pos, Status.FAILED
-            else:
+            elif text[pos] in BLANKS:
                 end = _end(_SPACE, text, pos)
-                if end == pos:
-                    if not self._structure(text[pos]):
-                        return pos, Status.FAILED
-                    # the first character of a scalar is read again
-                    end += not self._is_in_scalar()
                 self._out.append(text[pos:end])
                 pos = end
-            if self._is_done():
+                continue
+            else:
+                if not self._structure(text[pos], phase):
+                    return pos, Status.FAILED
+                if self._phase != _SCALAR_PHASE:  # whose first character is read again
+                    self._out.append(text[pos])
+                    pos += 1
+            if self._phase == _DONE:
                 return pos, Status.DONE
         return pos, Status.MORE
 
-    def _is_in_scalar(self) -> bool:
-        return self._phase is _Phase.SCALAR
-
-    def _is_done(self) -> bool:
-        return self._phase is _Phase.DONE
-
-    def _structure(self, char: str) -> bool:
+    def _structure(self, char: str, phase: int) -> bool:
         """A character outside strings and scalars; whether it may stand here."""
-        phase = self._phase
-        match char:
-            case '"':
-                if phase in (_Phase.KEY, _Phase.KEY_OR_END):
-                    self._phase = _Phase.KEY_STRING
-                elif phase in (_Phase.VALUE, _Phase.VALUE_OR_END) and self._may_be_scalar():
-                    self._phase = _Phase.STRING
-                else:
-                    return False
-            case "{" | "[":
-                if phase not in (_Phase.VALUE, _Phase.VALUE_OR_END):
-                    return False
-                is_object = char == "{"
-                if self._objects_only and self._stack == 1 and not is_object:
-                    return False
-                if self._stack.bit_length() > MAX_NESTING:
-                    return False
-                self._stack = self._stack << 1 | is_object
-                self._phase = _Phase.KEY_OR_END if is_object else _Phase.VALUE_OR_END
-            case "}" | "]":
-                is_object = char == "}"
-                first = _Phase.KEY_OR_END if is_object else _Phase.VALUE_OR_END
-                if self._stack == 1 or self._stack & 1 != is_object:
-                    return False
-                if phase not in (_Phase.AFTER, first):
-                    return False
-                self._stack >>= 1
-                self._value_ended()
-            case ",":
-                if phase is not _Phase.AFTER:
-                    return False
-                self._phase = _Phase.KEY if self._stack & 1 else _Phase.VALUE
-            case ":":
-                if phase is not _Phase.COLON:
-                    return False
-                self._phase = _Phase.VALUE
-            case _:
-                if phase not in (_Phase.VALUE, _Phase.VALUE_OR_END) or not self._may_be_scalar():
-                    return False
-                if not (char in "-tfn" or "0" <= char <= "9"):
-                    return False
-                self._phase = _Phase.SCALAR
+        if char == '"':
+            if phase in (_KEY, _KEY_OR_END):
+                self._phase = _KEY_STRING
+            elif phase <= _VALUE_OR_END and self._may_be_scalar():
+                self._phase = _STRING
+            else:
+                return False
+        elif char == ",":
+            if phase != _AFTER:
+                return False
+            self._phase = _KEY if self._stack & 1 else _VALUE
+        elif char == ":":
+            if phase != _COLON:
+                return False
+            self._phase = _VALUE
+        elif char in "{[":
+            is_object = char == "{"
+            if phase > _VALUE_OR_END or not (is_object or self._may_be_scalar()):
+                return False
+            if self._stack.bit_length() > MAX_NESTING:
+                return False
+            self._stack = self._stack << 1 | is_object
+            self._phase = _KEY_OR_END if is_object else _VALUE_OR_END
+        elif char in "}]":
+            is_object = char == "}"
+            first = _KEY_OR_END if is_object else _VALUE_OR_END
+            if self._stack == 1 or self._stack & 1 != is_object or phase not in (_AFTER, first):
+                return False
+            self._stack >>= 1
+            self._value_ended()
+        else:
+            if phase > _VALUE_OR_END or not self._may_be_scalar():
+                return False
+            if not (char in "-tfn" or "0" <= char <= "9"):
+                return False
+            self._phase = _SCALAR_PHASE
         return True
 
     def _may_be_scalar(self) -> bool:
         return self._stack != 1 or not self._objects_only
 
     def _value_ended(self) -> None:
-        self._phase = _Phase.DONE if self._stack == 1 else _Phase.AFTER
+        self._phase = _DONE if self._stack == 1 else _AFTER
 
     def _string(self, text: str, pos: int) -> int:
         if self._held:
@@ -181,8 +166,8 @@ class JsonScanner:
             self._held = char
         elif char == '"':
             self._out.append(char)
-            if self._phase is _Phase.KEY_STRING:
-                self._phase = _Phase.COLON
+            if self._phase == _KEY_STRING:
+                self._phase = _COLON
             else:
                 self._value_ended()
         else:

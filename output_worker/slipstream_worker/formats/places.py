@@ -82,8 +82,9 @@ class FormatTables:
         self.graph = CallGraph(calls, self._token_ids) if calls else None
         self.headers = _header_literals(channels, self._token_ids) if channels else None
         self.tokens = frozenset(self._token_ids)
+        unquotable = answer_format if channels else calls
         self.unquotable = (
-            {part.literal for part in delimiters(answer_format)}
+            {part.literal for part in delimiters(unquotable)}
             if calls and not calls.quotable
             else set()
         )

@@ -168,6 +168,8 @@ def prepare(config: TokenizerConfig) -> tuple[Any, TokenizerReady]:
     except OSError as error:
         why = f"cannot write the cache folder: {error} (set XDG_CACHE_HOME to use another)"
         return None, TokenizerReady("", "", error=why)
+    if ready.error:
+        return tokenizer, ready
     try:
         return tokenizer, _with_format(ready, tokenizer, config)
     except BadRequest as error:

@@ -225,3 +225,13 @@ def test_columns_that_do_not_match_are_refused(entries: list[int], wrong: str) -
         table.deliver(replace(message, event_entries=pack_u32(entries)))
     with pytest.raises(ProtocolError, match="kinds: 1 entries"):
         table.deliver(replace(message, kinds=b"\0" * 4))
+
+
+@pytest.mark.parametrize("kind", [3, 5, 6, 255, 4 | 1024 << 8])
+def test_kinds_are_those_of_text(kind: int) -> None:
+    table = ClientStreamTable()
+    states = [new_state(table) for _ in range(2)]
+    entries = [Entry(states[0].handle, "a", kind=1), Entry(states[1].handle, "b", kind=kind)]
+    with pytest.raises(ProtocolError, match="kinds"):
+        table.deliver(deltas(*entries))
+    assert not any(state.deltas for state in states)

@@ -17,7 +17,7 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.processes import started
 from tests.helpers.stacks import spareless_stack
 
-from slipstream import EngineError, SamplingParams, SlipstreamError, Stack
+from slipstream import Client, EngineError, SamplingParams, SlipstreamError, Stack
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack import stack as stack_module
 from slipstream.stack.events import ProcessRestarted, SpareReady, StackFailed
@@ -126,6 +126,19 @@ def test_a_simulated_stack_streams_and_stops_while_it_does(watched):
     assert not folder.exists()
     assert not stack.is_running
     stack.stop()
+
+
+def test_clients_see_the_format_of_answers_on_the_models_card(watched):
+    """Of a worker's successor as well."""
+    with spareless_stack(SIMULATED, tool_format="hermes") as stack:
+        watched(*descendants(stack))
+        with Client(stack.address, timeout_s=PATIENCE_S) as client:
+            assert client.model.answer_format == "none+hermes"
+            os.kill(stack.pids["worker"], signal.SIGKILL)
+            assert client.generate("Once upon a time", GREEDY).finish_reason == "length"
+            assert client.model.answer_format == "none+hermes"
+    with spareless_stack(SIMULATED) as stack, stack.client() as client:
+        assert client.model.answer_format == ""
 
 
 def test_an_exception_inside_the_block_ends_the_stack(watched, fakes):

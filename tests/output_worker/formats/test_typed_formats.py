@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.helpers.scanning import cuts, divided, tokens_of
+from tests.helpers import answers
+from tests.helpers.answers import Item, delimiter_tokens, to_items
+from tests.helpers.scanning import cuts, divided
 
-from slipstream_ipc.formats.answer_format import Delimiter, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, compose
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
-from slipstream_worker.formats.answer_reader import Piece
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.json_scanner import JsonScanner
 from slipstream_worker.formats.scanner import Status
@@ -230,6 +230,13 @@ def json_lines(opening: str, closing: str) -> Callable[[Calls], str]:
     return render
 
 
+def json_tags(opening: str, closing: str) -> Callable[[Calls], str]:
+    def render(made: Calls) -> str:
+        return "\n".join(f"{opening}\n{json_call(*call)}\n{closing}" for call in made)
+
+    return render
+
+
 class Case(NamedTuple):
     """A format and how its model's template writes calls; whether calls follow content."""
 
@@ -261,7 +268,7 @@ CASES = [
     Case("nemotron_json", json_list("<TOOLCALL>", "</TOOLCALL>")),
     Case("cohere_command3", cohere, "cohere_command3"),
     Case("minimax", json_lines("<tool_calls>", "</tool_calls>")),
-    Case("longcat", json_lines("<longcat_tool_call>", "</longcat_tool_call>")),
+    Case("longcat", json_tags("<longcat_tool_call>", "</longcat_tool_call>")),
     Case("phi4_mini_json", json_list("functools", "")),
 ]
 IDS = [f"{case.calls}-{index}" for index, case in enumerate(CASES)]
@@ -271,14 +278,13 @@ class Format(NamedTuple):
     """A format for a vocabulary with all of its delimiters, or none."""
 
     compiled: CompiledFormat
-    ids: dict[str, int]
+    tokens: dict[str, int]
 
 
 def format_of(case: Case, has_tokens: bool) -> Format:
     entry = compose(REASONING[case.reasoning], CALLS[case.calls])
-    literals = sorted({part.literal for part in delimiters(entry)}) if has_tokens else []
-    ids = {literal: 100 + index for index, literal in enumerate(literals)}
-    return Format(compile_format(entry, ids), ids)
+    tokens = delimiter_tokens(entry) if has_tokens else {}
+    return Format(compile_format(entry, tokens), tokens)
 
 
 FORMATS = {
@@ -289,38 +295,13 @@ FORMATS = {
 
 
 def read(
-    form: Format, text: str, places: list[int], tools: Any = TOOLS, tool_choice: str = "auto"
+    form: Format, text: str, places: list[int], tool_choice: str = "auto"
 ) -> list[AnswerEvent]:
-    """The events of an answer, with adjacent ones of a kind and call joined."""
-    reader = form.compiled.reader(tools, AnswerOptions(tool_choice=tool_choice))
-    pieces: list[Piece] = []
-    for part in tokens_of(text, list(form.ids)):
-        if part in form.ids:
-            pieces += reader.feed_delimiter(form.ids[part])
-        else:
-            for bit in divided(part, places):
-                pieces += reader.feed(bit)
-    pieces += reader.finish()
-    assert reader.num_decided == reader.num_fed == len(text)
-    at = 0
-    for piece in pieces:
-        assert at <= piece.start <= piece.end
-        at = piece.end
-    return joined([piece.event for piece in pieces])
-
-
-def joined(events: list[AnswerEvent]) -> list[AnswerEvent]:
-    out: list[AnswerEvent] = []
-    for event in events:
-        last = out[-1] if out else None
-        is_same = last and (last.kind, last.call) == (event.kind, event.call)
-        if (last and is_same and event.kind <= 2 | 0) or (
-            last and is_same and event.kind == EventKind.CALL_ARGUMENTS
-        ):
-            out[-1] = AnswerEvent(event.kind, last.text + event.text, event.call)
-        else:
-            out.append(event)
-    return out
+    """The events of an answer whose texts are divided at these places."""
+    items: list[Item] = []
+    for item in to_items(text, form.tokens):
+        items += [item] if isinstance(item, int) else filter(None, divided(item, places))
+    return answers.read(form.compiled, items, TOOLS, AnswerOptions(tool_choice=tool_choice))
 
 
 def calls_of(events: list[AnswerEvent]) -> Calls:
@@ -362,7 +343,7 @@ def test_what_was_rendered_is_given_back(
 
 @pytest.mark.parametrize("has_tokens", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(made=calls(), places=cuts, end=st.integers(0), extra=st.integers(0))
 def test_a_broken_answer_reads_alike_at_any_division(
     case: Case, has_tokens: bool, made: Calls, places: list[int], end: int, extra: int
@@ -382,7 +363,7 @@ def test_a_broken_answer_reads_alike_at_any_division(
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 @given(made=calls(), places=cuts)
-@settings(max_examples=10)
+@settings(max_examples=4)
 def test_calls_that_are_off_are_content(case: Case, made: Calls, places: list[int]) -> None:
     text = case.render(made).strip()
     for has_tokens in (True, False):
@@ -400,53 +381,14 @@ def test_an_unknown_function_is_content(case: Case, has_tokens: bool) -> None:
     assert events == [AnswerEvent(EventKind.CONTENT, text)]
 
 
-@pytest.mark.parametrize("has_tokens", [True, False])
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-@settings(max_examples=10)
-@given(made=calls(), places=cuts)
-def test_a_reader_goes_on_from_any_settled_state(
-    case: Case, has_tokens: bool, made: Calls, places: list[int]
-) -> None:
-    form = FORMATS[case, has_tokens]
-    options = AnswerOptions()
-    text = "x" * case.follows_content + case.render(made)
-    reader = form.compiled.reader(TOOLS, options)
-    events: list[AnswerEvent] = []
-    for part in tokens_of(text, list(form.ids)):
-        parts = [part] if part in form.ids else divided(part, places)
-        for bit in parts:
-            is_token = bit in form.ids
-            pieces = reader.feed_delimiter(form.ids[bit]) if is_token else reader.feed(bit)
-            events += [piece.event for piece in pieces]
-            if reader.is_settled:
-                reader = form.compiled.reader(TOOLS, options, reader.state)
-    events += [piece.event for piece in reader.finish()]
-    assert joined(events) == read(form, text, [])
-
-
-@pytest.mark.parametrize("has_tokens", [True, False])
-@pytest.mark.parametrize("case", CASES, ids=IDS)
-@settings(max_examples=10)
-@given(made=calls(), text=texts, places=cuts)
-def test_harmless_text_is_one_event(
-    case: Case, has_tokens: bool, made: Calls, text: str, places: list[int]
-) -> None:
-    form = FORMATS[case, has_tokens]
-    reader = form.compiled.reader(TOOLS, AnswerOptions())
-    for part in divided(case.render(made), places):
-        reader.feed(part)
-        if reader.is_settled and reader.is_harmless(text):
-            kind, state = reader.kind, reader.state
-            events = [piece.event for piece in reader.feed(text)]
-            assert events == [AnswerEvent(EventKind(kind & 0xFF), text, kind >> 8)]
-            assert (reader.kind, reader.state, reader.is_settled) == (kind, state, True)
-
-
-def test_the_value_of_a_forgotten_tag_does_not_swallow_the_next_call() -> None:
+def test_a_forgotten_tag_costs_neither_its_value_nor_the_next_call() -> None:
     form = FORMATS[CASES[0], True]
     broken = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome</function>\n</tool_call>"
     whole = qwen3_coder([("get_weather", {"city": "Oslo"})])
-    assert calls_of(read(form, broken + whole, [])) == [("get_weather", {"city": "Oslo"})]
+    assert calls_of(read(form, broken + whole, [])) == [
+        ("get_weather", {"city": "Rome"}),
+        ("get_weather", {"city": "Oslo"}),
+    ]
 
 
 def test_a_word_that_is_a_token_elsewhere_is_text_of_a_value() -> None:
@@ -485,7 +427,3 @@ def test_values_may_hold_what_looks_like_a_tag() -> None:
         for markup in MARKUP:
             made: Calls = [("write.file-2", {"content": f"a{markup} b", "path": markup})]
             assert calls_of(read(FORMATS[case, False], case.render(made), [1, 3, 50])) == made
-
-
-def test_delimiters_of_the_table_are_the_templates_own() -> None:
-    assert Delimiter("<minimax:tool_call>") in set(delimiters(CALLS["minimax_m2"]))

@@ -2,68 +2,29 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.helpers.mini_stack import MiniStack, RawClient, Received
+from tests.helpers.answer_stack import PROMPTS, kill_and_replace, of_read_answers
+from tests.helpers.mini_stack import RawClient, Received
 
-from slipstream_ipc.formats.answer_format import digest
-from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.history.event_log import joined_events
 from slipstream_ipc.messages import (
     AnswerOptions,
-    AnswerSettings,
     ChatMessage,
     EventKind,
     SamplingParams,
     Submit,
 )
 from slipstream_ipc.transport.codec import encode_params
-from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
-from slipstream_worker.detokenizer.table import TokenTable
 
-PIECES = [
-    b"",
-    b"<think>",
-    b"</think>",
-    b"<tool_call>",
-    b"</tool_call>",
-    b'<tool_call>\n{"name": "f", "arguments": {"x": "',
-    b'"}}\n</tool_call>',
-    b"a",
-    b" b",
-    b"\n",
-    b"<",
-    "\u00e9".encode()[:1],
-    "\u00e9".encode()[1:],
-]
-# the calls are written as text, since that makes more of them
-DELIMITERS = {"<think>": 1, "</think>": 2}
-MODEL = f"simulated:step_ms=0.2,prefill_us=0,vocab_size={len(PIECES)},mode=chain"
-FORMAT = find_format("qwen3+hermes")
-assert FORMAT is not None
-ANSWER = AnswerSettings(FORMAT.name, digest(FORMAT))
-PROMPTS = [f"Chapter {n}" for n in range(8)]
 KINDS = set(EventKind)
-
-
-class Letters:
-    """A tokenizer whose ids are those of `PIECES`, and mean nothing."""
-
-    def encode(self, text: str) -> Any:
-        return SimpleNamespace(ids=[ord(letter) % len(PIECES) for letter in text])
 
 
 @pytest.fixture
 def make(make_stack: Any) -> Any:
-    detokenizers = TableDetokenizerFactory(
-        TokenTable("bytelevel", tuple(PIECES), (0, 1, 2)), DELIMITERS
-    )
-    return lambda **settings: make_stack(
-        MODEL, detokenizers=detokenizers, tokenizer=Letters(), **{"answer": ANSWER, **settings}
-    )
+    return of_read_answers(make_stack)
 
 
 def ask(client: RawClient, prompt: str, **params: Any) -> Received:
@@ -94,16 +55,6 @@ def plain(make: Any, **params: Any) -> list[Any]:
     return outcome(streams)
 
 
-def kill(stack: MiniStack, what: str) -> None:
-    if what != "worker":
-        stack.kill_core()
-    if what != "core":
-        stack.kill_worker()
-        stack.start_worker()
-    if what != "worker":
-        stack.start_core()
-
-
 def test_answers_have_events_of_all_kinds(make: Any) -> None:
     found = plain(make)
     assert {event.kind for _, _, events, _ in found for event in events} == KINDS
@@ -123,7 +74,7 @@ def test_a_death_changes_no_event(
     streams = [ask(client, prompt, stop=stop) for prompt in PROMPTS]
     for _ in range(num_steps):
         stack.step()
-    kill(stack, what)
+    kill_and_replace(stack, what)
     stack.until(lambda: all(s.is_over for s in streams))
     assert outcome(streams) == expected
 
@@ -135,7 +86,7 @@ def test_a_worker_dies_again_and_again(make: Any) -> None:
     streams = [ask(client, prompt) for prompt in PROMPTS]
     for at in range(10, 120, 30):
         stack.until(lambda at=at: all(len(s.token_ids) > at for s in streams))
-        kill(stack, "worker")
+        kill_and_replace(stack, "worker")
     stack.until(lambda: all(s.is_over for s in streams))
     assert outcome(streams) == expected
 

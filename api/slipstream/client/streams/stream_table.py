@@ -43,10 +43,12 @@ from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import (
+    MAX_CALLS,
     Accepted,
     AnswerEvent,
     Deltas,
     End,
+    EventKind,
     Fault,
     PromptLogprobs,
     Rejected,
@@ -56,6 +58,11 @@ from slipstream_ipc.messages import (
     UnknownStreams,
 )
 
+# all values of `Deltas.kinds`
+_KINDS = frozenset(
+    [0, int(EventKind.CONTENT), int(EventKind.REASONING)]
+    + [EventKind.CALL_ARGUMENTS | call << 8 for call in range(MAX_CALLS)]
+)
 _MAX_GAPS = 3  # at one position: then the server has lost output, and not the connection
 
 
@@ -441,6 +448,10 @@ def _numbers(column: bytes) -> tuple[int, ...]:
     return unpack(f"<{len(column) // 4}I", column)  # faster than an array for a few entries
 
 
+def _are_kinds(column: bytes, size: int) -> bool:
+    return len(column) == size and _KINDS.issuperset(_numbers(column))
+
+
 def _check(deltas: Deltas) -> None:
     """Check that the columns match, with a fast path for plain messages. Raises: ProtocolError."""
     size = 4 * len(deltas.texts)
@@ -449,7 +460,7 @@ def _check(deltas: Deltas) -> None:
         or deltas.ended
         or deltas.ends
         or deltas.logprobs is not None
-        or deltas.kinds
+        or (deltas.kinds and not _are_kinds(deltas.kinds, size))
         or deltas.event_entries
         or deltas.events
         or len(deltas.handles) != size

@@ -33,7 +33,8 @@ def _narrowed(base: type[Struct], name: str, **types: Any) -> type[Struct]:
     for field in msgspec.structs.fields(base):
         kind = types.get(field.name, field.type)
         fields.append((field.name, kind) if field.required else (field.name, kind, field.default))
-    return msgspec.defstruct(name, fields, namespace={"__doc__": base.__doc__})
+    namespace = {"__doc__": base.__doc__}
+    return msgspec.defstruct(name, fields, namespace=namespace, kw_only=True)
 
 
 _COMPLETION_CHOICE = _narrowed(
@@ -43,14 +44,23 @@ _COMPLETION_CHOICE = _narrowed(
     logprobs=responses.CompletionLogprobs | None,
     prompt_logprobs=_PROMPT,
 )
-_ANSWER_MESSAGE = _narrowed(responses.AnswerMessage, "AnswerMessage", content=str)
+_ANSWER_MESSAGE = _narrowed(responses.AnswerMessage, "AnswerMessage", content=str | None)
 _CHAT_CHOICE = _narrowed(
     responses.ChatChoice,
     "ChatChoice",
     message=_ANSWER_MESSAGE,
     logprobs=responses.ChatLogprobs | None,
 )
-_CHAT_DELTA = _narrowed(responses.ChatDelta, "ChatDelta", content=str | UnsetType)
+_FUNCTION_CHUNK = _narrowed(responses.FunctionChunk, "FunctionChunk", arguments=str)
+_CALL_CHUNK = _narrowed(responses.CallChunk, "CallChunk", function=_FUNCTION_CHUNK)
+_CHAT_DELTA = _narrowed(
+    responses.ChatDelta,
+    "ChatDelta",
+    content=str | UnsetType,
+    reasoning_content=str | UnsetType,
+    reasoning=str | UnsetType,
+    tool_calls=list[_CALL_CHUNK] | UnsetType,  # type: ignore[valid-type]
+)
 _CHAT_CHUNK_CHOICE = _narrowed(
     responses.ChatChunkChoice,
     "ChatChunkChoice",

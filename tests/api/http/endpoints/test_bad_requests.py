@@ -48,7 +48,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "/v1/chat/completions",
-        {"messages": [{**USER, "tool_calls": [{"function": {"name": "a", "arguments": "["}}]}]},
+        {"messages": [{**USER, "tool_calls": [{"function": {"name": "a", "arguments": 1}}]}]},
         "messages[0].tool_calls[0].function.arguments",
     ),
     ("/v1/chat/completions", {"tools": {}}, "tools"),

@@ -253,3 +253,14 @@ def test_only_one_form_is_given(fields, param) -> None:
 def test_errors_of_the_engine_name_the_guided_field() -> None:
     names = chat(guided_regex="a").param_names
     assert names["structured_outputs"] == names["structured_outputs.regex"] == "guided_regex"
+
+
+# ---- histories that were cut off -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Os', "[1]", "Oslo", "null", "{'city': 1}"])
+def test_malformed_arguments_are_taken_as_vllm_43995_asks(arguments: str) -> None:
+    """They are in each later request of the conversation, which a 400 would end."""
+    call = {**CALL, "function": {"name": "weather", "arguments": arguments}}
+    _, turn, _ = turns(USER, {"role": "assistant", "tool_calls": [call]}, RESULT)
+    assert turn.tool_calls[0].function.arguments == arguments
