@@ -381,11 +381,14 @@ def test_an_unknown_function_is_content(case: Case, has_tokens: bool) -> None:
     assert events == [AnswerEvent(EventKind.CONTENT, text)]
 
 
-def test_the_value_of_a_forgotten_tag_does_not_swallow_the_next_call() -> None:
+def test_a_forgotten_tag_costs_neither_its_value_nor_the_next_call() -> None:
     form = FORMATS[CASES[0], True]
     broken = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome</function>\n</tool_call>"
     whole = qwen3_coder([("get_weather", {"city": "Oslo"})])
-    assert calls_of(read(form, broken + whole, [])) == [("get_weather", {"city": "Oslo"})]
+    assert calls_of(read(form, broken + whole, [])) == [
+        ("get_weather", {"city": "Rome"}),
+        ("get_weather", {"city": "Oslo"}),
+    ]
 
 
 def test_a_word_that_is_a_token_elsewhere_is_text_of_a_value() -> None:
