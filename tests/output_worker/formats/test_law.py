@@ -18,7 +18,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, WHOLE, compose, find_format
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
-from slipstream_worker.formats.scanner import BLANKS
+from slipstream_worker.formats.scanners.scanner import BLANKS
 
 REASONING = find_format("qwen3+none")
 FORMATS = {

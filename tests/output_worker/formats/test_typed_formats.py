@@ -18,8 +18,8 @@ from tests.helpers.scanning import cuts, divided
 from slipstream_ipc.formats.table import CALLS, REASONING, compose
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
-from slipstream_worker.formats.json_scanner import JsonScanner
-from slipstream_worker.formats.scanner import Status
+from slipstream_worker.formats.scanners.json_scanner import JsonScanner
+from slipstream_worker.formats.scanners.scanner import Status
 
 Calls = list[tuple[str, dict[str, Any]]]
 

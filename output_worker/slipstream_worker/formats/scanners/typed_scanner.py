@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
-from slipstream_worker.formats.scanner import ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import ScanContext, Status
 
 __all__ = ["Run", "TypedScanner", "escape_json", "read_until"]
 

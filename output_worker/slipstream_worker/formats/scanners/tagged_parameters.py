@@ -17,10 +17,15 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import TaggedParameters, delimiters
-from slipstream_worker.formats.json_scanner import STRING_HAZARDS, JsonScanner
-from slipstream_worker.formats.scanner import BLANKS, ScanContext, Status
-from slipstream_worker.formats.typed_scanner import Run, TypedScanner, escape_json, read_until
-from slipstream_worker.formats.values import value_as_json
+from slipstream_worker.formats.scanners.json_scanner import STRING_HAZARDS, JsonScanner
+from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, Status
+from slipstream_worker.formats.scanners.typed_scanner import (
+    Run,
+    TypedScanner,
+    escape_json,
+    read_until,
+)
+from slipstream_worker.formats.scanners.values import value_as_json
 
 __all__ = ["TagPhase", "TaggedParametersScanner"]
 
