@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from msgspec.structs import replace
+
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
@@ -51,9 +53,10 @@ def feed(reader: AnswerReader, item: Item) -> list[Piece]:
 
 
 def join(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
-    """Adjacent events of one kind and call as one."""
+    """Adjacent events of one kind and call as one, without their numbers of tokens."""
     joined: list[AnswerEvent] = []
     for event in events:
+        event = replace(event, num_tokens=0, num_before=0)
         last = joined[-1] if joined else None
         if last and event.kind in JOINED and (last.kind, last.call) == (event.kind, event.call):
             joined[-1] = AnswerEvent(event.kind, last.text + event.text, event.call)

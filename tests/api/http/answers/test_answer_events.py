@@ -269,18 +269,20 @@ async def asked_for_logprobs(plan: AnswerPlan) -> Asked:
     asked = Asked(plan)
     for number, (raw, text) in enumerate(zip(TOKENS, SHOWN, strict=True)):
         asked.texts._known[number] = TokenText(text, text, raw, is_added=len(raw) > 2)
-    border = (AnswerEvent(REASONING, "m"), AnswerEvent(CONTENT, "y"))
+    border = (
+        AnswerEvent(REASONING, "m", num_tokens=1),
+        AnswerEvent(CONTENT, "y", num_tokens=1, num_before=1),
+    )
     last = len(TOKENS) - 1
     begin = 0
     for ids, text, kind, events in (
         ([0], "h", REASONING, None),
         ([1, 2, 3], "m</t>y", 0, border),
         ([4, 5], "es", CONTENT, None),
-        ([6], "", 0, None),  # the first byte of a character
-        ([7], "é", CONTENT, None),
-        ([8], "", 0, None),  # a special token that is not shown
+        ([6, 7], "é", CONTENT, None),
+        ([8], "", 0, ()),  # a special token that is not shown
         ([9], '{"', ARGUMENTS, None),
-        ([last], "", 0, None),
+        ([last], "", 0, ()),
     ):
         end = End("stop", len(TOKENS)) if ids == [last] else None
         entry = Entry(asked.handle, text, begin, ids[0], ids, end, kind, events)
