@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from slipstream.errors import bad_request
-from slipstream.prompts import checked_utf8
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import AnswerOptions, StopScope
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE, MAX_NAME_CHARS
@@ -57,6 +56,8 @@ def _wire_choice(given: object) -> str:
             if not 0 < len(name) <= MAX_NAME_CHARS:
                 wrong = Summary(f"a function's name of {len(name)} characters")
                 raise BadRequest("tool_choice", wrong, f"1 to {MAX_NAME_CHARS}")
-            return FUNCTION_CHOICE + checked_utf8("tool_choice", name)
+            if not name.isprintable():  # as lone surrogates are not
+                raise BadRequest("tool_choice", given, "a name of printable characters")
+            return FUNCTION_CHOICE + name
         case _:
             raise BadRequest("tool_choice", given, _CHOICES)

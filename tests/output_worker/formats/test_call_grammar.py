@@ -84,7 +84,7 @@ class SmallModel:
         tokenizer.add_special_tokens([AddedToken(END, special=True)])
         tokenizer.add_tokens([AddedToken(each, special=False) for each in literals])
         self._tokenizer = tokenizer
-        self.ids = {each: tokenizer.token_to_id(each) for each in literals}
+        self.ids: dict[str, int] = {each: tokenizer.token_to_id(each) for each in literals}  # type: ignore[misc]
         self.end_id = tokenizer.token_to_id(END)
         self.library = llguidance.LLTokenizer(
             tokenizer.to_str(), tokenizer.get_vocab_size(), [self.end_id]
@@ -192,7 +192,13 @@ def test_a_named_function_is_called_once(
     assert check(read(compile_format(found, model.ids), items, TYPES)) == [choice]
 
 
-@every_format
+def test_a_call_that_begins_with_text_is_not_told_from_reasoning() -> None:
+    found, model = model_of("phi4_mini_json", "qwen3", True)
+    with pytest.raises(BadRequest, match="reasoning"):
+        call_grammar(found, model.ids, TOOLS, "required", opened=Opened(False, True))
+
+
+@pytest.mark.parametrize("name", [each for each in FORCEABLE if each != "phi4_mini_json"])
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral"])
 @pytest.mark.parametrize("prefilled", ["", "<think>\n", "<think>\n\n</think>\n\n"])
 @settings(max_examples=5)
