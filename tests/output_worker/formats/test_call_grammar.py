@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -62,7 +63,7 @@ TOOLS = [
     for name, schema in SCHEMAS.items()
 ]
 TYPES: dict[str, dict[str, str]] = {name: {} for name in SCHEMAS}
-ALLOWED = {
+ALLOWED: dict[str, Callable[[Any], bool]] = {
     "look": lambda given: (
         given["at"] in SCHEMAS["look"]["$defs"]["Place"]["enum"]
         and isinstance(given.get("is_far", True), bool)
@@ -84,11 +85,16 @@ class SmallModel:
         tokenizer.add_special_tokens([AddedToken(END, special=True)])
         tokenizer.add_tokens([AddedToken(each, special=False) for each in literals])
         self._tokenizer = tokenizer
-        self.ids: dict[str, int] = {each: tokenizer.token_to_id(each) for each in literals}  # type: ignore[misc]
-        self.end_id = tokenizer.token_to_id(END)
+        self.ids: dict[str, int] = {each: self._id_of(each) for each in literals}
+        self.end_id = self._id_of(END)
         self.library = llguidance.LLTokenizer(
             tokenizer.to_str(), tokenizer.get_vocab_size(), [self.end_id]
         )
+
+    def _id_of(self, literal: str) -> int:
+        token_id = self._tokenizer.token_to_id(literal)
+        assert token_id is not None
+        return token_id
 
     def matcher(self, grammar: str) -> Any:
         text = llguidance.LLMatcher.grammar_from_lark(grammar)

@@ -100,7 +100,11 @@ def test_a_named_function_is_called_whatever_dies(stack: Stack, client: OpenAI) 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_call_of_any_function_is_required(client: OpenAI, seed: int) -> None:
-    options = {"tool_choice": "required", "parallel_tool_calls": False, "seed": seed}
+    options: dict[str, Any] = {
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": seed,
+    }
     expected = whole(client, **options)
     [(name, arguments)], content, reason = expected
     assert (content, reason) == (None, "tool_calls")
