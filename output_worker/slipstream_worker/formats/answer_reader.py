@@ -170,6 +170,11 @@ class AnswerReader:
         """Whether nothing is held, and no call is open."""
         return self._state in (_State.PLAIN, _State.BETWEEN) and self.num_decided == self.num_fed
 
+    @property
+    def place(self) -> Place | None:
+        """Where in the answer plain text would stand; None within a call."""
+        return self._place if self._state is _State.PLAIN else None
+
     # What is fed
 
     def feed(self, text: str) -> list[Piece]:
