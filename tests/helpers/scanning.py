@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from slipstream_worker.formats.scanner import Scanner, Status
+from slipstream_worker.formats.scanners.scanner import Scanner, Status
 
 cuts = st.lists(st.integers(0), max_size=6)
 

@@ -41,7 +41,7 @@ from slipstream_worker.formats.channel_header import (
 )
 from slipstream_worker.formats.literals import Literals
 from slipstream_worker.formats.places import Action, FormatTables, Move, Place, Triggers
-from slipstream_worker.formats.scanner import BLANKS, ScanContext, Scanner, Status
+from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, Scanner, Status
 
 MAX_BLANKS = 1024  # beside a delimiter; what is more is text
 MAX_UNBEGUN_CHARS = 2**20  # of a call whose name comes late

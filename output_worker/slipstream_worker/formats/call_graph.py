@@ -25,11 +25,11 @@ from slipstream_ipc.formats.answer_format import (
     TaggedParameters,
     Text,
 )
-from slipstream_worker.formats.json_call import JsonCallScanner, JsonObjectScanner
-from slipstream_worker.formats.keyword_arguments import KeywordArgumentsScanner
 from slipstream_worker.formats.literals import Literals, split_literals
-from slipstream_worker.formats.scanner import ScanContext, Scanner, WordScanner
-from slipstream_worker.formats.tagged_parameters import TaggedParametersScanner
+from slipstream_worker.formats.scanners.json_call import JsonCallScanner, JsonObjectScanner
+from slipstream_worker.formats.scanners.keyword_arguments import KeywordArgumentsScanner
+from slipstream_worker.formats.scanners.scanner import ScanContext, Scanner, WordScanner
+from slipstream_worker.formats.scanners.tagged_parameters import TaggedParametersScanner
 
 END = 0  # the node behind a section's last element
 

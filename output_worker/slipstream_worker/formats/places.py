@@ -20,7 +20,7 @@ from slipstream_ipc.formats.answer_format import (
 )
 from slipstream_worker.formats.call_graph import CallGraph, Scan
 from slipstream_worker.formats.literals import Literals, split_literals
-from slipstream_worker.formats.scanner import BLANKS
+from slipstream_worker.formats.scanners.scanner import BLANKS
 
 
 class Move(IntEnum):

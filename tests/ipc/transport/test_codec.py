@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import types
 import typing
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -91,6 +92,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         return st.lists(values_of(args[0]), max_size=3).map(tuple)
     if origin is dict:
         return st.dictionaries(values_of(args[0]), values_of(args[1]), max_size=3)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
     if kind is Any:  # in JSON
         return st.none() | st.integers(0, 9) | st.text()
     if origin is list:

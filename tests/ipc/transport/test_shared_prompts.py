@@ -15,6 +15,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     MAX_OTHERS,
     Admit,
+    AnswerSettings,
     Frame,
     LogprobColumns,
     OtherAdmit,
@@ -71,6 +72,7 @@ def registrations(draw: st.DrawFn) -> Admit:
         handle=draw(st.integers(0, 9)),
         was_accepted=draw(st.booleans()),
         strikes=draw(st.integers(0, 3)),
+        num_cached_tokens=draw(st.none() | st.integers(0, 64)),
     )
 
 
@@ -109,6 +111,7 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "label": "other",
         "cache_salt": "other",
         "was_accepted": True,
+        "answer": AnswerSettings("qwen3", b"digest"),
         "trace": RequestTrace(TraceContext(bytes(16)), "chat", 1.5),
     }.get(field, b"otherothe0123456" if isinstance(getattr(second, field), bytes) else 5)
     if field == "seed":

@@ -117,6 +117,23 @@ def test_vllm_57699_a_parameter_that_its_function_closes() -> None:
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "</function>",
+        "a\n</function>\nb",
+        "</function>\n\n",
+        "</function </function> <",
+        "</function>" + " " * 100,
+        "</funct",
+    ],
+)
+def test_vllm_57699_the_same_tag_within_a_parameter_is_text(content: str) -> None:
+    text = f"<parameter=content>\n{content}\n</parameter>\n</function>\n</tool_call>"
+    answer = read("qwen3_coder", f"<tool_call>\n<function=write>\n{text}")
+    assert values(answer) == [FunctionCall("write", {"content": content})]
+
+
+@pytest.mark.parametrize(
     "variant",
     ["hermes", "qwen3_coder", "glm45", "minimax_m2", "deepseek_v31", "pythonic", "harmony"],
 )

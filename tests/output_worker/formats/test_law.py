@@ -18,7 +18,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, WHOLE, compose, find_format
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
-from slipstream_worker.formats.scanner import BLANKS
+from slipstream_worker.formats.scanners.scanner import BLANKS
 
 REASONING = find_format("qwen3+none")
 FORMATS = {
@@ -111,7 +111,7 @@ def spell(items: list[Item], tokens: dict[str, int]) -> str:
 
 
 @every_format
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data(), sizes=sizes, options=options, tools=tools)
 def test_any_division_gives_the_same_events(
     case: tuple[str, bool],
@@ -128,7 +128,7 @@ def test_any_division_gives_the_same_events(
 
 
 @every_format
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data(), sizes=sizes, tools=tools)
 def test_what_was_given_stays_and_is_in_order(
     case: tuple[str, bool], data: st.DataObject, sizes: list[int], tools: Any
@@ -175,7 +175,7 @@ def check_calls(events: list[AnswerEvent]) -> None:
 
 
 @every_format
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), sizes=sizes)
 def test_what_is_not_given_is_blank_or_markup(
     case: tuple[str, bool], data: st.DataObject, sizes: list[int]
@@ -199,7 +199,7 @@ def test_what_is_not_given_is_blank_or_markup(
 
 
 @every_format
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data(), sizes=sizes, options=options, tools=tools)
 def test_another_reader_goes_on_from_a_state(
     case: tuple[str, bool],
@@ -226,7 +226,7 @@ def test_another_reader_goes_on_from_a_state(
 
 
 @every_format
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data(), sizes=sizes, options=options, text=st.text('abc <[{"\\\n:,;}', max_size=6))
 def test_harmless_text_is_one_event_and_changes_nothing(
     case: tuple[str, bool],

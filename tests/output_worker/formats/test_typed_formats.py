@@ -18,8 +18,8 @@ from tests.helpers.scanning import cuts, divided
 from slipstream_ipc.formats.table import CALLS, REASONING, compose
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
-from slipstream_worker.formats.json_scanner import JsonScanner
-from slipstream_worker.formats.scanner import Status
+from slipstream_worker.formats.scanners.json_scanner import JsonScanner
+from slipstream_worker.formats.scanners.scanner import Status
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -381,11 +381,14 @@ def test_an_unknown_function_is_content(case: Case, has_tokens: bool) -> None:
     assert events == [AnswerEvent(EventKind.CONTENT, text)]
 
 
-def test_the_value_of_a_forgotten_tag_does_not_swallow_the_next_call() -> None:
+def test_a_forgotten_tag_costs_neither_its_value_nor_the_next_call() -> None:
     form = FORMATS[CASES[0], True]
     broken = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome</function>\n</tool_call>"
     whole = qwen3_coder([("get_weather", {"city": "Oslo"})])
-    assert calls_of(read(form, broken + whole, [])) == [("get_weather", {"city": "Oslo"})]
+    assert calls_of(read(form, broken + whole, [])) == [
+        ("get_weather", {"city": "Rome"}),
+        ("get_weather", {"city": "Oslo"}),
+    ]
 
 
 def test_a_word_that_is_a_token_elsewhere_is_text_of_a_value() -> None:
@@ -394,12 +397,6 @@ def test_a_word_that_is_a_token_elsewhere_is_text_of_a_value() -> None:
     assert calls_of(read(form, text, [])) == [
         ("write.file-2", {"content": "if '</think>' in\n<think>\ntext"})
     ]
-
-
-@pytest.mark.parametrize("name", sorted(CALLS))
-def test_delimiters_are_told_apart(name: str) -> None:
-    for reasoning in REASONING.values():
-        compile_format(compose(reasoning, CALLS[name]), {})
 
 
 CUT = "a\nb 'c' "

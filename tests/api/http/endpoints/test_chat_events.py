@@ -193,24 +193,25 @@ def whole_at(events: list[tuple[str, str]], num_tokens: int) -> bool:
     return parse_event_id(events[-1][0]).cursors[0].num_tokens == num_tokens
 
 
-def told(events: list[tuple[str, str]]) -> tuple[list[str], str, str]:
-    """Fields of calls, arguments and content that events say."""
+def told(events: list[tuple[str, str]]) -> tuple[list[str], str, str, str]:
+    """What events say: fields that are said once, arguments, content, reasoning."""
     fields: list[str] = []
-    arguments, texts = "", ""
+    arguments = content = reasoning = ""
     for _, data in events:
         if data == "[DONE]":
             fields.append(data)
             continue
         [choice] = json.loads(data)["choices"]
         delta = choice["delta"]
-        texts += (delta.get("content") or "") + delta.get("reasoning_content", "")
+        content += delta.get("content", "")
+        reasoning += delta.get("reasoning_content", "")
         fields += [each for each in (delta.get("role"), choice["finish_reason"]) if each]
         for call in delta.get("tool_calls", ()):
             assert call["index"] == 0
             fields += [call[name] for name in ("id", "type") if name in call]
             fields += [call["function"]["name"]] if "name" in call["function"] else []
             arguments += call["function"]["arguments"]
-    return fields, arguments, texts
+    return fields, arguments, content, reasoning
 
 
 def blocks(body: bytes) -> list[tuple[str, str]]:

@@ -239,7 +239,7 @@ def test_64_streams_at_once_say_what_they_say_alone(stack, client):
         ({"prompt": "word " * 5000}, openai.BadRequestError, "prompt"),
         ({"n": 0}, openai.BadRequestError, "n"),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
-        ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "nonsense"),
+        ({"extra_body": {"min_p": "nonsense"}}, openai.BadRequestError, "min_p"),
         ({"model": "gpt-4"}, openai.NotFoundError, "model"),
         ({"extra_headers": {"Authorization": "Bearer no"}}, openai.AuthenticationError, None),
     ],

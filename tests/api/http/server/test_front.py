@@ -109,7 +109,8 @@ Told = tuple[list[int], list[int] | None]
 def usage_of(event: dict) -> Told:
     """Of a chunk of a stream: its choices, and prompt, output and all tokens."""
     usage = event.get("usage")
-    return [each["index"] for each in event["choices"]], usage and [*usage.values()]
+    counts = usage and [num for name, num in usage.items() if not name.endswith("_details")]
+    return [each["index"] for each in event["choices"]], counts
 
 
 def usages_of(raw: Raw) -> list[Told]:
@@ -570,7 +571,7 @@ def test_a_connection_ends_when_it_is_asked_to(front):
         ("POST /v1/completions", b"{", 400),
         ("POST /v1/completions", b'{"prompt": "\xff"}', 400),
         ("POST /v1/completions", b'{"prompt": 7}', 400),
-        ("POST /v1/completions", b'{"prompt": "x", "nonsense": 1}', 400),
+        ("POST /v1/completions", b'{"prompt": "x", "top_k": "nonsense"}', 400),
         ("POST /v1/completions", b'{"prompt": "x", "best_of": 2}', 400),
         ("POST /v1/completions", b'{"prompt": "x", "model": "gpt-4"}', 404),
         ("POST /v1/completions", b'{"prompt": [1, 1000]}', 400),
@@ -588,7 +589,7 @@ def test_bad_requests(front, request_line, body, status):
         if status == 405:
             assert answer.headers["allow"] in ("GET", "POST")
         if status == 400 and b"nonsense" in body:
-            assert answer.error["param"] == "nonsense"
+            assert answer.error["param"] == "top_k"
 
 
 def test_a_body_that_is_not_said_to_be_json_is_refused(front):

@@ -16,9 +16,9 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import KeywordArguments
-from slipstream_worker.formats.json_scanner import MAX_NESTING, STRING_HAZARDS
-from slipstream_worker.formats.scanner import BLANKS, ScanContext, Status
-from slipstream_worker.formats.typed_scanner import TypedScanner, escape_json, read_until
+from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING, STRING_HAZARDS
+from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, Status
+from slipstream_worker.formats.scanners.typed_scanner import TypedScanner, escape_json, read_until
 
 __all__ = ["KeywordArgumentsScanner", "Phase", "python_container_as_json"]
 

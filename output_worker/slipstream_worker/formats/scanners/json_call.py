@@ -8,8 +8,8 @@ from typing import Any
 
 from slipstream_ipc.formats.answer_format import JsonCall
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
-from slipstream_worker.formats.json_scanner import JsonScanner
-from slipstream_worker.formats.scanner import BLANKS, Status
+from slipstream_worker.formats.scanners.json_scanner import JsonScanner
+from slipstream_worker.formats.scanners.scanner import BLANKS, Status
 
 _MAX_KEY_CHARS = 1024
 _MAX_WORD_CHARS = 6 * MAX_NAME_CHARS + 2  # all characters escaped, and quotes

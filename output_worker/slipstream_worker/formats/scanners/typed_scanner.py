@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
-from slipstream_worker.formats.scanner import ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import ScanContext, Status
 
 __all__ = ["Run", "TypedScanner", "escape_json", "read_until"]
 
@@ -41,6 +41,8 @@ class TypedScanner(ABC):
         if self._ends_at_once:
             return True, Status.DONE
         if not self._step_delimiter(literal):
+            if self._status is Status.DONE:
+                self._count(0, 0)
             return False, self._status
         if self._count(len(literal), 0):
             return not self._ends_at_once, Status.BEGIN
@@ -78,7 +80,9 @@ class TypedScanner(ABC):
 
     @abstractmethod
     def _step_delimiter(self, literal: str) -> bool:
-        """A delimiter that is one token; whether it was taken."""
+        """A delimiter that is one token; whether it was taken. One that is not taken may end the
+        arguments.
+        """
 
     def _emit(self, piece: str, at: int) -> None:
         """Give a piece that is decided at `at` in the text: what was taken behind it is held."""

@@ -5,6 +5,8 @@ and their like. Values are not quoted, so the function's property types say what
 string leaves as it comes; any other value when it is complete, and as a string if it is none.
 
 - The output is always a prefix of a JSON object, and a whole object once the reading is done.
+- Models forget the tag that closes the last value. The tag that ends the arguments ends it, too,
+  where only blanks and the token behind the call follow.
 - Of text that breaks the rules, what came before the fault has been given.
 """
 
@@ -15,14 +17,20 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import TaggedParameters, delimiters
-from slipstream_worker.formats.json_scanner import STRING_HAZARDS, JsonScanner
-from slipstream_worker.formats.scanner import BLANKS, ScanContext, Status
-from slipstream_worker.formats.typed_scanner import Run, TypedScanner, escape_json, read_until
-from slipstream_worker.formats.values import value_as_json
+from slipstream_worker.formats.scanners.json_scanner import STRING_HAZARDS, JsonScanner
+from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, Status
+from slipstream_worker.formats.scanners.typed_scanner import (
+    Run,
+    TypedScanner,
+    escape_json,
+    read_until,
+)
+from slipstream_worker.formats.scanners.values import value_as_json
 
 __all__ = ["TagPhase", "TaggedParametersScanner"]
 
 _MAX_TAG_CHARS: Final = 1024  # of a key with its attributes
+_MAX_TAIL_CHARS: Final = 64  # of the tag that ends the arguments within a value, with blanks
 _MAX_WORD_CHARS: Final = 4096  # of a number
 _WORD_CHARS: Final = frozenset("0123456789+-.eE" + "truefalsenullTrueFalseNone" + BLANKS)
 _STRING_ALONE: Final = ("string",)
@@ -67,6 +75,8 @@ class TaggedParametersScanner(TypedScanner):
         self._hazards = STRING_HAZARDS | frozenset(by_text)
         self._is_first = True
         self._held = ""  # what is held: of a tag, a key, or the end of a value
+        self._tail = ""  # of a value, before `_held`: it may be the tag that ends the arguments
+        self._can_end_open = self._closing not in self._ids and self._end not in self._ids
         self._parts: list[str] = []  # of a value that is not decided
         self._value_len = 0
         self._has_value_begun = False  # a character of it that is no blank was seen
@@ -84,9 +94,9 @@ class TaggedParametersScanner(TypedScanner):
             case TagPhase.KEY:
                 self._emit(self._before_key + '"' + escape_json(self._held), 0)
             case TagPhase.STRING:
-                self._emit(escape_json(self._held), 0)
+                self._emit(escape_json(self._tail + self._held), 0)
             case TagPhase.WORD | TagPhase.CONTAINER:
-                raw = "".join(self._parts).lstrip(BLANKS)
+                raw = ("".join(self._parts) + self._tail).lstrip(BLANKS)
                 scanner = JsonScanner()
                 if scanner.feed(raw, 0)[1] is Status.FAILED:
                     self._emit('"' + escape_json(raw + self._held), 0)
@@ -140,11 +150,31 @@ class TaggedParametersScanner(TypedScanner):
                 self._choose(0)
                 self._take(literal, 0)
             case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if self._is_word(literal):
-                held, self._held = self._held, ""
+                held, self._held, self._tail = self._tail + self._held, "", ""
                 self._take(held + literal, 0)
+            case TagPhase.STRING | TagPhase.WORD | TagPhase.CONTAINER if self._has_end_tag:
+                self._value_ends(0)
+                self._emit("}", 0)
+                self.phase = TagPhase.ENDED
+                return False
+            case TagPhase.WORD | TagPhase.CONTAINER if self._is_closed_by_end():
+                return False
             case _:
                 self.phase = TagPhase.FAILED
                 return False
+        return True
+
+    def _is_closed_by_end(self) -> bool:
+        """Whether the last value, with no tag of its own behind it, is followed by the end of the
+        arguments; then they have ended. Of a string this is not known: it was given already.
+        """
+        raw = ("".join(self._parts) + self._held).rstrip(BLANKS)
+        if not raw.endswith(self._end):
+            return False
+        self._parts = [raw.removesuffix(self._end)]
+        self._value_ends(0)
+        self._emit("}", 0)
+        self.phase = TagPhase.ENDED
         return True
 
     # -- tags
@@ -257,10 +287,28 @@ class TaggedParametersScanner(TypedScanner):
             drops_newline = self._element.trims_newline
             run = read_until(self._closing, self._held, text, at, drops_newline)
         self._held = run.held
-        self._take(run.text, run.behind - len(run.held))
+        taken = self._tail + run.text
+        cut = self._tail_begins(taken) if self._can_end_open and not run.is_end else len(taken)
+        self._tail = taken[cut:]
+        self._take(taken[:cut], run.behind - len(run.held) - len(self._tail))
         if run.is_end:
             self._value_ends(run.behind)
         return run.behind
+
+    def _tail_begins(self, text: str) -> int:
+        """Where in the text of a value that may go on the tag that ends the arguments begins."""
+        begin = text.rfind("<")
+        if begin < 0 or len(text) - begin > _MAX_TAIL_CHARS:
+            return len(text)
+        tail = text[begin:]
+        if not self._end.startswith(tail.rstrip(BLANKS) if self._end in tail else tail):
+            return len(text)
+        return begin - (self._element.trims_newline and text[:begin].endswith("\n"))
+
+    @property
+    def _has_end_tag(self) -> bool:
+        """Whether all that is held is the tag that ends the arguments, and blanks."""
+        return (self._tail + self._held).strip(BLANKS) == self._end
 
     def _up_to_newline(self, text: str, at: int) -> Run:
         """All of the text, but a line break at its end, which may be the last before the tag."""
@@ -298,5 +346,5 @@ class TaggedParametersScanner(TypedScanner):
             self._parts.clear()
             value = value_as_json(raw, self._value_types, self._element.writes_python)
             self._emit(encode_basestring(raw) if value is None else value, at)
-        self._held = ""
+        self._held = self._tail = ""
         self.phase = TagPhase.GAP

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from tests.helpers.scanning import Scanned, cuts, divided, scan
 
 from slipstream_ipc.formats.answer_format import Delimiter, KeywordArguments
-from slipstream_worker.formats.keyword_arguments import (
+from slipstream_worker.formats.scanners.keyword_arguments import (
     KeywordArgumentsScanner,
     number_as_json,
     python_container_as_json,
 )
-from slipstream_worker.formats.scanner import ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import ScanContext, Status
 
 PYTHON = KeywordArguments()
 GEMMA = KeywordArguments("{", ":", Delimiter("<escape>"))

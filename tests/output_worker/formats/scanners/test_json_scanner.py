@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_worker.formats.json_scanner import MAX_NESTING, MAX_SCALAR_CHARS, JsonScanner
-from slipstream_worker.formats.scanner import Status
+from slipstream_worker.formats.scanners.json_scanner import (
+    MAX_NESTING,
+    MAX_SCALAR_CHARS,
+    JsonScanner,
+)
+from slipstream_worker.formats.scanners.scanner import Status
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

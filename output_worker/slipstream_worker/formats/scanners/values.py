@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from slipstream_worker.formats.json_scanner import MAX_NESTING
-from slipstream_worker.formats.keyword_arguments import python_container_as_json
-from slipstream_worker.formats.scanner import BLANKS
+from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING
+from slipstream_worker.formats.scanners.keyword_arguments import python_container_as_json
+from slipstream_worker.formats.scanners.scanner import BLANKS
 
 __all__ = ["value_as_json"]
 

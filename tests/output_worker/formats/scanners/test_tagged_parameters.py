@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.helpers.scanning import cuts, divided, scan
 
 from slipstream_ipc.formats.answer_format import Delimiter, TaggedParameters, Text
-from slipstream_worker.formats.scanner import ScanContext, Status
-from slipstream_worker.formats.tagged_parameters import TaggedParametersScanner
+from slipstream_worker.formats.scanners.scanner import ScanContext, Status
+from slipstream_worker.formats.scanners.tagged_parameters import TaggedParametersScanner
 
 
 class Spelling(NamedTuple):

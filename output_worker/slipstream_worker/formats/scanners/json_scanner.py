@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slipstream_worker.formats.scanner import BLANKS, Status
+from slipstream_worker.formats.scanners.scanner import BLANKS, Status
 
 MAX_NESTING = 64
 MAX_SCALAR_CHARS = 1024

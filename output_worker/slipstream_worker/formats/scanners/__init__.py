@@ -1,0 +1,1 @@
+"""Scanners of the arguments of a call: text in pieces to JSON in pieces."""

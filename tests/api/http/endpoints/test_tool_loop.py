@@ -1,0 +1,114 @@
+"""A whole tool loop over HTTP: every process is real, and only the device plays its answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from tests.helpers.chat_message import accumulated
+from tests.helpers.http_answer import identified_events
+from tests.helpers.http_front import Raw
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
+
+from slipstream import Stack
+
+CALLS = (
+    "<think>Two cities: I ask for both.</think>\n"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🏔", "days": 2}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+)
+LINES = [
+    {"text": "<think>Both are here.</think>\nIt snows in both.", "when": "snow"},
+    {"text": CALLS},
+]
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+USER: Any = {"role": "user", "content": "How is the weather in Zürich and Oslo?"}
+ARGUMENTS = [{"city": "Zürich 🏔", "days": 2}, {"city": "Oslo"}]
+FORMATS = {"tool_format": "hermes", "reasoning_format": "qwen3"}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    path = Path(tmp_path_factory.mktemp("answers")) / "answers.jsonl"
+    path.write_text("\n".join(map(json.dumps, LINES)))
+    model = f"simulated:step_ms=5,answers={path}"
+    with spareless_stack(model, http_port=0, served_model_name="played", **FORMATS) as running:
+        yield running
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[OpenAI]:
+    base_url = f"{stack.http_address}/v1"
+    with OpenAI(base_url=base_url, api_key="x", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def port_of(stack: Stack) -> int:
+    return int(stack.http_address.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_tool_loop_of_the_openai_client(client: OpenAI, is_stream: bool) -> None:
+    messages = [USER]
+    options: dict[str, Any] = {"model": "played", "tools": [WEATHER], "max_tokens": 400}
+    if is_stream:
+        with client.chat.completions.stream(messages=messages, **options) as stream:
+            completion: Any = stream.get_final_completion()
+    else:
+        completion = client.chat.completions.create(messages=messages, **options)
+    [choice] = completion.choices
+    message = choice.message
+    assert choice.finish_reason == "tool_calls"
+    assert (message.content or "").strip() == ""
+    assert message.model_extra["reasoning_content"] == "Two cities: I ask for both."
+    assert [json.loads(call.function.arguments) for call in message.tool_calls] == ARGUMENTS
+    messages.append(message.model_dump(exclude_none=True))
+    for call in message.tool_calls:
+        assert call.function.name == "weather"
+        messages.append({"role": "tool", "tool_call_id": call.id, "content": "snow"})
+    completion = client.chat.completions.create(messages=messages, **options)
+    [choice] = completion.choices
+    assert (choice.finish_reason, choice.message.content) == ("stop", "It snows in both.")
+    assert choice.message.tool_calls is None
+
+
+def test_without_tools_calls_are_text(client: OpenAI) -> None:
+    for options in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+        completion: Any = client.chat.completions.create(
+            model="played", messages=[USER], max_tokens=400, **options
+        )
+        [choice] = completion.choices
+        assert choice.finish_reason == "stop"
+        assert choice.message.content == CALLS.partition("</think>\n")[2]
+        assert choice.message.model_extra["reasoning"] == "Two cities: I ask for both."
+
+
+def test_a_call_is_resumed_in_the_middle_of_an_argument(stack: Stack) -> None:
+    """The connection breaks there."""
+    body = {"messages": [USER], "tools": [WEATHER], "stream": True, "max_tokens": 400}
+    accept, path = "Accept: text/event-stream", "/v1/chat/completions"
+    said = b""
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, accept)
+        raw.read(with_body=False)
+        while b"arguments" not in said:
+            said += raw.read_chunk()
+    events = identified_events(said)
+    with Raw(port_of(stack)) as raw:
+        raw.post(path, body, accept, f"Last-Event-ID: {events[-1][0]}")
+        answer = raw.read()
+    assert answer.status == 200, answer.body
+    _, reasoning, calls, reason = accumulated(events + identified_events(answer.body))
+    assert (reasoning, reason) == ("Two cities: I ask for both.", "tool_calls")
+    assert [json.loads(arguments) for _, _, arguments in calls] == ARGUMENTS
