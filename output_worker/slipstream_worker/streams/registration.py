@@ -202,6 +202,9 @@ def register(
         stop_ids=stop_token_ids,
         max_tokens=max_tokens,
     )
+    if call_grammar and not stop_token_ids:
+        given = Summary("a forced call without an id that ends the answer")
+        raise BadRequest("tool_choice", given, "one: the model's, or one of stop_token_ids")
     check_ending(params, stop_token_ids)
     if answer is not None and not params.detokenize:
         allowed = "true where the answer is read as reasoning, content and tool calls"

@@ -17,6 +17,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     OtherAnswer,
     SamplingParams,
+    StructuredOutputs,
     Submit,
 )
 from slipstream_ipc.transport.codec import encode_params
@@ -119,7 +120,11 @@ def test_an_unknown_choice_is_refused() -> None:
 @pytest.mark.parametrize("choice", ["required", "function:f"])
 @pytest.mark.parametrize(
     "params",
-    [{"min_tokens": 1}, {"structured_outputs": StructuredOutputs(regex="a")}, {"detokenize": False}],
+    [
+        {"min_tokens": 1},
+        {"structured_outputs": StructuredOutputs(regex="a")},
+        {"detokenize": False},
+    ],
 )
 def test_a_forced_call_alone_decides_the_form(choice: str, params: dict[str, Any]) -> None:
     submit = structs.replace(submission(**params), answer=AnswerOptions(choice))
@@ -145,4 +150,14 @@ def test_the_grammar_of_a_forced_call_is_the_cores_alone() -> None:
     )
     assert admit.params.structured_outputs == StructuredOutputs(grammar='start: "x"')
     assert params.structured_outputs is None
+    with pytest.raises(BadRequest, match="that ends the answer"):
+        register(
+            submit,
+            PROMPT,
+            b"c",
+            CARD,
+            params=structs.replace(params, ignore_eos=True),
+            fingerprint=fingerprint,
+            call_grammar='start: "x"',
+        )
     assert admit.fingerprint == fingerprint == Submission(submit).fingerprint(submit)
