@@ -38,6 +38,7 @@ from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
 
 # one space, or a newline and an indent: with any blanks a model may write nothing else
 _BLANKS = r" |\n[ \t]{0,40}"
+_MAX_FUNCTIONS = 512  # a row of the grammar has an item for each, and the core bounds these
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _DESCRIPTIONS = ("description", "title", "$comment")
 _CALL_ID = "/[a-zA-Z0-9]{9}/"
@@ -76,6 +77,9 @@ def call_grammar(
         is_parallel = False
     if not functions:
         raise BadRequest("tool_choice", Summary(shown_choice(choice)), "a function of the tools")
+    if len(functions) > _MAX_FUNCTIONS:
+        given = Summary(f"{len(functions)} tools")
+        raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where any call is required")
     try:
         grammar = _Grammar(found.calls, token_ids, functions, is_parallel).text(
             found.reasoning, opened

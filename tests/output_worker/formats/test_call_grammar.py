@@ -291,6 +291,13 @@ def test_a_format_that_cannot_be_forced_is_named(name: str) -> None:
             "bytes",
         ),
         (
+            compose(None, CALLS["hermes"]),
+            [{"function": {"name": f"f{number}"}} for number in range(513)],
+            "required",
+            "tools",
+            "at most 512",
+        ),
+        (
             compose(None, CALLS["deepseek_v31"]),
             [{"function": {"name": "a b"}}],
             "required",
