@@ -33,7 +33,7 @@ class AnswerEvent(Struct, array_like=True, frozen=True, gc=False):
     """One event of an answer.
 
     call: which call of the answer, from 0; of content and reasoning 0. call_id: of CALL_BEGINS, the
-    id that the model wrote; empty where its format has none.
+    id that the model wrote, or one in the form that its format asks for; else empty.
     """
 
     kind: EventKind

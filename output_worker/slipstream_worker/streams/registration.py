@@ -261,7 +261,9 @@ def open_output(
             unit_tokens=_unit_tokens(params),
         )
     else:
-        reader, delimiter_ids = open_reader(admit.answer, detokenizers.delimiter_ids)
+        reader, delimiter_ids = open_reader(
+            admit.answer, detokenizers.delimiter_ids, admit.stream_id
+        )
         output = AnswerOutput(
             reader=reader,
             delimiter_ids=delimiter_ids,

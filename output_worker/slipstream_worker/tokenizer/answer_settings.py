@@ -79,15 +79,23 @@ def compact_tools(
 ) -> str:
     """The tools' names and the types of their properties, for `AnswerSettings`.
 
-    Where that is too long, the names alone; empty (the tools are unknown) where these are too long,
-    too.
+    Where that is too long, the tools with the longest types have none; empty (the tools are
+    unknown) where the names alone are too long.
     """
     if not tools:
         return ""
     types = {each["function"]["name"]: property_types(each["function"]) for each in tools}
-    names: dict[str, dict[str, str]] = {name: {} for name in types}
-    texts = (encode_tool_types(known) for known in (types, names))
-    return next((text for text in texts if len(text) <= max_chars), "")
+    text = encode_tool_types(types)
+    num_chars = len(text)
+    if num_chars <= max_chars:
+        return text
+    sizes = {name: len(encode_tool_types({"": each})) for name, each in types.items()}
+    for name in sorted(types, key=sizes.__getitem__, reverse=True):
+        if num_chars <= max_chars:
+            break
+        num_chars -= sizes[name] - len(encode_tool_types({"": {}}))
+        types[name] = {}
+    return encode_tool_types(types) if num_chars <= max_chars else ""
 
 
 def property_types(function: Mapping[str, Any]) -> dict[str, str]:
