@@ -16,6 +16,7 @@ from slipstream_ipc.messages.fields import U32, Label
 MAX_NAME_CHARS = 256  # of a function
 MAX_CALLS = 1024  # in one answer; what follows is content
 MAX_ANSWER_TOOLS_CHARS = 2**18
+FUNCTION_CHOICE = "function:"  # begins a tool_choice that names a function
 
 
 class EventKind(IntEnum):
@@ -36,9 +37,10 @@ class AnswerEvent(Struct, array_like=True, frozen=True, gc=False):
     """One event of an answer.
 
     call: which call of the answer, from 0; of content and reasoning 0. call_id: of CALL_BEGINS, the
-    id that the model wrote; empty where its format has none. num_tokens: tokens of the entry whose
-    last character lies in this event. num_before: those between the event before it, or the entry's
-    beginning, and the first of these: of delimiters, and tokens without text.
+    id that the model wrote, or one in the form that its format asks for; else empty. num_tokens:
+    tokens of the entry whose last character lies in this event. num_before: those between the event
+    before it, or the entry's beginning, and the first of these: of delimiters, and tokens without
+    text.
     """
 
     kind: EventKind
@@ -62,6 +64,11 @@ class AnswerOptions(Struct, array_like=True, frozen=True):
     tool_choice: Label = "auto"
     parallel_tool_calls: bool = True
     stop_scope: StopScope = "content"
+
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer has to be calls."""
+        return self.tool_choice not in ("auto", "none")
 
 
 class AnswerSettings(Struct, array_like=True, frozen=True):
