@@ -1,7 +1,7 @@
 """Tokens that need no check: whole tokens that end no stream and begin no stop string.
 
-- A token that ends any open stream is plain for none. So is a delimiter's of a stream that is read
-  as events.
+- A token that ends any open stream is plain for none. So is one without text, and a delimiter's of
+  a stream that is read as events.
 - Which whole tokens may begin a stop string is refined as tokens are seen: at first all that
   contain the first character of one, until a token has been checked against that set of stop
   strings and found harmless. For a stream that is read as events, the same holds of its reader's
