@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.helpers.answers import delimiter_tokens, divide, join, read, to_items
 
 from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, format_of, render
@@ -100,7 +101,8 @@ def test_columns_give_the_events_of_the_whole(
             columns.make_slow(stream, columns.num_tokens(stream))
         output.finish("length")
     send()
-    assert join(events) == expected
+    uncounted = [replace(event, num_tokens=0, num_before=0) for event in join(events)]
+    assert uncounted == expected
     assert num_fast or max(sizes) > 2
 
 
