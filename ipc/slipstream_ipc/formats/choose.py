@@ -125,10 +125,9 @@ def _find(
     if not template:
         return _Part(None, "the model has no chat template")
     found = {
-        name: signature
+        name: max(fitting, key=lambda signature: signature.rank)
         for name, entry in entries.items()
-        for signature in sorted(entry.signatures[::-1], key=lambda each: each.rank)
-        if _has(signature, template, tokens)
+        if (fitting := [each for each in entry.signatures if _has(each, template, tokens)])
     }
     rank = max((signature.rank for signature in found.values()), default=0)
     found = {name: signature for name, signature in found.items() if signature.rank == rank}

@@ -68,7 +68,7 @@ REASONING_FORMATS = (
         ends=(Delimiter("[/THINK]"), Delimiter("</think>")),
         signatures=(
             Signature(tokens=("[THINK]", "[/THINK]"), rank=1),
-            Signature(in_template=("<think>",), tokens=("[INST]",), rank=1),
+            Signature(in_template=("<think>", "[INST]"), tokens=("[INST]",), rank=1),
         ),
     ),
     ReasoningFormat(
