@@ -420,6 +420,10 @@ class AnswerOutput(StreamOutput):
         `_release`); the first one has the text and the events.
         """
         joined = joined_events(events)
+        for event in joined:
+            for written in (event.text, event.call_id):
+                if not written.isascii():
+                    written.encode()  # what cannot be written ends this stream, not the worker
         num_released = self.log.num_tokens + self._unit_tokens
         while num_released < num_tokens:
             self.event_log.append_unit(text, num_released, joined)

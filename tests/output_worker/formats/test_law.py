@@ -75,6 +75,12 @@ WRITTEN = {
 }
 TOOLS = {"f": {"a": "array", "b": "string"}, "g": {}}
 JUNK = ["x", " ", "\n", "{", "}", '"', "[", "]", ",", ";", ":", "\\", "<", "f", "12", "</", "``"]
+JUNK += [
+    "\\ud800",
+    '"\\udfff"',
+    '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}',
+    '"id": "\\ud800"',
+]
 
 
 def fragments(answer_format: AnswerFormat, name: str) -> list[str]:
@@ -154,6 +160,7 @@ def test_what_was_given_stays_and_is_in_order(
 
 def check_calls(events: list[AnswerEvent]) -> None:
     """Calls are numbered in order; each has its name first, and valid JSON where it has an end."""
+    msgspec.msgpack.encode(events)
     arguments: dict[int, str] = {}
     open_call = None
     for event in join(events):

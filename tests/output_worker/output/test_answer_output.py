@@ -26,6 +26,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
+from slipstream_worker.formats.answer_reader import Piece
 from slipstream_worker.formats.compiled_format import compile_format
 from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.output.answer_output import AnswerOutput
@@ -452,6 +453,26 @@ def test_an_error_releases_nothing_that_is_held() -> None:
     output.end_with_error(Fault("engine", "test"))
     assert units(output)[: len(before)] == before
     assert [event.text for event in events_of(output)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        AnswerEvent(EventKind.CALL_ARGUMENTS, "\ud800"),
+        AnswerEvent(EventKind.CALL_BEGINS, "f", 0, "\ud800"),
+    ],
+)
+def test_an_event_that_no_message_can_hold_is_not_released(event: AnswerEvent) -> None:
+    """It raises where the stream's handling is caught: the stream ends with an error."""
+    output = make(Case([]))
+    output.push([5])
+    before = units(output)
+    output._events.append(Piece(event, 1, 1))
+    with pytest.raises(UnicodeEncodeError):
+        output.push([5])
+    output.end_with_error(Fault("engine", "test"))
+    assert units(output)[: len(before)] == before
+    assert all(event.text == "a" for event in events_of(output))
 
 
 @pytest.mark.parametrize("include", [False, True])

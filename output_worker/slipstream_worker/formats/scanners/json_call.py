@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from enum import IntEnum
 from typing import Any
 
@@ -14,6 +15,8 @@ from slipstream_worker.formats.scanners.scanner import BLANKS, Status
 _MAX_KEY_CHARS = 1024
 _MAX_WORD_CHARS = 6 * MAX_NAME_CHARS + 2  # all characters escaped, and quotes
 _NO_LIMIT = 2**62
+# half of a pair, which an escape of JSON can name, but no encoding can write
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonObjectScanner:
@@ -223,14 +226,17 @@ class JsonCallScanner:
         phase = self._phase
         word: Any = json.loads("".join(self._word)) if self._word else None
         self._phase = _Phase.AFTER
+        has_surrogate = isinstance(word, str) and _SURROGATE.search(word) is not None
         match phase:
             case _Phase.IN_KEY:
-                self._key = word
+                self._key = "" if has_surrogate else word
                 self._phase = _Phase.COLON
             case _Phase.IN_NAME:
+                if not word or has_surrogate:
+                    return Status.FAILED
                 self.name = word
-                return Status.BEGIN if word else Status.FAILED
-            case _Phase.IN_ID if isinstance(word, str):
+                return Status.BEGIN
+            case _Phase.IN_ID if isinstance(word, str) and not has_surrogate:
                 self.call_id = word[:MAX_NAME_CHARS]
             case _Phase.IN_ARGUMENTS:
                 self._has_arguments = True
@@ -239,9 +245,13 @@ class JsonCallScanner:
                 if scanner.feed(word, 0) != (len(word), Status.DONE):
                     self._phase = phase  # what was taken stays held
                     return Status.FAILED
-                self._out.append(scanner.take())
+                self._out.append(_SURROGATE.sub(_escaped, scanner.take()))
                 self._has_arguments = True
         return Status.MORE
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
 
 
 def _skip_blanks(text: str, pos: int) -> int:
