@@ -10,7 +10,7 @@ from typing import Any
 from slipstream_ipc.formats.answer_format import JsonCall
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
 from slipstream_worker.formats.scanners.json_scanner import JsonScanner
-from slipstream_worker.formats.scanners.scanner import BLANKS, Status
+from slipstream_worker.formats.scanners.scanner import MAX_HELD_CHARS, Status, skip_blanks
 
 _MAX_KEY_CHARS = 1024
 _MAX_WORD_CHARS = 6 * MAX_NAME_CHARS + 2  # all characters escaped, and quotes
@@ -40,7 +40,7 @@ class JsonObjectScanner:
     def feed(self, text: str, start: int) -> tuple[int, Status]:
         if self._has_begun:
             return self._json.feed(text, start)
-        pos = _skip_blanks(text, start)
+        pos = skip_blanks(text, start)
         if pos == len(text):
             return pos, Status.MORE
         if text[pos] != "{":
@@ -85,6 +85,8 @@ _LIMITS = {
     _Phase.IN_KEY: _MAX_KEY_CHARS,
     _Phase.IN_NAME: _MAX_WORD_CHARS,
     _Phase.IN_ID: _MAX_WORD_CHARS,
+    _Phase.IN_OTHER: MAX_HELD_CHARS,
+    _Phase.IN_PACKED: MAX_HELD_CHARS,
 }
 
 
@@ -151,7 +153,7 @@ class JsonCallScanner:
             if self._phase >= _Phase.IN_KEY:
                 pos, status = self._value(text, pos)
             else:
-                pos = _skip_blanks(text, pos)
+                pos = skip_blanks(text, pos)
                 if pos == len(text):
                     break
                 pos, status = self._structure(text, pos)
@@ -252,9 +254,3 @@ class JsonCallScanner:
 
 def _escaped(match: re.Match[str]) -> str:
     return f"\\u{ord(match[0]):04x}"
-
-
-def _skip_blanks(text: str, pos: int) -> int:
-    while pos < len(text) and text[pos] in BLANKS:
-        pos += 1
-    return pos
