@@ -151,6 +151,8 @@ def new_submits(
             raise BadRequest("cache_salt", type(cache_salt).__name__, "a string, or None")
         check_cache_salt(cache_salt or "")
         text, token_ids, messages = checked_prompt(prompt)
+        if answer is not None and answer.forces_calls and not answers[0].detokenize:
+            raise BadRequest("detokenize", False, "true where a call is forced")
         if template is not None and not messages:
             given = Summary("text" if text is not None else "token ids")
             raise BadRequest("prompt", given, "chat messages beside options of chats")

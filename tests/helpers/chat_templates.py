@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+# ids of calls and of their answers are nine characters, as in Mistral's templates
+SHORT_IDS = """\
+{%- for message in messages %}
+  {%- for call in message.tool_calls or [] %}
+    {%- if call.id is not defined or call.id | length != 9 %}
+      {{- raise_exception('ids are nine characters') }}
+    {%- endif %}
+    {{- '[TOOL_CALLS]' + call.function.name + (call.function.arguments | tojson) + call.id }}
+  {%- endfor %}
+  {%- if message.role == 'tool' %}
+    {%- if message.tool_call_id | length != 9 %}{{ raise_exception('nine') }}{% endif %}
+    {{- '[TOOL_RESULTS]' + message.content + message.tool_call_id }}
+  {%- endif %}
+{%- endfor %}"""
+
 # one object per call; reasoning is kept behind the last question only, and prefilled if it is off
 HYBRID = """\
 {%- if tools %}{{ '<|im_start|>system\\nTools: <tool_call>{"name", "arguments"}</tool_call>' }}

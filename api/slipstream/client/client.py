@@ -219,8 +219,9 @@ class Client:
             messages, as in transformers' `apply_chat_template`. A tool is a definition in OpenAI's
             form, or a Python function with types and a docstring.
         tool_choice: "auto" (the default), or "none": the model is shown no tools, and what looks
-            like a call is content.
-        parallel_tool_calls: False asks for one call at a time.
+            like a call is content; "required": the answer is nothing but calls; or a tool, as
+            `{"type": "function", "function": {"name": …}}`: the answer is one call of it.
+        parallel_tool_calls: False: "required" is one call.
         stop_scope: where stop strings are looked for: "content" (the default), or "all", which
             includes reasoning and tool calls.
         parse_answer: False leaves the answer to chat messages as text alone, without reasoning and

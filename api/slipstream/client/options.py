@@ -47,7 +47,7 @@ class ChatTemplateOptions(TypedDict, total=False):
 class ChatAnswerOptions(TypedDict, total=False):
     """How the answer to chat messages is read."""
 
-    tool_choice: ToolChoice | None
+    tool_choice: ToolChoice | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     stop_scope: StopScope
     parse_answer: bool

@@ -121,7 +121,7 @@ class GrammarCompiler:
             except GrammarBroken as error:
                 done = Compiled(admit, None, Fault("diverged", f"{_FIELD}: {error}", _FIELD))
             except GrammarError as error:
-                done = Compiled(admit, None, Fault("bad_request", str(error), _FIELD))
+                done = Compiled(admit, None, _refused(admit, error))
             except Exception as error:
                 logger.exception("compiling a grammar failed", extra=of_requests(admit.label))
                 why = f"{_FIELD}: {type(error).__name__} while compiling the grammar"
@@ -179,3 +179,13 @@ class GrammarCompiler:
             return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs)))
         except GrammarError as error:
             return GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}")
+
+
+def _refused(admit: Admit, error: GrammarError) -> Fault:
+    """The fault of a request whose grammar does not compile; that of a forced call is made of the
+    request's tools.
+    """
+    if admit.answer is not None and admit.answer.options.forces_calls:
+        why = str(error).removeprefix(f"{_FIELD}.grammar: ").removeprefix(f"{_FIELD}: ")
+        return Fault("bad_request", f"tools: a call of them cannot be forced: {why}", "tools")
+    return Fault("bad_request", str(error), _FIELD)

@@ -142,11 +142,15 @@ Element = (
 class Signature(Struct, frozen=True, array_like=True):
     """How a model is recognised: all `in_template` are in its chat template and none of
     `not_in_template`, and all `tokens` are tokens of its vocabulary.
+
+    rank: of several entries that a model fits, those with the highest rank count. A vocabulary's
+    tokens alone give none: a model that was tuned for other calls keeps them.
     """
 
     in_template: tuple[str, ...] = ()
     not_in_template: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
+    rank: int = 0
 
 
 class ReasoningFormat(Struct, frozen=True, array_like=True):
@@ -177,8 +181,9 @@ class Section(Struct, frozen=True, array_like=True):
 
 
 class CallFormat(Struct, frozen=True, array_like=True):
-    """How tool calls are written. call_id: the form of ids that are made for clients, where the
-    model writes none: "openai" (`call_…`) or "mistral" (nine letters and digits). quotable: the
+    """How tool calls are written. call_id: the form of ids where the model writes none:
+    "openai" (`call_…`, which clients make) or "mistral" (nine letters and digits, made by the
+    reader). quotable: the
     model writes the delimiters' tokens also where it quotes them, within a string of arguments.
     """
 

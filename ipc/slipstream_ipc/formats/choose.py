@@ -119,17 +119,19 @@ def _find(
     template: str,
     tokens: Collection[str],
 ) -> _Part:
-    """The only entry with a signature that the model has; of entries that differ in their name
-    alone the first.
+    """The only entry with a signature that the model has and that has the highest rank; of entries
+    that differ in their name alone the first.
     """
     if not template:
         return _Part(None, "the model has no chat template")
     found = {
         name: signature
         for name, entry in entries.items()
-        for signature in reversed(entry.signatures)
+        for signature in sorted(entry.signatures[::-1], key=lambda each: each.rank)
         if _has(signature, template, tokens)
     }
+    rank = max((signature.rank for signature in found.values()), default=0)
+    found = {name: signature for name, signature in found.items() if signature.rank == rank}
     if not found:
         return _Part(None, "its chat template and its tokens are those of no known format")
     if len({_nameless(entries[name]) for name in found}) > 1:

@@ -52,7 +52,13 @@ JSON_CALL_FORMATS = (
             Section((Delimiter("<|python_tag|>"), _LLAMA_CALLS)),
             Section((_LLAMA_CALLS,), at_start=True),
         ),
-        signatures=(Signature(in_template=('"parameters": ',), tokens=("<|python_tag|>",)),),
+        signatures=(
+            Signature(
+                in_template=('"parameters": ',),
+                not_in_template=("<tool_call>",),
+                tokens=("<|python_tag|>",),
+            ),
+        ),
     ),
     CallFormat(
         name="mistral",
@@ -78,7 +84,7 @@ JSON_CALL_FORMATS = (
         call_id="mistral",
         signatures=(
             Signature(in_template=("[TOOL_CALLS]",)),
-            Signature(tokens=("[TOOL_CALLS]",)),
+            Signature(not_in_template=("<tool_call>",), tokens=("[TOOL_CALLS]",)),
         ),
     ),
     CallFormat(
@@ -104,7 +110,12 @@ JSON_CALL_FORMATS = (
         sections=(
             Section((Delimiter("<tool_calls>"), Blank("\n"), *_ARRAY, Delimiter("</tool_calls>"))),
         ),
-        signatures=(Signature(tokens=("<tool_calls>", "</tool_calls>")),),
+        signatures=(
+            Signature(
+                not_in_template=("<beginning_of_sentence>", "\u52a9\u624b\uff1a"),
+                tokens=("<tool_calls>", "</tool_calls>"),
+            ),
+        ),
     ),
     CallFormat(
         name="longcat",

@@ -47,23 +47,28 @@ REASONING_FORMATS = (
         name="cohere_command3",
         begins=(Delimiter("<|START_THINKING|>"),),
         ends=(Delimiter("<|END_THINKING|>"),),
-        dropped=(Delimiter("<|START_RESPONSE|>"), Delimiter("<|END_RESPONSE|>")),
-        signatures=(Signature(in_template=("<|START_THINKING|>", "<|START_RESPONSE|>")),),
+        dropped=(
+            Delimiter("<|START_RESPONSE|>"),
+            Delimiter("<|END_RESPONSE|>"),
+            Delimiter("<|START_TEXT|>"),
+            Delimiter("<|END_TEXT|>"),
+        ),
+        signatures=(Signature(in_template=("<|START_THINKING|>",)),),
     ),
     ReasoningFormat(
         name="kimi_k2",
         begins=_THINK,
         ends=_THINK_END,
         calls_within=True,
-        signatures=(Signature(tokens=("<think>", "<|tool_call_argument_begin|>")),),
+        signatures=(Signature(tokens=("<think>", "<|tool_call_argument_begin|>"), rank=1),),
     ),
     ReasoningFormat(
         name="mistral",
         begins=(Delimiter("[THINK]"), Delimiter("<think>")),
         ends=(Delimiter("[/THINK]"), Delimiter("</think>")),
         signatures=(
-            Signature(tokens=("[THINK]", "[/THINK]")),
-            Signature(in_template=("<think>",), tokens=("[INST]",)),
+            Signature(tokens=("[THINK]", "[/THINK]"), rank=1),
+            Signature(in_template=("<think>",), tokens=("[INST]",), rank=1),
         ),
     ),
     ReasoningFormat(
@@ -77,5 +82,17 @@ REASONING_FORMATS = (
             Delimiter("Here's my response:", as_text=True),
         ),
         signatures=(Signature(in_template=("Here is my thought process:",)),),
+    ),
+    ReasoningFormat(
+        name="granite33",  # Granite 3.3
+        begins=_THINK,
+        ends=_THINK_END,
+        dropped=(Delimiter("<response>"), Delimiter("</response>")),
+        signatures=(
+            Signature(
+                in_template=("<|start_of_role|>", "<think></think>", "<response></response>"),
+                rank=1,
+            ),
+        ),
     ),
 )

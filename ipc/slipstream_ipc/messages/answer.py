@@ -16,6 +16,7 @@ from slipstream_ipc.messages.fields import U32, Label
 MAX_NAME_CHARS = 256  # of a function
 MAX_CALLS = 1024  # in one answer; what follows is content
 MAX_ANSWER_TOOLS_CHARS = 2**18
+FUNCTION_CHOICE = "function:"  # begins a tool_choice that names a function
 
 
 class EventKind(IntEnum):
@@ -32,7 +33,7 @@ class AnswerEvent(Struct, array_like=True, frozen=True, gc=False):
     """One event of an answer.
 
     call: which call of the answer, from 0; of content and reasoning 0. call_id: of CALL_BEGINS, the
-    id that the model wrote; empty where its format has none.
+    id that the model wrote, or one in the form that its format asks for; else empty.
     """
 
     kind: EventKind
@@ -54,6 +55,11 @@ class AnswerOptions(Struct, array_like=True, frozen=True):
     tool_choice: Label = "auto"
     parallel_tool_calls: bool = True
     stop_scope: StopScope = "content"
+
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer has to be calls."""
+        return self.tool_choice not in ("auto", "none")
 
 
 class AnswerSettings(Struct, array_like=True, frozen=True):

@@ -41,6 +41,7 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     strings: tuple[str, ...] = ()
     text: str = ""
     answer: AnswerSettings | None = None  # None also where the model's format is unknown
+    call_grammar: str = ""  # of an answer that is to be calls; empty: its form is free
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

@@ -33,6 +33,7 @@ from slipstream_worker.formats.call_graph import (
     is_call,
     make_scanner,
 )
+from slipstream_worker.formats.call_ids import made_call_id
 from slipstream_worker.formats.channel_header import (
     MAX_HEADER_CHARS,
     ChannelHeader,
@@ -87,10 +88,15 @@ class AnswerReader:
         tools: ToolTypes | None,
         options: AnswerOptions,
         state: bytes = b"",
+        stream_id: bytes = b"",
     ) -> None:
-        """`state`: of a reader of the same format with nothing held, or of `start_state`."""
+        """`state`: of a reader of the same format with nothing held, or of `start_state`.
+        stream_id: for calls without an id, in formats whose ids are Mistral's.
+        """
         self._tables = tables
         self._tools = tools
+        calls = tables.format.calls
+        self._id_source = stream_id if calls is not None and calls.call_id == "mistral" else b""
         self._reads_calls = tables.graph is not None and options.tool_choice != "none"
         self.num_fed = 0
         self.num_decided = 0
@@ -171,6 +177,11 @@ class AnswerReader:
     def is_between_calls(self) -> bool:
         """Whether nothing is held, and no call is open."""
         return self._state in (_State.PLAIN, _State.BETWEEN) and self.num_decided == self.num_fed
+
+    @property
+    def place(self) -> Place | None:
+        """Where in the answer plain text would stand; None within a call."""
+        return self._place if self._state is _State.PLAIN else None
 
     # What is fed
 
@@ -541,6 +552,8 @@ class AnswerReader:
     def _begin(self, name: str, call_id: str) -> bool:
         if not self._is_allowed(name):
             return False
+        if self._id_source and not call_id:
+            call_id = made_call_id(self._id_source, self._num_calls)
         self._emit(EventKind.CALL_BEGINS, name, self._num_held, call_id)
         self._forget_held()
         self._name = name

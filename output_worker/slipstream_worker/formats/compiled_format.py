@@ -20,10 +20,16 @@ class CompiledFormat:
         self.delimiter_ids = frozenset(tables.literals)
 
     def reader(
-        self, tools: ToolTypes | None, options: AnswerOptions, state: bytes = b""
+        self,
+        tools: ToolTypes | None,
+        options: AnswerOptions,
+        state: bytes = b"",
+        stream_id: bytes = b"",
     ) -> AnswerReader:
-        """A reader of a new answer, or of one that goes on from `state`. tools: None: unknown."""
-        return AnswerReader(self._tables, tools, options, state)
+        """A reader of a new answer, or of one that goes on from `state`. tools: None: unknown.
+        stream_id: what ids of calls are made of; empty: none are made.
+        """
+        return AnswerReader(self._tables, tools, options, state, stream_id)
 
 
 def compile_format(answer_format: AnswerFormat, token_ids: Mapping[str, int]) -> CompiledFormat:

@@ -243,6 +243,7 @@ class ClientMessages:
                 params=stream.params,
                 fingerprint=stream.fingerprint,
                 answer=rendered.answer,
+                call_grammar=rendered.call_grammar,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)

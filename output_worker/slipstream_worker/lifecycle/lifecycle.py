@@ -318,6 +318,8 @@ class StreamLifecycle:
         held_bytes += self._columns.prompts.num_bytes(stream.worker_row)
         if stream.registration.answer is not None:
             held_bytes += len(stream.registration.answer.tools) + 16 * num_tokens
+        if (outputs := stream.registration.params.structured_outputs) is not None:
+            held_bytes += len(outputs.grammar or "")
         self._retention.ended(stream, held_bytes)
         self._readers.ended(stream)
 

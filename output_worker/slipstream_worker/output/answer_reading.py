@@ -21,9 +21,11 @@ class UnknownFormat(Exception):  # noqa: N818  (says what is wrong)
 
 
 def open_reader(
-    settings: AnswerSettings, delimiter_ids: DelimiterIds
+    settings: AnswerSettings, delimiter_ids: DelimiterIds, stream_id: bytes = b""
 ) -> tuple[AnswerReader, frozenset[int]]:
     """The reader at the start of a stream's answer, and the ids that it takes as delimiters.
+
+    stream_id: what ids of calls are made of, where the format asks for a form of its own.
 
     Raises UnknownFormat.
     """
@@ -31,7 +33,8 @@ def open_reader(
     if its_digest != settings.digest:
         raise UnknownFormat(f"format {settings.format!r}: the table has another entry")
     tools = decode_tool_types(settings.tools)
-    return compiled.reader(tools, settings.options, settings.start), compiled.delimiter_ids
+    reader = compiled.reader(tools, settings.options, settings.start, stream_id)
+    return reader, compiled.delimiter_ids
 
 
 @lru_cache(64)

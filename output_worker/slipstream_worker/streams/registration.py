@@ -21,8 +21,10 @@ from slipstream_ipc.messages import (
     AnswerSettings,
     ModelCard,
     SamplingParams,
+    StructuredOutputs,
     Submit,
 )
+from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.transport.codec import decode_params
 from slipstream_ipc.validation.sampling_params import (
@@ -36,13 +38,14 @@ from slipstream_ipc.validation.sampling_params import (
 from slipstream_ipc.validation.structured_output import check_ending
 from slipstream_ipc.validation.token_constraints import check_rules, unpack_words, with_distinct_ids
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
+from slipstream_worker.formats.call_grammar import shown_choice
 from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.answer_reading import open_reader
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
 _STREAM_ID_BYTES = 16
-_TOOL_CHOICES = ("auto", "none")
+_TOOL_CHOICES = ("auto", "none", "required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +148,26 @@ def _check_submit(submit: Submit) -> SamplingParams:
         )
     if len(submit.output_ids) % 4:
         raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
-    if submit.answer is not None and submit.answer.tool_choice not in _TOOL_CHOICES:
-        allowed = '"auto" or "none"; calls cannot be forced yet'
-        raise BadRequest("tool_choice", submit.answer.tool_choice, allowed)
+    if submit.answer is not None:
+        _check_choice(submit.answer.tool_choice, params)
     return params
+
+
+def _check_choice(choice: str, params: SamplingParams) -> None:
+    """Raise BadRequest for a choice of tools that is not allowed, or not with these params."""
+    if choice not in _TOOL_CHOICES and not choice.startswith(FUNCTION_CHOICE):
+        raise BadRequest("tool_choice", choice, '"auto", "none", "required" or a function')
+    if choice in ("auto", "none"):
+        return
+    for field, is_given in (
+        ("structured_outputs", params.structured_outputs is not None),
+        ("min_tokens", params.min_tokens > 0),
+        ("detokenize=False", not params.detokenize),
+    ):
+        if is_given:
+            given = Summary(f"{shown_choice(choice)} with {field}")
+            allowed = '"auto" or "none" with it: a forced call decides the form of the answer'
+            raise BadRequest("tool_choice", given, allowed)
 
 
 def register(
@@ -161,14 +180,18 @@ def register(
     params: SamplingParams,
     fingerprint: bytes,
     answer: AnswerSettings | None = None,
+    call_grammar: str = "",
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
-    answer: how it is read as events; None: it is text alone.
+    answer: how it is read as events; None: it is text alone. call_grammar: of an answer that has to
+    be calls; the core is given it as a grammar of the request's own.
 
     `params` and `fingerprint` come from its Submission. Without a given seed, the
     seed follows from the stream's id.
     """
+    if call_grammar:
+        params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
@@ -179,6 +202,9 @@ def register(
         stop_ids=stop_token_ids,
         max_tokens=max_tokens,
     )
+    if call_grammar and not stop_token_ids:
+        given = Summary("a forced call without an id that ends the answer")
+        raise BadRequest("tool_choice", given, "one: the model's, or one of stop_token_ids")
     check_ending(params, stop_token_ids)
     if answer is not None and not params.detokenize:
         allowed = "true where the answer is read as reasoning, content and tool calls"
@@ -235,7 +261,9 @@ def open_output(
             unit_tokens=_unit_tokens(params),
         )
     else:
-        reader, delimiter_ids = open_reader(admit.answer, detokenizers.delimiter_ids)
+        reader, delimiter_ids = open_reader(
+            admit.answer, detokenizers.delimiter_ids, admit.stream_id
+        )
         output = AnswerOutput(
             reader=reader,
             delimiter_ids=delimiter_ids,

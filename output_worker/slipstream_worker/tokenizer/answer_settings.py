@@ -14,6 +14,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, diges
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import AnswerOptions, AnswerSettings
 from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
+from slipstream_worker.formats.call_grammar import Opened, call_grammar, refusal
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.tokenizer.open_turn import split_at
@@ -47,6 +48,24 @@ class ReadFormat(NamedTuple):
         start = start_state(self.compiled, pieces, decode_tool_types(known), options)
         return AnswerSettings(self.format.name, self.digest, start, known, options)
 
+    def call_grammar(
+        self, settings: AnswerSettings, tools: Sequence[Mapping[str, Any]], opened: str
+    ) -> str:
+        """The grammar of an answer that has to be calls. Raises BadRequest."""
+        options = settings.options
+        types = decode_tool_types(settings.tools)
+        place = self.compiled.reader(types, options, settings.start).place
+        if place is None:
+            raise refusal(options.tool_choice, "a turn that has begun a call")
+        return call_grammar(
+            self.format,
+            self.token_ids,
+            tools,
+            options.tool_choice,
+            is_parallel=options.parallel_tool_calls,
+            opened=Opened(not opened.strip(), place.is_reasoning, place.at_border or not opened),
+        )
+
 
 def read_format(found: AnswerFormat, added_tokens: Mapping[str, int]) -> ReadFormat:
     """The format, for a vocabulary with these added tokens."""
@@ -60,15 +79,23 @@ def compact_tools(
 ) -> str:
     """The tools' names and the types of their properties, for `AnswerSettings`.
 
-    Where that is too long, the names alone; empty (the tools are unknown) where these are too long,
-    too.
+    Where that is too long, the tools with the longest types have none; empty (the tools are
+    unknown) where the names alone are too long.
     """
     if not tools:
         return ""
     types = {each["function"]["name"]: property_types(each["function"]) for each in tools}
-    names: dict[str, dict[str, str]] = {name: {} for name in types}
-    texts = (encode_tool_types(known) for known in (types, names))
-    return next((text for text in texts if len(text) <= max_chars), "")
+    text = encode_tool_types(types)
+    num_chars = len(text)
+    if num_chars <= max_chars:
+        return text
+    sizes = {name: len(encode_tool_types({"": each})) for name, each in types.items()}
+    for name in sorted(types, key=sizes.__getitem__, reverse=True):
+        if num_chars <= max_chars:
+            break
+        num_chars -= sizes[name] - len(encode_tool_types({"": {}}))
+        types[name] = {}
+    return encode_tool_types(types) if num_chars <= max_chars else ""
 
 
 def property_types(function: Mapping[str, Any]) -> dict[str, str]:

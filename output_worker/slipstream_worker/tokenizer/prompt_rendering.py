@@ -22,6 +22,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.validation.chat_template import read_template
 from slipstream_worker.detokenizer.panics import is_panic
+from slipstream_worker.formats.call_grammar import refusal
 from slipstream_worker.tokenizer.answer_settings import ReadFormat
 from slipstream_worker.tokenizer.bad_words import bad_word_ids
 from slipstream_worker.tokenizer.long_prompts import is_too_long
@@ -53,7 +54,7 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         if request.messages and not tokenizer.chat_template:
             fault = Fault("bad_request", "this model has no chat template", "messages")
             return Rendered(request.key, fault=fault)
-        ids, settings = _prompt(tokenizer, request, traits)
+        ids, settings, grammar = _prompt(tokenizer, request, traits)
         if request.is_query and 0 < request.max_tokens < len(ids):
             raise _too_long(request, f"{len(ids)} tokens")
         words = bad_word_ids(tokenizer, request.bad_words)
@@ -79,6 +80,7 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         bad_word_counts=pack_u32([len(word) for word in words]),
         strings=tuple(strings),
         answer=settings,
+        call_grammar=grammar,
     )
 
 
@@ -107,9 +109,9 @@ class _Chat(NamedTuple):
 
 def _prompt(
     tokenizer: Any, request: Render, traits: ChatTraits
-) -> tuple[list[int], AnswerSettings | None]:
-    """The prompt's ids, and how its answer is to be read. Raises BadRequest, and whatever the
-    template raises.
+) -> tuple[list[int], AnswerSettings | None, str]:
+    """The prompt's ids, how its answer is to be read, and the grammar of one that is to be calls.
+    Raises BadRequest, and whatever the template raises.
     """
     text, add_special_tokens, chat = request.text, True, None
     if request.messages:
@@ -124,7 +126,7 @@ def _prompt(
         )
         add_special_tokens = False
     if text is None:
-        return [], None
+        return [], None, ""
 
     def num_tokens(part: str) -> int:
         return len(tokenizer(part, add_special_tokens=False)["input_ids"])
@@ -135,10 +137,21 @@ def _prompt(
     if request.add_special_tokens is not None:
         add_special_tokens = request.add_special_tokens
     ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-    if chat is None or request.answer is None or traits.format is None:
-        return ids, None
+    if chat is None or request.answer is None:
+        return ids, None, ""
+    forces_calls = request.answer.forces_calls
+    if forces_calls and not chat.tools:
+        raise refusal(request.answer.tool_choice, "a request without tools")
+    if traits.format is None:
+        if forces_calls:
+            where = "answers of this model, whose format is not known: see `slipstream formats`"
+            raise refusal(request.answer.tool_choice, where)
+        return ids, None, ""
     opened = _opened(chat, text, request, traits.format.literals)
-    return ids, traits.format.settings(request.answer, chat.tools, opened)
+    settings = traits.format.settings(request.answer, chat.tools, opened)
+    if not forces_calls:
+        return ids, settings, ""
+    return ids, settings, traits.format.call_grammar(settings, chat.tools or (), opened)
 
 
 def _opened(chat: _Chat, text: str, request: Render, literals: Sequence[str]) -> str:

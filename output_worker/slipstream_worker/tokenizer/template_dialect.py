@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slipstream_ipc.messages import ChatMessage, FunctionCall, ToolCall
+from slipstream_worker.formats.call_ids import short_call_id
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
-_CALL_ID = "abcdefghi"  # some templates insist on nine letters
+_CALL_ID = "abcdefghi"  # some templates insist on nine letters and digits
+_LONG_CALL_ID = "call_0123456789abcdef01234567"
 _NAME, _KEY = "probe_function", "probe_key"
 _ARGUMENTS = f'{{"{_KEY}": "probe_value"}}'
 _REASONING, _CONTENT = "probe_reasoning", "probe_content"
@@ -34,6 +36,7 @@ class TemplateDialect(NamedTuple):
     accepts_text: bool = True  # as arguments; those that are no object can be given no other way
     omits_empty: bool = False  # a turn with calls has no content in place of an empty one
     has_reasoning_beside_text: bool = True  # also in a turn with calls
+    has_short_ids: bool = False  # ids of calls are nine letters and digits
 
     def turn(self, message: ChatMessage) -> dict[str, Any]:
         """A message as the template expects it."""
@@ -45,8 +48,12 @@ class TemplateDialect(NamedTuple):
             for call in calls:
                 call.setdefault("type", "function")
                 call["function"]["arguments"] = self._arguments(call["function"]["arguments"])
+                if self.has_short_ids and call.get("id"):
+                    call["id"] = short_call_id(call["id"])
             if self.omits_empty and not message.content:
                 del turn["content"]
+        if self.has_short_ids and message.tool_call_id:
+            turn["tool_call_id"] = short_call_id(message.tool_call_id)
         if reasoning and (self.has_reasoning_beside_text or not calls or not message.content):
             turn[self.reasoning_name] = reasoning
         return turn
@@ -90,7 +97,10 @@ def _with_calls(tokenizer: Any) -> TemplateDialect:
         for found, text in zip(candidates, texts, strict=True):
             if is_enough(found, text):
                 as_text = _rendered(tokenizer, found._replace(is_text=True), _call_turn())
-                return found._replace(accepts_text=_NAME in as_text)
+                long_id = _rendered(tokenizer, found, _call_turn(call_id=_LONG_CALL_ID))
+                return found._replace(
+                    accepts_text=_NAME in as_text, has_short_ids=_NAME not in long_id
+                )
     return candidates[0]
 
 
@@ -113,8 +123,10 @@ def _ordered_names(template: str | Mapping[str, str]) -> Sequence[str]:
     )  # stable
 
 
-def _call_turn(content: str = "", reasoning: str | None = None) -> ChatMessage:
-    call = ToolCall(FunctionCall(_NAME, _ARGUMENTS), _CALL_ID, "function")
+def _call_turn(
+    content: str = "", reasoning: str | None = None, call_id: str = _CALL_ID
+) -> ChatMessage:
+    call = ToolCall(FunctionCall(_NAME, _ARGUMENTS), call_id, "function")
     return ChatMessage("assistant", content, tool_calls=(call,), reasoning_content=reasoning)
 
 
@@ -126,7 +138,7 @@ def _rendered(tokenizer: Any, dialect: TemplateDialect, turn: ChatMessage) -> st
     """A chat that ends with this turn, or with the answer to its call; empty if it is refused."""
     turns = [ChatMessage("user", "a"), turn]
     if turn.tool_calls:
-        turns.append(ChatMessage("tool", "b", tool_call_id=_CALL_ID))
+        turns.append(ChatMessage("tool", "b", tool_call_id=turn.tool_calls[0].id))
     try:
         text: str = tokenizer.apply_chat_template(
             [dialect.turn(each) for each in turns],

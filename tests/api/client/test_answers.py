@@ -115,8 +115,10 @@ def test_which_answers_are_read(
 @pytest.mark.parametrize(
     ("prompt", "options", "field", "allowed"),
     [
-        (QUESTION, {"tool_choice": "required"}, "tool_choice", "cannot be forced"),
+        (QUESTION, {"tool_choice": "always"}, "tool_choice", '"required"'),
         (QUESTION, {"tool_choice": {"type": "function"}}, "tool_choice", '"auto"'),
+        (QUESTION, {"tool_choice": "required", "parse_answer": False}, "parse_answer", "forced"),
+        (QUESTION, {"tool_choice": "required", "detokenize": False}, "detokenize", "forced"),
         (QUESTION, {"parallel_tool_calls": 1}, "parallel_tool_calls", "True, False"),
         (QUESTION, {"stop_scope": "text"}, "stop_scope", '"content" or "all"'),
         (QUESTION, {"parse_answer": 0}, "parse_answer", "True or False"),

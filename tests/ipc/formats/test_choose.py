@@ -32,6 +32,7 @@ TABLE = {
         "r1": reasoning("r1", Signature(("AA",), ("B",))),
         "r2": reasoning("r2", Signature(("C",), tokens=("<c>",)), Signature(("D",)), end="</b>"),
         "r3": reasoning("r3", Signature(("E",))),
+        "r4": reasoning("r4", Signature(tokens=("<k>",), rank=1), end="</d>"),
     },
     "CALLS": {"c1": calls("c1", Signature(("A",))), "c2": calls("c2", Signature(("D",)))},
     "WHOLE": {"w": AnswerFormat("w", reasoning("r"), calls("c"), signatures=(Signature(("W",)),))},
@@ -61,6 +62,8 @@ def chosen(template: str | None, *tokens: str, **options: Any) -> str | None:
         ("C", (), None),
         ("C", ("<c>",), "r2+none"),
         ("D", (), "r2+c2"),
+        ("AA", ("<k>",), "r4+c1"),
+        ("D", ("<k>",), "r4+c2"),
         ("W A D", (), "w"),
     ],
 )
@@ -118,7 +121,7 @@ def test_an_option_goes_before_a_format_of_both():
     [
         ({"tool_format": "c3"}, "c1, c2, none, w"),
         ({"tool_format": "r1"}, "c1, c2, none, w"),
-        ({"reasoning_format": ""}, "none, r1, r2, r3, w"),
+        ({"reasoning_format": ""}, "none, r1, r2, r3, r4, w"),
         ({"reasoning_format": "none", "tool_format": "w"}, "w or nothing: w is a format of both"),
         ({"tool_format": "c1", "reasoning_format": "w"}, "w or nothing: w is a format of both"),
     ],

@@ -17,6 +17,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     OtherAnswer,
     SamplingParams,
+    StructuredOutputs,
     Submit,
 )
 from slipstream_ipc.transport.codec import encode_params
@@ -109,9 +110,54 @@ def test_events_need_text() -> None:
             assert admit.answer == answer
 
 
-@pytest.mark.parametrize("choice", ["required", "function:f", "some"])
-def test_calls_that_cannot_be_forced_are_refused(choice: str) -> None:
-    with pytest.raises(BadRequest, match="cannot be forced"):
-        Submission(structs.replace(submission(), answer=AnswerOptions(choice)))
-    for allowed in ("auto", "none"):
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(BadRequest, match='"required"'):
+        Submission(structs.replace(submission(), answer=AnswerOptions("some")))
+    for allowed in ("auto", "none", "required", "function:f"):
         Submission(structs.replace(submission(), answer=AnswerOptions(allowed)))
+
+
+@pytest.mark.parametrize("choice", ["required", "function:f"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"min_tokens": 1},
+        {"structured_outputs": StructuredOutputs(regex="a")},
+        {"detokenize": False},
+    ],
+)
+def test_a_forced_call_alone_decides_the_form(choice: str, params: dict[str, Any]) -> None:
+    submit = structs.replace(submission(**params), answer=AnswerOptions(choice))
+    with pytest.raises(BadRequest, match="a forced call decides") as caught:
+        Submission(submit)
+    assert caught.value.field == "tool_choice"
+    Submission(structs.replace(submit, answer=AnswerOptions()))
+
+
+def test_the_grammar_of_a_forced_call_is_the_cores_alone() -> None:
+    submit = structs.replace(submission(), answer=AnswerOptions("required"))
+    found = Submission(submit)
+    params, fingerprint = found.params(submit), found.fingerprint(submit)
+    admit = register(
+        submit,
+        PROMPT,
+        b"c",
+        CARD,
+        params=params,
+        fingerprint=fingerprint,
+        answer=AnswerSettings("none+hermes", b""),
+        call_grammar='start: "x"',
+    )
+    assert admit.params.structured_outputs == StructuredOutputs(grammar='start: "x"')
+    assert params.structured_outputs is None
+    with pytest.raises(BadRequest, match="that ends the answer"):
+        register(
+            submit,
+            PROMPT,
+            b"c",
+            CARD,
+            params=structs.replace(params, ignore_eos=True),
+            fingerprint=fingerprint,
+            call_grammar='start: "x"',
+        )
+    assert admit.fingerprint == fingerprint == Submission(submit).fingerprint(submit)

@@ -21,7 +21,7 @@ from tests.helpers.chat_templates import (
 from slipstream_ipc.columns import u32
 from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import find_format
-from slipstream_ipc.formats.tool_types import decode_tool_types
+from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import (
     AnswerOptions,
     AnswerSettings,
@@ -295,3 +295,37 @@ def test_tools_are_bounded():
     assert compact_tools(TOOLS, len(whole)) == whole
     assert compact_tools(TOOLS, len(whole) - 1) == names
     assert compact_tools(TOOLS, len(names) - 1) == ""
+
+
+PROPERTIES = st.dictionaries(st.text(max_size=5), st.just({"type": "string"}), max_size=5)
+
+
+@given(st.dictionaries(st.text(max_size=5), PROPERTIES, min_size=1, max_size=5), st.integers(0, 99))
+def test_types_that_are_too_long_are_left_out_tool_by_tool(functions, saved):
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"properties": properties}}}
+        for name, properties in functions.items()
+    ]
+    whole = decode_tool_types(compact_tools(tools))
+    max_chars = max(0, len(encode_tool_types(whole)) - saved)
+    text = compact_tools(tools, max_chars)
+    assert len(text) <= max_chars
+    if not text:
+        assert len(encode_tool_types({name: {} for name in whole})) > max_chars
+        return
+    known = decode_tool_types(text)
+    assert known.keys() == whole.keys()
+    left_out = [name for name in whole if whole[name] and not known[name]]
+    assert all(known[name] in (whole[name], {}) for name in whole)
+    for name in left_out:  # each of those is as long as any that is left
+        assert all(
+            len(encode_tool_types({"": whole[name]})) >= len(encode_tool_types({"": known[each]}))
+            for each in whole
+        )
+
+
+def test_one_long_tool_does_not_cost_the_others_their_types():
+    long = {f"property {i}": {"type": "string"} for i in range(1000)}
+    tools = [*TOOLS, {"function": {"name": "long", "parameters": {"properties": long}}}]
+    known = decode_tool_types(compact_tools(tools, 1000))
+    assert known == {**decode_tool_types(compact_tools(TOOLS)), "long": {}}

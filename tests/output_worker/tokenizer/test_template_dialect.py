@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tests.helpers.chat_templates import (
     HYBRID,
     LISTED_ARGUMENTS,
     NULL_CONTENT,
+    SHORT_IDS,
     tokenizer_with,
 )
 
@@ -43,6 +45,7 @@ def tokenizer():
         (NULL_CONTENT, TemplateDialect(is_text=True, omits_empty=True)),
         (LISTED_ARGUMENTS, TemplateDialect("reasoning", accepts_text=False)),
         (EITHER, TemplateDialect("thinking", has_reasoning_beside_text=False)),
+        (SHORT_IDS, TemplateDialect(has_short_ids=True)),
         (
             PRINTED_ARGUMENTS,
             TemplateDialect(is_text=True),
@@ -132,3 +135,18 @@ def test_any_history_is_rendered(tokenizer, template, arguments):
     answer = render(tokenizer, Render(1, messages=turns), traits)
     assert answer.fault is None
     assert "look" in tokenizer.decode(memoryview(answer.token_ids).cast("I").tolist())
+
+
+@pytest.mark.parametrize(
+    "call_id", ["call_3235550b26f63706a3e766ce", "aB3dEfGh1", "toolu_1", "_" * 9]
+)
+def test_ids_of_calls_are_as_short_as_a_template_insists(tokenizer, call_id):
+    tokenizer.chat_template = SHORT_IDS
+    dialect = find_dialect(tokenizer)
+    call = ToolCall(FunctionCall("look", "{}"), call_id, "function")
+    asked = dialect.turn(ChatMessage("assistant", "", tool_calls=(call,)))
+    answered = dialect.turn(ChatMessage("tool", "42", tool_call_id=call_id))
+    (sent,) = asked["tool_calls"]
+    assert sent["id"] == answered["tool_call_id"]
+    assert re.fullmatch("[0-9A-Za-z]{9}", sent["id"])
+    assert (sent["id"] == call_id) == (call_id == "aB3dEfGh1")

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import replace as replace_field
 
+from slipstream.answers.options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
@@ -41,7 +43,6 @@ from slipstream.outputs import Delta
 from slipstream.parallel_sampling import params_of_answers
 from slipstream_ipc.messages import AnswerOptions, ChatMessage, ModelCard, TemplateOptions
 
-_TOOL_CHOICES = ("none", "auto")
 _TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
 
@@ -131,28 +132,14 @@ class ChatShape:
 
 
 def answer_options(body: ChatRequest) -> AnswerOptions:
-    """How the worker is to read the answer. Raises: ApiError."""
-    choice = body.tool_choice
-    if choice not in (None, *_TOOL_CHOICES):
-        given = _shown_choice(choice)
-        allowed = " and ".join(f'"{each}"' for each in _TOOL_CHOICES)
-        what = f"tool_choice: got {given}, allowed: {allowed} (forced calls are not supported yet)"
-        raise bad_field("tool_choice", what)
-    has_tools = bool(body.tools) and choice != "none"
-    return AnswerOptions(
-        tool_choice="auto" if has_tools else "none",
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        stop_scope=body.stop_scope or "content",
+    """How the worker is to read the answer. Raises: BadRequestError."""
+    options = checked_options(
+        body.tool_choice, body.parallel_tool_calls, body.stop_scope or "content"
     )
-
-
-def _shown_choice(choice: object) -> str:
-    """A `tool_choice` for an error message."""
-    match choice:
-        case {"function": {"name": str(name)}}:
-            return f"the function {name[:100]!r}"
-        case _:
-            return repr(choice)[:100]
+    assert options is not None
+    if options.tool_choice == "auto" and not body.tools:
+        return replace_field(options, tool_choice="none")
+    return options
 
 
 def _num_logprobs(body: ChatRequest) -> int | None:

@@ -53,8 +53,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("/v1/chat/completions", {"tools": {}}, "tools"),
     ("/v1/chat/completions", {"tools": [{"type": "function"}]}, "tools"),
-    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
-    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": TOOL}, "tool_choice"),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+    ("/v1/chat/completions", {"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
     ("/v1/chat/completions", {"chat_template_kwargs": []}, "chat_template_kwargs"),
     (
         "/v1/chat/completions",

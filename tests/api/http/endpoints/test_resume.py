@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from tests.helpers.fake_worker import Entry, deltas
 from tests.helpers.http_front import Front, Raw
 from tests.helpers.patience import PATIENCE_S, Patience
@@ -25,12 +26,13 @@ from slipstream.http.answers.event_ids import (
     EventId,
     EventIdWriter,
     StreamCursor,
+    checksum_of,
     parse_answer_id,
     parse_event_id,
 )
 from slipstream.http.config import Limits
 from slipstream.http.errors import ApiError
-from slipstream_ipc.messages import Abort, Goodbye, Resume
+from slipstream_ipc.messages import Abort, Goodbye, Resume, Submit
 
 EVENTS = "Accept: text/event-stream"
 SIMULATED = "simulated:step_ms=2,mode=chain"  # each token depends on all before it
@@ -396,6 +398,13 @@ def wait_until_another_answers(stack: Stack, before: int) -> None:
             os.sched_yield()
 
 
+def test_a_request_is_known_again_whoever_sends_it_and_whatever_it_is_called():
+    submit = Submit(7, bytes(16), b"\x80", text="Once")
+    other = {"handle": 1, "stream_id": b"x" * 16, "label": "me", "tenant": b"key"}
+    assert checksum_of([structs.replace(submit, **other)], 1) == checksum_of([submit], 1)
+    assert checksum_of([structs.replace(submit, text="Twice")], 1) != checksum_of([submit], 1)
+
+
 @pytest.mark.parametrize(
     ("path", "headers", "status", "param"),
     [
@@ -470,6 +479,7 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
 numbers = st.integers(0, 2**32 - 1)
 cursors = st.just(StreamCursor(has_begun=False)) | st.builds(
     StreamCursor,
+    checksum_of,
     *(numbers, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()),
     has_called=st.booleans(),
 )

@@ -1,0 +1,310 @@
+"""Compiles a format and a request's tools to a grammar in which an answer is calls of them.
+
+The grammar is in llguidance's form of Lark. What it allows is what the reader of the same format
+reads as whole calls. Pure.
+
+- A delimiter that is one token of the vocabulary is that token alone, as for the reader.
+- Where a reader accepts any blanks, the grammar allows those that the table shows, or none.
+- Reasoning before the calls is any tokens up to its end; the delimiters of both are tokens, as text
+  with an end that is text could not be told apart from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from slipstream_ipc.errors import BadRequest, Summary
+from slipstream_ipc.formats.answer_format import (
+    Alternative,
+    AnswerFormat,
+    Blank,
+    CallFormat,
+    CallId,
+    Delimiter,
+    Element,
+    JsonCall,
+    JsonObject,
+    Name,
+    NamedCallId,
+    ReasoningFormat,
+    Repeat,
+    Section,
+    Text,
+)
+from slipstream_ipc.messages.answer import FUNCTION_CHOICE
+from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
+
+# one space, or a newline and an indent: with any blanks a model may write nothing else
+_BLANKS = r" |\n[ \t]{0,40}"
+_MAX_FUNCTIONS = 512  # a row of the grammar has an item for each, and the core bounds these
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_DESCRIPTIONS = ("description", "title", "$comment")
+_CALL_ID = "/[a-zA-Z0-9]{9}/"
+
+
+class Opened(NamedTuple):
+    """What the prompt has of the answer: reasoning that goes on, or nothing but what may stand
+    before calls. is_start: nothing at all. at_border: no content since the last delimiter.
+    """
+
+    is_start: bool = True
+    is_reasoning: bool = False
+    at_border: bool = True
+
+
+def call_grammar(
+    found: AnswerFormat,
+    token_ids: Mapping[str, int],
+    tools: Sequence[Mapping[str, Any]],
+    choice: str,
+    *,
+    is_parallel: bool = True,
+    opened: Opened = Opened(),  # noqa: B008 - immutable
+) -> str:
+    """The grammar of an answer with one call of the tool that `choice` names, or, with "required",
+    with one call or, if `is_parallel`, several calls of any.
+
+    token_ids: of the format's literals that are one token. Raises BadRequest.
+    """
+    if found.calls is None:
+        raise refusal(choice, f"answers of the format {found.name!r}")
+    functions = [tool["function"] for tool in tools]
+    if choice.startswith(FUNCTION_CHOICE):
+        name = choice.removeprefix(FUNCTION_CHOICE)
+        functions = [each for each in functions if each["name"] == name][:1]
+        is_parallel = False
+    if not functions:
+        raise BadRequest("tool_choice", Summary(shown_choice(choice)), "a function of the tools")
+    if len(functions) > _MAX_FUNCTIONS:
+        given = Summary(f"{len(functions)} tools")
+        raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where any call is required")
+    try:
+        grammar = _Grammar(found.calls, token_ids, functions, is_parallel).text(
+            found.reasoning, opened
+        )
+    except _NotForceable as error:
+        raise refusal(choice, f"{error} (format {found.name!r})") from None
+    num_bytes = len(grammar.encode())
+    if num_bytes > MAX_SCHEMA_BYTES:
+        given = Summary(f"{num_bytes} bytes of names and schemas")
+        allowed = f"at most {MAX_SCHEMA_BYTES} where a call is forced"
+        raise BadRequest("tools", given, allowed)
+    return grammar
+
+
+def refusal(choice: str, where: str) -> BadRequest:
+    """The error of a choice that cannot be forced."""
+    given = Summary(shown_choice(choice))
+    return BadRequest("tool_choice", given, f'"auto" or "none": calls cannot be forced in {where}')
+
+
+def shown_choice(choice: str) -> str:
+    """A choice for an error."""
+    name = choice.removeprefix(FUNCTION_CHOICE)
+    return repr(choice) if name == choice else f"the function {name!r}"
+
+
+class _NotForceable(Exception):  # noqa: N818  (says what is wrong)
+    """The table has no grammar for this; the message completes "calls cannot be forced in"."""
+
+
+class _Grammar:
+    """Collects the rules of one grammar."""
+
+    def __init__(
+        self,
+        calls: CallFormat,
+        token_ids: Mapping[str, int],
+        functions: Sequence[Mapping[str, Any]],
+        is_parallel: bool,
+    ) -> None:
+        self._calls = calls
+        self._token_ids = token_ids
+        self._functions = functions
+        self._is_parallel = is_parallel
+        self._rules: list[str] = []
+
+    def text(self, reasoning: ReasoningFormat | None, opened: Opened) -> str:
+        """The grammar. Raises _NotForceable, BadRequest."""
+        at_border = opened.at_border or opened.is_reasoning
+        sections = [each for each in self._calls.sections if at_border or not each.at_start]
+        if not sections:
+            raise _NotForceable("an answer that begins with content")
+        for number, function in enumerate(self._functions):
+            schema = _schema(function)
+            for text in _strings(schema):
+                literal = next((each for each in self._token_ids if each in text), None)
+                if literal is not None:  # llguidance 1.9.1 writes fixed text with such tokens
+                    given = Summary(f"{literal!r} in the parameters of {function['name']!r}"[:300])
+                    raise BadRequest("tools", given, "none of the model's delimiters there")
+            self._rules.append(f"args_{number}: %json {json.dumps(schema)}")
+        branches = [self._section(each) for each in sections]
+        calls = self._rule("calls", " | ".join(dict.fromkeys(branches)))
+        before = self._reasoning(reasoning, opened) if reasoning is not None else ""
+        return "\n".join((f"start: {before}{calls}", *self._rules, ""))
+
+    # Reasoning
+
+    def _reasoning(self, reasoning: ReasoningFormat, opened: Opened) -> str:
+        """What may stand before the calls."""
+        begins = self._tokens(reasoning.begins)
+        if not opened.is_reasoning and not (opened.is_start and begins):
+            return ""
+        ends = self._tokens(reasoning.ends)
+        # what ends reasoning in its middle, too
+        sections = self._calls.sections if reasoning.calls_within else ()
+        firsts = [_first(each.elements) for each in sections if not each.at_start]
+        calls = self._tokens([each for each in firsts if each is not None])
+        if not ends or len(calls) < len(firsts):
+            if opened.is_reasoning:
+                raise _NotForceable("reasoning whose end is not one token")
+            return ""  # the model may begin without
+        others = ",".join(map(str, sorted({*begins, *ends, *calls})))
+        inside = f"<[^{others}]>*"
+        end = _any_of(ends)
+        if firsts and len(firsts) == len(sections):
+            end = f"({end})?"
+        end = f'{end} "\\n"? "\\n"?'
+        if opened.is_reasoning:
+            return f"{inside} {end} "
+        return f"({_any_of(begins)} {inside} {end})? "
+
+    def _tokens(self, delimiters: Sequence[Delimiter]) -> list[int]:
+        found = [self._token_ids.get(each.literal) for each in delimiters]
+        return [each for each in found if each is not None]
+
+    # Calls
+
+    def _rule(self, name: str, body: str) -> str:
+        """Add a rule; several with one name get numbers."""
+        unique = f"{name}_{len(self._rules)}"
+        self._rules.append(f"{unique}: {body}")
+        return unique
+
+    def _section(self, section: Section) -> str:
+        one = self._rule("section", self._sequence(section.elements))
+        repeats = any(isinstance(each, Repeat) for each in section.elements)
+        if not self._is_parallel or repeats or section.at_start:
+            return one
+        return f'{one} ("\\n"? {one})*'
+
+    def _sequence(self, elements: Sequence[Element], function: int | None = None) -> str:
+        """The elements one after another. A name and the arguments behind it are of one function:
+        without one given, there is a branch for each.
+        """
+        if function is None and any(isinstance(each, Name | NamedCallId) for each in elements):
+            numbers = range(len(self._functions))
+            return _branches([self._sequence(elements, number) for number in numbers])
+        return " ".join([self._element(each, function) for each in elements])
+
+    def _element(self, element: Element, function: int | None) -> str:
+        match element:
+            case Delimiter(literal):
+                token_id = self._token_ids.get(literal)
+                return _literal(literal) if token_id is None else f"<[{token_id}]>"
+            case Text(text):
+                return _literal(text)
+            case Blank(text):
+                return f"{_literal(text)}?"
+            case Name() if function is not None:
+                return _literal(self._name(function, element.stops))
+            case NamedCallId(prefix, separator, stops) if function is not None:
+                begin = prefix + self._name(function, stops) + separator
+                return f"{_literal(begin)} /[0-9]{{1,4}}/" if separator else _literal(begin)
+            case CallId():
+                return _CALL_ID
+            case JsonObject() if function is not None:
+                return f"args_{function}"
+            case JsonCall():
+                return self._json_call(element)
+            case Repeat(inner, separator):
+                one = self._rule("call", self._sequence(inner, function))
+                if not self._is_parallel:
+                    return one
+                between = f"{self._sequence(separator)} " if separator else ""
+                return f"{one} ({between}{one})*"
+            case Alternative(branches):
+                texts = [self._sequence(each, function) for each in branches if each]
+                return _branches(texts) + ("?" if () in branches else "")
+            case _:
+                raise _NotForceable("arguments that are not written as JSON")
+
+    def _json_call(self, element: JsonCall) -> str:
+        name_key, arguments_key = _quoted(element.names[0]), _quoted(element.arguments[0])
+        calls = [
+            f"{_literal(_quoted(function['name']) + ',')} {_SPACE} "
+            f"{_literal(arguments_key + ':')} {_SPACE} args_{number}"
+            for number, function in enumerate(self._functions)
+        ]
+        begin = f"{_literal('{' + name_key + ':')} {_SPACE}"
+        return self._rule("json_call", f'{begin} {_branches(calls)} "}}"')
+
+    def _name(self, function: int, stops: str) -> str:
+        name: str = self._functions[function]["name"]
+        if any(char in stops for char in name):
+            given = Summary(f"the name {name[:100]!r}")
+            raise BadRequest("tools", given, f"names without any of {stops!r} in a forced call")
+        return name
+
+
+_SPACE = '" "?'
+
+
+def _first(elements: Sequence[Element]) -> Delimiter | None:
+    """The delimiter that the elements begin with, if it is always the same."""
+    match elements[0]:
+        case Delimiter() as delimiter:
+            return delimiter
+        case Repeat(inner):
+            return _first(inner)
+        case _:
+            return None
+
+
+def _branches(texts: Sequence[str]) -> str:
+    return f"({' | '.join(texts)})"
+
+
+def _any_of(token_ids: Sequence[int]) -> str:
+    return f"<[{','.join(map(str, token_ids))}]>"
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _schema(function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a function's arguments, which are an object whatever its schema says.
+
+    What the library cannot enforce is left out, except of a function that is `strict`.
+    """
+    given = function.get("parameters")
+    schema = dict(given) if given else dict(_NO_PARAMETERS)
+    kind = schema.get("type", "object")
+    if kind != "object" and not (isinstance(kind, list) and "object" in kind):
+        allowed = "a schema of an object"
+        raise BadRequest("tools", Summary(f"parameters of the type {kind!r}"[:200]), allowed)
+    schema["type"] = "object"
+    is_strict = function.get("strict") is True
+    schema["x-guidance"] = {"whitespace_pattern": _BLANKS, "lenient": not is_strict}
+    return schema
+
+
+def _strings(part: object) -> Iterator[str]:
+    """The strings of a schema that can be in arguments: all but descriptions."""
+    if isinstance(part, str):
+        yield part
+    elif isinstance(part, Mapping):
+        for key, value in part.items():
+            yield key
+            if key not in _DESCRIPTIONS or not isinstance(value, str):
+                yield from _strings(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from _strings(value)

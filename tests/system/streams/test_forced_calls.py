@@ -1,0 +1,155 @@
+"""Forced calls of a real model over HTTP: whole, streamed, and with a death in their middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from tests.helpers.patience import PATIENCE_S
+from tests.helpers.stacks import spareless_stack
+
+from slipstream import BadRequestError, Stack
+
+NOTE = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "minLength": 60, "maxLength": 80},
+        "count": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["text", "count"],
+    "additionalProperties": False,
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "write_note", "parameters": NOTE}},
+    {"type": "function", "function": {"name": "now"}},
+]
+NAMED = {"type": "function", "function": {"name": "write_note"}}
+TURNS = [{"role": "user", "content": "What is a list?"}]
+CHAT: dict[str, Any] = {
+    "model": "demo",
+    "messages": TURNS,
+    "tools": TOOLS,
+    "max_tokens": 400,
+    "temperature": 1,
+    "seed": 5,
+}
+Calls = tuple[list[tuple[str, str]], str | None, str | None]
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    settings: dict[str, Any] = {"tool_format": "hermes", "reasoning_format": "none"}
+    with spareless_stack(
+        http_port=0, max_restarts=100, served_model_name="demo", **settings
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(stack: Stack) -> Iterator[OpenAI]:
+    with OpenAI(
+        base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+    ) as one:
+        yield one
+
+
+def whole(client: OpenAI, **options: Any) -> Calls:
+    [choice] = client.chat.completions.create(**{**CHAT, **options}).choices
+    calls = [(it.function.name, it.function.arguments) for it in choice.message.tool_calls or ()]
+    return calls, choice.message.content, choice.finish_reason
+
+
+def streamed(client: OpenAI, pid: int | None = None, **options: Any) -> Calls:
+    """The same from deltas; process `pid` is killed when arguments have begun."""
+    calls: list[tuple[str, str]] = []
+    content, reason = "", None
+    with client.chat.completions.create(**{**CHAT, **options}, stream=True) as stream:
+        for chunk in stream:
+            [choice] = chunk.choices
+            content += choice.delta.content or ""
+            reason = choice.finish_reason or reason
+            for part in choice.delta.tool_calls or ():
+                if part.index == len(calls):
+                    calls.append((part.function.name, ""))
+                name, arguments = calls[part.index]
+                calls[part.index] = name, arguments + (part.function.arguments or "")
+                if pid is not None and len(calls[part.index][1]) > 20:
+                    os.kill(pid, signal.SIGKILL)
+                    pid = None
+    assert pid is None
+    return calls, content or None, reason
+
+
+def test_a_named_function_is_called_whatever_dies(stack: Stack, client: OpenAI) -> None:
+    expected = whole(client, tool_choice=NAMED)
+    [(name, arguments)], content, reason = expected
+    assert (name, content, reason) == ("write_note", None, "tool_calls")
+    note = json.loads(arguments)
+    assert note.keys() == {"text", "count"}
+    assert 60 <= len(note["text"]) <= 80
+    assert streamed(client, tool_choice=NAMED) == expected
+    assert streamed(client, stack.pids["core"], tool_choice=NAMED) == expected
+    assert streamed(client, stack.pids["worker"], tool_choice=NAMED) == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_call_of_any_function_is_required(client: OpenAI, seed: int) -> None:
+    options: dict[str, Any] = {
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+        "seed": seed,
+    }
+    expected = whole(client, **options)
+    [(name, arguments)], content, reason = expected
+    assert (content, reason) == (None, "tool_calls")
+    assert isinstance(json.loads(arguments), dict)
+    assert name in ("write_note", "now")
+    assert streamed(client, **options) == expected
+
+
+def test_the_native_client_forces_calls(stack: Stack) -> None:
+    with stack.client() as native:
+        answer = native.generate(TURNS, tools=TOOLS, tool_choice=NAMED, max_tokens=400)
+        [call] = answer.choices[0].tool_calls
+        assert (call.name, call.status) == ("write_note", "complete")
+        with pytest.raises(BadRequestError, match="without tools") as caught:
+            native.generate(TURNS, tool_choice="required")
+        assert caught.value.field == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "why"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "'no'"),
+        ({"tools": []}, "tool_choice", "without tools"),
+        ({"response_format": {"type": "json_object"}}, "tool_choice", "structured_outputs"),
+        ({"extra_body": {"min_tokens": 1}}, "tool_choice", "min_tokens"),
+        (
+            {"messages": [*TURNS, {"role": "assistant", "content": '<tool_call>{"name": "now"'}]}
+            | {"extra_body": {"continue_final_message": True, "add_generation_prompt": False}},
+            "tool_choice",
+            "begun a call",
+        ),
+        (
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/no"}}}
+                ]
+            },
+            "tools",
+            "cannot be forced",
+        ),
+    ],
+)
+def test_what_cannot_be_forced_is_refused(
+    client: OpenAI, options: dict[str, Any], param: str, why: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=why) as caught:
+        whole(client, **{"tool_choice": "required", **options})
+    assert caught.value.param == param
