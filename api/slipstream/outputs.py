@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from slipstream.answers.events import TEXT_KINDS, Event, joined_events, public_event, text_of
+from slipstream.answers.events import Event, public_event, text_of
 from slipstream.answers.tool_calls import ToolCall, ToolCallDelta, call_deltas, tool_calls_of
 from slipstream.delta_batch import (
     CandidateSpan,
@@ -24,6 +24,8 @@ from slipstream.delta_batch import (
 )
 from slipstream.prompt_logprobs import PromptPieces, PromptTokenLogprobs, prompt_logprobs_of
 from slipstream_ipc.columns import f32, pack_u32, u32
+from slipstream_ipc.history.event_log import joined_entries, joined_events
+from slipstream_ipc.history.event_log import kind_of as kind_of_events
 from slipstream_ipc.messages import (
     AnswerEvent,
     ChatMessage,
@@ -538,11 +540,17 @@ def join(deltas: Sequence[Delta], end: End | None = None) -> Delta:
 
 def _with_events(message: Deltas, deltas: Sequence[Delta]) -> Deltas:
     """The message of joined deltas, with their events."""
-    events = joined_events(event for delta in deltas for event in events_of(delta))
-    [text] = message.texts
-    if len(events) == 1 and events[0].text == text and events[0].kind in TEXT_KINDS:
-        return replace(message, kinds=pack_u32([events[0].kind | events[0].call << 8]))
-    return replace(message, event_entries=pack_u32([0]), events=(events,))
+    kinds = [kind_of(delta) for delta in deltas]
+    if not any(kind != 0 for kind in kinds):
+        return message
+    events = joined_entries(
+        (delta.text, events_of(delta) if kind is None else kind, delta.num_tokens)
+        for delta, kind in zip(deltas, kinds, strict=True)
+    )
+    joined = kind_of_events(message.texts[0], events, len(message.token_ids) // 4)
+    if isinstance(joined, int):
+        return replace(message, kinds=pack_u32([joined]))
+    return replace(message, event_entries=pack_u32([0]), events=(joined,))
 
 
 def _joined(cuts: Sequence[EntryColumns]) -> LogprobColumns | None:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     MAX_CALLS,
+    TEXT_KINDS,
     Admit,
     Deltas,
-    EventKind,
     LogprobColumns,
     Report,
     Step,
@@ -31,7 +31,7 @@ _U32 = np.dtype("<u4")
 _F32 = np.dtype("<f4")
 _U64 = np.dtype("<u8")
 
-_TEXT_KINDS = (0, EventKind.CONTENT, EventKind.REASONING, EventKind.CALL_ARGUMENTS)
+_KINDS = (0, *sorted(TEXT_KINDS))
 
 
 def pack_u32(values: npt.ArrayLike) -> bytes:
@@ -124,7 +124,7 @@ def _check_events(deltas: Deltas, num: int) -> None:
         raise ProtocolError(f"event_entries: index {int(entries[-1])} of {num} entries")
     if (entries[1:] <= entries[:-1]).any():
         raise ProtocolError("event_entries: indices must increase")
-    if not np.isin(kinds & 0xFF, _TEXT_KINDS).all() or (kinds >> 8 >= MAX_CALLS).any():
+    if not np.isin(kinds & 0xFF, _KINDS).all() or (kinds >> 8 >= MAX_CALLS).any():
         raise ProtocolError(f"kinds: got {kinds.max()}, expected kinds of text and calls")
     if len(kinds) and kinds[entries].any():
         raise ProtocolError("kinds: not 0 for an entry with events of its own")

@@ -9,56 +9,100 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from msgspec.structs import replace
 
 from slipstream_ipc.history.text_log import START, TextCursor, TextLog
-from slipstream_ipc.messages import AnswerEvent, EventKind
+from slipstream_ipc.messages import TEXT_KINDS, AnswerEvent, EventKind
 
-__all__ = ["TEXT_KINDS", "EventLog", "UnitEvents", "joined_events", "kind_of"]
+__all__ = ["EventLog", "UnitEvents", "joined_entries", "joined_events", "kind_of"]
 
-TEXT_KINDS = frozenset({EventKind.CONTENT, EventKind.REASONING, EventKind.CALL_ARGUMENTS})
-_EVENT_CHARS = 8  # what an event takes in a message beside its text, a generous estimate
+_EVENT_CHARS = 12  # what an event takes in a message beside its text, a generous estimate
 
 # the kind of a text that is one event (and from bit 8 on its call), or events of its own
 UnitEvents = int | tuple[AnswerEvent, ...]
 
 
-def kind_of(text: str, events: tuple[AnswerEvent, ...]) -> UnitEvents:
-    """The events of a unit: their kind, if they are its text as one event."""
+def kind_of(text: str, events: tuple[AnswerEvent, ...], num_tokens: int) -> UnitEvents:
+    """The events of a unit: their kind, if they are its text and all its tokens as one event; 0 if
+    it has neither text, nor events, nor tokens.
+    """
     if not events:
-        return () if text else 0
+        return () if text or num_tokens else 0
     event = events[0]
-    if len(events) == 1 and event.kind in TEXT_KINDS and event.text == text:
-        return event.kind | event.call << 8
-    return events
+    if len(events) > 1 or event.kind not in TEXT_KINDS:
+        return events
+    is_all = event.text == text and event.num_tokens == num_tokens
+    return event.kind | event.call << 8 if is_all else events
 
 
-def joined_events(events: Iterable[AnswerEvent]) -> tuple[AnswerEvent, ...]:
-    """The same events, with adjacent texts of one kind and call joined; empty texts are left
-    out.
+def joined_events(
+    events: Iterable[AnswerEvent], *, with_tokens: bool = False
+) -> tuple[AnswerEvent, ...]:
+    """The same events, with adjacent texts of one kind and call joined; empty texts are left out.
+
+    with_tokens: their numbers of tokens are kept, and texts with other tokens between them stay
+    apart. Without, the numbers are 0, and the events of a stream are the same however it was
+    divided.
     """
     joined: list[AnswerEvent] = []
     texts: list[str] = []  # of the last event, if it is a text
+    num_tokens = 0  # of the last event, if it is a text
+    num_left_out = 0  # tokens of empty texts
 
     def close() -> None:
         if len(texts) > 1:
-            last = joined[-1]
-            joined[-1] = AnswerEvent(last.kind, "".join(texts), last.call)
+            joined[-1] = replace(joined[-1], text="".join(texts), num_tokens=num_tokens)
         texts.clear()
 
     for event in events:
-        if event.kind not in TEXT_KINDS:
-            close()
-            joined.append(event)
-        elif not event.text:
+        if not with_tokens and (event.num_tokens or event.num_before):
+            event = replace(event, num_tokens=0, num_before=0)
+        is_text = event.kind in TEXT_KINDS
+        if is_text and not event.text:
+            num_left_out += event.num_before + event.num_tokens
             continue
-        elif texts and (joined[-1].kind, joined[-1].call) == (event.kind, event.call):
+        if num_left_out:
+            event = replace(event, num_before=event.num_before + num_left_out)
+            num_left_out = 0
+        follows = bool(texts) and not event.num_before
+        if follows and (joined[-1].kind, joined[-1].call) == (event.kind, event.call):
             texts.append(event.text)
-        else:
-            close()
-            joined.append(event)
+            num_tokens += event.num_tokens
+            continue
+        close()
+        joined.append(event)
+        if is_text:
             texts.append(event.text)
+            num_tokens = event.num_tokens
     close()
     return tuple(joined)
+
+
+def joined_entries(entries: Iterable[tuple[str, UnitEvents, int]]) -> tuple[AnswerEvent, ...]:
+    """The joined events of consecutive units or entries of a stream, with their tokens. entries:
+    of each its text, its events and its number of tokens.
+    """
+    events: list[AnswerEvent] = []
+    num_before = 0  # tokens after the last event
+    for text, of_entry, num_tokens in entries:
+        if not isinstance(of_entry, int):
+            own = of_entry
+        elif of_entry:
+            kind, call = EventKind(of_entry & 0xFF), of_entry >> 8
+            own = (AnswerEvent(kind, text, call, num_tokens=num_tokens),)
+        else:
+            own = ()
+        num_left = num_tokens
+        for event in own:
+            num_left -= event.num_before + event.num_tokens
+            if num_before:
+                event = replace(event, num_before=event.num_before + num_before)
+                num_before = 0
+            events.append(event)
+        num_before += max(num_left, 0)
+    return joined_events(events, with_tokens=True)
 
 
 class EventLog(TextLog):
@@ -77,8 +121,8 @@ class EventLog(TextLog):
 
     def append_unit(self, text: str, num_tokens: int, events: tuple[AnswerEvent, ...]) -> None:
         """Release `text` and its events together with all tokens up to the `num_tokens`-th."""
+        kind = kind_of(text, events, num_tokens - self.num_tokens)
         super().append(text, num_tokens)
-        kind = kind_of(text, events)
         self._unit_events.append(kind)
         size = len(text)
         if not isinstance(kind, int):
@@ -94,7 +138,7 @@ class EventLog(TextLog):
         for text in texts:
             size += len(text)
             self._sizes.append(size)
-            self._unit_events.append(kind if text else 0)
+            self._unit_events.append(kind if text or not kind else ())
 
     def advance(
         self, cursor: TextCursor, max_chars: int, max_tokens: int = sys.maxsize
@@ -113,28 +157,25 @@ class EventLog(TextLog):
 
     def events_between(self, start: TextCursor, stop: TextCursor) -> UnitEvents:
         """The events released between two cursors, joined: the kind of the text between them, if
-        it is one event; 0 if there is neither text nor events.
+        it is one event with all tokens; 0 if there is nothing.
         """
         of_units = self._unit_events[start.unit : stop.unit]
-        kinds = {
-            kind if isinstance(kind, int) else -1 for kind in of_units if kind != 0
-        }  # a unit with kind 0 has no text
-        if not kinds:
+        if not of_units:
             return 0
-        if len(kinds) == 1:
-            [kind] = kinds
-            if kind >= 0:
-                return kind
-        if len(of_units) == 1:
-            return of_units[0]
-        events = list[AnswerEvent]()
-        for unit, kind_or_events in enumerate(of_units, start.unit):
-            if not isinstance(kind_or_events, int):
-                events += kind_or_events
-            elif kind_or_events:
-                kind, call = EventKind(kind_or_events & 0xFF), kind_or_events >> 8
-                events.append(AnswerEvent(kind, self._texts[unit], call))
-        return kind_of(self.text_between(start, stop), joined_events(events))
+        first = of_units[0]
+        if len(of_units) == 1 or (
+            isinstance(first, int) and of_units.count(first) == len(of_units)
+        ):
+            return first
+        ends = [start.num_tokens, *self._token_ends[start.unit : stop.unit]]
+        entries = zip(
+            self._texts[start.unit : stop.unit],
+            of_units,
+            [end - begin for begin, end in pairwise(ends)],
+            strict=True,
+        )
+        num_tokens = stop.num_tokens - start.num_tokens
+        return kind_of(self.text_between(start, stop), joined_entries(entries), num_tokens)
 
     def num_chars_between(self, start: TextCursor, stop: TextCursor) -> int:
         """What the texts and events between two cursors take in a message, in characters."""

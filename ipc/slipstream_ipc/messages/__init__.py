@@ -18,6 +18,7 @@ from __future__ import annotations
 from slipstream_ipc.messages.answer import (
     MAX_CALLS,
     MAX_NAME_CHARS,
+    TEXT_KINDS,
     AnswerEvent,
     AnswerOptions,
     AnswerSettings,
@@ -130,6 +131,7 @@ __all__ = [
     "MAX_TOOL_CALLS",
     "MAX_TRACE_STATE_CHARS",
     "PROTOCOL_VERSION",
+    "TEXT_KINDS",
     "Abort",
     "Accepted",
     "AdmissionRefused",

@@ -29,17 +29,26 @@ class EventKind(IntEnum):
     CALL_ENDS = 5  # the arguments are complete
 
 
+# events whose text comes in pieces
+TEXT_KINDS = frozenset({EventKind.CONTENT, EventKind.REASONING, EventKind.CALL_ARGUMENTS})
+
+
 class AnswerEvent(Struct, array_like=True, frozen=True, gc=False):
     """One event of an answer.
 
     call: which call of the answer, from 0; of content and reasoning 0. call_id: of CALL_BEGINS, the
-    id that the model wrote, or one in the form that its format asks for; else empty.
+    id that the model wrote, or one in the form that its format asks for; else empty. num_tokens:
+    tokens of the entry whose last character lies in this event. num_before: those between the event
+    before it, or the entry's beginning, and the first of these: of delimiters, and tokens without
+    text.
     """
 
     kind: EventKind
     text: str = ""
     call: U32 = 0
     call_id: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+    num_tokens: U32 = 0
+    num_before: U32 = 0
 
 
 StopScope = Literal["content", "all"]

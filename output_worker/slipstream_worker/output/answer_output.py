@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -210,15 +210,15 @@ class AnswerOutput(StreamOutput):
                 "error", num_tokens, fault=fault, num_reasoning_tokens=self._num_reasoning
             )
 
-    def _end_with(self, end: End, raw_chars: int | None = None) -> None:
-        """Release the kept tokens with all events, and the raw text up to `raw_chars`."""
+    def _end_with(self, end: End, cut: int | None = None, raw_chars: int = sys.maxsize) -> None:
+        """Release the kept tokens with all events. cut: where a stop string cuts them, in virtual
+        characters; raw_chars: the same in the raw text.
+        """
         num_kept = end.num_tokens - self.log.num_tokens
         kept = [self._unreleased.popleft() for _ in range(num_kept)]
-        text = "".join([token.text for token in kept])
-        if raw_chars is not None:
-            text = text[: raw_chars - self.log.end.num_chars]
         self._num_reasoning += sum(token.is_reasoning for token in kept)
-        self._release_unit(text, end.num_tokens, [piece.event for piece in self._events])
+        until = self._reader.num_fed if cut is None else cut
+        self._release_unit(kept, until, raw_chars, is_last=True)
         self._unreleased.clear()
         self._events.clear()
         self.end = replace(end, num_reasoning_tokens=self._num_reasoning)
@@ -258,7 +258,7 @@ class AnswerOutput(StreamOutput):
             if kept:
                 last = self._unreleased[kept - 1]
                 raw_chars = last.raw_start + min(at - last.start, len(last.text))
-            self._end_with(End("stop", num_kept, stop), raw_chars)
+            self._end_with(End("stop", num_kept, stop), at, raw_chars)
         elif end is not None:
             self._release_held()
             self._end_with(end)
@@ -283,7 +283,7 @@ class AnswerOutput(StreamOutput):
             whole = sum(token.end != _NOT_FED for token in self._unreleased)
             begun = sum(token.raw_start < num_chars for token in self._unreleased)
             num_kept = self.log.num_tokens + max(whole, begun)
-            self._end_with(End("stop", num_kept, stop), num_chars)
+            self._end_with(End("stop", num_kept, stop), raw_chars=num_chars)
         elif end is not None:
             self._end_with(end)
         else:
@@ -394,38 +394,69 @@ class AnswerOutput(StreamOutput):
 
     def _release_decided(self, decided: int) -> None:
         """Release the tokens whose text and events are decided."""
-        unreleased, texts, end = self._unreleased, list[str](), 0
+        unreleased, released = self._unreleased, list[_UnreleasedToken]()
         while unreleased and _NOT_FED < unreleased[0].end <= decided:
             token = unreleased.popleft()
-            texts.append(token.text)
-            end = token.end
+            released.append(token)
             self._num_reasoning += token.is_reasoning
-        if texts:
-            num_tokens = self.log.num_tokens + len(texts)
-            self._release_unit("".join(texts), num_tokens, self._events_up_to(end))
+        if released:
+            self._release_unit(released, released[-1].end)
 
-    def _events_up_to(self, end: int) -> list[AnswerEvent]:
-        events, up_to_end = self._events, list[AnswerEvent]()
+    def _pieces_up_to(self, end: int) -> list[Piece]:
+        events, up_to_end = self._events, list[Piece]()
         while events and events[0].end <= end:
-            up_to_end.append(events.popleft().event)
+            up_to_end.append(events.popleft())
         if events and events[0].start < end and events[0].event.kind in _DIVISIBLE:
             event, start, event_end = events[0]
             if len(event.text) == event_end - start:
-                up_to_end.append(replace(event, text=event.text[: end - start]))
-                events[0] = Piece(replace(event, text=event.text[end - start :]), end, event_end)
+                before, after = event.text[: end - start], event.text[end - start :]
+                up_to_end.append(Piece(replace(event, text=before), start, end))
+                events[0] = Piece(replace(event, text=after), end, event_end)
         return up_to_end
 
-    def _release_unit(self, text: str, num_tokens: int, events: list[AnswerEvent]) -> None:
-        """Release a unit, or several if that many tokens do not fit into a message (see
-        `_release`); the first one has the text and the events.
+    def _release_unit(
+        self,
+        tokens: Sequence[_UnreleasedToken],
+        end: int,
+        raw_chars: int = sys.maxsize,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """Release a unit, or several if that many tokens do not fit into a message, each with the
+        events of its tokens. end: where the tokens end, in virtual characters; raw_chars: in the
+        raw text, where it is cut. is_last: it has all events that are left.
         """
-        joined = joined_events(events)
-        for event in joined:
-            for written in (event.text, event.call_id):
-                if not written.isascii():
-                    written.encode()  # what cannot be written ends this stream, not the worker
-        num_released = self.log.num_tokens + self._unit_tokens
-        while num_released < num_tokens:
-            self.event_log.append_unit(text, num_released, joined)
-            text, joined, num_released = "", (), num_released + self._unit_tokens
-        self.event_log.append_unit(text, num_tokens, joined)
+        for at in range(0, max(len(tokens), 1), self._unit_tokens):
+            some = tokens[at : at + self._unit_tokens]
+            is_whole = at + len(some) == len(tokens)
+            ends = [end if token.end == _NOT_FED else min(token.end, end) for token in some]
+            pieces = self._pieces_up_to(end if is_whole else ends[-1])
+            if is_whole and is_last:
+                pieces += self._events
+            text = "".join([token.text for token in some])[: raw_chars - self.log.end.num_chars]
+            events = joined_events(_counted(pieces, some, ends), with_tokens=True)
+            for event in events:
+                for written in (event.text, event.call_id):
+                    if not written.isascii():
+                        written.encode()  # what cannot be written ends this stream, not the worker
+            self.event_log.append_unit(text, self.log.num_tokens + len(some), events)
+
+
+def _counted(
+    pieces: Sequence[Piece], tokens: Sequence[_UnreleasedToken], ends: Sequence[int]
+) -> Iterator[AnswerEvent]:
+    """The events of these pieces with their numbers of tokens. A token without characters counts
+    only between others of its event. ends: of the tokens, ascending.
+    """
+    at, num = 0, len(tokens)
+    for event, start, end in pieces:
+        before = at
+        while at < num and ends[at] <= start:
+            at += 1
+        begin = behind = at
+        while at < num and ends[at] <= end:
+            at += 1
+            if tokens[at - 1].start < ends[at - 1]:
+                behind = at
+        at = behind
+        yield replace(event, num_tokens=at - begin, num_before=begin - before)

@@ -33,7 +33,7 @@ class PlainTokens:
         self._num_stopping: dict[int, int] = {}  # token id -> number of streams that it ends
         self._set_of: dict[tuple[VocabularyView, tuple[str, ...], Hashable], int] = {}
         # for each entry of `fast`: whole, and ends no stream
-        self.is_plain: Bools = fast.lens >= 0 if fast is not None else np.zeros(0, np.bool_)
+        self.is_plain: Bools = fast.lens > 0 if fast is not None else np.zeros(0, np.bool_)
         num_ids = fast.vocab_size + 1 if fast is not None else 0
         self.harmless: Bools = np.zeros((1, num_ids), np.bool_)  # [set, token id]; set 0: none
         self.is_known = self.harmless.copy()  # [set, token id]; whether it was checked
@@ -97,7 +97,7 @@ class PlainTokens:
             self._num_stopping.pop(token_id, None)
         for view in VocabularyView:
             at = fast.first(view) + token_id
-            self.is_plain[at] = not number and fast.lens[at] >= 0
+            self.is_plain[at] = not number and fast.lens[at] > 0
 
 
 @lru_cache(256)

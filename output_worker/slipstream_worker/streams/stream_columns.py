@@ -120,7 +120,6 @@ class StreamColumns(RowTable):
         self._free: list[int] = []
         self.max_width = 0  # largest of all rows so far that can be fast
         self.has_logprobs = False  # whether any row so far has had some
-        self.has_events = False  # whether any row so far has been read as events
         self._latest = NO_ROWS  # rows of the last `append`, …
         self._sorted: Int64s | None = None  # … the same in ascending order, computed on demand
         self._constants = self._constants_of(NO_ROWS.array)
@@ -129,6 +128,11 @@ class StreamColumns(RowTable):
         self._num_with_stops = 0
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
+
+    @property
+    def has_events(self) -> bool:
+        """Whether any row is read as events."""
+        return bool(self._modes)
 
     # ---- a row's life -------------------------------------------------------------------
 
@@ -177,7 +181,6 @@ class StreamColumns(RowTable):
         )
         output = stream.output
         if isinstance(output, AnswerOutput):
-            self.has_events = True
             self._num_with_stops += 1
             self._plain.add_stops(output.delimiter_ids)
             self._modes[worker_row] = None

@@ -17,7 +17,6 @@ from slipstream.answers.events import (
     ToolCallArguments,
     ToolCallEnd,
     ToolCallStart,
-    joined_events,
 )
 from slipstream.answers.tool_calls import ToolCall, call_id
 from slipstream.client.streams.stream_state import StreamState
@@ -27,6 +26,7 @@ from slipstream.outputs import Delta, RequestOutput, events_of, join
 from slipstream.requests import new_submit
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.history.event_log import joined_events
 from slipstream_ipc.messages import AnswerEvent, ChatMessage, EventKind, Resume, SamplingParams
 
 

@@ -42,7 +42,7 @@ def filled(units: Units) -> tuple[EventLog, list[TextCursor], list[tuple[AnswerE
 
 def listed(of_units: UnitEvents, text: str) -> tuple[AnswerEvent, ...]:
     if isinstance(of_units, tuple):
-        return of_units
+        return joined_events(of_units)
     assert bool(of_units) == bool(text), "a kind is of a text"
     return (AnswerEvent(EventKind(of_units & 0xFF), text, of_units >> 8),) if of_units else ()
 

@@ -75,6 +75,7 @@ plain = st.builds(
     st.sampled_from(["analysis", "commentary", "final", "other"]),
     st.just(""),
     texts,
+    constrain=st.sampled_from(["", "json"]),
     end=ends,
 )
 calls = st.builds(

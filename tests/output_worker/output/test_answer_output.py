@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import find_format
-from slipstream_ipc.history.event_log import joined_events, kind_of
+from slipstream_ipc.history.event_log import UnitEvents, joined_events, kind_of
 from slipstream_ipc.history.text_log import START, TextCursor
 from slipstream_ipc.messages import (
     Admit,
@@ -160,7 +160,7 @@ def events_of(output: AnswerOutput) -> tuple[AnswerEvent, ...]:
     log = output.event_log
     events = log.events_between(START, log.end)
     if isinstance(events, tuple):
-        return events
+        return joined_events(events)
     text = log.text_between(START, log.end)
     return (AnswerEvent(EventKind(events & 0xFF), text, events >> 8),) if events else ()
 
@@ -527,11 +527,76 @@ def test_a_format_of_another_table_is_never_read_otherwise(settings_: AnswerSett
 
 
 def test_a_unit_whose_text_is_its_event_has_a_kind() -> None:
-    call = AnswerEvent(EventKind.CALL_ARGUMENTS, "x", 3)
-    assert kind_of("x", (call,)) == EventKind.CALL_ARGUMENTS | 3 << 8
-    assert kind_of("y", (call,)) == (call,)
-    assert kind_of("", ()) == 0
-    assert kind_of("y", ()) == ()
+    call = AnswerEvent(EventKind.CALL_ARGUMENTS, "x", 3, num_tokens=2)
+    assert kind_of("x", (call,), 2) == EventKind.CALL_ARGUMENTS | 3 << 8
+    assert kind_of("y", (call,), 2) == (call,)
+    assert kind_of("x", (call,), 3) == (call,)
+    assert kind_of("", (), 0) == 0
+    assert kind_of("", (), 1) == ()
+    assert kind_of("y", (), 1) == ()
+
+
+def tokens_of(events: UnitEvents, num_tokens: int) -> list[int]:
+    """Of each token the kind that it counts for, 0 for none."""
+    if isinstance(events, int):
+        return [events & 0xFF] * num_tokens
+    found = list[int]()
+    for event in events:
+        found += [0] * event.num_before + [int(event.kind)] * event.num_tokens
+    assert len(found) <= num_tokens
+    return found + [0] * (num_tokens - len(found))
+
+
+def tokens_by_their_ends(case: Case) -> list[bool]:
+    """Of each token whether its last character is one of content."""
+    reader, delimiter_ids = open_reader(ANSWER, FACTORY.delimiter_ids)
+    pieces, spans = [], []
+    for token_id in case.token_ids:
+        start = reader.num_fed
+        if token_id in delimiter_ids:
+            pieces += reader.feed_delimiter(token_id)
+        elif token_id != EOS:
+            pieces += reader.feed(PIECES[token_id].decode())
+        spans.append((start, reader.num_fed))
+    pieces += reader.finish()
+    content = [(start, end) for event, start, end in pieces if event.kind == EventKind.CONTENT]
+    return [
+        start < end and any(begin < end <= stop for begin, stop in content) for start, end in spans
+    ]
+
+
+@settings(max_examples=500, deadline=None)
+@given(cases().filter(lambda case: HALVES.isdisjoint(case.token_ids)), st.integers(1, 9))
+def test_a_token_counts_for_its_last_character(case: Case, unit_tokens: int) -> None:
+    """However the stream is divided, in one unit or several."""
+    case = replace_case(case)
+    output = make(case)
+    output._unit_tokens = unit_tokens
+    output.push(case.token_ids)
+    output.finish("abort")
+    log = output.event_log
+    cursors = [START, *(cursor for cursor, _, _ in units(output))]
+    found, whole = list[int](), START
+    for start, stop in pairwise(cursors):
+        num = stop.num_tokens - start.num_tokens
+        found += tokens_of(log.events_between(start, stop), num)
+        assert tokens_of(log.events_between(whole, stop), stop.num_tokens) == found
+    assert [kind == EventKind.CONTENT for kind in found] == tokens_by_their_ends(case)
+
+
+def replace_case(case: Case) -> Case:
+    """The case without an end before its last token."""
+    token_ids = [token_id for token_id in case.token_ids if token_id not in (EOS, STOP)]
+    return Case(token_ids, max_tokens=len(token_ids) + 1, skips=case.skips, scope=case.scope)
+
+
+def test_a_token_cut_by_a_stop_string_counts_for_what_is_left() -> None:
+    output = make(Case([], ("b",)))
+    output.push([THINK, 5, THOUGHT, 5, 7])
+    assert output.end is not None
+    log = output.event_log
+    found = tokens_of(log.events_between(START, log.end), log.num_tokens)
+    assert found == [0, EventKind.REASONING, 0, EventKind.CONTENT, EventKind.CONTENT]
 
 
 @pytest.mark.parametrize(

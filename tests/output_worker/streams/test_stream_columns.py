@@ -150,7 +150,7 @@ def test_both_ways_give_what_one_output_gives(data: st.DataObject) -> None:
 def listed(events: UnitEvents, text: str) -> tuple[AnswerEvent, ...]:
     """The events of a text, which is one of them if they are a kind."""
     if isinstance(events, tuple):
-        return events
+        return joined_events(events)
     return (AnswerEvent(EventKind(events & 0xFF), text, events >> 8),) if events else ()
 
 

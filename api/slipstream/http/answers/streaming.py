@@ -27,7 +27,7 @@ from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
 from slipstream.http.answers.broadcast import Frame
-from slipstream.http.answers.content_tokens import ContentLogprobs
+from slipstream.http.answers.content_tokens import content_logprobs
 from slipstream.http.answers.event_ids import StreamCursor
 from slipstream.http.answers.live_answer import (
     AnswerContext,
@@ -116,8 +116,8 @@ class StreamedChoice:
         self._with_logprobs = plan.num_logprobs is not None
         self._has_ids = plan.shape.has_ids
         self._reads_events = plan.shape.reads_events
-        chooses = self._with_logprobs and self._reads_events and not plan.has_all_logprobs
-        self._content = ContentLogprobs(live.texts) if chooses else None  # None: all are shown
+        # log-probabilities are those of the content alone
+        self._is_content_only = self._reads_events and not plan.has_all_logprobs
         self._may_be_plain = not (self._has_ids or plan.with_usage_so_far)
         # its chunks contain nothing but a delta's text and log-probabilities
         self._is_plain = plan.echo is None and self._may_be_plain
@@ -210,8 +210,8 @@ class StreamedChoice:
             self._num_chars += len(text)
             self._checksum = history_checksum(id_column_of(delta), self._checksum)
         if self._reads_events:
-            kind, content = kind_of(delta), self._content
-            if kind is None or not (content is None or content.is_even(delta, kind)):
+            kind = kind_of(delta)
+            if kind is None:
                 portion = self._take([delta])
                 if portion.is_shown:
                     self._write(portion, None)
@@ -318,8 +318,10 @@ class StreamedChoice:
                 portion.parts = parts
         if self._with_logprobs:
             for delta in deltas:
-                content = self._content
-                portion.entries += (delta.logprobs or ()) if content is None else content.of(delta)
+                is_content_only = self._is_content_only
+                portion.entries += (
+                    content_logprobs(delta) if is_content_only else delta.logprobs or ()
+                )
         return portion
 
     def _write(self, portion: _Portion, reason: str | None) -> None:

@@ -88,7 +88,7 @@ class UnaryAnswer:
             parts = parts_of(events)
             end_reason = finish_reason(state.end, has_called=has_ended_call(events))
             if plan.num_logprobs is not None and not plan.has_all_logprobs:
-                entries = only_content(entries, whole, live.texts)
+                entries = only_content(entries, whole)
         text, logprobs, reason = yield from live.choice_parts(
             *(index, TextPosition(), whole.text, entries, end_reason),
             is_first=True,
