@@ -10,7 +10,6 @@ a call begins, all of its section is held, and becomes plain text if it fails.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping
 from enum import IntEnum
 from typing import NamedTuple
@@ -42,14 +41,17 @@ from slipstream_worker.formats.channel_header import (
 )
 from slipstream_worker.formats.literals import Literals
 from slipstream_worker.formats.places import Action, FormatTables, Move, Place, Triggers
-from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, Scanner, Status
+from slipstream_worker.formats.scanners.scanner import (
+    BLANKS,
+    MAX_HELD_CHARS,
+    ScanContext,
+    Scanner,
+    Status,
+    skip_blanks,
+)
 
 MAX_BLANKS = 1024  # beside a delimiter; what is more is text
-MAX_UNBEGUN_CHARS = 2**20  # of a call whose name comes late
-
 _MAX_PART_CHARS = 2**14  # so that copies of what is left of a text cost little
-
-_BLANKS = re.compile(f"[{BLANKS}]*")
 
 
 class Piece(NamedTuple):
@@ -316,7 +318,7 @@ class AnswerReader:
         return behind
 
     def _text_at_border(self, text: str, pos: int) -> int:
-        first = _skip_blanks(text, pos)
+        first = skip_blanks(text, pos)
         if self._border is _Border.DELIMITER:
             self._drop(first - pos)
             pos = first
@@ -416,7 +418,7 @@ class AnswerReader:
 
     def _text_between(self, text: str, pos: int) -> int:
         node = self._graph.nodes[self._node]
-        first = _skip_blanks(text, pos)
+        first = skip_blanks(text, pos)
         if first - pos < MAX_BLANKS:
             literal = first < len(text) and node.texts.match(text, first)
             if literal:
@@ -494,7 +496,7 @@ class AnswerReader:
 
     def _scanned_text(self, text: str, pos: int) -> int:
         assert self._scanner is not None
-        room = MAX_UNBEGUN_CHARS - self._num_held
+        room = MAX_HELD_CHARS - self._num_held
         if not self._has_begun and room < len(text) - pos:
             if room <= 0:
                 self._fail()
@@ -686,12 +688,6 @@ class AnswerReader:
             for piece in pieces
             if piece.event.kind not in (EventKind.CONTENT, EventKind.REASONING)
         ]
-
-
-def _skip_blanks(text: str, pos: int) -> int:
-    match = _BLANKS.match(text, pos)
-    assert match is not None
-    return match.end()
 
 
 def _rstrip(text: str, start: int, end: int) -> int:

@@ -435,6 +435,10 @@ class AnswerOutput(StreamOutput):
                 pieces += self._events
             text = "".join([token.text for token in some])[: raw_chars - self.log.end.num_chars]
             events = joined_events(_counted(pieces, some, ends), with_tokens=True)
+            for event in events:
+                for written in (event.text, event.call_id):
+                    if not written.isascii():
+                        written.encode()  # what cannot be written ends this stream, not the worker
             self.event_log.append_unit(text, self.log.num_tokens + len(some), events)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from tests.helpers.answers import (
     call,
@@ -221,3 +222,27 @@ def test_what_is_decided_is_given_at_once() -> None:
         'CALL_A:12, "b": "x ', "", "CALL_A:\\n ", 'CALL_A:" ', "CALL_A:} ", "CALL_E: ", "",
     ]  # fmt: skip
     assert reader.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('{"id": "\\ud800", "name": "f", "arguments": {}}', call(0, "f", "{}")),
+        ('{"\\ud800": 1, "name": "f", "arguments": {}}', call(0, "f", "{}")),
+        (
+            '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800x\\"}"}',
+            call(0, "f", '{"a": "\\ud800x"}'),
+        ),
+        ('{"name": "f", "arguments": {"a": "\\ud800"}}', call(0, "f", '{"a": "\\ud800"}')),
+        (
+            '{"name": "f\\udfff", "arguments": {}}',
+            [content('<tool_call>{"name": "f\\udfff", "arguments": {}}</tool_call>')],
+        ),
+        ('{"name": "f\\ud83d\\ude00", "arguments": {}}', call(0, "f😀", "{}")),
+    ],
+)
+def test_half_of_a_pair_is_never_written_bare(written: str, expected: list[AnswerEvent]) -> None:
+    compiled = compile_format(find_format("none+hermes"), {})
+    events = read(compiled, [f"<tool_call>{written}</tool_call>"])
+    assert events == expected
+    msgspec.msgpack.encode(events)

@@ -18,7 +18,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, WHOLE, compose, find_format
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
-from slipstream_worker.formats.scanners.scanner import BLANKS
+from slipstream_worker.formats.scanners.scanner import BLANKS, MAX_HELD_CHARS
 
 REASONING = find_format("qwen3+none")
 FORMATS = {
@@ -75,6 +75,12 @@ WRITTEN = {
 }
 TOOLS = {"f": {"a": "array", "b": "string"}, "g": {}}
 JUNK = ["x", " ", "\n", "{", "}", '"', "[", "]", ",", ";", ":", "\\", "<", "f", "12", "</", "``"]
+JUNK += [
+    "\\ud800",
+    '"\\udfff"',
+    '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800\\"}"}',
+    '"id": "\\ud800"',
+]
 
 
 def fragments(answer_format: AnswerFormat, name: str) -> list[str]:
@@ -154,6 +160,7 @@ def test_what_was_given_stays_and_is_in_order(
 
 def check_calls(events: list[AnswerEvent]) -> None:
     """Calls are numbered in order; each has its name first, and valid JSON where it has an end."""
+    msgspec.msgpack.encode(events)
     arguments: dict[int, str] = {}
     open_call = None
     for event in join(events):
@@ -312,3 +319,77 @@ def test_the_decoded_state_is_small() -> None:
     assert reader.is_settled
     assert len(reader.state) < 100
     assert isinstance(msgspec.msgpack.decode(reader.state), list)
+
+
+X = "<parameter=a>\nx\n</parameter>\n"
+A_CALL = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+BOUNDS = [
+    ("qwen3_coder", 1024, "<tool_call>\n<function=f>\n<parameter={}", A_CALL),
+    ("qwen3_coder", 256, "<tool_call>\n<function={}", A_CALL),
+    ("qwen3_coder", 256, "<tool_call>\n<function={}", ">\n</function>\n</tool_call>"),
+    ("qwen3_coder", 1024, "<tool_call>\n<function=f>\n<parameter={}", ">1</parameter>"),
+    ("qwen3_coder", 1024, f"<tool_call>\n<function=f>\n{X}<parameter={{}}", "</tool_call>ok"),
+    ("qwen3_coder", 4096, "<tool_call>\n<function=f>\n<parameter=b>{}", "</parameter>\n"),
+    ("minimax_m2", 1024, '<minimax:tool_call><invoke name="f"><parameter name="{}', '">1<'),
+    ("minimax_m2", 1024, '<minimax:tool_call><invoke name="f"><parameter name="a" {}', ">1<"),
+    ("glm45", 256, "<tool_call>{}", "\n<arg_key>a</arg_key>"),
+    ("glm45", 1024, "<tool_call>f\n<arg_key>{}", "</arg_key>\n<arg_value>1</arg_value>"),
+    ("glm45", 1024, "<tool_call>f\n<arg_key>{}", "</tool_call>ok"),
+    ("gemma4", 1024, '<|tool_call>call:f{{a:<|"|>x<|"|>,b:{}', "<tool_call|>ok"),
+    ("gemma4", 1024, "<|tool_call>call:f{{a:1,{}", "<tool_call|>ok"),
+    ("gemma4", 1024, "<|tool_call>call:f{{a:1,{}", ":2}<tool_call|>ok"),
+    ("olmo3", 1024, "<function_calls>f(a=1, b={}", ")</function_calls>ok"),
+    ("olmo3", 1024, "<function_calls>f(a=1, {}", "</function_calls>ok"),
+    ("pythonic", 1024, "[f(a=1, {}", "=1)]"),
+    ("hermes", 1024, '<tool_call>{{"{}', '": <tool_call>'),
+    ("hermes", 1024, '<tool_call>{{"name": "f", "arguments": {{"a": {}', "}}</tool_call>"),
+    ("hermes", 1538, '<tool_call>{{"name": "{}', '", "arguments": {}}</tool_call>'),
+    ("mistral", 256, "[TOOL_CALLS]{}", '[TOOL_CALLS]f{"a":1}'),
+    ("kimi_k2", 256, "<|tool_call_begin|>functions.{}", "<|tool_call_argument_begin|>{}"),
+    ("harmony", 1024, "<|channel|>{}", "<|message|>x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("filler", "A1")
+@pytest.mark.parametrize("with_tokens", [False, True])
+@pytest.mark.parametrize("bound", BOUNDS, ids=str)
+def test_any_division_gives_the_same_events_at_a_bound(
+    bound: tuple[str, int, str, str], with_tokens: bool, filler: str
+) -> None:
+    name, length, head, tail = bound
+    compiled, tokens, _ = CASES[name, with_tokens]
+    for more in (-12, -9, -2, -1, 0, 1, 2):
+        num_chars = length + more
+        items = to_items(head.format(filler * num_chars) + tail + CALL, tokens)
+        whole = read(compiled, items, {"f": {"b": "integer"}})
+        for size in (1, 100):
+            assert read(compiled, divide(items, [size]), {"f": {"b": "integer"}}) == whole
+
+
+HELD = [
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=c>\n[", " "),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=c>\n[", "1,"),
+    ("glm45", "<tool_call>f\n<arg_key>c</arg_key>\n<arg_value>{", '"a": "b",'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{', '\\"a\\":1,'),
+    ("hermes", '<tool_call>{"name": "f", "other": [', "1,"),
+    ("hermes", '<tool_call>{"name": "f", "other": "', "x"),
+    ("hermes", '<tool_call>{"arguments": {"a": "', "x"),
+    ("hermes", '<tool_call>{"other": "', "x"),
+]
+
+
+@pytest.mark.parametrize(("name", "head", "filler"), HELD)
+def test_what_is_held_is_bounded(name: str, head: str, filler: str) -> None:
+    compiled, _, _ = CASES[name, False]
+    text = head + filler * (2**19 // len(filler))
+    given = []
+    for size in (4096, 8191):
+        reader = compiled.reader({"f": {"c": "array"}}, AnswerOptions())
+        pieces = []
+        for item in divide([text], [size]):
+            pieces += feed(reader, item)
+            assert reader.num_fed - reader.num_decided <= MAX_HELD_CHARS + size
+        pieces += reader.finish()
+        assert max(len(piece.event.text) for piece in pieces) <= 2 * MAX_HELD_CHARS
+        given.append(join(piece.event for piece in pieces))
+    assert given[0] == given[1]

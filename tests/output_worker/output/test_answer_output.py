@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.msgpack import encode
 from msgspec.structs import replace
 
 from slipstream_ipc.columns import pack_u32
@@ -24,8 +25,10 @@ from slipstream_ipc.messages import (
     Fault,
     SamplingParams,
 )
+from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
+from slipstream_worker.formats.answer_reader import Piece
 from slipstream_worker.formats.compiled_format import compile_format
 from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.output.answer_output import AnswerOutput
@@ -33,6 +36,8 @@ from slipstream_worker.output.answer_reading import UnknownFormat, open_reader
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.registration import open_output
 
+QWEN = "<tool_call>\n<function=f>\n<parameter=c>\n["
+QWEN_END = "\n</parameter>\n</function>\n</tool_call>"
 E_ACUTE = "é".encode()
 SPECIAL = [b"", b"<think>", b"</think>", b"<tool_call>", b"</tool_call>"]
 PIECES = [
@@ -454,6 +459,26 @@ def test_an_error_releases_nothing_that_is_held() -> None:
     assert [event.text for event in events_of(output)] == ["a"]
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        AnswerEvent(EventKind.CALL_ARGUMENTS, "\ud800"),
+        AnswerEvent(EventKind.CALL_BEGINS, "f", 0, "\ud800"),
+    ],
+)
+def test_an_event_that_no_message_can_hold_is_not_released(event: AnswerEvent) -> None:
+    """It raises where the stream's handling is caught: the stream ends with an error."""
+    output = make(Case([]))
+    output.push([5])
+    before = units(output)
+    output._events.append(Piece(event, 1, 1))
+    with pytest.raises(UnicodeEncodeError):
+        output.push([5])
+    output.end_with_error(Fault("engine", "test"))
+    assert units(output)[: len(before)] == before
+    assert all(event.text == "a" for event in events_of(output))
+
+
 @pytest.mark.parametrize("include", [False, True])
 @pytest.mark.parametrize("skips", [False, True])
 def test_a_stop_id_that_ends_a_call_is_read(include: bool, skips: bool) -> None:
@@ -572,3 +597,33 @@ def test_a_token_cut_by_a_stop_string_counts_for_what_is_left() -> None:
     log = output.event_log
     found = tokens_of(log.events_between(START, log.end), log.num_tokens)
     assert found == [0, EventKind.REASONING, 0, EventKind.CONTENT, EventKind.CONTENT]
+
+
+@pytest.mark.parametrize(
+    ("name", "tools", "head", "filler", "tail"),
+    [
+        ("none+qwen3_coder", '{"f":{"c":"array"}}', QWEN, " ", f"]{QWEN_END}"),
+        ("none+qwen3_coder", '{"f":{"c":"array"}}', QWEN, '"\u4e00",', f"1]{QWEN_END}"),
+        ("none+qwen3_coder", '{"f":{"c":"array"}}', QWEN, "1,", "1"),
+        ("none+hermes", '{"f":{}}', '<tool_call>{"name": "f", "x": "', "\u4e00", '"}</tool_call>'),
+        ("none+hermes", "", '<tool_call>{"arguments": {"x": "', "\x01", '"}, "name": "f"}'),
+        ("none+hermes", "", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"', "\\u4e00",
+         '\\"}"}'),
+    ],
+)  # fmt: skip
+def test_every_unit_fits_into_a_message(
+    name: str, tools: str, head: str, filler: str, tail: str
+) -> None:
+    """What a call holds until its end leaves in one unit, however long it is."""
+    part = filler * (1000 // len(filler))
+    texts = [text.encode() for text in (head, part, tail)]
+    factory = TableDetokenizerFactory(TokenTable(mode="bytelevel", pieces=texts, special=[]), {})
+    answer_format = find_format(name)
+    settings = AnswerSettings(answer_format.name, digest(answer_format), tools=tools)
+    admit = Admit(b"", pack_u32([0]), SamplingParams(), (), 0, 9999, answer=settings)
+    output = open_output(admit, factory)
+    assert isinstance(output, AnswerOutput)
+    output.push([0, *[1] * 1200, 2])
+    output.finish("abort")
+    for text, events in zip(output.log._texts, output.event_log._unit_events, strict=True):
+        assert len(encode((text, events))) <= 3 * MESSAGE_BUDGET_BYTES

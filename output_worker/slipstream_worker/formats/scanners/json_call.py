@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from enum import IntEnum
 from typing import Any
 
 from slipstream_ipc.formats.answer_format import JsonCall
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
 from slipstream_worker.formats.scanners.json_scanner import JsonScanner
-from slipstream_worker.formats.scanners.scanner import BLANKS, Status
+from slipstream_worker.formats.scanners.scanner import MAX_HELD_CHARS, Status, skip_blanks
 
 _MAX_KEY_CHARS = 1024
 _MAX_WORD_CHARS = 6 * MAX_NAME_CHARS + 2  # all characters escaped, and quotes
 _NO_LIMIT = 2**62
+# half of a pair, which an escape of JSON can name, but no encoding can write
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonObjectScanner:
@@ -37,7 +40,7 @@ class JsonObjectScanner:
     def feed(self, text: str, start: int) -> tuple[int, Status]:
         if self._has_begun:
             return self._json.feed(text, start)
-        pos = _skip_blanks(text, start)
+        pos = skip_blanks(text, start)
         if pos == len(text):
             return pos, Status.MORE
         if text[pos] != "{":
@@ -82,6 +85,8 @@ _LIMITS = {
     _Phase.IN_KEY: _MAX_KEY_CHARS,
     _Phase.IN_NAME: _MAX_WORD_CHARS,
     _Phase.IN_ID: _MAX_WORD_CHARS,
+    _Phase.IN_OTHER: MAX_HELD_CHARS,
+    _Phase.IN_PACKED: MAX_HELD_CHARS,
 }
 
 
@@ -148,7 +153,7 @@ class JsonCallScanner:
             if self._phase >= _Phase.IN_KEY:
                 pos, status = self._value(text, pos)
             else:
-                pos = _skip_blanks(text, pos)
+                pos = skip_blanks(text, pos)
                 if pos == len(text):
                     break
                 pos, status = self._structure(text, pos)
@@ -223,14 +228,17 @@ class JsonCallScanner:
         phase = self._phase
         word: Any = json.loads("".join(self._word)) if self._word else None
         self._phase = _Phase.AFTER
+        has_surrogate = isinstance(word, str) and _SURROGATE.search(word) is not None
         match phase:
             case _Phase.IN_KEY:
-                self._key = word
+                self._key = "" if has_surrogate else word
                 self._phase = _Phase.COLON
             case _Phase.IN_NAME:
+                if not word or has_surrogate:
+                    return Status.FAILED
                 self.name = word
-                return Status.BEGIN if word else Status.FAILED
-            case _Phase.IN_ID if isinstance(word, str):
+                return Status.BEGIN
+            case _Phase.IN_ID if isinstance(word, str) and not has_surrogate:
                 self.call_id = word[:MAX_NAME_CHARS]
             case _Phase.IN_ARGUMENTS:
                 self._has_arguments = True
@@ -239,12 +247,10 @@ class JsonCallScanner:
                 if scanner.feed(word, 0) != (len(word), Status.DONE):
                     self._phase = phase  # what was taken stays held
                     return Status.FAILED
-                self._out.append(scanner.take())
+                self._out.append(_SURROGATE.sub(_escaped, scanner.take()))
                 self._has_arguments = True
         return Status.MORE
 
 
-def _skip_blanks(text: str, pos: int) -> int:
-    while pos < len(text) and text[pos] in BLANKS:
-        pos += 1
-    return pos
+def _escaped(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"

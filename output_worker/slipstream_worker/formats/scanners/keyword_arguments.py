@@ -297,17 +297,18 @@ class KeywordArgumentsScanner(TypedScanner):
         """A bare key up to its separator, or a word up to what ends a value."""
         is_key = self.phase == Phase.BARE_KEY
         end = at
+        bound = at + _MAX_TOKEN_CHARS - len(self._held)
         ends = self._separator if is_key else self._ends_word
         while end < len(text):
             char = text[end]
             if char in ends:
                 break
+            if end == bound:
+                return self._fail(end)
             if is_key and char in _STRUCTURE and char not in BLANKS:
                 return self._fail(end)
             end += 1
         self._held += text[at:end]
-        if len(self._held) > _MAX_TOKEN_CHARS:
-            return self._fail(end)
         if end < len(text):
             token, self._held = self._held, ""
             if is_key:
@@ -331,13 +332,6 @@ class KeywordArgumentsScanner(TypedScanner):
         return _WORDS.get(token) or number_as_json(token) or ""
 
     # -- strings
-
-    def _begin_string(self, quote: str, at: int) -> bool:
-        if self.phase not in (Phase.KEY, Phase.VALUE):
-            return False
-        self._is_key = self.phase == Phase.KEY
-        self._open_string(quote, at)
-        return True
 
     def _open_string(self, quote: str, at: int) -> None:
         self._quote = quote

@@ -6,6 +6,7 @@ depend on how the text was divided.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,9 @@ from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
 
 BLANKS = " \t\r\n"
+MAX_HELD_CHARS = 2**18  # of one value; all that is held leaves in one message
+
+_BLANKS = re.compile(f"[{BLANKS}]*")
 
 
 class Status(IntEnum):
@@ -95,16 +99,13 @@ class WordScanner:
         self._len = 0
 
     def feed(self, text: str, start: int) -> tuple[int, Status]:
-        pos = start
-        if not self._len:
-            while pos < len(text) and text[pos] in BLANKS:
-                pos += 1
-        end = pos
+        pos = end = start if self._len else skip_blanks(text, start)
         stops = self._stops
+        bound = pos + MAX_NAME_CHARS - self._len
         while end < len(text) and text[end] not in stops:
+            if end == bound:
+                return end, Status.FAILED
             end += 1
-            if self._len + end - pos > MAX_NAME_CHARS:
-                return pos, Status.FAILED
         self._word.append(text[pos:end])
         self._len += end - pos
         if end == len(text):
@@ -137,3 +138,10 @@ class WordScanner:
                 self.call_id = word
                 self.name = word.removeprefix(prefix).rpartition(separator)[0] or word
         return Status.DONE if word else Status.FAILED
+
+
+def skip_blanks(text: str, pos: int) -> int:
+    """Where the blanks end that stand at `pos`."""
+    match = _BLANKS.match(text, pos)
+    assert match is not None
+    return match.end()

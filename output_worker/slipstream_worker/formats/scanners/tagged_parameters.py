@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import TaggedParameters, delimiters
 from slipstream_worker.formats.scanners.json_scanner import STRING_HAZARDS, JsonScanner
-from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import BLANKS, MAX_HELD_CHARS, ScanContext, Status
 from slipstream_worker.formats.scanners.typed_scanner import (
     Run,
     TypedScanner,
@@ -214,21 +214,23 @@ class TaggedParametersScanner(TypedScanner):
     def _tag(self, text: str, at: int) -> int:
         """A key, or attributes behind it, up to the literal that ends it."""
         end = self._key_end if self.phase == TagPhase.KEY else ">"
-        if end in self._ids:
-            self._held += text[at : at + _MAX_TAG_CHARS + 1]
-            if len(self._held) > _MAX_TAG_CHARS:
-                self.phase = TagPhase.FAILED
-                return at
-            return len(text)
         held = len(self._held)
-        buffer = self._held + text[at : at + _MAX_TAG_CHARS + len(end)]
-        found = buffer.find(end, max(0, held - len(end) + 1))
-        if (len(buffer) - len(end) + 1 if found < 0 else found) > _MAX_TAG_CHARS:
+        if end in self._ids:
+            bound = at + _MAX_TAG_CHARS - held
+            self._held += text[at:bound]
+            if len(text) <= bound:
+                return len(text)
             self.phase = TagPhase.FAILED
-            return at
-        if found < 0:
+            return bound
+        bound = at + _MAX_TAG_CHARS + len(end) - 1 - held  # here the tag has to end
+        buffer = self._held + text[at : bound + 1]
+        found = buffer.find(end, max(0, held - len(end) + 1))
+        if found < 0 and len(text) <= bound:
             self._held = buffer
             return len(text)
+        if found < 0:
+            self.phase = TagPhase.FAILED
+            return bound
         self._held = ""
         behind = at + found + len(end) - held
         if self.phase == TagPhase.KEY:
@@ -331,6 +333,9 @@ class TaggedParametersScanner(TypedScanner):
             elif not _WORD_CHARS.issuperset(text) or self._value_len > _MAX_WORD_CHARS:
                 self._become_string(text, at)
                 return
+        if self._value_len > MAX_HELD_CHARS:
+            self._become_string(text, at)
+            return
         self._parts.append(text)
 
     def _become_string(self, text: str, at: int) -> None:

@@ -15,6 +15,7 @@ from slipstream_worker.formats.scanners.scanner import BLANKS
 __all__ = ["value_as_json"]
 
 _STRING_OR_BRACKET: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
+_MAX_PYTHON_CHARS: Final = 2**15  # it is read at once, a character at a time
 _PYTHON_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -28,7 +29,7 @@ def value_as_json(text: str, types: Collection[str], python: bool = False) -> st
     value = _json(text)
     if value is None and python:
         value = _PYTHON_WORDS.get(text)
-        if value is None and text[:1] in ("[", "{"):
+        if value is None and text[:1] in ("[", "{") and len(text) <= _MAX_PYTHON_CHARS:
             value = python_container_as_json(text)
     if value is None:
         return None
