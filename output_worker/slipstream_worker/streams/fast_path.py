@@ -1,7 +1,7 @@
 """Tokens that need no check: whole tokens that end no stream and begin no stop string.
 
-- A token that ends any open stream is plain for none. So is one without text, and a delimiter's of
-  a stream that is read as events.
+- A token that ends any open stream is plain for none. So is a delimiter's of a stream that is read
+  as events, and one without text, except where no text is wanted.
 - Which whole tokens may begin a stop string is refined as tokens are seen: at first all that
   contain the first character of one, until a token has been checked against that set of stop
   strings and found harmless. For a stream that is read as events, the same holds of its reader's
@@ -32,8 +32,8 @@ class PlainTokens:
         self._fast = fast
         self._num_stopping: dict[int, int] = {}  # token id -> number of streams that it ends
         self._set_of: dict[tuple[VocabularyView, tuple[str, ...], Hashable], int] = {}
-        # for each entry of `fast`: whole, and ends no stream
-        self.is_plain: Bools = fast.lens > 0 if fast is not None else np.zeros(0, np.bool_)
+        self._may_be_plain = np.zeros(0, np.bool_) if fast is None else _may_be_plain(fast)
+        self.is_plain: Bools = self._may_be_plain.copy()  # for each entry of `fast`
         num_ids = fast.vocab_size + 1 if fast is not None else 0
         self.harmless: Bools = np.zeros((1, num_ids), np.bool_)  # [set, token id]; set 0: none
         self.is_known = self.harmless.copy()  # [set, token id]; whether it was checked
@@ -97,7 +97,15 @@ class PlainTokens:
             self._num_stopping.pop(token_id, None)
         for view in VocabularyView:
             at = fast.first(view) + token_id
-            self.is_plain[at] = not number and fast.lens[at] > 0
+            self.is_plain[at] = not number and self._may_be_plain[at]
+
+
+def _may_be_plain(fast: TextColumns) -> Bools:
+    """Which entries are plain as long as they end no stream: whole, with text if any is wanted."""
+    found = fast.lens > 0
+    silent = fast.first(VocabularyView.SILENT)
+    found[silent:] = fast.lens[silent:] >= 0
+    return found
 
 
 @lru_cache(256)
