@@ -94,8 +94,9 @@ class WholeHistories(Counted):
     ) -> Frame[CoreToWorker] | Frame[Control]:
         body = frame.body
         if isinstance(body, Admitted):
-            self._starts = _with_room(self._starts, body.row)
-            self._starts[body.row] = self._prompt_lens.pop(body.stream_id)
+            if body.stream_id in self._prompt_lens:  # it is said again, with the cached tokens
+                self._starts = _with_room(self._starts, body.row)
+                self._starts[body.row] = self._prompt_lens.pop(body.stream_id)
         elif isinstance(body, Step):
             whole: Frame[CoreToWorker] = Frame(frame.epoch, frame.seq, frame.ack, self._whole(body))
             return whole

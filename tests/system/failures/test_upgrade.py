@@ -45,8 +45,8 @@ APPENDED = {
         '    model: ModelCard\n    motto: str = "new"\n',
     ),
     "messages/client.py": (
-        "    logprobs: LogprobColumns | None = None\n\n\nclass UnknownStreams",
-        "    logprobs: LogprobColumns | None = None\n    colour: int = 7\n\n\nclass UnknownStreams",
+        "\n\n\nclass UnknownStreams",
+        "\n    colour: int = 7\n\n\nclass UnknownStreams",
     ),
 }
 

@@ -301,7 +301,8 @@ def test_what_nobody_has_any_more_is_computed_again_for_the_same_request(stack, 
         assert refused.status == 404
         assert "POST the same request" in refused.error["message"]
         raw.post(path, {**body, "seed": 6} if ask == "chat" else {}, after(events[-1]))
-        assert raw.read().status == (409 if ask == "chat" else 400)  # not what the event names
+        refused = raw.read().status  # the body is not what the event belongs to
+        assert refused == 409 if ask == "chat" else refused in (400, 404)
         raw.post(path, body, after(events[-1]))
         answer = raw.read()
         assert answer.status == 200, answer.body
@@ -479,7 +480,6 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
 numbers = st.integers(0, 2**32 - 1)
 cursors = st.just(StreamCursor(has_begun=False)) | st.builds(
     StreamCursor,
-    checksum_of,
     *(numbers, numbers, numbers, numbers, st.binary(max_size=3), st.booleans()),
     has_called=st.booleans(),
 )
