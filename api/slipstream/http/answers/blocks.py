@@ -1,0 +1,140 @@
+"""The blocks of an answer: its events as items that begin, grow and end.
+
+Chat chunks print events as they are; `/v1/responses` and `/v1/messages` print blocks. Which blocks
+an answer has, and what they are numbered, follows from its events alone, so every front prints the
+same.
+
+A stretch of content or of reasoning is one block, and so is a call. A block ends when its call ends,
+when an event of another block follows, or with the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from slipstream_ipc.messages import AnswerEvent, EventKind
+
+
+class BlockKind(Enum):
+    """What a block is."""
+
+    CONTENT = "content"
+    REASONING = "reasoning"
+    CALL = "call"
+
+
+_KINDS = {
+    EventKind.CONTENT: BlockKind.CONTENT,
+    EventKind.REASONING: BlockKind.REASONING,
+    EventKind.CALL_BEGINS: BlockKind.CALL,
+    EventKind.CALL_ARGUMENTS: BlockKind.CALL,
+    EventKind.CALL_ENDS: BlockKind.CALL,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One block so far. index: its place within the answer, from 0. call_id, name: of a call.
+
+    is_complete: it has ended, and was not cut off: a call has its CALL_ENDS, any other block is
+    followed by something, or the model ended the answer.
+    """
+
+    index: int
+    kind: BlockKind
+    call: int = 0  # which call of the answer, from 0
+    call_id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    is_complete: bool = False
+
+    @property
+    def text(self) -> str:
+        """All of its text so far; a call's are its arguments."""
+        if len(self.pieces) > 1:
+            self.pieces[:] = ["".join(self.pieces)]
+        return self.pieces[0] if self.pieces else ""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockBegins:
+    """A block begins, without text."""
+
+    block: Block
+
+
+@dataclass(frozen=True, slots=True)
+class BlockText:
+    """A block grows by `text`, which is never empty."""
+
+    block: Block
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEnds:
+    """A block ends; its text is whole."""
+
+    block: Block
+
+
+BlockPart = BlockBegins | BlockText | BlockEnds
+
+
+class BlockReader:
+    """Makes blocks of consecutive events. Any division of the events gives the same blocks, but for
+    where the text of one is divided.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._open: Block | None = None
+
+    def read(self, events: Iterable[AnswerEvent]) -> list[BlockPart]:
+        """What these events, which follow those before, do to blocks."""
+        parts: list[BlockPart] = []
+        for event in events:
+            kind = _KINDS[event.kind]
+            if event.kind == EventKind.CALL_ENDS:
+                parts += self._end(is_complete=True)
+                continue
+            if event.kind != EventKind.CALL_BEGINS and not event.text:
+                continue
+            if not self._continues(kind, event):
+                is_call = self._open is not None and self._open.kind == BlockKind.CALL
+                parts += self._end(is_complete=not is_call)
+                parts.append(self._begin(kind, event))
+            block = self._open
+            assert block is not None
+            if event.kind != EventKind.CALL_BEGINS:
+                block.pieces.append(event.text)
+                parts.append(BlockText(block, event.text))
+        return parts
+
+    def close(self, *, is_complete: bool) -> list[BlockPart]:
+        """The answer has ended. is_complete: the model ended it, not a limit or an abort."""
+        is_call = self._open is not None and self._open.kind == BlockKind.CALL
+        return self._end(is_complete=is_complete and not is_call)
+
+    def _continues(self, kind: BlockKind, event: AnswerEvent) -> bool:
+        block = self._open
+        if block is None or event.kind == EventKind.CALL_BEGINS:
+            return False
+        return block.kind == kind and block.call == event.call
+
+    def _begin(self, kind: BlockKind, event: AnswerEvent) -> BlockBegins:
+        block = Block(len(self.blocks), kind, event.call)
+        if event.kind == EventKind.CALL_BEGINS:
+            block.call_id, block.name = event.call_id, event.text
+        self.blocks.append(block)
+        self._open = block
+        return BlockBegins(block)
+
+    def _end(self, *, is_complete: bool) -> list[BlockPart]:
+        block, self._open = self._open, None
+        if block is None:
+            return []
+        block.is_complete = is_complete
+        return [BlockEnds(block)]
