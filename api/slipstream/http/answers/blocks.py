@@ -4,8 +4,8 @@ Chat chunks print events as they are; `/v1/responses` and `/v1/messages` print b
 an answer has, and what they are numbered, follows from its events alone, so every front prints the
 same.
 
-A stretch of content or of reasoning is one block, and so is a call. A block ends when its call does,
-when an event of another block follows, or with the answer.
+A stretch of content or of reasoning is one block, and so is a call. A block ends when its call
+does, when an event of another block follows, or with the answer.
 """
 
 from __future__ import annotations
