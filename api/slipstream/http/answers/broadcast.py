@@ -57,8 +57,8 @@ class BroadcastStream:
     """How the deltas of one stream are written: as text alone, by `chunk_writer`, or by its wakeup.
 
     is_text_only: each chunk but the last is `before`, the text and `after`, and an empty text gives
-    no chunk. num_framed: as in `ChunkFrame`. frames: by kind of text, instead of those three; kind 0
-    is text that is not read as events. on_exception: called while an exception is handled.
+    no chunk. num_framed: as in `ChunkFrame`. frames: by kind of text, instead of those three; kind
+    0 is text that is not read as events. on_exception: called while an exception is handled.
     """
 
     __slots__ = (
