@@ -94,6 +94,8 @@ from slipstream_ipc.messages.handshake import (
 from slipstream_ipc.messages.request import (
     ChatMessage,
     FunctionCall,
+    RepetitionDetection,
+    RepetitionOptions,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
@@ -102,6 +104,7 @@ from slipstream_ipc.messages.request import (
     ToolCall,
 )
 from slipstream_ipc.messages.shared import (
+    REPETITION_DETECTED,
     End,
     Fault,
     Frame,
@@ -131,6 +134,7 @@ __all__ = [
     "MAX_TOOL_CALLS",
     "MAX_TRACE_STATE_CHARS",
     "PROTOCOL_VERSION",
+    "REPETITION_DETECTED",
     "TEXT_KINDS",
     "Abort",
     "Accepted",
@@ -179,6 +183,8 @@ __all__ = [
     "Rejected",
     "Render",
     "Rendered",
+    "RepetitionDetection",
+    "RepetitionOptions",
     "Report",
     "RequestTrace",
     "Resume",

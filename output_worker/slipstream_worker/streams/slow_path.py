@@ -23,6 +23,7 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     """
     output, worker_row, fast = stream.output, stream.worker_row, columns.fast
     assert output is not None
+    repetition = output.repetition
     if columns.is_fast[worker_row]:
         columns.make_slow(stream, columns.num_tokens(stream) - len(token_ids))
     first, most_tokens = columns.cells.firsts[worker_row], columns.cells.max_tokens[worker_row]
@@ -35,6 +36,9 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
             num_left = most_tokens - output.num_tokens - 1  # before the length limit
             stop = min(num, begin + num_left)
             while at < stop and columns.is_plain_for(fast, worker_row, token_ids[at]):
+                num_tokens = output.num_tokens + at - begin + 1
+                if repetition is not None and repetition.ends_with(num_tokens, token_ids[at]):
+                    break
                 at += 1
             if at > begin:
                 output.append_whole([fast.texts[first + id_] for id_ in token_ids[begin:at]])
