@@ -42,7 +42,7 @@ FORMAT = find_format("qwen3+hermes")
 assert FORMAT is not None
 TOKENS = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5, 6, 7, EOS, BEYOND, *range(THINK, len(PIECES))])
 DETECTIONS = [
-    RepetitionDetection(max_pattern_size=2, min_count=3),
+    RepetitionDetection(max_pattern_size=1, min_count=2),
     RepetitionDetection(max_pattern_size=4, min_pattern_size=2, min_count=2),
 ]
 
