@@ -93,6 +93,7 @@ from slipstream_ipc.messages.handshake import (
 )
 from slipstream_ipc.messages.request import (
     ChatMessage,
+    ChatToolCall,
     FunctionCall,
     RepetitionDetection,
     RepetitionOptions,
@@ -101,7 +102,6 @@ from slipstream_ipc.messages.request import (
     StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
-    ToolCall,
 )
 from slipstream_ipc.messages.shared import (
     REPETITION_DETECTED,
@@ -149,6 +149,7 @@ __all__ = [
     "Cancelled",
     "CancelledState",
     "ChatMessage",
+    "ChatToolCall",
     "ClientToWorker",
     "ComputedPromptLogprobs",
     "Control",
@@ -206,7 +207,6 @@ __all__ = [
     "Tokenized",
     "TokenizerBeat",
     "TokenizerReady",
-    "ToolCall",
     "TraceContext",
     "Tried",
     "UnknownStreams",
