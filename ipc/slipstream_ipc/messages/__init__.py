@@ -108,13 +108,13 @@ from slipstream_ipc.messages.kept import (
 )
 from slipstream_ipc.messages.request import (
     ChatMessage,
+    ChatToolCall,
     FunctionCall,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
-    ToolCall,
 )
 from slipstream_ipc.messages.shared import (
     End,
@@ -163,6 +163,7 @@ __all__ = [
     "Cancelled",
     "CancelledState",
     "ChatMessage",
+    "ChatToolCall",
     "ClientToWorker",
     "ComputedPromptLogprobs",
     "Control",
@@ -227,7 +228,6 @@ __all__ = [
     "Tokenized",
     "TokenizerBeat",
     "TokenizerReady",
-    "ToolCall",
     "TraceContext",
     "Tried",
     "UnknownKept",
