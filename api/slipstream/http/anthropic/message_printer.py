@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -39,6 +40,7 @@ from slipstream_ipc.messages import End
 
 _HOLE = b"\0"  # where the text goes in an encoded event; never raw in JSON
 _NO_INPUT = "{}"
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _JSON_SIGN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)  # or a string
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
@@ -107,9 +109,15 @@ def whole_members(arguments: str) -> str:
 
 
 def _input(block: Block) -> str:
+    """The input of a call; of one that was cut off, what is whole of it."""
     if block.kind != BlockKind.CALL:
         return _NO_INPUT
-    return (block.text or _NO_INPUT) if block.is_complete else whole_members(block.text)
+    text = block.text if block.is_complete else whole_members(block.text)
+    try:
+        _object_decoder.decode(text)
+    except msgspec.DecodeError:
+        return _NO_INPUT
+    return text
 
 
 def _content(block: Block, text: str, tool_input: str) -> AnswerContent:
