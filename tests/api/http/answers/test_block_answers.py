@@ -174,9 +174,7 @@ def test_another_answer_is_never_joined(units: list[AnswerUnit], data: st.DataOb
         end = None
         if is_short and num_tokens + unit.num_tokens > wrong:
             unit, end = replace(unit, num_tokens=wrong - num_tokens), End("stop", wrong)
-        entry = Entry(
-            second.handle, unit.text, num_chars, num_tokens, ids[: unit.num_tokens], end
-        )
+        entry = Entry(second.handle, unit.text, num_chars, num_tokens, ids[: unit.num_tokens], end)
         second.table.say(replace(entry, events=unit.events))
         num_tokens, num_chars = num_tokens + unit.num_tokens, num_chars + len(unit.text)
         if end is not None or not second.exchange.is_open:
