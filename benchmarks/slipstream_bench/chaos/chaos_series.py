@@ -31,6 +31,7 @@ KINDS = {
     "hangs": "--kill worker,core --stop worker,core,front,client",
     "prompts": "--kill prompts,worker --stop prompts",
     "shortages": "--kill worker --limit-files worker,core,front --fill-disk",
+    "tools": "--kill worker,core,client,front --answers any",
 }
 
 
