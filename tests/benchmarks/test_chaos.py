@@ -696,6 +696,12 @@ def test_a_series_goes_on_where_it_was_ended_and_repeats_what_was_bad(
     assert chaos_series.main([str(file), "--seeds", "2"]) == 0
     assert len(ran) == 3
 
+    ran = sit("abe", {}, num_runs=1)
+    assert chaos_series.main([str(file), "--seeds", "3", "--kinds", "core"]) == 0
+    assert ran == [("core", 3)]
+    with pytest.raises(SystemExit):
+        chaos_series.main([str(file), "--kinds", "core,cat"])
+
 
 @pytest.mark.slow
 def test_a_run_of_a_series_is_one_of_chaos(tmp_path):

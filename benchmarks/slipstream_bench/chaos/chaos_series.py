@@ -165,12 +165,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos-seeds", description=__doc__)
     parser.add_argument("file", type=Path, help="the rows, as in benchmarks/results/chaos.json")
     parser.add_argument("--seeds", type=int, default=12, help="of each kind; default: 12")
+    parser.add_argument(
+        "--kinds",
+        type=lambda names: names.split(","),
+        default=list(KINDS),
+        help=f"the kinds of runs, of {','.join(KINDS)}; default: all",
+    )
     given, options = parser.parse_known_args(arguments)
+    if unknown := set(given.kinds) - set(KINDS):
+        parser.error(f"--kinds: unknown {','.join(sorted(unknown))}; known: {','.join(KINDS)}")
     file: Path = given.file
     series = ChaosSeries()
     if file.exists():
         series = msgspec.json.decode(file.read_bytes(), type=ChaosSeries)
-    wanted = [(kind, seed) for seed in range(1, 1 + given.seeds) for kind in KINDS]
+    wanted = [(kind, seed) for seed in range(1, 1 + given.seeds) for kind in given.kinds]
     for kind, seed in wanted:
         if series.has(kind, seed):
             continue
