@@ -98,6 +98,7 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     stopped: str | None = None  # why the run was aborted
     left: list[str] = []  # the orphans' command lines
     left_out: list[str] = []  # faults that could not be injected on this machine, and why
+    answers: str = ""  # the format of those that were played
     tool_calls: int = 0  # whole ones, in the undisturbed answers
     forced_calls: int = 0
     interrupted: dict[str, int] = {}  # answers by what a death of the stack's fell into
@@ -135,6 +136,7 @@ def lines_of(result: ChaosResult) -> list[str]:
         )
     if result.tool_calls:
         lines += [
+            f"answers          {result.answers}",
             f"tool calls       {result.tool_calls}, forced {result.forced_calls}",
             f"deaths within    {_counts(result.interrupted)}",
         ]

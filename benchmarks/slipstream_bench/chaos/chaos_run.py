@@ -224,6 +224,7 @@ def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> 
         stopped=fault_run.stopped,
         left=left,
         left_out=fault_run.left_out,
+        answers=options.played.name if options.played is not None else "",
         **_num_calls(requests, expected),
         interrupted=dict(_interrupted(requests, fault_run)),
     )

@@ -39,7 +39,8 @@ class ChaosRow(Struct, frozen=True, kw_only=True):
     """One run; or several of a kind, added up.
 
     commits: of the code. options: of the runs, besides those of their kind. combinations: the most
-    that one run had. gap_p99_s: the highest of a run. bad: what a run found.
+    that one run had. gap_p99_s: the highest of a run. bad: what a run found. answers: the
+    format of those played. interrupted: the parts of answers that deaths fell into.
     """
 
     kind: str
@@ -59,6 +60,8 @@ class ChaosRow(Struct, frozen=True, kw_only=True):
     gap_p99_s: float | None = None
     seconds: float = 0.0
     bad: tuple[str, ...] = ()
+    answers: str = ""
+    interrupted: dict[str, int] = {}
 
 
 class ChaosSeries(Struct, frozen=True):
@@ -98,6 +101,8 @@ def row_of(kind: str, result: ChaosResult, options: str = "") -> ChaosRow:
         gap_p99_s=result.gap_p99_s,
         seconds=round(result.duration_s, 1),
         bad=() if result.is_good else tuple(_why(result)),
+        answers=result.answers,
+        interrupted=result.interrupted,
     )
 
 

@@ -32,6 +32,7 @@ class PlayedFormat(NamedTuple):
     ends with the beginning of reasoning.
     """
 
+    name: str
     rendering: str
     tool_format: str
     reasoning_format: str | None
@@ -45,21 +46,22 @@ class PlayedFormat(NamedTuple):
         return {"tool_format": self.tool_format, "reasoning_format": self.reasoning_format}
 
 
-PLAYED_FORMATS = {
-    "hermes": PlayedFormat("hermes", "hermes", "qwen3"),
-    "qwen3_coder": PlayedFormat("qwen3_coder", "qwen3_coder", "qwen3", can_force=False),
-    "harmony": PlayedFormat("harmony", "harmony", None, can_force=False),
-    "deepseek_v3": PlayedFormat("deepseek_v3", "deepseek_v3", "deepseek_r1", opens_reasoning=True),
-    "hermes_text": PlayedFormat("hermes", "hermes", "qwen3", has_tokens=False),
-    "kimi_k2": PlayedFormat("kimi_k2", "kimi_k2", "kimi_k2"),
-}
+_FORMATS = (
+    PlayedFormat("hermes", "hermes", "hermes", "qwen3"),
+    PlayedFormat("qwen3_coder", "qwen3_coder", "qwen3_coder", "qwen3", can_force=False),
+    PlayedFormat("harmony", "harmony", "harmony", None, can_force=False),
+    PlayedFormat("deepseek_v3", "deepseek_v3", "deepseek_v3", "deepseek_r1", opens_reasoning=True),
+    PlayedFormat("hermes_text", "hermes", "hermes", "qwen3", has_tokens=False),
+    PlayedFormat("kimi_k2", "kimi_k2", "kimi_k2", "kimi_k2"),
+)
+PLAYED_FORMATS = {each.name: each for each in _FORMATS}
 ANY_FORMAT = "any"  # stands for the one that the seed chooses
 
 
 def find_played_format(name: str, seed: int) -> PlayedFormat:
     """The format with this name, a key of PLAYED_FORMATS or ANY_FORMAT."""
     if name == ANY_FORMAT:
-        return list(PLAYED_FORMATS.values())[seed % len(PLAYED_FORMATS)]
+        return _FORMATS[seed % len(_FORMATS)]
     return PLAYED_FORMATS[name]
 
 
