@@ -47,7 +47,13 @@ from slipstream_bench.chaos.compare import (
 )
 from slipstream_bench.chaos.fault_injector import FaultInjector, mounted
 from slipstream_bench.chaos.http_process import HttpReader
-from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece, read_journal
+from slipstream_bench.chaos.journal import (
+    AskedAgain,
+    Failed,
+    JournalWriter,
+    ReceivedDelta,
+    read_journal,
+)
 from slipstream_bench.chaos.played_formats import (
     ANY_FORMAT,
     PLAYED_FORMATS,
@@ -77,9 +83,9 @@ ANSWER = ChaosAnswer(
     (7, 8),
 )
 PIECES = (
-    Piece(0, 1.0, 0, 0, "one", (1,), ANSWER.logprobs[:1], prompt_ids=(7, 8)),
-    Piece(0, 2.0, 3, 1, " tw", (2,), ANSWER.logprobs[1:2]),
-    Piece(0, 3.0, 6, 2, "o", (3,), ANSWER.logprobs[2:], "length"),
+    ReceivedDelta(0, 1.0, 0, 0, "one", (1,), ANSWER.logprobs[:1], prompt_ids=(7, 8)),
+    ReceivedDelta(0, 2.0, 3, 1, " tw", (2,), ANSWER.logprobs[1:2]),
+    ReceivedDelta(0, 3.0, 6, 2, "o", (3,), ANSWER.logprobs[2:], "length"),
 )
 
 

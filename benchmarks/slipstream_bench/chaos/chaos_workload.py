@@ -29,7 +29,7 @@ from slipstream_ipc.messages import (
 )
 
 Via = Literal["client", "http"]
-Choice = TypeVar("Choice")
+Picked = TypeVar("Picked")
 
 _FIRST_ID = 100  # above the special tokens; any model has ids up to _LAST_ID
 _LAST_ID = 999
@@ -216,7 +216,7 @@ def _params(random: np.random.Generator, shape: WorkloadShape, *, is_http: bool)
     )
 
 
-def pick(random: np.random.Generator, choices: Sequence[Choice]) -> Choice:
+def pick(random: np.random.Generator, choices: Sequence[Picked]) -> Picked:
     """One of them."""
     return choices[int(random.integers(len(choices)))]
 

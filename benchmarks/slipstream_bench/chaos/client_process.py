@@ -45,7 +45,7 @@ from slipstream_bench.chaos.journal import (
     AskedAgain,
     Failed,
     JournalWriter,
-    Piece,
+    ReceivedDelta,
     TokenCandidates,
     read_journal,
     units_of,
@@ -110,7 +110,7 @@ class Follower:
         self._has_prompt = True
         is_end = delta.finish_reason is not None
         if text or token_ids or events or is_end or prompt_ids is not None:
-            piece = Piece(
+            piece = ReceivedDelta(
                 self.request.index,
                 time.monotonic(),
                 max(chars + skip_chars, self._skip_chars),
@@ -199,7 +199,7 @@ def read_before(journals: Iterable[str | Path]) -> dict[int, ReadSoFar]:
         for record in read_journal(path):
             read = found.setdefault(record.index, ReadSoFar())
             match record:
-                case Piece():
+                case ReceivedDelta():
                     read.text += record.text
                     read.token_ids += record.token_ids
                     read.is_over = record.finish_reason is not None

@@ -25,7 +25,7 @@ from msgspec import Raw, Struct, structs
 from slipstream.answers.tool_calls import call_id
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
 from slipstream_bench.chaos.client_process import ClientConfig, ReadSoFar, read_before, read_config
-from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece
+from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, ReceivedDelta
 from slipstream_bench.common.load.http_client import EventSplitter, HttpClient, RequestFailedError
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
@@ -38,48 +38,48 @@ _FIELDS = (  # of the parameters, in a request's body
 )
 
 
-class _CalledFunction(Struct, gc=False):
+class _HttpFunction(Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _Call(Struct, gc=False):
+class _HttpCall(Struct, gc=False):
     """A part of a call. index: None in an answer that is not streamed."""
 
-    function: _CalledFunction
+    function: _HttpFunction
     index: int | None = None
     id: str | None = None
 
 
-class _Message(Struct, gc=False):
+class _HttpMessage(Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_Call] = []
+    tool_calls: list[_HttpCall] = []
 
 
-class _Choice(Struct, gc=False):
+class _HttpChoice(Struct, gc=False):
     text: str | None = None
-    delta: _Message | None = None
-    message: _Message | None = None
+    delta: _HttpMessage | None = None
+    message: _HttpMessage | None = None
     finish_reason: str | None = None
 
 
-class _TokenDetails(Struct, gc=False):
+class _HttpTokenDetails(Struct, gc=False):
     reasoning_tokens: int = 0
 
 
-class _Usage(Struct, gc=False):
+class _HttpUsage(Struct, gc=False):
     prompt_tokens: int
     completion_tokens: int
-    completion_tokens_details: _TokenDetails
+    completion_tokens_details: _HttpTokenDetails
 
 
-class _Chunk(Struct, gc=False):
+class _HttpAnswer(Struct, gc=False):
     """The data of an event, or an answer that is not streamed."""
 
     id: str = ""
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+    choices: list[_HttpChoice] = []
+    usage: _HttpUsage | None = None
     error: Raw = Raw()
 
 
@@ -92,7 +92,7 @@ class HttpReader:
         self._events = EventSplitter()
         self._events.last_id = read.event_id.encode()
         self._body = b""  # of an answer that is not streamed
-        self._end: Piece | None = None  # its usage is still to come
+        self._end: ReceivedDelta | None = None  # its usage is still to come
         self.num_chars = len(read.text)
         self.is_over = read.is_over
 
@@ -124,7 +124,7 @@ class HttpReader:
             raise RequestFailedError("incomplete")
 
     def _read(self, data: bytes, event_id: str) -> None:
-        chunk = msgspec.json.decode(data, type=_Chunk)
+        chunk = msgspec.json.decode(data, type=_HttpAnswer)
         if bytes(chunk.error):
             raise RequestFailedError("error_event", bytes(chunk.error).decode())
         for choice in chunk.choices:
@@ -135,13 +135,13 @@ class HttpReader:
             counted = (usage.prompt_tokens, usage.completion_tokens, of_reasoning)
             self._write(structs.replace(self._end, usage=counted, event_id=event_id))
 
-    def _take(self, choice: _Choice, stream_id: bytes, event_id: str) -> None:
-        message = choice.delta or choice.message or _Message(choice.text)
+    def _take(self, choice: _HttpChoice, stream_id: bytes, event_id: str) -> None:
+        message = choice.delta or choice.message or _HttpMessage(choice.text)
         text = message.content or ""
         events = tuple(_events_of(message, stream_id)) if self._request.chat is not None else ()
         if not (text or events) and choice.finish_reason is None:
             return
-        piece = Piece(
+        piece = ReceivedDelta(
             self._request.index,
             time.monotonic(),
             self.num_chars,
@@ -156,13 +156,13 @@ class HttpReader:
         else:
             self._write(piece)
 
-    def _write(self, piece: Piece) -> None:
+    def _write(self, piece: ReceivedDelta) -> None:
         self._journal.write(piece)
         self.num_chars += len(piece.text)
         self.is_over = piece.finish_reason is not None
 
 
-def _events_of(message: _Message, stream_id: bytes) -> Iterator[AnswerEvent]:
+def _events_of(message: _HttpMessage, stream_id: bytes) -> Iterator[AnswerEvent]:
     if message.reasoning_content:
         yield AnswerEvent(EventKind.REASONING, message.reasoning_content)
     if message.content:

@@ -26,7 +26,7 @@ from slipstream_bench.chaos.chaos_workload import (
 )
 from slipstream_bench.chaos.played_formats import PlayedFormat
 from slipstream_bench.formats.cases import MADE_CASES
-from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, can_render, render
+from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, can_render, render
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 
 _TOOLS = tuple(MADE_CASES[0].tools)
@@ -99,7 +99,7 @@ def _request(
     return request, answer
 
 
-def _choice(random: np.random.Generator, calls: Sequence[FunctionCall]) -> Any:
+def _choice(random: np.random.Generator, calls: Sequence[SampleCall]) -> Any:
     if len(calls) == 1 and random.random() < 0.5:
         return {"type": "function", "function": {"name": calls[0].name}}
     return "required"
@@ -107,7 +107,7 @@ def _choice(random: np.random.Generator, calls: Sequence[FunctionCall]) -> Any:
 
 def _answer(
     random: np.random.Generator, played: PlayedFormat, num_words: int, *, is_forced: bool
-) -> tuple[str, tuple[FunctionCall, ...]]:
+) -> tuple[str, tuple[SampleCall, ...]]:
     """An answer of about so many words."""
     parts = random.dirichlet((1, 1, 1)) * num_words
     of_reasoning, of_content, of_calls = (1 + int(part) for part in parts)
@@ -130,17 +130,17 @@ def _answer(
 
 def _calls(
     random: np.random.Generator, played: PlayedFormat, num_words: int, *, is_forced: bool
-) -> tuple[FunctionCall, ...]:
+) -> tuple[SampleCall, ...]:
     """Calls that the format can write."""
     num_calls = int(random.integers(1 if is_forced else 0, _MAX_CALLS))
     known = [call for case in MADE_CASES for call in case.calls]
-    calls: list[FunctionCall] = []
+    calls: list[SampleCall] = []
     while len(calls) < num_calls:
         if random.random() < 0.5:
             call = pick(random, known)
         else:
             text = make_text(random, 1 + num_words // num_calls)
-            call = FunctionCall("write_file", {"path": "a.txt", "text": text})
+            call = SampleCall("write_file", {"path": "a.txt", "text": text})
         if can_render(played.rendering, [call], _TYPES):
             calls.append(call)
     return tuple(calls)
