@@ -27,6 +27,7 @@ from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, Fault, FinishReason, StopScope
 from slipstream_worker.detokenizer.factory import Detokenizer
 from slipstream_worker.formats.answer_reader import AnswerReader, LocatedEvent
+from slipstream_worker.output.repetition import RepetitionDetector
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StopCriteria, StreamOutput
 
@@ -89,12 +90,13 @@ class AnswerOutput(StreamOutput):
         stops: StopStrings | None,
         criteria: StopCriteria,
         unit_tokens: int = sys.maxsize,
+        repetition: RepetitionDetector | None = None,
     ) -> None:
-        """`delimiter_ids`: those that the reader is given as such. The last four: see
+        """`delimiter_ids`: those that the reader is given as such. The last five: see
         `StreamOutput`.
         """
         stops = StopStrings.none() if stops is None else stops
-        super().__init__(detokenizer, stops, criteria, unit_tokens)
+        super().__init__(detokenizer, stops, criteria, unit_tokens, repetition)
         self._reader = reader
         self._scope = stop_scope
         self.delimiter_ids = delimiter_ids
