@@ -28,6 +28,8 @@ ASKS: dict[str, dict[str, Any]] = {
         "top_logprobs": 1,
         "logit_bias": {"7": 1},
     },
+    "/v1/messages": {"model": "MODEL", "messages": TURNS, "max_tokens": 3, "top_k": 2},
+    "/v1/messages/count_tokens": {"model": "MODEL", "messages": TURNS},
     "/generate": {
         "text": "a",
         "sampling_params": {"max_tokens": 3, "logprobs": 1, "stop": ["zzz"], "min_p": 0.1},
