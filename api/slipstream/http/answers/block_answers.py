@@ -35,6 +35,7 @@ from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import EventKind
 
 _TOKEN_BYTES = 4
+_MAX_WITHHELD_BYTES = 2**22
 _KINDS = {
     BlockKind.CONTENT: EventKind.CONTENT,
     BlockKind.REASONING: EventKind.REASONING,
@@ -59,6 +60,7 @@ class StreamedBlocks:
         self._num_tokens = 0  # taken so far
         self._checksum = 0  # of them, if events have ids
         self._withheld: list[NumberedEvent] = []  # until the client's tokens are compared
+        self._num_withheld_bytes = 0
         # what continues the open block has neither an id nor a number
         self._is_text_only = self._event_ids is None and not self._printer.has_numbers
         self._grows = False  # `write_delta` may continue the open block
@@ -121,11 +123,18 @@ class StreamedBlocks:
         for delta in deltas:
             self._count(delta)
         events = [event for delta in deltas for event in events_of(delta)]
-        found = self._withheld
-        if events:
-            found = found + self._begin() + self._writer.write(events)
-        self._withheld = found if self._is_behind else []
-        return [] if self._is_behind else found
+        found = self._begin() + self._writer.write(events) if events else []
+        if not (self._is_behind or self._withheld):
+            return found
+        self._withheld += found
+        self._num_withheld_bytes += sum(len(event.data) for event in found)
+        # what follows the client's number but not its tokens was written with its event: little
+        if self._num_withheld_bytes > _MAX_WITHHELD_BYTES:
+            raise _diverged()
+        if self._is_behind:
+            return []
+        found, self._withheld = self._withheld, []
+        return found
 
     def _begin(self) -> list[NumberedEvent]:
         if self._writer.has_begun:
