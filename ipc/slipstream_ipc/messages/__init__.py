@@ -93,13 +93,13 @@ from slipstream_ipc.messages.handshake import (
 )
 from slipstream_ipc.messages.request import (
     ChatMessage,
+    ChatToolCall,
     FunctionCall,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
-    ToolCall,
 )
 from slipstream_ipc.messages.shared import (
     End,
@@ -145,6 +145,7 @@ __all__ = [
     "Cancelled",
     "CancelledState",
     "ChatMessage",
+    "ChatToolCall",
     "ClientToWorker",
     "ComputedPromptLogprobs",
     "Control",
@@ -200,7 +201,6 @@ __all__ = [
     "Tokenized",
     "TokenizerBeat",
     "TokenizerReady",
-    "ToolCall",
     "TraceContext",
     "Tried",
     "UnknownStreams",
