@@ -37,6 +37,8 @@ from slipstream_ipc.messages.client import (
     Goodbye,
     OtherAnswer,
     PromptLogprobs,
+    Recall,
+    Recalled,
     Rejected,
     Resume,
     Submit,
@@ -91,6 +93,7 @@ from slipstream_ipc.messages.handshake import (
     Starting,
     Welcome,
 )
+from slipstream_ipc.messages.kept import MAX_RECORD_BYTES, KeepOptions, KeptAnswer
 from slipstream_ipc.messages.request import (
     ChatMessage,
     FunctionCall,
@@ -127,6 +130,7 @@ __all__ = [
     "MAX_LABEL_CHARS",
     "MAX_NAME_CHARS",
     "MAX_OTHERS",
+    "MAX_RECORD_BYTES",
     "MAX_TEMPLATE_CHARS",
     "MAX_TOOL_CALLS",
     "MAX_TRACE_STATE_CHARS",
@@ -166,6 +170,8 @@ __all__ = [
     "Goodbye",
     "GrammarProcessConfig",
     "Hello",
+    "KeepOptions",
+    "KeptAnswer",
     "LogprobColumns",
     "ModelCard",
     "OtherAdmit",
@@ -175,6 +181,8 @@ __all__ = [
     "Positions",
     "PromptLogprobs",
     "Reattach",
+    "Recall",
+    "Recalled",
     "Registered",
     "Rejected",
     "Render",

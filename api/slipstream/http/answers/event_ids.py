@@ -213,7 +213,7 @@ def parse_event_id(text: str) -> EventId:
 
 
 def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
-    """A CRC-32 of a request, independent of its stream ids, labels, tenant and traces.
+    """A CRC-32 of a request, independent of its stream ids, labels, tenant, traces and records.
 
     submits: `num_answers` in a row for each prompt. Only the first of them is hashed as a whole,
     of the others only the sampling parameters.
@@ -224,7 +224,13 @@ def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
             found = crc32(submit.params, found)
         else:
             plain = msgspec.structs.replace(
-                submit, handle=0, stream_id=bytes(16), label="", tenant=b"", trace=None
+                submit,
+                handle=0,
+                stream_id=bytes(16),
+                label="",
+                tenant=b"",
+                trace=None,
+                keep=None,
             )
             found = crc32(msgspec.msgpack.encode(plain), found)
     return found
