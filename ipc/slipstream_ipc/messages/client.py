@@ -245,16 +245,7 @@ class Recalled(Struct, array_like=True, frozen=True, tag=tags.RECALLED):
 
 
 ClientToWorker = (
-    Hello
-    | Ping
-    | Submit
-    | Resume
-    | Abort
-    | Goodbye
-    | Tokenize
-    | Detokenize
-    | Cancel
-    | Recall
+    Hello | Ping | Submit | Resume | Abort | Goodbye | Tokenize | Detokenize | Cancel | Recall
 )
 WorkerToClient = (
     Welcome

@@ -75,7 +75,7 @@ InputPart = InputText | PlainText | OutputText | RefusalText | ReasoningText | S
 Parts = str | tuple[InputPart, ...] | None
 
 
-class InputItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InputItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """An item of any type; `checked_items` says which fields each type has to have.
 
     call_id: which call a function_call is, or a function_call_output answers. arguments: a JSON

@@ -9,7 +9,7 @@ from msgspec import Struct
 from slipstream.http.openai.response_bodies import TokenLogprob
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
-ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
 class OutputTextPart(Struct, frozen=True, tag_field="type", tag="output_text"):
@@ -153,3 +153,21 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     truncation: str = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None
+
+
+class DeletedResponse(Struct, frozen=True):
+    """A response that is no longer kept."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class InputItemList(Struct, frozen=True):
+    """A part of a response's input. first_id, last_id: null where it is empty."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"

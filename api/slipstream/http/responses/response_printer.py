@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slipstream.http.answers.block_printer import TextFrame
+from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
 from slipstream.http.answers.blocks import Block, BlockKind
 from slipstream.http.errors import ApiError
 from slipstream.http.openai.response_bodies import TokenLogprob, Usage
@@ -24,6 +24,7 @@ from slipstream.http.responses.response_object import (
     ReasoningItem,
     ReasoningTextPart,
     ResponseObject,
+    ResponseStatus,
     ResponseUsage,
 )
 from slipstream_ipc.messages import End
@@ -33,6 +34,11 @@ _ITEM_PREFIXES = {BlockKind.CONTENT: "msg_", BlockKind.REASONING: "rs_", BlockKi
 _DELTAS = {
     BlockKind.CONTENT: events.OutputTextDelta,
     BlockKind.REASONING: events.ReasoningTextDelta,
+}
+_LastEvent = events.ResponseCompleted | events.ResponseFailed | events.ResponseIncomplete
+_LAST: dict[str, type[_LastEvent]] = {
+    "completed": events.ResponseCompleted,
+    "failed": events.ResponseFailed,
 }
 _HOLE = "\x7f"  # where the text goes in an encoded event; never raw in what stands around it
 _NUMBER = 7_305_114_263  # where the number goes
@@ -95,8 +101,7 @@ class ResponsePrinter:
         self, blocks: Sequence[Block], end: End, usage: Usage, number: int
     ) -> Sequence[bytes]:
         response = self.whole(blocks, end, usage)
-        is_whole = response.status == "completed"
-        kind = events.ResponseCompleted if is_whole else events.ResponseIncomplete
+        kind = _LAST.get(response.status, events.ResponseIncomplete)
         return [events.named_event(kind(number, response))]
 
     def fail(self, error: ApiError, number: int) -> bytes:
@@ -110,15 +115,19 @@ class ResponsePrinter:
         return events.named_event(events.ResponseFailed(number, response))
 
     def whole(self, blocks: Sequence[Block], end: End, usage: Usage) -> ResponseObject:
-        status, details = "completed", None
+        status: ResponseStatus = "completed"
+        details, error = None, None
         match end.reason:
             case "abort":
                 status = "cancelled"
+            case "error":
+                status, error = "failed", FailureDetails("server_error", _message(end))
             case "length":
                 status, details = "incomplete", IncompleteDetails("max_output_tokens")
         return replace(
             self._response,
             status=status,
+            error=error,
             incomplete_details=details,
             output=[self._item(block, _status(block)) for block in blocks],
             usage=_usage_of(usage),
@@ -151,6 +160,18 @@ class ResponsePrinter:
                 return OutputMessage(item_id, status, parts)
 
 
+def response_shape(response: ResponseObject) -> BlockShape:
+    """The shape of a response. response: as it is at the beginning, but for its id, its model and
+    when it was created.
+    """
+
+    def new_printer(head: AnswerHead) -> ResponsePrinter:
+        begun = replace(response, id=head.id, model=head.model, created_at=head.created)
+        return ResponsePrinter(begun)
+
+    return BlockShape(new_printer)
+
+
 def _status(block: Block) -> ItemStatus:
     return "completed" if block.is_complete else "incomplete"
 
@@ -161,6 +182,10 @@ def _logprobs(block: Block) -> list[TokenLogprob]:
 
 def _part(block: Block, text: str) -> events.TextPart:
     return OutputTextPart(text) if block.kind == BlockKind.CONTENT else ReasoningTextPart(text)
+
+
+def _message(end: End) -> str:
+    return "the engine failed" if end.fault is None else end.fault.message
 
 
 def _usage_of(usage: Usage) -> ResponseUsage:

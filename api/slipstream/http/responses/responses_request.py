@@ -184,9 +184,10 @@ def _tools_and_choice(
 ) -> tuple[tuple[dict[str, Any], ...] | None, str | dict[str, Any] | None]:
     """The tools in a chat's form, and which of them the model is to call. Raises: ApiError."""
     tools = tuple(_chat_tool(index, tool) for index, tool in enumerate(body.tools or ()))
+    choice: str | dict[str, Any] | None
     match body.tool_choice:
-        case None | str() as choice:
-            pass
+        case None | str() as given:
+            choice = given
         case {"type": "function", "name": str(name)}:
             choice = {"type": "function", "function": {"name": name}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
@@ -196,8 +197,8 @@ def _tools_and_choice(
                 '"auto", "none", "required", {"type": "function", "name": …} or '
                 '{"type": "allowed_tools", "mode": …, "tools": […]}'
             )
-            given = repr(body.tool_choice)[:100]
-            what = f"tool_choice: got {given}, allowed: {allowed_choices}"
+            wrong = repr(body.tool_choice)[:100]
+            what = f"tool_choice: got {wrong}, allowed: {allowed_choices}"
             raise bad_field("tool_choice", what)
     return tools or None, choice
 

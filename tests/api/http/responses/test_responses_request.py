@@ -11,7 +11,7 @@ from tests.helpers.fake_worker import MODEL
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.responses import echo_of, plan_response
+from slipstream.http.endpoints.responses import echo_of, new_response
 from slipstream.http.errors import ApiError
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.response_encoding import json_response
@@ -26,7 +26,7 @@ SCHEMA = {"type": "json_schema", "name": "Weather", "strict": True, "schema": PA
 def planned(**fields: Any) -> AnswerPlan:
     """The plan of a body in which no field is unknown."""
     body = read_response_request(json.dumps({"input": "x", **fields}).encode())
-    return plan_response(body, MODEL)
+    return new_response(body, MODEL)[0]
 
 
 def submitted(plan: AnswerPlan) -> Any:
