@@ -1,5 +1,5 @@
-"""Answers in the background: the client is told that its request was accepted, and the stream goes on
-without a reader.
+"""Answers in the background: the client is told that its request was accepted, and the stream goes
+on without a reader.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +14,7 @@ from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from tests.helpers.answer_units import AnswerUnit, answer_units
+from tests.helpers.response_events import response_events, with_joined_deltas
 
 from slipstream.answers.tool_calls import with_call_ids
 from slipstream.http.answers.block_printer import BlockWriter, NumberedEvent, blocks_of
@@ -53,23 +53,14 @@ def printed(
 
 def data_of(event: NumberedEvent) -> dict[str, Any]:
     """The data of an event, checked against its name and number."""
-    name, data = event.data.decode().removesuffix("\n\n").split("\n")
-    found: dict[str, Any] = json.loads(data.removeprefix("data: "))
-    assert name == f"event: {found['type']}"
+    [(_, found)] = response_events(event.data)
     assert found["sequence_number"] == event.number
     return found
 
 
 def joined(events: list[NumberedEvent]) -> list[dict[str, Any]]:
-    """The data of events with the deltas of each item joined."""
-    found: list[dict[str, Any]] = []
-    for event in map(data_of, events):
-        if "delta" in event and found and event["type"] == found[-1]["type"]:
-            found[-1]["delta"] += event["delta"]
-            found[-1]["sequence_number"] = event["sequence_number"]
-        else:
-            found.append(event)
-    return found
+    """The data of events with the deltas of each text joined."""
+    return with_joined_deltas([("", data_of(event)) for event in events])
 
 
 def divided(units: list[AnswerUnit], data: st.DataObject) -> list[tuple[AnswerEvent, ...]]:

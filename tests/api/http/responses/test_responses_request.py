@@ -134,7 +134,7 @@ def test_a_response_is_computed_as_a_chat(fields: dict[str, Any], of_chat: Any) 
     [
         ({"input": None}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
