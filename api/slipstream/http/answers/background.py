@@ -47,5 +47,4 @@ class _Acceptance:
             state.drop_deltas()
             self._exchange.respond(json_response(200, self._body))
         elif isinstance(state.error, SlipstreamError):
-            error = error_of(state.error, self._plan.param_names)
-            self._exchange.respond(error.response())
+            self._exchange.refuse(error_of(state.error, self._plan.param_names))

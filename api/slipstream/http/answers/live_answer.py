@@ -140,7 +140,7 @@ class LiveAnswer:
             exchange.write(self.failure_event(error))
             exchange.finish()
         else:
-            exchange.respond(error.response())
+            exchange.refuse(error)
         if isinstance(failure, SupersededError):
             self._on_disconnect()  # the client has resumed elsewhere: keep the other choices
         else:

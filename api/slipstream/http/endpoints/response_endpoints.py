@@ -281,7 +281,7 @@ class ResponseEndpoints:
         ask()
 
     def _scope(self, request: HttpRequest) -> bytes:
-        return self._keys.tenant(request.headers.get(b"authorization"))
+        return self._keys.tenant(request.headers)
 
 
 def _cancel(future: Future[Any]) -> None:

@@ -28,6 +28,7 @@ from slipstream.http.answers.event_ids import (
     parse_answer_id,
     parse_event_id,
 )
+from slipstream.http.anthropic.message_printer import MESSAGES
 from slipstream.http.endpoints.chat import ChatShape
 from slipstream.http.endpoints.completions import CompletionShape
 from slipstream.http.endpoints.generate import GenerateShape
@@ -43,6 +44,7 @@ _SHAPES: dict[str, AnswerShape | BlockShape] = {
     "cmpl": CompletionShape(),
     "chatcmpl": ChatShape(),
     "gen": GenerateShape(),
+    "msg": MESSAGES,
     "resp": response_shape(ResponseObject(id="", created_at=0, model="")),
 }
 _SAME_POST = (
@@ -160,6 +162,8 @@ def _plan(
 
 
 def _resume(stream_id: str, cursor: StreamCursor) -> Resume:
+    if cursor.number is not None:  # an answer by blocks is printed from its beginning
+        cursor = StreamCursor()
     return new_resume(stream_id, cursor.num_chars, cursor.num_tokens, cursor.checksum)
 
 

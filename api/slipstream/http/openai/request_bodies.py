@@ -299,6 +299,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "web_search_options": (),
+    "mcp_servers": ([],),
+    "container": (),
     "chat_template": (),
     "documents": ([],),
 }
