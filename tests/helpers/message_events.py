@@ -67,20 +67,24 @@ def content_of(events: Sequence[tuple[str, Any]]) -> tuple[list[Content], dict[s
     for data in datas[2:-2]:
         match data["type"]:
             case "content_block_start":
-                assert not is_open and data["index"] == len(content)
+                assert not is_open
+                assert data["index"] == len(content)
                 block = data["content_block"]
-                assert block.get("input", {}) == {} and block.get("signature", "") == ""
+                assert block.get("input", {}) == {}
+                assert block.get("signature", "") == ""
                 assert block.get("text", "") == block.get("thinking", "") == ""
                 content.append((block["type"], "", block.get("id", ""), block.get("name", "")))
                 is_open = True
             case "content_block_delta":
-                assert is_open and data["index"] == len(content) - 1
+                assert is_open
+                assert data["index"] == len(content) - 1
                 kind, text, *rest = content[-1]
                 delta = data["delta"]
                 assert delta["type"] == _DELTA_OF[kind]
                 content[-1] = (kind, text + delta[_TEXT_OF[delta["type"]]], *rest)  # type: ignore[assignment]
             case "content_block_stop":
-                assert is_open and data["index"] == len(content) - 1
+                assert is_open
+                assert data["index"] == len(content) - 1
                 is_open = False
             case other:
                 raise AssertionError(other)

@@ -96,13 +96,13 @@ from slipstream_ipc.messages.handshake import (
 from slipstream_ipc.messages.kept import MAX_RECORD_BYTES, KeepOptions, KeptAnswer
 from slipstream_ipc.messages.request import (
     ChatMessage,
+    ChatToolCall,
     FunctionCall,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
-    ToolCall,
 )
 from slipstream_ipc.messages.shared import (
     End,
@@ -149,6 +149,7 @@ __all__ = [
     "Cancelled",
     "CancelledState",
     "ChatMessage",
+    "ChatToolCall",
     "ClientToWorker",
     "ComputedPromptLogprobs",
     "Control",
@@ -208,7 +209,6 @@ __all__ = [
     "Tokenized",
     "TokenizerBeat",
     "TokenizerReady",
-    "ToolCall",
     "TraceContext",
     "Tried",
     "UnknownStreams",

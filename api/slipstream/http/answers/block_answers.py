@@ -24,7 +24,7 @@ from slipstream.http.answers.block_printer import (
     blocks_of,
 )
 from slipstream.http.answers.blocks import Block, BlockKind
-from slipstream.http.answers.broadcast import Frame
+from slipstream.http.answers.broadcast import ChunkFrame
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.errors import ApiError
@@ -65,7 +65,7 @@ class StreamedBlocks:
         # of the open block, once `write_delta` may continue it
         self._framed: Block | None = None
         self._kind = 0  # of its text (see `Deltas.kinds`)
-        self._frame = Frame(b"", b"", 0)
+        self._frame = ChunkFrame(b"", b"", 0)
         self._between = b""  # follows the number in its events
         live.failure_event = self._writer.fail
         self.is_plain = True
@@ -179,7 +179,7 @@ class StreamedBlocks:
             return
         parts = self._writer.frame(block)
         num_framed = len(parts.before) + len(parts.after)
-        self._frame = frame = Frame(parts.before, parts.after + b"\r\n", num_framed)
+        self._frame = frame = ChunkFrame(parts.before, parts.after + b"\r\n", num_framed)
         self._between = parts.between or b""
         self._framed, self._kind = block, _kind_of(block)
         stream.before, stream.after, stream.num_framed = frame.before, frame.after, num_framed
