@@ -11,17 +11,21 @@ from slipstream_ipc.messages.fields import U32, Identity
 from slipstream_ipc.messages.shared import End
 
 MAX_RECORD_BYTES = 2**20
+MAX_KEPT_BYTES = 2**22  # an answer with its record, encoded
+KEPT_ENTRY_BYTES = 512  # what a kept answer takes in memory beside its bytes, a generous estimate
 
 
 class KeepOptions(Struct, array_like=True, frozen=True):
     """Of a Submit: its answer is kept once it has ended.
 
-    record: what the client wants to find again with the answer, for it alone to read. scope: only
+    record: what the client wants to find again with the answer, for it alone to read; at most
+    MAX_RECORD_BYTES. scope: only
     a Recall with an equal one finds the answer. is_background: the stream runs to its end even
     while nobody reads it, or after its client has left.
     """
 
-    record: Annotated[bytes, Meta(max_length=MAX_RECORD_BYTES)] = b""
+    # the worker checks the narrower limit, so that an error names the request
+    record: Annotated[bytes, Meta(max_length=2**24)] = b""
     scope: Identity = b""
     is_background: bool = False
 
