@@ -46,9 +46,6 @@ class ChunkFrame(Struct, frozen=True, gc=False):
 class ChunkWriter(Protocol):
     """Writes chunks that contain more than text."""
 
-    def frame(self, kind: int) -> ChunkFrame:
-        """The constant parts of a chunk. kind: see `Deltas.kinds`; it is that of a text."""
-
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta while none is queued. part: its text as JSON, without the quotes."""
 
@@ -221,10 +218,11 @@ class Broadcast:
                 if not exchange.is_ready or stream.deltas or entry in ends or writer is None:
                     stream.queue(Delta(texts[entry], batch, entry))
                     stream.ring()
-                elif not stream.is_text_only or entry in listed:
+                    continue
+                frame = stream.frames.get(kind)
+                if frame is None or not stream.is_text_only or entry in listed:
                     writer.write_delta(Delta(texts[entry], batch, entry), part)
                 elif part:
-                    frame = stream.frames.get(kind) or writer.frame(kind)
                     if frame.repeat:
                         part = b"%b%b%b" % (part, frame.repeat, part)
                     size = frame.num_framed + len(part)

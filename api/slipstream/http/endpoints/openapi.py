@@ -17,8 +17,15 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from slipstream.http.admin.live import LiveNumbers
+from slipstream.http.anthropic import request_bodies as messages_requests
+from slipstream.http.anthropic import response_bodies as messages_responses
 from slipstream.http.endpoints.resume import QUERY
-from slipstream.http.errors import ErrorBody
+from slipstream.http.errors import (
+    AnthropicErrorBody,
+    ErrorBody,
+    ErrorShape,
+    error_shape,
+)
 from slipstream.http.openai import request_bodies as requests
 from slipstream.http.openai import response_bodies as responses
 
@@ -34,7 +41,11 @@ def _narrowed(base: type[Struct], name: str, **types: Any) -> type[Struct]:
         kind = types.get(field.name, field.type)
         fields.append((field.name, kind) if field.required else (field.name, kind, field.default))
     namespace = {"__doc__": base.__doc__}
-    return msgspec.defstruct(name, fields, namespace=namespace, kw_only=True)
+    config = base.__struct_config__
+    tag: dict[str, Any] = {} if config.tag is None else {"tag": config.tag}
+    return msgspec.defstruct(
+        name, fields, namespace=namespace, kw_only=True, tag_field=config.tag_field, **tag
+    )
 
 
 _COMPLETION_CHOICE = _narrowed(
@@ -95,6 +106,30 @@ _CHAT = _answer("ChatAnswer", _CHAT_CHOICE)
 _CHAT_CHUNK = _answer("ChatChunk", _CHAT_CHUNK_CHOICE)
 _GENERATION = _answer("Generation", _GENERATE_CHOICE)
 
+_TOOL_USE = _narrowed(messages_responses.MessageToolUse, "MessageToolUse", input=dict[str, Any])
+_MESSAGE_CONTENT: Any = (
+    messages_responses.MessageText | messages_responses.MessageThinking | _TOOL_USE
+)
+_MESSAGE = _narrowed(
+    messages_responses.AnsweredMessage, "AnsweredMessage", content=list[_MESSAGE_CONTENT]
+)
+_CONTENT_DELTA = (
+    _narrowed(messages_responses.TextDelta, "TextDelta", text=str)
+    | _narrowed(messages_responses.ThinkingDelta, "ThinkingDelta", thinking=str)
+    | _narrowed(messages_responses.InputJsonDelta, "InputJsonDelta", partial_json=str)
+)
+_MESSAGE_EVENT: Any = (
+    _narrowed(messages_responses.MessageStart, "MessageStart", message=_MESSAGE)
+    | messages_responses.PingEvent
+    | _narrowed(
+        messages_responses.ContentBlockStart, "ContentBlockStart", content_block=_MESSAGE_CONTENT
+    )
+    | _narrowed(messages_responses.ContentBlockDelta, "ContentBlockDelta", delta=_CONTENT_DELTA)
+    | messages_responses.ContentBlockStop
+    | messages_responses.MessageDelta
+    | messages_responses.MessageStop
+)
+
 # by path; braces mark parameters
 ENDPOINTS: dict[str, Endpoint] = {
     "/health": Endpoint("get", "state of every process", responses.Health, has_key=False),
@@ -114,11 +149,24 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(
         "post", "complete a chat", _CHAT, body=requests.ChatRequest, events=_CHAT_CHUNK
     ),
+    "/v1/messages": Endpoint(
+        "post",
+        "answer a conversation, in Anthropic's shapes",
+        _MESSAGE,
+        body=messages_requests.MessagesRequest,
+        events=_MESSAGE_EVENT,
+    ),
+    "/v1/messages/count_tokens": Endpoint(
+        "post",
+        "count the tokens of a conversation",
+        messages_responses.InputTokens,
+        body=messages_requests.CountTokensRequest,
+    ),
     "/v1/streams/{id}": Endpoint(
         "get",
         "resume an answer after Last-Event-ID, or read it from its beginning",
         _COMPLETION,
-        events=_COMPLETION | _CHAT_CHUNK | _GENERATION,  # type: ignore[arg-type]
+        events=_COMPLETION | _CHAT_CHUNK | _GENERATION | _MESSAGE_EVENT,
         query=QUERY,
     ),
     "/generate": Endpoint(
@@ -147,7 +195,7 @@ def document() -> bytes:
 
 
 def _document() -> dict[str, Any]:
-    kinds: list[Any] = [ErrorBody]
+    kinds: list[Any] = [ErrorBody, AnthropicErrorBody]
     for endpoint in ENDPOINTS.values():
         kinds += [endpoint.answer, *_parts(endpoint.events)]
         kinds += [] if endpoint.body is None else [endpoint.body]
@@ -174,14 +222,13 @@ def _path(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, A
     if endpoint.body is not None or endpoint.events is None:
         content[endpoint.media] = {"schema": by_kind[endpoint.answer]}
     parts = [by_kind[part] for part in _parts(endpoint.events)]
+    is_anthropic = error_shape(path) == ErrorShape.ANTHROPIC
+    error_body = by_kind[AnthropicErrorBody if is_anthropic else ErrorBody]
     if parts:
-        description = "each event's data; the last one is [DONE]"
-        schema = {"anyOf": [*parts, by_kind[ErrorBody]], "description": description}
+        description = "each event's data" + ("" if is_anthropic else "; the last one is [DONE]")
+        schema = {"anyOf": [*parts, error_body], "description": description}
         content["text/event-stream"] = {"schema": schema}
-    error = {
-        "description": "error",
-        "content": {"application/json": {"schema": by_kind[ErrorBody]}},
-    }
+    error = {"description": "error", "content": {"application/json": {"schema": error_body}}}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": endpoint.method + path.translate(_TO_NAMES),

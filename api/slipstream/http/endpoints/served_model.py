@@ -48,12 +48,13 @@ def respond_when_done(
         try:
             response = response_of(answered.result())
         except (ApiError, SlipstreamError) as error:
-            response = error_of(error, param_names).response()
+            exchange.refuse(error_of(error, param_names))
         except Exception as error:
             request = exchange.request
             _logger.exception("%s failed", request.path, extra=of_requests(request.id))
-            response = error_of(error, {}).response()
-        exchange.respond(response)
+            exchange.refuse(error_of(error, {}))
+        else:
+            exchange.respond(response)
 
     def disconnect() -> None:
         future.cancel()
