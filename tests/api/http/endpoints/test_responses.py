@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 from tests.helpers.http_front import Raw
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.played_responses import (
+    ACCEPT,
+    ARGUMENTS,
+    BODY,
+    PATH,
+    USER,
+    WEATHER,
+    openai_client,
+    playing_stack,
+    port_of,
+)
 from tests.helpers.response_events import response_events, with_joined_deltas
-from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
-
-CALLS = (
-    "<think>Two cities: I ask for both.</think>\n"
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🏔", "days": 2}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-)
-LINES = [
-    {"text": '{"city": "Oslo", "degrees": -3}', "when": "as JSON"},
-    {"text": "<think>Both are here.</think>\nIt snows in both.", "when": "snow"},
-    {"text": CALLS},
-]
-WEATHER: Any = {
-    "type": "function",
-    "name": "weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
-USER: Any = {"role": "user", "content": "How is the weather in Zürich and Oslo?"}
-ARGUMENTS = [{"city": "Zürich 🏔", "days": 2}, {"city": "Oslo"}]
-FORMATS = {"tool_format": "hermes", "reasoning_format": "qwen3"}
-PATH = "/v1/responses"
-BODY: dict[str, Any] = {"input": [USER], "tools": [WEATHER], "max_output_tokens": 400}
-ACCEPT = "Accept: text/event-stream"
 
 
 class Weather(BaseModel):
@@ -55,17 +35,13 @@ class Weather(BaseModel):
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    path = Path(tmp_path_factory.mktemp("answers")) / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, LINES)))
-    model = f"simulated:step_ms=5,answers={path}"
-    with spareless_stack(model, http_port=0, served_model_name="played", **FORMATS) as running:
+    with playing_stack(tmp_path_factory.mktemp("answers")) as running:
         yield running
 
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[OpenAI]:
-    base_url = f"{stack.http_address}/v1"
-    with OpenAI(base_url=base_url, api_key="x", max_retries=0, timeout=PATIENCE_S) as client:
+    with openai_client(stack) as client:
         yield client
 
 
@@ -73,10 +49,6 @@ def client(stack: Stack) -> Iterator[OpenAI]:
 def raw(stack: Stack) -> Iterator[Raw]:
     with Raw(port_of(stack)) as connection:
         yield connection
-
-
-def port_of(stack: Stack) -> int:
-    return int(stack.http_address.rpartition(":")[2])
 
 
 def asked(client: OpenAI, *, is_stream: bool, **options: Any) -> Any:
