@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,13 @@ BODY: dict[str, Any] = {"input": [USER], "tools": [WEATHER], "max_output_tokens"
 ACCEPT = "Accept: text/event-stream"
 
 
-def playing_stack(folder: Path, step_ms: int = 5, **settings: Any) -> Stack:
-    """A stack that plays `LINES`."""
+def playing_stack(
+    folder: Path, *, lines: Sequence[dict[str, str]] = LINES, **settings: Any
+) -> Stack:
+    """A stack that plays these lines. folder: for a file of them."""
     path = folder / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, LINES)))
-    model = f"simulated:step_ms={step_ms},answers={path}"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    model = f"simulated:step_ms=5,answers={path}"
     return spareless_stack(model, http_port=0, served_model_name="played", **FORMATS, **settings)
 
 
