@@ -111,6 +111,30 @@ def test_a_limit_makes_it_incomplete(client: OpenAI) -> None:
     assert response.incomplete_details.reason == "max_output_tokens"
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_log_probabilities_are_those_of_the_text(client: OpenAI, is_stream: bool) -> None:
+    response = asked(
+        client,
+        is_stream=is_stream,
+        input="snow",
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    [part] = response.output[-1].content
+    shown = "".join([token.token for token in part.logprobs])
+    assert part.text in shown
+    assert {len(token.top_logprobs) for token in part.logprobs} <= {2, 3}
+
+
+def test_a_response_with_log_probabilities_has_no_event_ids(raw: Raw) -> None:
+    raw.post(PATH, {**BODY, "input": "snow", "stream": True, "top_logprobs": 1}, ACCEPT)
+    events = response_events(raw.read().body)
+    assert {event_id for event_id, _ in events} == {""}
+    [done] = [data for _, data in events if data["type"] == "response.output_text.done"]
+    assert done["logprobs"] == events[-1][1]["response"]["output"][-1]["content"][0]["logprobs"]
+    assert done["logprobs"]
+
+
 def test_an_answer_goes_on_after_each_event(stack: Stack, raw: Raw) -> None:
     """By Last-Event-ID, in the middle of reasoning and of arguments too."""
     raw.post(PATH, {**BODY, "stream": True}, ACCEPT)
