@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from slipstream_ipc.messages import SamplingParams, StructuredOutputs
+from slipstream_ipc.messages import RepetitionDetection, SamplingParams, StructuredOutputs
 
 Ignored = Any
 Unsupported = Any
@@ -70,6 +70,7 @@ class SampledRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
+    repetition_detection: RepetitionDetection | None = None
     request_id: str | None = None  # as the header X-Request-Id, which goes before it
 
 

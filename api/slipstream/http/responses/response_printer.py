@@ -124,6 +124,8 @@ class ResponsePrinter:
                 status, error = "failed", FailureDetails("server_error", _message(end))
             case "length":
                 status, details = "incomplete", IncompleteDetails("max_output_tokens")
+            case "repetition":
+                status, details = "incomplete", IncompleteDetails("repetition")
         return replace(
             self._response,
             status=status,
