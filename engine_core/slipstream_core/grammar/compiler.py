@@ -32,6 +32,7 @@ from slipstream_core.grammar.llguidance_backend import (
 )
 from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, LexerFull, SharedGrammar
 from slipstream_core.grammar.trial_client import GrammarTrial
+from slipstream_core.reasoning import reasoning_state
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
 from slipstream_ipc.telemetry.logs import of_requests
@@ -148,7 +149,10 @@ class GrammarCompiler:
         end_ids = end_ids or frozenset(admit.stop_token_ids)
         end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)
         state = GrammarMatcher(grammar, end_ids, end_mask, self._vocabulary.ends)
-        token_ids = u32(admit.output_ids).tolist()
+        token_ids, reasoning = u32(admit.output_ids).tolist(), reasoning_state(admit)
+        if reasoning is not None:
+            start = reasoning.grammar_start
+            token_ids = [] if start is None else token_ids[start:]
         try:
             state.accept_tokens(token_ids)
         except LexerFull:

@@ -64,7 +64,6 @@ class GrammarMatcher:
     """The position of a stream in its grammar; at first the start."""
 
     __slots__ = (
-        "_end_ids",
         "_end_mask",
         "_generation",
         "_grammar",
@@ -72,6 +71,7 @@ class GrammarMatcher:
         "_is_over",
         "_matcher",
         "_num_renewed",
+        "end_ids",
         "num_taken",
     )
 
@@ -84,7 +84,7 @@ class GrammarMatcher:
         self._grammar = grammar
         self._matcher, self._generation = grammar.start()
         self._num_renewed = 0
-        self._end_ids = end_ids
+        self.end_ids = end_ids  # that end the answer
         self._end_mask = end_mask
         self._grammars_own = ~ends
         self._is_over = False
@@ -95,7 +95,7 @@ class GrammarMatcher:
         for token_id in token_ids:
             if self._is_over:
                 break
-            if token_id in self._end_ids:
+            if token_id in self.end_ids:
                 self._is_over = True
             elif not self._matcher.consume_token(token_id):
                 raise self._broken(f"does not allow output token {self.num_taken} of the stream")

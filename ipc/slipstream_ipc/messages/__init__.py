@@ -23,6 +23,7 @@ from slipstream_ipc.messages.answer import (
     AnswerOptions,
     AnswerSettings,
     EventKind,
+    ReasoningIds,
     StopScope,
 )
 from slipstream_ipc.messages.client import (
@@ -174,6 +175,7 @@ __all__ = [
     "Ping",
     "Positions",
     "PromptLogprobs",
+    "ReasoningIds",
     "Reattach",
     "Registered",
     "Rejected",

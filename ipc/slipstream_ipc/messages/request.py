@@ -78,6 +78,7 @@ class SamplingOptions(TypedDict, total=False):
     n: int
     prompt_logprobs: int | None
     logprob_token_ids: Sequence[int] | None
+    thinking_token_budget: int | None
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +107,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logprob_token_ids: at most 128 ids whose log-probabilities are returned at each position, with
     the sampled token's and instead of the most likely ones'; `logprobs` is None or their number,
     and `max_logprobs` does not apply. The `rank` of such an id is its position in the list.
+    thinking_token_budget: of a chat, the most tokens of reasoning, behind which reasoning ends; 0
+    ends it at once, None and -1 set no limit.
     """
 
     temperature: float = 1.0
@@ -133,6 +136,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n: int = 1
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] | None = None
+    thinking_token_budget: int | None = None
 
     if TYPE_CHECKING:
 

@@ -97,6 +97,9 @@ def check_params(params: SamplingParams) -> None:
             allowed = f"an integer in [0, {MAX_LOGPROBS}], -1 for the whole vocabulary, or None"
             _integer(field, wanted, -1, MAX_LOGPROBS, allowed)
     _check_logprob_ids(params)
+    if params.thinking_token_budget is not None:
+        allowed = "an integer >= 0, -1 or None for no limit"
+        _integer("thinking_token_budget", params.thinking_token_budget, -1, 2**31 - 1, allowed)
     _integer("n", params.n, 1, MAX_N, f"an integer in [1, {MAX_N}]")
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)

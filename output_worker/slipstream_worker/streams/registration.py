@@ -20,6 +20,7 @@ from slipstream_ipc.messages import (
     Admit,
     AnswerSettings,
     ModelCard,
+    ReasoningIds,
     SamplingParams,
     StructuredOutputs,
     Submit,
@@ -148,6 +149,9 @@ def _check_submit(submit: Submit) -> SamplingParams:
         )
     if len(submit.output_ids) % 4:
         raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
+    if params.thinking_token_budget not in (None, -1) and not submit.messages:
+        allowed = "None without messages: reasoning is told apart in answers to chats"
+        raise BadRequest("thinking_token_budget", params.thinking_token_budget, allowed)
     if submit.answer is not None:
         _check_choice(submit.answer.tool_choice, params)
     return params
@@ -181,17 +185,25 @@ def register(
     fingerprint: bytes,
     answer: AnswerSettings | None = None,
     call_grammar: str = "",
+    reasoning: ReasoningIds | None = None,
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
     answer: how it is read as events; None: it is text alone. call_grammar: of an answer that has to
-    be calls; the core is given it as a grammar of the request's own.
+    be calls; the core is given it as a grammar of the request's own. reasoning: how the core can
+    follow its reasoning, where there is something that depends on it.
 
     `params` and `fingerprint` come from its Submission. Without a given seed, the
     seed follows from the stream's id.
     """
     if call_grammar:
         params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
+    elif reasoning is not None and params.structured_outputs is not None:
+        reasoning = structs.replace(reasoning, calls=())  # its grammar has no calls
+    if params.thinking_token_budget == -1:
+        params = structs.replace(params, thinking_token_budget=None)
+    if params.thinking_token_budget is None and params.structured_outputs is None:
+        reasoning = None
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
@@ -206,6 +218,7 @@ def register(
         given = Summary("a forced call without an id that ends the answer")
         raise BadRequest("tool_choice", given, "one: the model's, or one of stop_token_ids")
     check_ending(params, stop_token_ids)
+    _check_budget(params, reasoning, stop_token_ids, bad_words)
     if answer is not None and not params.detokenize:
         allowed = "true where the answer is read as reasoning, content and tool calls"
         raise BadRequest("detokenize", False, allowed)
@@ -229,7 +242,37 @@ def register(
         bad_word_ids=bad_words.ids,
         bad_word_counts=bad_words.counts,
         answer=answer,
+        reasoning=reasoning,
     )
+
+
+def _check_budget(
+    params: SamplingParams,
+    reasoning: ReasoningIds | None,
+    stop_token_ids: tuple[int, ...],
+    bad_words: BadWords,
+) -> None:
+    """Raise BadRequest for a budget that cannot be kept."""
+    budget, field = params.thinking_token_budget, "thinking_token_budget"
+    if budget is None:
+        return
+    if reasoning is None:
+        allowed = "None with this model, whose reasoning has no end that is one token, or whose "
+        allowed += "format is not known: see `slipstream formats`"
+        raise BadRequest(field, budget, allowed)
+    end = reasoning.ends[0]
+    words = unpack_words(bad_words.ids, bad_words.counts)
+    for other, excludes in (
+        (
+            "allowed_token_ids",
+            params.allowed_token_ids is not None and end not in params.allowed_token_ids,
+        ),
+        ("bad_words", any(word[-1] == end for word in words)),
+        ("min_tokens", params.min_tokens > 0 and end in stop_token_ids),
+    ):
+        if excludes:
+            allowed = f"None with {other} that exclude token {end}, which ends reasoning"
+            raise BadRequest(field, budget, allowed)
 
 
 def open_output(
