@@ -75,6 +75,7 @@ class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = None  # not in streams
     logprob_token_ids: tuple[int, ...] | None = None  # needs logprobs, and replaces their number
+    thinking_token_budget: int | None = None  # in chats
     return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
     # OpenAI's form of a part of structured_outputs
     response_format: ResponseFormat | None = None
