@@ -29,6 +29,7 @@ from slipstream_ipc.history.event_log import kind_of as kind_of_events
 from slipstream_ipc.messages import (
     AnswerEvent,
     ChatMessage,
+    ChatToolCall,
     Deltas,
     End,
     EventKind,
@@ -36,7 +37,6 @@ from slipstream_ipc.messages import (
     FunctionCall,
     LogprobColumns,
 )
-from slipstream_ipc.messages import ToolCall as CallInMessage
 
 __all__ = [
     "Completion",
@@ -467,7 +467,7 @@ def kind_of(delta: Delta) -> int | None:
 def message_of(events: Sequence[AnswerEvent]) -> ChatMessage:
     """All events of an answer as an assistant's turn, without its incomplete tool calls."""
     calls = tuple(
-        CallInMessage(FunctionCall(call.name, call.arguments), call.id, "function")
+        ChatToolCall(FunctionCall(call.name, call.arguments), call.id, "function")
         for call in tool_calls_of(events)
         if call.status == "complete"
     )

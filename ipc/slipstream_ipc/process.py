@@ -90,7 +90,7 @@ class Condition(msgspec.Struct, frozen=True, tag=True):
     processes: dict[str, str]
 
 
-Command = Activate | Drain | Condition | Statistics
+ChildCommand = Activate | Drain | Condition | Statistics
 
 
 class StopSignal:
@@ -117,8 +117,8 @@ class ParentCommands:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._waiting: list[Command] = []
-        self._decode = msgspec.json.Decoder[Command](Command).decode
+        self._waiting: list[ChildCommand] = []
+        self._decode = msgspec.json.Decoder[ChildCommand](ChildCommand).decode
         given = os.environ.pop(CONTROL_FD_VARIABLE, None)
         if given is None:
             self._fd, self._write_end = os.pipe2(os.O_CLOEXEC)  # never readable
@@ -150,7 +150,7 @@ class ParentCommands:
                 return command
         return None
 
-    def read(self) -> list[Command]:
+    def read(self) -> list[ChildCommand]:
         """Commands that have come since the last call; invalid ones are logged.
 
         Ends this process if the parent has closed its end.

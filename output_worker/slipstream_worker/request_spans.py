@@ -22,7 +22,7 @@ from typing import Any
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_worker.streams.stream import WorkerStream
-from slipstream_worker.streams.stream_trace import Phase, StreamTrace, derived_id
+from slipstream_worker.streams.stream_trace import RequestPhase, StreamTrace, derived_id
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class RequestSpans:
         self,
         stream: WorkerStream,
         trace: StreamTrace,
-        phases: Sequence[Phase],
+        phases: Sequence[RequestPhase],
         now: float,
         fault: Fault | None,
     ) -> bool:

@@ -32,7 +32,13 @@ from slipstream_bench.chaos.chaos_workload import WorkloadShape, make_requests
 from slipstream_bench.chaos.client_process import Follower, ReadSoFar, read_before
 from slipstream_bench.chaos.compare import AssembledStream, ChaosAnswer, assemble, compare
 from slipstream_bench.chaos.fault_injector import FaultInjector, mounted
-from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece, read_journal
+from slipstream_bench.chaos.journal import (
+    AskedAgain,
+    Failed,
+    JournalWriter,
+    ReceivedDelta,
+    read_journal,
+)
 from slipstream_bench.chaos.reference_model import TOLERANCE, margins_of
 from slipstream_bench.chaos.schedule import FaultKinds, PlannedFault, Round, make_schedule
 from slipstream_bench.common import process_census
@@ -54,9 +60,9 @@ ANSWER = ChaosAnswer(
     (7, 8),
 )
 PIECES = (
-    Piece(0, 1.0, 0, 0, "one", (1,), ANSWER.logprobs[:1], prompt_ids=(7, 8)),
-    Piece(0, 2.0, 3, 1, " tw", (2,), ANSWER.logprobs[1:2]),
-    Piece(0, 3.0, 6, 2, "o", (3,), ANSWER.logprobs[2:], "length"),
+    ReceivedDelta(0, 1.0, 0, 0, "one", (1,), ANSWER.logprobs[:1], prompt_ids=(7, 8)),
+    ReceivedDelta(0, 2.0, 3, 1, " tw", (2,), ANSWER.logprobs[1:2]),
+    ReceivedDelta(0, 3.0, 6, 2, "o", (3,), ANSWER.logprobs[2:], "length"),
 )
 
 

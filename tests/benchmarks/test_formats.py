@@ -15,12 +15,12 @@ from slipstream.cli.main import main
 from slipstream.errors import BadRequestError
 from slipstream_bench.formats import formats
 from slipstream_bench.formats.cases import BFCL_CATEGORIES, MADE_CASES, read_bfcl
-from slipstream_bench.formats.divisions import Piece, divided, pieces
+from slipstream_bench.formats.divisions import AnswerPiece, divided, pieces
 from slipstream_bench.formats.our_reader import ReadAnswer, ReadCall
-from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, can_render, render
+from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, can_render, render
 from slipstream_bench.peers import peer_process
 
-CALL = FunctionCall("f", {"a": 1})
+CALL = SampleCall("f", {"a": 1})
 
 
 # ---- divisions -------------------------------------------------------------------------------
@@ -46,9 +46,9 @@ def test_pieces_make_up_the_text(text: str, tokens: list[str], seed: int, max_le
 
 def test_the_longest_token_wins() -> None:
     assert pieces("x<<a>", ["<", "<a>"]) == [
-        Piece("x", False),
-        Piece("<", True),
-        Piece("<a>", True),
+        AnswerPiece("x", False),
+        AnswerPiece("<", True),
+        AnswerPiece("<a>", True),
     ]
 
 
@@ -57,7 +57,7 @@ def test_the_longest_token_wins() -> None:
 
 @pytest.mark.parametrize("variant", RENDERINGS)
 def test_a_rendering_holds_every_delimiter_and_all_values(variant: str) -> None:
-    calls = [FunctionCall("f", {"city": "Oslo", "days": 31}), FunctionCall("g", {})]
+    calls = [SampleCall("f", {"city": "Oslo", "days": 31}), SampleCall("g", {})]
     text = render(variant, calls, content="Say.", reasoning="Hm.")
     for part in ("Oslo", "31", "f", "g", "Say.", "Hm.", "city"):
         assert part in text
@@ -70,7 +70,7 @@ def test_what_would_close_a_text_is_not_rendered() -> None:
     types = {"f": {"a": "string", "b": "object", "c": "integer"}}
 
     def can(variant: str, **arguments: object) -> bool:
-        return can_render(variant, [FunctionCall("f", arguments)], types)
+        return can_render(variant, [SampleCall("f", arguments)], types)
 
     assert can("qwen3_coder", a="x", c=1)
     assert not can("qwen3_coder", a="x </parameter> y")
@@ -126,8 +126,8 @@ def test_bfcls_cases_are_calls_with_one_value_each(folder: Path) -> None:
     cases = read_bfcl(folder)
     assert len(cases) == len(BFCL_CATEGORIES)
     assert cases[0].calls == (
-        FunctionCall("geo_find", {"at": {"x": 1.5}, "many": [{"k": "v"}], "what": "a"}),
-        FunctionCall("geo_find", {"other": 7}),
+        SampleCall("geo_find", {"at": {"x": 1.5}, "many": [{"k": "v"}], "what": "a"}),
+        SampleCall("geo_find", {"other": 7}),
     )
     assert cases[0].types == {"geo_find": {"at": "object", "many": "array", "what": "string"}}
     parameters = cases[0].tools[0]["function"]["parameters"]

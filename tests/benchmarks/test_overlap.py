@@ -15,7 +15,7 @@ from slipstream.errors import EngineError
 from slipstream_bench.common.live_streams import LiveStreams, Window, random_prompts
 from slipstream_bench.overlap import arrivals, delta_latency, stops
 from slipstream_bench.overlap.arrivals import Arrival
-from slipstream_bench.overlap.watched_core import Record, RecordedRunner
+from slipstream_bench.overlap.watched_core import RecordedRunner, StepRecord
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
 from slipstream_core.scheduler.scheduler import NewRequest, Scheduler
@@ -152,7 +152,7 @@ def _record(**columns):
         "busy_s": [1.0, 2.0, 3.0],
         "computed": [3],
     }
-    return Record(**(defaults | columns))
+    return StepRecord(**(defaults | columns))
 
 
 def test_the_idle_share_is_that_of_the_steps_inside():

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
-from slipstream_worker.formats.answer_reader import AnswerReader, Piece
+from slipstream_worker.formats.answer_reader import AnswerReader, LocatedEvent
 from slipstream_worker.formats.compiled_format import CompiledFormat
 
 Item = str | int  # text, or a delimiter's token
@@ -48,7 +48,7 @@ def divide(items: Iterable[Item], sizes: Sequence[int]) -> list[Item]:
     return parts
 
 
-def feed(reader: AnswerReader, item: Item) -> list[Piece]:
+def feed(reader: AnswerReader, item: Item) -> list[LocatedEvent]:
     return reader.feed(item) if isinstance(item, str) else reader.feed_delimiter(item)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from slipstream_worker.formats.scanners.scanner import Scanner, Status
+from slipstream_worker.formats.scanners.scanner import Scanner, ScanStatus
 
 cuts = st.lists(st.integers(0), max_size=6)
 
@@ -18,7 +18,7 @@ class Scanned(NamedTuple):
 
     json: str
     rest: str
-    status: Status
+    status: ScanStatus
     has_begun: bool
 
 
@@ -33,27 +33,27 @@ def scan(scanner: Scanner, parts: Iterable[str], ids: frozenset[str] = frozenset
     given: list[str] = []
     rest = ""
     num_begun = 0
-    status = Status.MORE
+    status = ScanStatus.MORE
     for part in parts:
-        if status in (Status.DONE, Status.FAILED):
+        if status in (ScanStatus.DONE, ScanStatus.FAILED):
             rest += part
             continue
         if part in ids:
             taken, status = scanner.feed_delimiter(part)
-            num_begun += status is Status.BEGIN
+            num_begun += status is ScanStatus.BEGIN
             rest += "" if taken else part
             given.append(scanner.take())
-            if status is Status.BEGIN:
+            if status is ScanStatus.BEGIN:
                 _, status = scanner.feed("", 0)
             continue
         at, status = scanner.feed(part, 0)
-        while status is Status.BEGIN:
+        while status is ScanStatus.BEGIN:
             num_begun += 1
             given.append(scanner.take())
             at, status = scanner.feed(part, at)
         given.append(scanner.take())
         assert scanner.num_held >= 0
-        assert at == len(part) or status in (Status.DONE, Status.FAILED)
+        assert at == len(part) or status in (ScanStatus.DONE, ScanStatus.FAILED)
         rest += part[at:]
     assert num_begun <= 1
     return Scanned("".join(given), rest, status, bool(num_begun))

@@ -23,7 +23,7 @@ from slipstream_ipc.process import (
     STATUS_FD_VARIABLE,
     Activate,
     Beats,
-    Command,
+    ChildCommand,
     Drain,
     ParentCommands,
     prepare,
@@ -117,7 +117,7 @@ class Statuses:
             line += more
         return msgspec.json.decode(line, type=Status)
 
-    def command(self, *commands: Command) -> None:
+    def command(self, *commands: ChildCommand) -> None:
         """To the child; before or after it has started."""
         for command in commands:
             os.write(self.control_write_fd, msgspec.json.encode(command) + b"\n")

@@ -77,7 +77,7 @@ def chat(arguments: argparse.Namespace) -> int:
     if question is None:
         return _converse(arguments, params)
     with _hinting(arguments), connected(arguments) as client:
-        answer = Conversation(client, params, arguments.system).ask(question)
+        answer = ChatHistory(client, params, arguments.system).ask(question)
     if not answer:
         _tell("slipstream chat: the answer is empty: the model ended it at once")
     return 0
@@ -128,7 +128,7 @@ def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
         connected(arguments) as client,
         _line_history(is_terminal),
     ):
-        conversation = Conversation(
+        conversation = ChatHistory(
             client, params, arguments.system, separator="" if is_terminal else "\n"
         )
         if is_terminal:
@@ -153,7 +153,7 @@ def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
     return 0
 
 
-class Conversation:
+class ChatHistory:
     """The turns of a conversation, and the client that answers them.
 
     separator: what is written between two answers.

@@ -72,7 +72,7 @@ class _BatchStreams(Struct, frozen=True):
     stream: Any = None
 
 
-class _Answer(Struct, frozen=True):
+class _BatchAnswer(Struct, frozen=True):
     status_code: int
     request_id: str
     body: Raw
@@ -83,7 +83,7 @@ class _Done(Struct, frozen=True):
 
     id: str
     custom_id: str
-    response: _Answer
+    response: _BatchAnswer
     error: None = None
 
 
@@ -272,7 +272,7 @@ async def _answer_all(
             async def one(line: BatchLine) -> None:
                 try:
                     response = await _answer(endpoints, line)
-                    answer = _Answer(response.status, f"req_{_name()}", Raw(response.body))
+                    answer = _BatchAnswer(response.status, f"req_{_name()}", Raw(response.body))
                     done_line = _Done(f"batch_req_{_name()}", line.custom_id, answer)
                     append_line(output, msgspec.json.encode(done_line) + b"\n")
                     bar.update()

@@ -28,12 +28,12 @@ from slipstream.client.endpoints import (
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import wrong_option
 from slipstream.stack.events import (
-    Event,
     ProcessReady,
     ProcessRestarted,
     ProcessStarted,
     RequestsRunning,
     StackDraining,
+    StackEvent,
     StackFailed,
     StackReady,
 )
@@ -145,7 +145,7 @@ class _Teller:
         self._is_logged = form == "json"
         self._http_address: str | None = None
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: StackEvent) -> None:
         match event:
             case ProcessStarted() if not self._has_begun:
                 self._has_begun = True

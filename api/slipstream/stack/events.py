@@ -97,7 +97,7 @@ class StackFailed(msgspec.Struct, frozen=True, tag=True):
     error: str
 
 
-Event = (
+StackEvent = (
     ProcessStarted
     | ProcessReady
     | StackReady

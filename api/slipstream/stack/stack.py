@@ -31,10 +31,10 @@ from slipstream.client.endpoints import http_address_in
 from slipstream.errors import SlipstreamError
 from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.events import (
-    Event,
     ProcessEnded,
     ProcessReady,
     ProcessStarted,
+    StackEvent,
     StackFailed,
     StackReady,
     SupervisorConfig,
@@ -102,7 +102,7 @@ class Stack:
         self.address = config.address
         self.http_address: str | None = None  # start of a URL, or unix:PATH; None without a front
         self._pids: dict[str, int] = {}
-        self._unread: deque[Event] = deque(maxlen=_MAX_UNREAD)
+        self._unread: deque[StackEvent] = deque(maxlen=_MAX_UNREAD)
         self._lock = threading.Lock()  # guards http_address, _pids, _unread and reading events
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
@@ -145,7 +145,7 @@ class Stack:
             self._read_events()
             return {"supervisor": self._process.pid, **self._pids}
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[StackEvent]:
         """The events of the stack since the last call, oldest first; at most the last 1,000."""
         with self._lock:
             self._read_events()
@@ -153,7 +153,7 @@ class Stack:
             self._unread.clear()
             return events
 
-    def next_event(self, timeout_s: float) -> Event | None:
+    def next_event(self, timeout_s: float) -> StackEvent | None:
         """Wait for the next event; None after `timeout_s`, or once the stack has ended."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -234,7 +234,7 @@ class Stack:
 
     def _read_events(self) -> None:
         for line in self._events.read():
-            event: Event = msgspec.json.decode(line, type=Event)
+            event: StackEvent = msgspec.json.decode(line, type=StackEvent)
             self._unread.append(event)
             match event:
                 case ProcessStarted():

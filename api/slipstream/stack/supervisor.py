@@ -48,7 +48,6 @@ from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import state_of
 from slipstream.stack.children.roles import Role
 from slipstream.stack.events import (
-    Event,
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -56,6 +55,7 @@ from slipstream.stack.events import (
     RequestsRunning,
     SpareReady,
     StackDraining,
+    StackEvent,
     StackFailed,
     StackReady,
     SupervisorConfig,
@@ -83,7 +83,7 @@ _logger = logging.getLogger(__name__)
 class Supervisor:
     """Runs one stack in the calling thread, which must be the main thread."""
 
-    def __init__(self, config: SupervisorConfig, report: Callable[[Event], None]) -> None:
+    def __init__(self, config: SupervisorConfig, report: Callable[[StackEvent], None]) -> None:
         self._config = config
         self._report = report
         self._roles = {

@@ -23,7 +23,7 @@ from slipstream_bench.common.load.datasets import as_words
 from slipstream_ipc.messages import ChatMessage, SamplingParams, StructuredOutputs
 
 Via = Literal["client", "http"]
-Choice = TypeVar("Choice")
+Picked = TypeVar("Picked")
 
 _FIRST_ID = 100  # above the special tokens; any model has ids up to _LAST_ID
 _LAST_ID = 999
@@ -178,7 +178,7 @@ def _params(random: np.random.Generator, shape: WorkloadShape, *, is_http: bool)
     )
 
 
-def _pick(random: np.random.Generator, choices: Sequence[Choice]) -> Choice:
+def _pick(random: np.random.Generator, choices: Sequence[Picked]) -> Picked:
     return choices[int(random.integers(len(choices)))]
 
 

@@ -36,7 +36,7 @@ from slipstream_bench.chaos.journal import (
     AskedAgain,
     Failed,
     JournalWriter,
-    Piece,
+    ReceivedDelta,
     TokenCandidates,
     read_journal,
 )
@@ -98,7 +98,7 @@ class Follower:
         prompt_ids = None if self._has_prompt else stream.prompt_token_ids
         self._has_prompt = True
         if text or token_ids or delta.finish_reason is not None or prompt_ids is not None:
-            piece = Piece(
+            piece = ReceivedDelta(
                 self.request.index,
                 time.monotonic(),
                 max(chars + skip_chars, self._skip_chars),
@@ -161,7 +161,7 @@ def read_before(journals: Iterable[str | Path]) -> dict[int, ReadSoFar]:
         for record in read_journal(path):
             read = found.setdefault(record.index, ReadSoFar())
             match record:
-                case Piece():
+                case ReceivedDelta():
                     read.text += record.text
                     read.token_ids += record.token_ids
                     read.is_over = record.finish_reason is not None

@@ -20,7 +20,13 @@ from msgspec import Struct, field, structs
 from tokenizers import Tokenizer
 
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
-from slipstream_bench.chaos.journal import AskedAgain, Failed, Piece, Record, TokenCandidates
+from slipstream_bench.chaos.journal import (
+    AskedAgain,
+    Failed,
+    ReceivedDelta,
+    Record,
+    TokenCandidates,
+)
 from slipstream_bench.chaos.reference_model import (
     TOLERANCE,
     ReferenceModel,
@@ -72,7 +78,7 @@ class AssembledStream(Struct):
     def take(self, record: Record) -> None:
         """Add the next record, in the order of writing."""
         match record:
-            case Piece():
+            case ReceivedDelta():
                 self._take_piece(record)
             case AskedAgain():
                 self.num_again += 1
@@ -83,7 +89,7 @@ class AssembledStream(Struct):
             case Failed():
                 self.error = record.error
 
-    def _take_piece(self, piece: Piece) -> None:
+    def _take_piece(self, piece: ReceivedDelta) -> None:
         if self.is_over:
             self.problems.append("something came after the end")
         for begin, end in (

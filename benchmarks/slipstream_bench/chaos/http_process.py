@@ -22,7 +22,7 @@ from msgspec import structs
 
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
 from slipstream_bench.chaos.client_process import ClientConfig, ReadSoFar, read_before, read_config
-from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, Piece
+from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, ReceivedDelta
 from slipstream_bench.common.load.http_client import EventSplitter, HttpClient, RequestFailedError
 from slipstream_bench.common.load.openai_target import StreamChoice, StreamEvent
 
@@ -72,7 +72,7 @@ class _HttpReader:
         if not text and choice.finish_reason is None:
             return
         self._journal.write(
-            Piece(
+            ReceivedDelta(
                 self._index,
                 time.monotonic(),
                 self.num_chars,

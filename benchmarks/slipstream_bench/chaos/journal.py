@@ -22,7 +22,7 @@ TokenCandidates = tuple[tuple[int, float, int], ...]  # (id, logprob, rank); the
 _LENGTH_BYTES = 4
 
 
-class Piece(Struct, frozen=True, array_like=True, tag=True, gc=False):
+class ReceivedDelta(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A part of a stream, as its reader received it.
 
     num_chars, num_tokens: where it begins. prompt_ids: on the first piece of a stream in each life.
@@ -59,7 +59,7 @@ class Failed(Struct, frozen=True, array_like=True, tag=True, gc=False):
     error: str
 
 
-Record = Piece | AskedAgain | Failed
+Record = ReceivedDelta | AskedAgain | Failed
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder[Record](Record).decode

@@ -57,7 +57,7 @@ class Window:
         return 1e6 * self.cpu_s[name] / self.num_tokens
 
 
-class Tally:
+class StreamTally:
     """Token count of one stream and, if requested, the arrival time of each delta."""
 
     __slots__ = ("num_tokens", "state", "times_s", "tokens_at")
@@ -99,7 +99,7 @@ class LiveStreams:
         try:
             self._io.connect().result()
             self.tallies = [
-                Tally(new_state(self._io, prompt, params, kind="delta"))
+                StreamTally(new_state(self._io, prompt, params, kind="delta"))
                 for prompt, params in requests
             ]
             self._group = StreamGroup([tally.state for tally in self.tallies])

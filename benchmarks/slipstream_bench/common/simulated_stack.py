@@ -48,7 +48,7 @@ def simulation_note() -> str:
     return f"{_NOTE} The machine was busy when this began (load {load:.1f} on {cores} cores)."
 
 
-class Device(Protocol):
+class ServedDevice(Protocol):
     """What a stack serves: a simulated model, or (`gpu_check`) a model on a real device."""
 
     def settings(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class RunningStack:
 
 
 @contextmanager
-def product(device: Device, **settings: Any) -> Iterator[RunningStack]:
+def product(device: ServedDevice, **settings: Any) -> Iterator[RunningStack]:
     """The product with further settings of a stack."""
     with Stack(**device.settings(), **settings) as stack:
         pids = {name: pid for name, pid in stack.pids.items() if name != "supervisor"}
@@ -121,7 +121,7 @@ WORKER = Program("worker", "slipstream_worker.main", ("worker",))
 
 
 @contextmanager
-def assembled(device: Device, programs: Sequence[Program]) -> Iterator[RunningStack]:
+def assembled(device: ServedDevice, programs: Sequence[Program]) -> Iterator[RunningStack]:
     """Start the programs in order and wait until all are ready; they end with the block."""
     with (
         log_level("WARNING"),  # as a `Stack` has it for its children

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slipstream.errors import wrong_option
-from slipstream_bench.formats.rendering import FunctionCall, PropertyTypes
+from slipstream_bench.formats.rendering import PropertyTypes, SampleCall
 
 BFCL_CATEGORIES = (
     "simple_python",
@@ -39,7 +39,7 @@ class AnswerCase(NamedTuple):
 
     name: str
     tools: list[dict[str, Any]]
-    calls: tuple[FunctionCall, ...]
+    calls: tuple[SampleCall, ...]
 
     @property
     def types(self) -> PropertyTypes:
@@ -71,7 +71,7 @@ def read_bfcl(folder: Path) -> list[AnswerCase]:
         for line in _lines(questions):
             schemas = {tool["name"]: tool["parameters"] for tool in line["function"]}
             calls = tuple(
-                FunctionCall(_name(name), _arguments(given, schemas.get(name, {})))
+                SampleCall(_name(name), _arguments(given, schemas.get(name, {})))
                 for truth in truths[line["id"]]
                 for name, given in truth.items()
             )
@@ -152,7 +152,7 @@ _LETTERS = "Zürich 🏔 東京 \u2028 e\u0301 \x7f"
 
 
 def _case(name: str, *calls: tuple[str, dict[str, Any]]) -> AnswerCase:
-    return AnswerCase(name, _TOOLS, tuple(FunctionCall(*call) for call in calls))
+    return AnswerCase(name, _TOOLS, tuple(SampleCall(*call) for call in calls))
 
 
 MADE_CASES = (

@@ -37,12 +37,12 @@ from slipstream_bench.common.options import (
 from slipstream_bench.common.report import Row, check_files, print_rows
 from slipstream_bench.formats import our_reader
 from slipstream_bench.formats.cases import MADE_CASES, AnswerCase, read_bfcl
-from slipstream_bench.formats.divisions import Piece, divided, pieces
+from slipstream_bench.formats.divisions import AnswerPiece, divided, pieces
 from slipstream_bench.formats.our_reader import ReadAnswer
 from slipstream_bench.formats.rendering import (
     RENDERINGS,
     Arguments,
-    FunctionCall,
+    SampleCall,
     can_render,
     format_of,
     render,
@@ -104,7 +104,7 @@ class DividedAnswer(msgspec.Struct, frozen=True):
     added_tokens: tuple[str, ...]
     case: AnswerCase
     content: str
-    divisions: list[list[Piece]]
+    divisions: list[list[AnswerPiece]]
 
 
 class LongAnswer(msgspec.Struct, frozen=True):
@@ -114,8 +114,8 @@ class LongAnswer(msgspec.Struct, frozen=True):
     format: str
     added_tokens: tuple[str, ...]
     num_chars: int
-    before: list[Piece]
-    deltas: list[Piece]
+    before: list[AnswerPiece]
+    deltas: list[AnswerPiece]
 
 
 def rendered(variant: str, cases: Sequence[AnswerCase], num_divisions: int) -> list[DividedAnswer]:
@@ -143,11 +143,11 @@ def long_answer(variant: str, num_chars: int) -> LongAnswer:
     length = num_chars + 2 * _NUM_TIMED * _DELTA_LEN
     lines = "".join(_LETTERS.format(i) for i in range(length // len(_LETTERS) + 1))
     arguments: Arguments = {"path": "a.txt", "text": lines[:length]}
-    text = render(variant, [FunctionCall("write_file", arguments)])
+    text = render(variant, [SampleCall("write_file", arguments)])
     at = text.index(lines[:20]) + num_chars
     before = pieces(text[:at], rendering.added_tokens)
     deltas = [
-        Piece(text[begin : begin + _DELTA_LEN], False)
+        AnswerPiece(text[begin : begin + _DELTA_LEN], False)
         for begin in range(at, at + _NUM_TIMED * _DELTA_LEN, _DELTA_LEN)
     ]
     return LongAnswer(
@@ -155,7 +155,7 @@ def long_answer(variant: str, num_chars: int) -> LongAnswer:
     )
 
 
-def is_right(read: ReadAnswer, calls: Sequence[FunctionCall]) -> bool:
+def is_right(read: ReadAnswer, calls: Sequence[SampleCall]) -> bool:
     """Whether just these calls were read, whole and with these arguments."""
     if [call.name for call in read.calls] != [call.name for call in calls]:
         return False

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from slipstream_bench.formats.divisions import Piece
+from slipstream_bench.formats.divisions import AnswerPiece
 from slipstream_bench.formats.rendering import RENDERINGS, PropertyTypes, format_of
 from slipstream_ipc.formats.table import WHOLE, find_format
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
@@ -47,7 +47,9 @@ def compiled(variant: str) -> CompiledFormat | None:
     return None if found is None else compile_format(found, token_ids(variant))
 
 
-def read(variant: str, pieces: Sequence[Piece], types: PropertyTypes | None) -> ReadAnswer | None:
+def read(
+    variant: str, pieces: Sequence[AnswerPiece], types: PropertyTypes | None
+) -> ReadAnswer | None:
     """What the pieces say, or None if the table lacks the format."""
     known = compiled(variant)
     if known is None:
@@ -58,7 +60,7 @@ def read(variant: str, pieces: Sequence[Piece], types: PropertyTypes | None) -> 
 def events_of(
     known: CompiledFormat,
     variant: str,
-    pieces: Sequence[Piece],
+    pieces: Sequence[AnswerPiece],
     types: PropertyTypes | None,
     state: bytes = b"",
 ) -> list[AnswerEvent]:
@@ -93,7 +95,9 @@ def as_answer(events: Sequence[AnswerEvent]) -> ReadAnswer:
     return ReadAnswer(parts[EventKind.REASONING], parts[EventKind.CONTENT], tuple(calls))
 
 
-def us_per_delta(variant: str, before: Sequence[Piece], deltas: Sequence[Piece]) -> float | None:
+def us_per_delta(
+    variant: str, before: Sequence[AnswerPiece], deltas: Sequence[AnswerPiece]
+) -> float | None:
     """CPU time of a delta that follows `before`, or None if the table lacks the format."""
     known = compiled(variant)
     if known is None:

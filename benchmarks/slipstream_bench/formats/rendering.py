@@ -20,7 +20,7 @@ Arguments: TypeAlias = dict[str, Any]
 PropertyTypes: TypeAlias = Mapping[str, Mapping[str, str]]  # JSON types: function, property
 
 
-class FunctionCall(NamedTuple):
+class SampleCall(NamedTuple):
     """A call of a function with its arguments, a JSON object."""
 
     name: str
@@ -40,7 +40,7 @@ class Rendering(NamedTuple):
     content.
     """
 
-    calls: Callable[[Sequence[FunctionCall]], str]
+    calls: Callable[[Sequence[SampleCall]], str]
     added_tokens: tuple[str, ...] = ()
     call_id: Callable[[str, int], str] | None = None
     closers: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Rendering(NamedTuple):
 
 
 def render(
-    variant: str, calls: Sequence[FunctionCall], *, content: str = "", reasoning: str = ""
+    variant: str, calls: Sequence[SampleCall], *, content: str = "", reasoning: str = ""
 ) -> str:
     """The text of an answer in a format of RENDERINGS."""
     rendering = RENDERINGS[variant]
@@ -76,7 +76,7 @@ def format_of(variant: str) -> str:
     return variant.partition(":")[0]
 
 
-def can_render(variant: str, calls: Sequence[FunctionCall], types: PropertyTypes) -> bool:
+def can_render(variant: str, calls: Sequence[SampleCall], types: PropertyTypes) -> bool:
     """Whether the format's text gives these calls back exactly.
 
     False where a string contains what closes it, where a bare value has not the type of its
@@ -136,22 +136,22 @@ def _bare(value: object) -> str:
     return value if isinstance(value, str) else _json(value)
 
 
-def _objects(calls: Sequence[FunctionCall], arguments: str = "arguments") -> list[str]:
+def _objects(calls: Sequence[SampleCall], arguments: str = "arguments") -> list[str]:
     return [_json({"name": call.name, arguments: call.arguments}) for call in calls]
 
 
-def _array(calls: Sequence[FunctionCall]) -> str:
+def _array(calls: Sequence[SampleCall]) -> str:
     return f"[{', '.join(_objects(calls))}]"
 
 
-def _lines_in(tag: str) -> Callable[[Sequence[FunctionCall]], str]:
-    def calls_of(calls: Sequence[FunctionCall]) -> str:
+def _lines_in(tag: str) -> Callable[[Sequence[SampleCall]], str]:
+    def calls_of(calls: Sequence[SampleCall]) -> str:
         return "\n".join(f"<{tag}>\n{text}\n</{tag}>" for text in _objects(calls))
 
     return calls_of
 
 
-def _llama3_json(calls: Sequence[FunctionCall]) -> str:
+def _llama3_json(calls: Sequence[SampleCall]) -> str:
     return "; ".join(_objects(calls, "parameters"))
 
 
@@ -159,7 +159,7 @@ def _nine_letters(name: str, index: int) -> str:
     return hashlib.sha256(f"{name} {index}".encode()).hexdigest()[:9]
 
 
-def _mistral(calls: Sequence[FunctionCall]) -> str:
+def _mistral(calls: Sequence[SampleCall]) -> str:
     texts = [
         _json({"name": call.name, "arguments": call.arguments, "id": _nine_letters(call.name, i)})
         for i, call in enumerate(calls)
@@ -167,7 +167,7 @@ def _mistral(calls: Sequence[FunctionCall]) -> str:
     return f"[TOOL_CALLS] [{', '.join(texts)}]"
 
 
-def _mistral_ids(calls: Sequence[FunctionCall]) -> str:
+def _mistral_ids(calls: Sequence[SampleCall]) -> str:
     return "".join(
         f"[TOOL_CALLS]{call.name}[CALL_ID]{_nine_letters(call.name, i)}"
         f"[ARGS]{_json(call.arguments)}"
@@ -175,11 +175,11 @@ def _mistral_ids(calls: Sequence[FunctionCall]) -> str:
     )
 
 
-def _mistral_args(calls: Sequence[FunctionCall]) -> str:
+def _mistral_args(calls: Sequence[SampleCall]) -> str:
     return "".join(f"[TOOL_CALLS]{call.name}[ARGS]{_json(call.arguments)}" for call in calls)
 
 
-def _deepseek_v3(calls: Sequence[FunctionCall]) -> str:
+def _deepseek_v3(calls: Sequence[SampleCall]) -> str:
     texts = [
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{call.name}\n```json\n{_json(call.arguments)}\n"
         "```<｜tool▁call▁end｜>"
@@ -188,7 +188,7 @@ def _deepseek_v3(calls: Sequence[FunctionCall]) -> str:
     return "<｜tool▁calls▁begin｜>" + "\n".join(texts) + "<｜tool▁calls▁end｜>"
 
 
-def _deepseek_v31(calls: Sequence[FunctionCall]) -> str:
+def _deepseek_v31(calls: Sequence[SampleCall]) -> str:
     texts = [
         f"<｜tool▁call▁begin｜>{call.name}<｜tool▁sep｜>{_json(call.arguments)}<｜tool▁call▁end｜>"
         for call in calls
@@ -196,8 +196,8 @@ def _deepseek_v31(calls: Sequence[FunctionCall]) -> str:
     return "<｜tool▁calls▁begin｜>" + "".join(texts) + "<｜tool▁calls▁end｜>"
 
 
-def _dsml(block: str) -> Callable[[Sequence[FunctionCall]], str]:
-    def calls_of(calls: Sequence[FunctionCall]) -> str:
+def _dsml(block: str) -> Callable[[Sequence[SampleCall]], str]:
+    def calls_of(calls: Sequence[SampleCall]) -> str:
         text = f"<｜DSML｜{block}>\n"
         for call in calls:
             text += f'<｜DSML｜invoke name="{call.name}">\n'
@@ -215,7 +215,7 @@ def _kimi_id(name: str, index: int) -> str:
     return f"functions.{name}:{index}"
 
 
-def _kimi_k2(calls: Sequence[FunctionCall]) -> str:
+def _kimi_k2(calls: Sequence[SampleCall]) -> str:
     texts = [
         f"<|tool_call_begin|>{_kimi_id(call.name, i)}<|tool_call_argument_begin|>"
         f"{_json(call.arguments)}<|tool_call_end|>"
@@ -224,7 +224,7 @@ def _kimi_k2(calls: Sequence[FunctionCall]) -> str:
     return "<|tool_calls_section_begin|>" + "".join(texts) + "<|tool_calls_section_end|>"
 
 
-def _qwen3_coder(calls: Sequence[FunctionCall]) -> str:
+def _qwen3_coder(calls: Sequence[SampleCall]) -> str:
     texts = []
     for call in calls:
         parameters = "".join(
@@ -235,7 +235,7 @@ def _qwen3_coder(calls: Sequence[FunctionCall]) -> str:
     return "\n".join(texts)
 
 
-def _seed_oss(calls: Sequence[FunctionCall]) -> str:
+def _seed_oss(calls: Sequence[SampleCall]) -> str:
     text = ""
     for call in calls:
         text += f"<seed:tool_call>\n<function={call.name}>\n"
@@ -245,8 +245,8 @@ def _seed_oss(calls: Sequence[FunctionCall]) -> str:
     return text
 
 
-def _glm(blank: str) -> Callable[[Sequence[FunctionCall]], str]:
-    def calls_of(calls: Sequence[FunctionCall]) -> str:
+def _glm(blank: str) -> Callable[[Sequence[SampleCall]], str]:
+    def calls_of(calls: Sequence[SampleCall]) -> str:
         texts = []
         for call in calls:
             text = f"<tool_call>{call.name}{blank}"
@@ -259,7 +259,7 @@ def _glm(blank: str) -> Callable[[Sequence[FunctionCall]], str]:
     return calls_of
 
 
-def _minimax_m2(calls: Sequence[FunctionCall]) -> str:
+def _minimax_m2(calls: Sequence[SampleCall]) -> str:
     text = "<minimax:tool_call>\n"
     for call in calls:
         text += f'<invoke name="{call.name}">\n'
@@ -269,22 +269,22 @@ def _minimax_m2(calls: Sequence[FunctionCall]) -> str:
     return f"{text}</minimax:tool_call>"
 
 
-def _python_calls(calls: Sequence[FunctionCall]) -> list[str]:
+def _python_calls(calls: Sequence[SampleCall]) -> list[str]:
     return [
         f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
         for call in calls
     ]
 
 
-def _pythonic(calls: Sequence[FunctionCall]) -> str:
+def _pythonic(calls: Sequence[SampleCall]) -> str:
     return f"[{', '.join(_python_calls(calls))}]"
 
 
-def _olmo3(calls: Sequence[FunctionCall]) -> str:
+def _olmo3(calls: Sequence[SampleCall]) -> str:
     return "\n".join(("<function_calls>", *_python_calls(calls), "</function_calls>"))
 
 
-def _cohere(calls: Sequence[FunctionCall]) -> str:
+def _cohere(calls: Sequence[SampleCall]) -> str:
     texts = [
         "    "
         + _json({"tool_call_id": str(i), "tool_name": call.name, "parameters": call.arguments})
@@ -306,8 +306,8 @@ def _gemma_value(value: object, quote: str) -> str:
             return _json(value)
 
 
-def _gemma(before: str, after: str, quote: str) -> Callable[[Sequence[FunctionCall]], str]:
-    def calls_of(calls: Sequence[FunctionCall]) -> str:
+def _gemma(before: str, after: str, quote: str) -> Callable[[Sequence[SampleCall]], str]:
+    def calls_of(calls: Sequence[SampleCall]) -> str:
         return "".join(
             f"{before}call:{call.name}{_gemma_value(call.arguments, quote)}{after}"
             for call in calls
@@ -316,7 +316,7 @@ def _gemma(before: str, after: str, quote: str) -> Callable[[Sequence[FunctionCa
     return calls_of
 
 
-def _harmony(calls: Sequence[FunctionCall]) -> str:
+def _harmony(calls: Sequence[SampleCall]) -> str:
     texts = [
         f"<|channel|>commentary to=functions.{call.name} <|constrain|>json<|message|>"
         f"{_json(call.arguments)}<|call|>"

@@ -93,7 +93,7 @@ def median_s(device: str, work: Callable[[], object], *, repeats: int = 10) -> f
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ForwardWork:
     """A model's costs; numbers are of weights, not of bytes."""
 
     dense: int  # used by every token: all but embeddings, the output's matrix and experts
@@ -121,7 +121,7 @@ class Work:
         return 4 * self.attention_dims * seen
 
 
-def work_of(model: str) -> Work:
+def work_of(model: str) -> ForwardWork:
     """The work of `random:NAME`, counted on a model without memory."""
     config: Any = random_config(model)
     with torch.device("meta"):
@@ -131,7 +131,7 @@ def work_of(model: str) -> Work:
     experts = [p for name, p in module.named_parameters() if ".experts." in name]
     outside = {id(p) for p in (embeddings, output, *experts)}
     dense = sum(p.numel() for p in module.parameters() if id(p) not in outside)
-    return Work(
+    return ForwardWork(
         dense=dense,
         output=output.numel(),
         experts=sum(p.numel() for p in experts),
@@ -154,7 +154,9 @@ def replay_s(runner: Runner, batch: int, context: int) -> float | None:
     return seconds / _REPLAYS
 
 
-def bytes_read(runner: Runner, work: Work, batch: int, context: float, weight_bytes: int) -> float:
+def bytes_read(
+    runner: Runner, work: ForwardWork, batch: int, context: float, weight_bytes: int
+) -> float:
     """Bytes that a decode step reads: the weights that its rows need, and their caches."""
     per_token = runner.info.block_bytes / runner.info.block_size
     return work.weights_read(batch) * weight_bytes + batch * context * per_token

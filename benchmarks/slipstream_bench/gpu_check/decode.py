@@ -22,7 +22,7 @@ import torch
 
 from slipstream_bench.common.bare_loop import decode_intervals_s
 from slipstream_bench.gpu_check.bounds import (
-    Work,
+    ForwardWork,
     bytes_read,
     ceilings,
     goal_share,
@@ -114,7 +114,7 @@ class _Decode:
     setting: GpuSetting
     shape: str
     runner: MeasuredRunner
-    work: Work
+    work: ForwardWork
 
     @property
     def _weight_bytes(self) -> int:

@@ -169,7 +169,7 @@ def _save_tokenizer(path: Path, vocab_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """Implements `slipstream_bench.common.simulated_stack.Device`."""
+    """Implements `slipstream_bench.common.simulated_stack.ServedDevice`."""
 
     setting: GpuSetting
     shape: str

@@ -10,7 +10,7 @@ import statistics
 from itertools import pairwise
 
 from slipstream_bench.common.bare_loop import LoopRequest, drive, random_prompts
-from slipstream_bench.gpu_check.bounds import Work, ceilings, work_of
+from slipstream_bench.gpu_check.bounds import ForwardWork, ceilings, work_of
 from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import SHAPES, GpuSetting
 from slipstream_core.runner.factory import load_runner
@@ -44,7 +44,7 @@ def run(setting: GpuSetting, shape: str) -> None:
 def _measure(
     setting: GpuSetting,
     runner: Runner,
-    work: Work,
+    work: ForwardWork,
     shape: str,
     length: int,
     budget: int,

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from slipstream.client.client import Client
-from slipstream_bench.common.live_streams import LiveStreams, Tally, random_prompts
+from slipstream_bench.common.live_streams import LiveStreams, StreamTally, random_prompts
 from slipstream_bench.common.load.datasets import as_words
 from slipstream_bench.common.measures import cannot_measure
 from slipstream_bench.common.report import Row, median_rows
@@ -162,7 +162,7 @@ def _arrive(stack: RunningStack, kind: Kind, size: int, number: int) -> list[Arr
     return msgspec.json.decode(done.stdout, type=list[Arrival])
 
 
-def _gaps(tallies: Sequence[Tally], spans: Sequence[tuple[float, float]]) -> Gaps:
+def _gaps(tallies: Sequence[StreamTally], spans: Sequence[tuple[float, float]]) -> Gaps:
     """Gaps between deltas of a stream, in milliseconds, of those that end in one of `spans`."""
     found = [np.empty(0)]
     for tally in tallies:

@@ -21,7 +21,7 @@ from slipstream.client.client import Client
 from slipstream_bench.common.live_streams import random_prompts
 from slipstream_bench.common.report import Row, median_rows
 from slipstream_bench.common.simulated_stack import Simulated
-from slipstream_bench.overlap.watched_core import Record, run_recorded
+from slipstream_bench.overlap.watched_core import StepRecord, run_recorded
 from slipstream_ipc.messages import SamplingParams
 
 COLUMNS = (
@@ -54,7 +54,7 @@ def measure_latency(*, runs: int, is_quick: bool) -> list[Row]:
     return median_rows(rows, ("reader",))
 
 
-def _run(read: Callable[[str, SamplingParams], Times], num_tokens: int) -> tuple[Times, Record]:
+def _run(read: Callable[[str, SamplingParams], Times], num_tokens: int) -> tuple[Times, StepRecord]:
     """Run one stream; returns the times seen by its reader and the core's record."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, seed=0)
     return run_recorded(Simulated(_STEP_MS, 1), lambda stack: read(stack.address, params))
@@ -87,7 +87,7 @@ def _read_async(address: str, params: SamplingParams) -> Times:
     return asyncio.run(read())
 
 
-def _row(reader: str, num_tokens: int, times: Times, record: Record) -> Row:
+def _row(reader: str, num_tokens: int, times: Times, record: StepRecord) -> Row:
     seen, collected, done = [], [], []
     for output, collected_s, done_s in zip(
         record.first_output, record.collected_s, record.done_s, strict=True

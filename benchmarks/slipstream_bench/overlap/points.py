@@ -25,9 +25,9 @@ from slipstream_bench.common.live_streams import CLIENT, LiveStreams, Window, ra
 from slipstream_bench.common.measures import cannot_measure
 from slipstream_bench.common.report import Row
 from slipstream_bench.common.simulated_stack import (
-    Device,
     Program,
     RunningStack,
+    ServedDevice,
     Simulated,
     assembled,
     product,
@@ -85,7 +85,7 @@ def measure_points(
 
 
 @contextmanager
-def stack_of(mode: Mode, device: Device) -> Iterator[RunningStack]:
+def stack_of(mode: Mode, device: ServedDevice) -> Iterator[RunningStack]:
     """The processes of a mode."""
     if mode == "worker":
         with product(device) as running:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream_bench.common.live_streams import LiveStreams, Tally, Window, random_prompts
+from slipstream_bench.common.live_streams import LiveStreams, StreamTally, Window, random_prompts
 from slipstream_bench.common.report import Row, median_rows
 from slipstream_bench.common.simulated_stack import RunningStack, Simulated
-from slipstream_bench.overlap.watched_core import Record, run_recorded
+from slipstream_bench.overlap.watched_core import StepRecord, run_recorded
 from slipstream_ipc.messages import SamplingParams
 
 COLUMNS = (
@@ -72,7 +72,7 @@ def _run(batch: int, step_ms: float, num_requests: int, stop: tuple[str, ...]) -
         for seed, prompt in enumerate(random_prompts(num_requests))
     ]
 
-    def load(stack: RunningStack) -> tuple[list[Tally], Window]:
+    def load(stack: RunningStack) -> tuple[list[StreamTally], Window]:
         with LiveStreams(stack.address, requests, running=batch, keeps_times=True) as live:
             live.wait_until_running(_SETTLE_S)
             window = live.window(_WINDOW_S, stack.pids)
@@ -83,7 +83,9 @@ def _run(batch: int, step_ms: float, num_requests: int, stop: tuple[str, ...]) -
     return _row(batch, step_ms, tallies, window, record)
 
 
-def _row(batch: int, step_ms: float, tallies: list[Tally], window: Window, record: Record) -> Row:
+def _row(
+    batch: int, step_ms: float, tallies: list[StreamTally], window: Window, record: StepRecord
+) -> Row:
     overruns, lengths = [], []
     for seed, tally in enumerate(tallies):
         end = tally.state.end

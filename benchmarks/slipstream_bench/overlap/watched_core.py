@@ -22,7 +22,13 @@ import numpy as np
 from msgspec import Struct
 
 from slipstream_bench.common.bench_core import RunnerShell, run_core
-from slipstream_bench.common.simulated_stack import WORKER, Device, Program, RunningStack, assembled
+from slipstream_bench.common.simulated_stack import (
+    WORKER,
+    Program,
+    RunningStack,
+    ServedDevice,
+    assembled,
+)
 from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner, load_simulated
@@ -41,7 +47,7 @@ class WatchedConfig(Struct, frozen=True):
     record: str
 
 
-class Record(Struct):
+class StepRecord(Struct):
     """Columns with an entry per step, but for `computed`; times are time.monotonic in seconds."""
 
     launched_s: list[float]
@@ -64,7 +70,9 @@ class Record(Struct):
         return idle / (idle + busy)
 
 
-def run_recorded(device: Device, load: Callable[[RunningStack], Result]) -> tuple[Result, Record]:
+def run_recorded(
+    device: ServedDevice, load: Callable[[RunningStack], Result]
+) -> tuple[Result, StepRecord]:
     """Run a load on a stack with this core; returns what it gave, and the core's record."""
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "record.json"
@@ -72,7 +80,7 @@ def run_recorded(device: Device, load: Callable[[RunningStack], Result]) -> tupl
         core = Program("core", module, ("core",), {"record": str(path)})
         with assembled(device, [core, WORKER]) as stack:
             result = load(stack)
-        return result, msgspec.json.decode(path.read_bytes(), type=Record)
+        return result, msgspec.json.decode(path.read_bytes(), type=StepRecord)
 
 
 def main() -> int:
@@ -89,10 +97,10 @@ class RecordedRunner(RunnerShell):
     def __init__(self, runner: SimulatedRunner) -> None:
         super().__init__(runner)
         self._simulated = runner
-        self._record = Record([], [], [], [], [], [], [], [])
+        self._record = StepRecord([], [], [], [], [], [], [], [])
         self._computed = np.zeros(64, np.int64)
 
-    def record(self) -> Record:
+    def record(self) -> StepRecord:
         """The record so far."""
         record = self._record
         num = len(record.collected_s)  # drop steps that were not collected

@@ -48,9 +48,9 @@ from slipstream_bench.common.report import (
 )
 from slipstream_bench.common.simulated_stack import (
     WORKER,
-    Device,
     Program,
     RunningStack,
+    ServedDevice,
     Simulated,
     assembled,
     simulation_note,
@@ -136,7 +136,7 @@ def bench_protocol(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure_transport(transport: str, load: ProtocolLoad, device: Device) -> list[Row]:
+def measure_transport(transport: str, load: ProtocolLoad, device: ServedDevice) -> list[Row]:
     """A row for each logprobs setting; `load` holds the device's step time."""
     with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
         path = Path(folder) / "record.json"

@@ -34,7 +34,7 @@ _HEAD_END = b"\r\n\r\n"
 _LENGTH = b"content-length: "
 
 
-class Client:
+class BareClient:
     """One connection with one request at a time."""
 
     def __init__(self, address: tuple[str, int], request: bytes) -> None:
@@ -63,7 +63,9 @@ class Client:
 def measure(address: tuple[str, int], request: bytes, num: int, total: int, pid: int) -> float:
     """CPU µs of process `pid` to a request, `num` of them at a time."""
     front, poller = psutil.Process(pid), select.epoll()
-    clients = {one.socket.fileno(): one for one in (Client(address, request) for _ in range(num))}
+    clients = {
+        one.socket.fileno(): one for one in (BareClient(address, request) for _ in range(num))
+    }
     for fd, one in clients.items():
         poller.register(fd, select.EPOLLIN)
         one.ask()

@@ -26,7 +26,7 @@ class Delimiter(Struct, frozen=True, tag="delimiter", array_like=True):
     as_text: bool = False
 
 
-class Text(Struct, frozen=True, tag="text", array_like=True):
+class LiteralText(Struct, frozen=True, tag="text", array_like=True):
     """A literal of ordinary characters."""
 
     literal: str
@@ -87,11 +87,11 @@ class TaggedParameters(Struct, frozen=True, tag="tagged_parameters", array_like=
     the format. writes_python: a value that is no string is written as Python prints it.
     """
 
-    opening: Delimiter | Text
-    key_end: Delimiter | Text
-    closing: Delimiter | Text
-    end: Delimiter | Text
-    value_opening: Delimiter | Text | None = None
+    opening: Delimiter | LiteralText
+    key_end: Delimiter | LiteralText
+    closing: Delimiter | LiteralText
+    end: Delimiter | LiteralText
+    value_opening: Delimiter | LiteralText | None = None
     has_attributes: bool = False
     trims_newline: bool = False
     writes_python: bool = False
@@ -125,7 +125,7 @@ class Alternative(Struct, frozen=True, tag="alternative", array_like=True):
 
 Element = (
     Delimiter
-    | Text
+    | LiteralText
     | Blank
     | Name
     | CallId
@@ -169,7 +169,7 @@ class ReasoningFormat(Struct, frozen=True, array_like=True):
     signatures: tuple[Signature, ...] = ()
 
 
-class Section(Struct, frozen=True, array_like=True):
+class CallSection(Struct, frozen=True, array_like=True):
     """A part of the answer with one call or several. Its first element is a delimiter or a text.
 
     at_start: the section begins where reasoning may begin, too, and nowhere else; then its first
@@ -188,7 +188,7 @@ class CallFormat(Struct, frozen=True, array_like=True):
     """
 
     name: str
-    sections: tuple[Section, ...]
+    sections: tuple[CallSection, ...]
     dropped: tuple[Delimiter, ...] = ()
     call_id: str = "openai"
     quotable: bool = False

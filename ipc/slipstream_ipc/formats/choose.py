@@ -34,7 +34,7 @@ class FormatChoice(NamedTuple):
     is_ambiguous: bool = False
 
 
-class _Part(NamedTuple):
+class _FormatPart(NamedTuple):
     """The entry of one part. whole: it is an entry of both parts."""
 
     entry: ReasoningFormat | CallFormat | AnswerFormat | None
@@ -108,9 +108,9 @@ def _part(
     option: str | None,
     template: str,
     tokens: Collection[str],
-) -> _Part:
+) -> _FormatPart:
     if option is not None:
-        return _Part(entries.get(option), "named by an option")
+        return _FormatPart(entries.get(option), "named by an option")
     return _find(entries, template, tokens)
 
 
@@ -118,12 +118,12 @@ def _find(
     entries: Mapping[str, ReasoningFormat] | Mapping[str, CallFormat] | Mapping[str, AnswerFormat],
     template: str,
     tokens: Collection[str],
-) -> _Part:
+) -> _FormatPart:
     """The only entry with a signature that the model has and that has the highest rank; of entries
     that differ in their name alone the first.
     """
     if not template:
-        return _Part(None, "the model has no chat template")
+        return _FormatPart(None, "the model has no chat template")
     found = {
         name: max(fitting, key=lambda signature: signature.rank)
         for name, entry in entries.items()
@@ -132,12 +132,14 @@ def _find(
     rank = max((signature.rank for signature in found.values()), default=0)
     found = {name: signature for name, signature in found.items() if signature.rank == rank}
     if not found:
-        return _Part(None, "its chat template and its tokens are those of no known format")
+        return _FormatPart(None, "its chat template and its tokens are those of no known format")
     if len({_nameless(entries[name]) for name in found}) > 1:
         names = ", ".join(found)
-        return _Part(None, f"its chat template and its tokens fit several formats: {names}", True)
+        return _FormatPart(
+            None, f"its chat template and its tokens fit several formats: {names}", True
+        )
     name, signature = next(iter(found.items()))
-    return _Part(entries[name], _described(signature))
+    return _FormatPart(entries[name], _described(signature))
 
 
 def _has(signature: Signature, template: str, tokens: Collection[str]) -> bool:

@@ -10,38 +10,38 @@ from slipstream_ipc.formats.answer_format import (
     Alternative,
     Blank,
     CallFormat,
+    CallSection,
     Delimiter,
     Element,
     JsonObject,
+    LiteralText,
     Name,
     NamedCallId,
     Repeat,
-    Section,
     Signature,
-    Text,
 )
 
 
-def _with_or_without(begin: str, calls: Element, end: str) -> tuple[Section, ...]:
+def _with_or_without(begin: str, calls: Element, end: str) -> tuple[CallSection, ...]:
     """Calls between two delimiters, or, as models also write them, without these."""
     optional_end = Alternative(((Delimiter(end),), ()))
     return (
-        Section((Delimiter(begin), Blank("\n"), calls, Blank("\n"), optional_end)),
-        Section((calls, Blank("\n"), optional_end)),
+        CallSection((Delimiter(begin), Blank("\n"), calls, Blank("\n"), optional_end)),
+        CallSection((calls, Blank("\n"), optional_end)),
     )
 
 
 _DEEPSEEK_V3_CALL = (
     Delimiter("<｜tool▁call▁begin｜>"),
-    Text("function"),
+    LiteralText("function"),
     Delimiter("<｜tool▁sep｜>"),
     Name(),
     Blank("\n"),
-    Text("```json"),
+    LiteralText("```json"),
     Blank("\n"),
     JsonObject(),
     Blank("\n"),
-    Text("```"),
+    LiteralText("```"),
     Delimiter("<｜tool▁call▁end｜>"),
 )
 _DEEPSEEK_V31_CALL = (

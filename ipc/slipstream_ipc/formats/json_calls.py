@@ -9,25 +9,25 @@ from slipstream_ipc.formats.answer_format import (
     Blank,
     CallFormat,
     CallId,
+    CallSection,
     Delimiter,
     JsonCall,
     JsonObject,
+    LiteralText,
     Name,
     Repeat,
-    Section,
     Signature,
-    Text,
 )
 
 _CALL = JsonCall()
-_CALLS = Repeat((_CALL,), separator=(Text(","), Blank(" ")))
-_ARRAY = (Text("["), _CALLS, Text("]"))
+_CALLS = Repeat((_CALL,), separator=(LiteralText(","), Blank(" ")))
+_ARRAY = (LiteralText("["), _CALLS, LiteralText("]"))
 _LLAMA_CALL = JsonCall(arguments=("parameters", "arguments"))
-_LLAMA_CALLS = Repeat((_LLAMA_CALL,), separator=(Text(";"), Blank(" ")))
+_LLAMA_CALLS = Repeat((_LLAMA_CALL,), separator=(LiteralText(";"), Blank(" ")))
 
 
-def _between(begin: str, end: str) -> tuple[Section, ...]:
-    return (Section((Delimiter(begin), Blank("\n"), _CALL, Blank("\n"), Delimiter(end))),)
+def _between(begin: str, end: str) -> tuple[CallSection, ...]:
+    return (CallSection((Delimiter(begin), Blank("\n"), _CALL, Blank("\n"), Delimiter(end))),)
 
 
 JSON_CALL_FORMATS = (
@@ -49,8 +49,8 @@ JSON_CALL_FORMATS = (
     CallFormat(
         name="llama3_json",
         sections=(
-            Section((Delimiter("<|python_tag|>"), _LLAMA_CALLS)),
-            Section((_LLAMA_CALLS,), at_start=True),
+            CallSection((Delimiter("<|python_tag|>"), _LLAMA_CALLS)),
+            CallSection((_LLAMA_CALLS,), at_start=True),
         ),
         signatures=(
             Signature(
@@ -63,7 +63,7 @@ JSON_CALL_FORMATS = (
     CallFormat(
         name="mistral",
         sections=(
-            Section(
+            CallSection(
                 (
                     Delimiter("[TOOL_CALLS]"),
                     Alternative(
@@ -90,8 +90,8 @@ JSON_CALL_FORMATS = (
     CallFormat(
         name="granite",
         sections=(
-            Section((Delimiter("<|tool_call|>"), *_ARRAY)),
-            Section((Delimiter("<tool_call>"), *_ARRAY)),
+            CallSection((Delimiter("<|tool_call|>"), *_ARRAY)),
+            CallSection((Delimiter("<tool_call>"), *_ARRAY)),
         ),
         signatures=(
             Signature(in_template=("<|start_of_role|>", "<|tool_call|>")),
@@ -102,13 +102,15 @@ JSON_CALL_FORMATS = (
     ),
     CallFormat(
         name="granite-20b-fc",
-        sections=(Section((Delimiter("<function_call>"), Blank(" "), _CALL)),),
+        sections=(CallSection((Delimiter("<function_call>"), Blank(" "), _CALL)),),
         signatures=(Signature(in_template=("<function_call> {",)),),
     ),
     CallFormat(
         name="jamba",
         sections=(
-            Section((Delimiter("<tool_calls>"), Blank("\n"), *_ARRAY, Delimiter("</tool_calls>"))),
+            CallSection(
+                (Delimiter("<tool_calls>"), Blank("\n"), *_ARRAY, Delimiter("</tool_calls>"))
+            ),
         ),
         signatures=(
             Signature(
@@ -125,7 +127,7 @@ JSON_CALL_FORMATS = (
     ),
     CallFormat(
         name="phi4_mini_json",
-        sections=(Section((Text("functools"), *_ARRAY)),),
+        sections=(CallSection((LiteralText("functools"), *_ARRAY)),),
         signatures=(Signature(in_template=("functools[",)),),
     ),
 )

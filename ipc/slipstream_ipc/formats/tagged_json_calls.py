@@ -7,30 +7,38 @@ from __future__ import annotations
 from slipstream_ipc.formats.answer_format import (
     Blank,
     CallFormat,
+    CallSection,
     Delimiter,
     JsonCall,
+    LiteralText,
     Repeat,
-    Section,
     Signature,
-    Text,
 )
 
-_COMMA = (Text(","), Blank(" "))
+_COMMA = (LiteralText(","), Blank(" "))
 _LINE = (Blank("\n"),)
 _CALL = JsonCall()
 
 
-def _list_in(opening: str, closing: str, call: JsonCall = _CALL) -> tuple[Section, ...]:
+def _list_in(opening: str, closing: str, call: JsonCall = _CALL) -> tuple[CallSection, ...]:
     return (
-        Section(
-            (Delimiter(opening), Text("["), Repeat((call,), _COMMA), Text("]"), Delimiter(closing))
+        CallSection(
+            (
+                Delimiter(opening),
+                LiteralText("["),
+                Repeat((call,), _COMMA),
+                LiteralText("]"),
+                Delimiter(closing),
+            )
         ),
     )
 
 
-def _lines_in(opening: str, closing: str) -> tuple[Section, ...]:
+def _lines_in(opening: str, closing: str) -> tuple[CallSection, ...]:
     return (
-        Section((Delimiter(opening), *_LINE, Repeat((_CALL,), _LINE), *_LINE, Delimiter(closing))),
+        CallSection(
+            (Delimiter(opening), *_LINE, Repeat((_CALL,), _LINE), *_LINE, Delimiter(closing))
+        ),
     )
 
 

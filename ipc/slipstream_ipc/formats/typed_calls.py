@@ -8,16 +8,16 @@ from slipstream_ipc.formats.answer_format import (
     Alternative,
     Blank,
     CallFormat,
+    CallSection,
     Delimiter,
     Element,
     JsonCall,
     KeywordArguments,
+    LiteralText,
     Name,
     Repeat,
-    Section,
     Signature,
     TaggedParameters,
-    Text,
 )
 
 _LINE = Blank("\n")
@@ -28,14 +28,14 @@ _TOOL_CALL_END = Delimiter("</tool_call>")
 def _function_tags(trims_newline: bool, writes_python: bool) -> tuple[Element, ...]:
     """`<function=NAME>`, parameters as `<parameter=KEY>VALUE</parameter>`, and `</function>`."""
     return (
-        Text("<function="),
+        LiteralText("<function="),
         Name(stops=">\n"),
-        Text(">"),
+        LiteralText(">"),
         TaggedParameters(
-            opening=Text("<parameter="),
-            key_end=Text(">"),
-            closing=Text("</parameter>"),
-            end=Text("</function>"),
+            opening=LiteralText("<parameter="),
+            key_end=LiteralText(">"),
+            closing=LiteralText("</parameter>"),
+            end=LiteralText("</function>"),
             trims_newline=trims_newline,
             writes_python=writes_python,
         ),
@@ -47,14 +47,14 @@ def _invoke_tags(prefix: str) -> tuple[Element, ...]:
     `</invoke>`; `prefix` stands before each of these words.
     """
     return (
-        Text(f'<{prefix}invoke name="'),
+        LiteralText(f'<{prefix}invoke name="'),
         Name(stops='"\n'),
-        Text('">'),
+        LiteralText('">'),
         TaggedParameters(
-            opening=Text(f'<{prefix}parameter name="'),
-            key_end=Text('"'),
-            closing=Text(f"</{prefix}parameter>"),
-            end=Text(f"</{prefix}invoke>"),
+            opening=LiteralText(f'<{prefix}parameter name="'),
+            key_end=LiteralText('"'),
+            closing=LiteralText(f"</{prefix}parameter>"),
+            end=LiteralText(f"</{prefix}invoke>"),
             has_attributes=True,
         ),
     )
@@ -65,7 +65,7 @@ def _dsml(name: str, tag: str, signature: Signature) -> CallFormat:
     return CallFormat(
         name=name,
         sections=(
-            Section(
+            CallSection(
                 (
                     Delimiter(f"<{prefix}{tag}>"),
                     _LINE,
@@ -88,25 +88,29 @@ def _pair_tags(name: str, signatures: tuple[Signature, ...] = ()) -> CallFormat:
         end=_TOOL_CALL_END,
         value_opening=Delimiter("<arg_value>"),
     )
-    section = Section((_TOOL_CALL, Name(), _LINE, parameters))
+    section = CallSection((_TOOL_CALL, Name(), _LINE, parameters))
     return CallFormat(name=name, sections=(section,), signatures=signatures)
 
 
-_PYTHON_CALL: tuple[Element, ...] = (Name(), Text("("), KeywordArguments())
-_COMMA = (Text(","), Blank(" "))
-_PYTHON_LIST: tuple[Element, ...] = (Text("["), Repeat(_PYTHON_CALL, _COMMA), Text("]"))
+_PYTHON_CALL: tuple[Element, ...] = (Name(), LiteralText("("), KeywordArguments())
+_COMMA = (LiteralText(","), Blank(" "))
+_PYTHON_LIST: tuple[Element, ...] = (
+    LiteralText("["),
+    Repeat(_PYTHON_CALL, _COMMA),
+    LiteralText("]"),
+)
 
 
 def _gemma(name: str, opening: str, closing: str, string_delimiter: str) -> CallFormat:
     return CallFormat(
         name=name,
         sections=(
-            Section(
+            CallSection(
                 (
                     Delimiter(opening),
-                    Text("call:"),
+                    LiteralText("call:"),
                     Name(),
-                    Text("{"),
+                    LiteralText("{"),
                     KeywordArguments("{", ":", Delimiter(string_delimiter)),
                     Delimiter(closing),
                 )
@@ -120,7 +124,7 @@ TYPED_CALL_FORMATS = (
     CallFormat(
         name="qwen3_coder",  # and Qwen 3.5, Nemotron 3, Step 3.5
         sections=(
-            Section((_TOOL_CALL, _LINE, *_function_tags(True, True), _LINE, _TOOL_CALL_END)),
+            CallSection((_TOOL_CALL, _LINE, *_function_tags(True, True), _LINE, _TOOL_CALL_END)),
         ),
         signatures=(
             Signature(
@@ -132,7 +136,7 @@ TYPED_CALL_FORMATS = (
     CallFormat(
         name="seed_oss",
         sections=(
-            Section(
+            CallSection(
                 (
                     Delimiter("<seed:tool_call>"),
                     _LINE,
@@ -149,7 +153,7 @@ TYPED_CALL_FORMATS = (
     CallFormat(
         name="minimax_m2",
         sections=(
-            Section(
+            CallSection(
                 (
                     Delimiter("<minimax:tool_call>"),
                     _LINE,
@@ -175,7 +179,7 @@ TYPED_CALL_FORMATS = (
     ),
     CallFormat(
         name="pythonic",  # Llama 3.2, ToolACE, Gemma 3 with a template that asks for it
-        sections=(Section(_PYTHON_LIST, at_start=True),),
+        sections=(CallSection(_PYTHON_LIST, at_start=True),),
         signatures=(
             Signature(
                 in_template=("[func_name1(",),
@@ -186,8 +190,8 @@ TYPED_CALL_FORMATS = (
     CallFormat(
         name="llama4_pythonic",
         sections=(
-            Section(_PYTHON_LIST, at_start=True),
-            Section(
+            CallSection(_PYTHON_LIST, at_start=True),
+            CallSection(
                 (
                     Delimiter("<|python_start|>"),
                     *_PYTHON_LIST,
@@ -200,12 +204,12 @@ TYPED_CALL_FORMATS = (
     CallFormat(
         name="lfm2",
         sections=(
-            Section(
+            CallSection(
                 (
                     Delimiter("<|tool_call_start|>"),
-                    Text("["),
+                    LiteralText("["),
                     Repeat((Alternative(((JsonCall(),), _PYTHON_CALL)),), _COMMA),
-                    Text("]"),
+                    LiteralText("]"),
                     Delimiter("<|tool_call_end|>"),
                 )
             ),
@@ -220,7 +224,7 @@ TYPED_CALL_FORMATS = (
     CallFormat(
         name="olmo3",
         sections=(
-            Section(
+            CallSection(
                 (
                     Delimiter("<function_calls>"),
                     Repeat(_PYTHON_CALL, separator=(_LINE,)),

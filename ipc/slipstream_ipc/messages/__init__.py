@@ -94,13 +94,13 @@ from slipstream_ipc.messages.handshake import (
 )
 from slipstream_ipc.messages.request import (
     ChatMessage,
+    ChatToolCall,
     FunctionCall,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
     StructuredOutputs,
     TemplateOptions,
-    ToolCall,
 )
 from slipstream_ipc.messages.shared import (
     End,
@@ -146,6 +146,7 @@ __all__ = [
     "Cancelled",
     "CancelledState",
     "ChatMessage",
+    "ChatToolCall",
     "ClientToWorker",
     "ComputedPromptLogprobs",
     "Control",
@@ -202,7 +203,6 @@ __all__ = [
     "Tokenized",
     "TokenizerBeat",
     "TokenizerReady",
-    "ToolCall",
     "TraceContext",
     "Tried",
     "UnknownStreams",

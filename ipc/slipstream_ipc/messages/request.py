@@ -150,7 +150,7 @@ class FunctionCall(Struct, frozen=True, forbid_unknown_fields=True):
     arguments: str
 
 
-class ToolCall(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ChatToolCall(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A tool call in an assistant's message; the tool's answer refers to its `id`."""
 
     function: FunctionCall
@@ -168,7 +168,7 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     role: str
     content: str
     name: str | None = None
-    tool_calls: Annotated[tuple[ToolCall, ...], Meta(max_length=MAX_TOOL_CALLS)] | None = None
+    tool_calls: Annotated[tuple[ChatToolCall, ...], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 

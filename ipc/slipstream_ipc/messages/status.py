@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from slipstream_ipc.telemetry.statistics import Name, Numbers
+from slipstream_ipc.telemetry.statistics import Numbers, StatisticName
 
 State = Literal["starting", "ready", "restarting", "silent"]
 Pid = Annotated[int, Meta(ge=0, le=2**22)]  # the kernel's own limit
@@ -48,6 +48,6 @@ class Status(Struct, frozen=True, omit_defaults=True):
     is_misconfigured: bool = False
     last_words: str = ""
     numbers: Numbers | None = None
-    processes: Annotated[dict[Name, OwnProcess], Meta(max_length=16)] = {}
+    processes: Annotated[dict[StatisticName, OwnProcess], Meta(max_length=16)] = {}
     num_running: int | None = None
     num_cut: int = 0

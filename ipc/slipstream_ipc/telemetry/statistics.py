@@ -37,8 +37,8 @@ _MAX_S = 1e12  # 30,000 years
 
 Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]
 Seconds = Annotated[float, Meta(ge=0, le=_MAX_S)]
-Name = Annotated[str, Meta(max_length=256)]
-Tally = Annotated[dict[Name, Count], Meta(max_length=_MAX_KINDS)]
+StatisticName = Annotated[str, Meta(max_length=256)]
+CountByName = Annotated[dict[StatisticName, Count], Meta(max_length=_MAX_KINDS)]
 
 Counters = TypeVar("Counters", bound=Struct)
 
@@ -130,8 +130,8 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     num_deltas: Count = 0
     num_delivered_tokens: Count = 0
     num_overrun_tokens: Count = 0
-    finished: Tally = {}
-    rejected: Tally = {}
+    finished: CountByName = {}
+    rejected: CountByName = {}
     ttft_s: Histogram = NOTHING
     itl_s: Histogram = NOTHING
     tpot_s: Histogram = NOTHING
@@ -150,7 +150,7 @@ class FrontGauges(Struct, frozen=True, omit_defaults=True):
 class FrontCounters(Struct, frozen=True, omit_defaults=True):
     """Counters of an HTTP front. answers: by "STATUS PATH". num_chunks: of streamed answers."""
 
-    answers: Tally = {}
+    answers: CountByName = {}
     num_chunks: Count = 0
 
 
@@ -193,7 +193,7 @@ class ProcessStatistics(Struct, frozen=True, omit_defaults=True):
     there never were any.
     """
 
-    state: Name = ""
+    state: StatisticName = ""
     pid: Count = 0
     num_restarts: Count = 0
     cpu_s: Seconds = 0.0
@@ -205,7 +205,7 @@ class Statistics(Struct, frozen=True, omit_defaults=True, tag=True):
     """A whole stack by the names of its places, supervisor included. at_s: CLOCK_MONOTONIC."""
 
     at_s: Seconds = 0.0
-    processes: Annotated[dict[Name, ProcessStatistics], Meta(max_length=_MAX_PLACES)] = {}
+    processes: Annotated[dict[StatisticName, ProcessStatistics], Meta(max_length=_MAX_PLACES)] = {}
 
 
 def without_gauges(numbers: Numbers) -> Numbers:

@@ -59,14 +59,14 @@ class Function(Struct, frozen=True):
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Struct, frozen=True):
+class ToolDefinition(Struct, frozen=True):
     """A tool's definition in OpenAI's form. Unknown fields are allowed."""
 
     function: Function
     type: Literal["function"]
 
 
-_tools_decoder = msgspec.json.Decoder(list[Tool])
+_tools_decoder = msgspec.json.Decoder(list[ToolDefinition])
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 

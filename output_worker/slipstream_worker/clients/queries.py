@@ -30,7 +30,7 @@ from slipstream_ipc.validation.chat_template import (
     MAX_SPELLED_TOKENS,
     check_token_ids,
 )
-from slipstream_worker.clients.query_queue import Query, QueryQueue
+from slipstream_worker.clients.query_queue import QueryQueue, QueuedQuery
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.tokenizer.client import RenderSource
 from slipstream_worker.tokenizer.long_prompts import is_long, num_prompt_chars, size_of
@@ -46,7 +46,7 @@ class ClientQueries:
     def __init__(self, readers: StreamReaders, prompts: RenderSource) -> None:
         self._readers = readers
         self._prompts = prompts
-        self._in_process: dict[int, Query] = {}  # in the tokenizer process, by its key
+        self._in_process: dict[int, QueuedQuery] = {}  # in the tokenizer process, by its key
         # keyed by whether the queries are long
         self._queues = {False: QueryQueue(MAX_CHARS_IN_PROCESS), True: QueryQueue(1)}
 
@@ -120,7 +120,7 @@ class ClientQueries:
 
     def _add(self, client: bytes, number: int, render: Render) -> None:
         public_key = self._readers.port(client).session.public_key
-        query = Query(client, number, render, size_of(render), public_key)
+        query = QueuedQuery(client, number, render, size_of(render), public_key)
         queue = self._queues[is_long(render)]
         why = queue.why_full(query)
         if why:
@@ -140,7 +140,7 @@ class ClientQueries:
         except KeyError:
             return False
 
-    def _answer(self, query: Query, answer: Rendered) -> None:
+    def _answer(self, query: QueuedQuery, answer: Rendered) -> None:
         if not self._is_here(query.client):
             return  # its client has gone
         port = self._readers.port(query.client)

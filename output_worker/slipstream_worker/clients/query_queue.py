@@ -20,7 +20,7 @@ MAX_WAITING = 2048  # unanswered queries, in the tokenizer process or not
 MAX_WAITING_CHARS = 2**27  # their total size
 
 
-class Query(NamedTuple):
+class QueuedQuery(NamedTuple):
     """A client's query, and the number it has given it."""
 
     client: bytes
@@ -42,7 +42,7 @@ class QueryQueue:
         """`max_in_process`: characters in the tokenizer process at which further queries wait."""
         self._max_in_process = max_in_process
         self._chars_in_process = 0
-        self._waiting: dict[int, Query] = {}
+        self._waiting: dict[int, QueuedQuery] = {}
         # by tenant; the tenant with the next turn is first
         self._turns: dict[bytes, FairOrder] = {}
         self._num_added = 0
@@ -55,7 +55,7 @@ class QueryQueue:
         """Clients with unanswered queries."""
         return list(self._clients)
 
-    def why_full(self, query: Query) -> str:
+    def why_full(self, query: QueuedQuery) -> str:
         """Why this query has to be rejected; empty if it may wait."""
         num, num_chars = self._nums.total(), self._chars.total()
         tenant, size = query.tenant, query.size
@@ -65,7 +65,7 @@ class QueryQueue:
             return f"queries of {num_chars} characters are waiting for the tokenizer already"
         return ""
 
-    def add(self, query: Query) -> None:
+    def add(self, query: QueuedQuery) -> None:
         """Add a waiting query."""
         self._num_added += 1
         self._waiting[self._num_added] = query
@@ -73,7 +73,7 @@ class QueryQueue:
         turns.add(self._num_added, query.size)
         self._count(query, 1)
 
-    def next(self) -> Query | None:
+    def next(self) -> QueuedQuery | None:
         """The next query for the tokenizer process; None if it has enough, or nothing waits."""
         while self._turns and self._chars_in_process < self._max_in_process:
             tenant = next(iter(self._turns))
@@ -87,7 +87,7 @@ class QueryQueue:
                 return query
         return None
 
-    def done(self, query: Query) -> None:
+    def done(self, query: QueuedQuery) -> None:
         """A query that was in the tokenizer process is answered, or will not be."""
         self._chars_in_process -= query.size
         self._count(query, -1)
@@ -102,7 +102,7 @@ class QueryQueue:
             else:
                 del self._turns[query.tenant]
 
-    def _count(self, query: Query, num: int) -> None:
+    def _count(self, query: QueuedQuery, num: int) -> None:
         client, tenant = query.client, query.tenant
         self._nums[tenant] += num
         self._chars[tenant] += num * query.size

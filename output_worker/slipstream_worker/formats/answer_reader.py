@@ -40,13 +40,13 @@ from slipstream_worker.formats.channel_header import (
     parse_header,
 )
 from slipstream_worker.formats.literals import Literals
-from slipstream_worker.formats.places import Action, FormatTables, Move, Place, Triggers
+from slipstream_worker.formats.places import FormatTables, Move, Place, PlaceAction, Triggers
 from slipstream_worker.formats.scanners.scanner import (
     BLANKS,
     MAX_HELD_CHARS,
     ScanContext,
     Scanner,
-    Status,
+    ScanStatus,
     skip_blanks,
 )
 
@@ -54,7 +54,7 @@ MAX_BLANKS = 1024  # beside a delimiter; what is more is text
 _MAX_PART_CHARS = 2**14  # so that copies of what is left of a text cost little
 
 
-class Piece(NamedTuple):
+class LocatedEvent(NamedTuple):
     """An event and the virtual characters that it was made of: those of the text in which every
     delimiter is spelled out. The text of content and reasoning is these characters themselves.
     """
@@ -116,7 +116,7 @@ class AnswerReader:
         self._has_begun = False
         self._section_has_calls = False
         self._is_final = False  # no text follows: what begins a literal is none
-        self._pieces: list[Piece] = []
+        self._pieces: list[LocatedEvent] = []
         if state:
             self._load(state)
 
@@ -185,7 +185,7 @@ class AnswerReader:
 
     # What is fed
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[LocatedEvent]:
         """Text that follows."""
         self.num_fed += len(text)
         scanner = self._scanner
@@ -198,7 +198,7 @@ class AnswerReader:
             self._feed(text[start : start + _MAX_PART_CHARS])
         return self._take()
 
-    def feed_delimiter(self, token_id: int) -> list[Piece]:
+    def feed_delimiter(self, token_id: int) -> list[LocatedEvent]:
         """One of the format's delimiter tokens follows."""
         literal = self._tables.literals[token_id]
         self.num_fed += len(literal)
@@ -207,7 +207,7 @@ class AnswerReader:
             pass
         return self._take()
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[LocatedEvent]:
         """The answer is over: decides what is held. Nothing more is fed."""
         self._drain()
         if self._state is not _State.PLAIN:
@@ -346,7 +346,7 @@ class AnswerReader:
         self._border = _Border.NONE
         return pos
 
-    def _act(self, action: Action, text: str) -> None:
+    def _act(self, action: PlaceAction, text: str) -> None:
         """What a delimiter does; `text`: it and the blanks before it."""
         match action.move:
             case Move.OPEN_SECTION:
@@ -518,21 +518,21 @@ class AnswerReader:
         self._scanned(literal if taken else "", status)
         return taken
 
-    def _scanned(self, text: str, status: Status) -> None:
+    def _scanned(self, text: str, status: ScanStatus) -> None:
         scan, scanner = self._scan, self._scanner
         assert scan is not None
         assert scanner is not None
         self._hold(text)
-        if status is Status.BEGIN and not self._begin(
+        if status is ScanStatus.BEGIN and not self._begin(
             scanner.name or self._name, scanner.call_id or self._call_id
         ):
             self._fail()
             return
         if self._has_begun:
             self._emit_arguments()
-        if status is Status.FAILED:
+        if status is ScanStatus.FAILED:
             self._fail()
-        elif status is Status.DONE:
+        elif status is ScanStatus.DONE:
             if is_call(scan.element):
                 self._end()
                 self._arrive(scan.target, closes=True)
@@ -596,7 +596,7 @@ class AnswerReader:
         start = self.num_decided
         self.num_decided += num_chars
         event = AnswerEvent(kind, text, self._num_calls, call_id)
-        self._pieces.append(Piece(event, start, self.num_decided))
+        self._pieces.append(LocatedEvent(event, start, self.num_decided))
 
     def _emit_arguments(self) -> None:
         assert self._scanner is not None
@@ -619,10 +619,10 @@ class AnswerReader:
             text = text[max(0, -start) :]  # without what the prompt has of it
             if text:
                 kind = EventKind.REASONING if self.is_reasoning else EventKind.CONTENT
-                piece = Piece(AnswerEvent(kind, text), max(0, start), self.num_decided)
+                piece = LocatedEvent(AnswerEvent(kind, text), max(0, start), self.num_decided)
                 self._pieces.append(piece)
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[LocatedEvent]:
         pieces = self._pieces
         self._pieces = []
         return pieces
@@ -680,11 +680,11 @@ class AnswerReader:
         literals = self._tables.literals
         num_chars = sum(len(item if isinstance(item, str) else literals[item]) for item in items)
         self.num_fed = self.num_decided = -num_chars
-        pieces: list[Piece] = []
+        pieces: list[LocatedEvent] = []
         for item in items:
             pieces += self.feed(item) if isinstance(item, str) else self.feed_delimiter(item)
         self._pieces = [
-            Piece(piece.event, 0, 0)
+            LocatedEvent(piece.event, 0, 0)
             for piece in pieces
             if piece.event.kind not in (EventKind.CONTENT, EventKind.REASONING)
         ]

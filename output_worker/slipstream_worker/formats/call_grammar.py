@@ -23,16 +23,16 @@ from slipstream_ipc.formats.answer_format import (
     Blank,
     CallFormat,
     CallId,
+    CallSection,
     Delimiter,
     Element,
     JsonCall,
     JsonObject,
+    LiteralText,
     Name,
     NamedCallId,
     ReasoningFormat,
     Repeat,
-    Section,
-    Text,
 )
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
@@ -194,7 +194,7 @@ class _Grammar:
         self._rules.append(f"{unique}: {body}")
         return unique
 
-    def _section(self, section: Section) -> str:
+    def _section(self, section: CallSection) -> str:
         one = self._rule("section", self._sequence(section.elements))
         repeats = any(isinstance(each, Repeat) for each in section.elements)
         if not self._is_parallel or repeats or section.at_start:
@@ -215,7 +215,7 @@ class _Grammar:
             case Delimiter(literal):
                 token_id = self._token_ids.get(literal)
                 return _literal(literal) if token_id is None else f"<[{token_id}]>"
-            case Text(text):
+            case LiteralText(text):
                 return _literal(text)
             case Blank(text):
                 return f"{_literal(text)}?"

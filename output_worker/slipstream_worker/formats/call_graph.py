@@ -19,11 +19,11 @@ from slipstream_ipc.formats.answer_format import (
     JsonCall,
     JsonObject,
     KeywordArguments,
+    LiteralText,
     Name,
     NamedCallId,
     Repeat,
     TaggedParameters,
-    Text,
 )
 from slipstream_worker.formats.literals import Literals, split_literals
 from slipstream_worker.formats.scanners.json_call import JsonCallScanner, JsonObjectScanner
@@ -66,7 +66,7 @@ class Node(NamedTuple):
 class First(NamedTuple):
     """What may come next at a node, before it is known which literals are tokens."""
 
-    literals: dict[Delimiter | Text, Branch]
+    literals: dict[Delimiter | LiteralText, Branch]
     scans: tuple[Scan, ...]
     may_end: bool
 
@@ -121,18 +121,20 @@ class CallGraph:
         scans = tuple(sorted(first.scans, key=lambda scan: scan.first_chars is None))
         return Node(Literals(texts), ids, scans, first.may_end)
 
-    def _closers(self, node: int) -> dict[Delimiter | Text, Branch]:
+    def _closers(self, node: int) -> dict[Delimiter | LiteralText, Branch]:
         """Delimiters that may follow from `node` on before anything is scanned: those by which a
         call that failed is seen to be over.
         """
-        found: dict[Delimiter | Text, Branch] = {}
+        found: dict[Delimiter | LiteralText, Branch] = {}
         seen = {node}
         nodes = [node]
         while nodes:
             for literal, branch in self.firsts[nodes.pop()].literals.items():
                 if isinstance(literal, Delimiter):
                     found.setdefault(literal, branch)
-                if branch.target not in seen and (isinstance(literal, Text) or branch.closes):
+                if branch.target not in seen and (
+                    isinstance(literal, LiteralText) or branch.closes
+                ):
                     seen.add(branch.target)
                     nodes.append(branch.target)
         return found
@@ -154,7 +156,7 @@ class CallGraph:
         match element:
             case Blank():
                 return target
-            case Delimiter() | Text():
+            case Delimiter() | LiteralText():
                 first = First({element: Branch(target, behind_call)}, (), False)
                 return self._add(lambda: first)
             case Alternative(branches):
@@ -178,7 +180,7 @@ class CallGraph:
                 return self._add(lambda: first)
 
     def _union(self, nodes: list[int]) -> First:
-        literals: dict[Delimiter | Text, Branch] = {}
+        literals: dict[Delimiter | LiteralText, Branch] = {}
         scans: tuple[Scan, ...] = ()
         may_end = False
         for node in nodes:

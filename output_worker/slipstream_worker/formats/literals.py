@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from slipstream_ipc.formats.answer_format import Delimiter, Text
+from slipstream_ipc.formats.answer_format import Delimiter, LiteralText
 
 T = TypeVar("T")
 
 
 def split_literals(
-    meanings: Mapping[Delimiter | Text, T], token_ids: Mapping[str, int]
+    meanings: Mapping[Delimiter | LiteralText, T], token_ids: Mapping[str, int]
 ) -> tuple[dict[str, T], dict[int, T]]:
     """What is read as text, and what is read as a token's id. `token_ids`: of the added tokens."""
     texts, ids = {}, {}

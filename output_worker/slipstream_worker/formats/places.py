@@ -11,11 +11,11 @@ from slipstream_ipc.formats.answer_format import (
     Alternative,
     AnswerFormat,
     CallFormat,
+    CallSection,
     ChannelFormat,
     Delimiter,
     JsonObject,
-    Section,
-    Text,
+    LiteralText,
     delimiters,
 )
 from slipstream_worker.formats.call_graph import CallGraph, Scan
@@ -35,7 +35,7 @@ class Move(IntEnum):
     END_MESSAGE = 6
 
 
-class Action(NamedTuple):
+class PlaceAction(NamedTuple):
     """A move; of those in a section, the node that it leads to."""
 
     move: Move
@@ -58,8 +58,8 @@ class Place(NamedTuple):
 class Triggers(NamedTuple):
     """What is more than plain text at one place."""
 
-    texts: Literals[Action]
-    ids: Mapping[int, Action]
+    texts: Literals[PlaceAction]
+    ids: Mapping[int, PlaceAction]
     scans: tuple[Scan, ...]  # of sections that begin without a delimiter, at a border
     hazard_chars: frozenset[str]
 
@@ -117,50 +117,50 @@ class FormatTables:
             return False
         return not place.is_reasoning or (reasoning is not None and reasoning.calls_within)
 
-    def _meanings(self, place: Place) -> dict[Delimiter | Text, Action]:
-        found: dict[Delimiter | Text, Action] = {}
+    def _meanings(self, place: Place) -> dict[Delimiter | LiteralText, PlaceAction]:
+        found: dict[Delimiter | LiteralText, PlaceAction] = {}
         reasoning, calls = self.format.reasoning, self.format.calls
         channels = self.format.channels
         if self._reads_calls_at(place):
             assert self.graph is not None
             for literal, branch in self.graph.closers[place.failed_at].items():
                 move = Move.CLOSE_CALL if branch.closes else Move.OPEN_SECTION
-                found[literal] = Action(move, branch.target)
+                found[literal] = PlaceAction(move, branch.target)
         if channels is not None:
             for literal in (channels.start, channels.channel):
-                found.setdefault(literal, Action(Move.OPEN_HEADER))
+                found.setdefault(literal, PlaceAction(Move.OPEN_HEADER))
             for literal in channels.ends:
-                found.setdefault(literal, Action(Move.END_MESSAGE))
+                found.setdefault(literal, PlaceAction(Move.END_MESSAGE))
         if calls is not None and self._reads_calls_at(place):
             assert self.graph is not None
             for section, node in zip(calls.sections, self.graph.openings, strict=True):
                 if place.at_border or not section.at_start:
                     for literal, branch in self.graph.firsts[node].literals.items():
-                        found.setdefault(literal, Action(Move.OPEN_SECTION, branch.target))
+                        found.setdefault(literal, PlaceAction(Move.OPEN_SECTION, branch.target))
             for literal in calls.dropped:
-                found.setdefault(literal, Action(Move.DROP))
+                found.setdefault(literal, PlaceAction(Move.DROP))
         if reasoning is not None:
             if place.at_border:
                 move = Move.DROP if place.is_reasoning else Move.BEGIN_REASONING
                 for literal in reasoning.begins:
-                    found.setdefault(literal, Action(move))
+                    found.setdefault(literal, PlaceAction(move))
             if place.at_border or place.is_reasoning:
                 for literal in reasoning.ends:
-                    found.setdefault(literal, Action(Move.END_REASONING))
+                    found.setdefault(literal, PlaceAction(Move.END_REASONING))
             for literal in reasoning.dropped:
-                found.setdefault(literal, Action(Move.DROP))
+                found.setdefault(literal, PlaceAction(Move.DROP))
         return found
 
 
 def channel_calls(channels: ChannelFormat) -> CallFormat:
     """What stands behind the header of a message to a function."""
     ends = Alternative(tuple((end,) for end in channels.ends))
-    return CallFormat("", (Section((JsonObject(may_be_empty=True), ends)),))
+    return CallFormat("", (CallSection((JsonObject(may_be_empty=True), ends)),))
 
 
 def _header_literals(
     channels: ChannelFormat, token_ids: Mapping[str, int]
 ) -> tuple[Literals[Delimiter], Mapping[int, Delimiter]]:
-    parts: dict[Delimiter | Text, Delimiter] = {part: part for part in delimiters(channels)}
+    parts: dict[Delimiter | LiteralText, Delimiter] = {part: part for part in delimiters(channels)}
     texts, ids = split_literals(parts, token_ids)
     return Literals(texts), ids

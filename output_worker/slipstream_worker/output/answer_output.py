@@ -26,7 +26,7 @@ from slipstream_ipc.history.event_log import EventLog, joined_events
 from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, Fault, FinishReason, StopScope
 from slipstream_worker.detokenizer.factory import Detokenizer
-from slipstream_worker.formats.answer_reader import AnswerReader, Piece
+from slipstream_worker.formats.answer_reader import AnswerReader, LocatedEvent
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
@@ -116,7 +116,7 @@ class AnswerOutput(StreamOutput):
         self._parts: deque[_Part] = deque()  # with scope "all": held by the stop strings
         self._unreleased: deque[_UnreleasedToken] = deque()
         # decided, but not released; first of all, what the prompt leaves to the answer to say
-        self._events: deque[Piece] = deque(reader.feed(""))
+        self._events: deque[LocatedEvent] = deque(reader.feed(""))
         self._content_end = 0  # of the content that stop strings have seen
         # from here on a match of a stop string counts; None: not known yet
         self._active_from: int | None = None if min_tokens else 0
@@ -310,10 +310,10 @@ class AnswerOutput(StreamOutput):
             part.closes = [self._unreleased[at] for at in unread]
             self._num_unread = num_pending
 
-    def _feed_parts(self, num_chars: int, *, is_last: bool = False) -> list[Piece]:
+    def _feed_parts(self, num_chars: int, *, is_last: bool = False) -> list[LocatedEvent]:
         """Give the reader the next `num_chars` raw characters. `is_last`: no others follow."""
         reader, parts = self._reader, self._parts
-        pieces = list[Piece]()
+        pieces = list[LocatedEvent]()
         while parts:
             part = parts[0]
             token, text = part.token, part.text
@@ -338,7 +338,7 @@ class AnswerOutput(StreamOutput):
 
     # ---- stop strings in content -----------------------------------------------------------
 
-    def _take(self, pieces: Sequence[Piece]) -> tuple[int, str] | None:
+    def _take(self, pieces: Sequence[LocatedEvent]) -> tuple[int, str] | None:
         """Take events; content passes the stop strings. Returns where the text is cut, and the
         stop string, if one matched: later events are dropped then.
         """
@@ -380,7 +380,7 @@ class AnswerOutput(StreamOutput):
     def _add_content(self, text: str, start: int) -> None:
         if text:
             event = AnswerEvent(EventKind.CONTENT, text)
-            self._events.append(Piece(event, start, start + len(text)))
+            self._events.append(LocatedEvent(event, start, start + len(text)))
 
     def _num_kept_at(self, at: int) -> int:
         """Tokens that contribute to the first `at` virtual characters, or end there without
@@ -402,16 +402,16 @@ class AnswerOutput(StreamOutput):
         if released:
             self._release_unit(released, released[-1].end)
 
-    def _pieces_up_to(self, end: int) -> list[Piece]:
-        events, up_to_end = self._events, list[Piece]()
+    def _pieces_up_to(self, end: int) -> list[LocatedEvent]:
+        events, up_to_end = self._events, list[LocatedEvent]()
         while events and events[0].end <= end:
             up_to_end.append(events.popleft())
         if events and events[0].start < end and events[0].event.kind in _DIVISIBLE:
             event, start, event_end = events[0]
             if len(event.text) == event_end - start:
                 before, after = event.text[: end - start], event.text[end - start :]
-                up_to_end.append(Piece(replace(event, text=before), start, end))
-                events[0] = Piece(replace(event, text=after), end, event_end)
+                up_to_end.append(LocatedEvent(replace(event, text=before), start, end))
+                events[0] = LocatedEvent(replace(event, text=after), end, event_end)
         return up_to_end
 
     def _release_unit(
@@ -443,7 +443,7 @@ class AnswerOutput(StreamOutput):
 
 
 def _counted(
-    pieces: Sequence[Piece], tokens: Sequence[_UnreleasedToken], ends: Sequence[int]
+    pieces: Sequence[LocatedEvent], tokens: Sequence[_UnreleasedToken], ends: Sequence[int]
 ) -> Iterator[AnswerEvent]:
     """The events of these pieces with their numbers of tokens. A token without characters counts
     only between others of its event. ends: of the tokens, ascending.

@@ -25,7 +25,7 @@ class TraceEvent(NamedTuple):
     took_s: float | None
 
 
-class Phase(NamedTuple):
+class RequestPhase(NamedTuple):
     """A part of a request's time. CLOCK_MONOTONIC, s."""
 
     name: str
@@ -57,14 +57,14 @@ class StreamTrace:
         """Something has happened that lasted from `since` to `at`; 0.0: unknown for how long."""
         self.events.append(TraceEvent(at, name, max(0.0, at - since) if since else None))
 
-    def phases(self, first_sent_at: float, now: float) -> list[Phase]:
+    def phases(self, first_sent_at: float, now: float) -> list[RequestPhase]:
         """The phases that the request has begun, in order, as of its end.
 
         first_sent_at: when its first delta was sent; 0.0: by another worker, or never.
         """
         origin, ended = self.origin, self.ended_at or now
         if not origin.rendered_s:
-            return [Phase("tokenize", origin.arrived_s, now)]
+            return [RequestPhase("tokenize", origin.arrived_s, now)]
         scheduled, first = self.scheduled_at, self.first_token_at
         bounds = [
             ("tokenize", origin.arrived_s, origin.rendered_s),
@@ -75,7 +75,7 @@ class StreamTrace:
         if first:
             bounds.append(("decode", first, ended))
             bounds.append(("delivery", first_sent_at or first, now))
-        return [Phase(name, begin, max(begin, end)) for name, begin, end in bounds]
+        return [RequestPhase(name, begin, max(begin, end)) for name, begin, end in bounds]
 
 
 def trace_of(submit: Submit, now: float) -> RequestTrace:

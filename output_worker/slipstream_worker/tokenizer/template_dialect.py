@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from slipstream_ipc.messages import ChatMessage, FunctionCall, ToolCall
+from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall
 from slipstream_worker.formats.call_ids import short_call_id
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
@@ -126,7 +126,7 @@ def _ordered_names(template: str | Mapping[str, str]) -> Sequence[str]:
 def _call_turn(
     content: str = "", reasoning: str | None = None, call_id: str = _CALL_ID
 ) -> ChatMessage:
-    call = ToolCall(FunctionCall(_NAME, _ARGUMENTS), call_id, "function")
+    call = ChatToolCall(FunctionCall(_NAME, _ARGUMENTS), call_id, "function")
     return ChatMessage("assistant", content, tool_calls=(call,), reasoning_content=reasoning)
 
 

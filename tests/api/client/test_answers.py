@@ -26,12 +26,12 @@ from slipstream_ipc.messages import (
     AnswerEvent,
     AnswerOptions,
     ChatMessage,
+    ChatToolCall,
     EventKind,
     FunctionCall,
     Resume,
     Submit,
 )
-from slipstream_ipc.messages import ToolCall as CallInMessage
 
 QUESTION = [{"role": "user", "content": "How warm is it in Oslo?"}]
 
@@ -158,7 +158,7 @@ def test_a_stream_yields_events_and_tells_its_parts(client: Client, worker: Fake
     assert stream.message == ChatMessage(
         "assistant",
         "Wait.",
-        tool_calls=(CallInMessage(FunctionCall("weather", ARGUMENTS), own_id, "function"),),
+        tool_calls=(ChatToolCall(FunctionCall("weather", ARGUMENTS), own_id, "function"),),
         reasoning_content="Look it up.",
     )
 

@@ -11,9 +11,9 @@ from slipstream_ipc.formats import choose
 from slipstream_ipc.formats.answer_format import (
     AnswerFormat,
     CallFormat,
+    CallSection,
     Delimiter,
     ReasoningFormat,
-    Section,
     Signature,
 )
 from slipstream_ipc.formats.choose import choose_format, delimiter_ids
@@ -24,7 +24,7 @@ def reasoning(name: str, *signatures: Signature, end: str = "</a>") -> Reasoning
 
 
 def calls(name: str, *signatures: Signature) -> CallFormat:
-    return CallFormat(name, (Section((Delimiter(f"<{name}>"),)),), signatures=signatures)
+    return CallFormat(name, (CallSection((Delimiter(f"<{name}>"),)),), signatures=signatures)
 
 
 TABLE = {

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_ipc.messages import Render
-from slipstream_worker.clients.query_queue import MAX_WAITING, Query, QueryQueue
+from slipstream_worker.clients.query_queue import MAX_WAITING, QueryQueue, QueuedQuery
 
 CLIENTS = [b"a", b"b", b"c"]
 MAX_ASKED = 10
@@ -28,8 +28,8 @@ def test_every_question_is_asked_once_unless_it_is_withdrawn(
     acts: list[tuple[str, bytes, int]],
 ) -> None:
     lane = QueryQueue(MAX_ASKED)
-    waiting: list[Query] = []
-    asked: list[Query] = []
+    waiting: list[QueuedQuery] = []
+    asked: list[QueuedQuery] = []
 
     def ask_more() -> None:
         while (query := lane.next()) is not None:
@@ -41,7 +41,7 @@ def test_every_question_is_asked_once_unless_it_is_withdrawn(
 
     for number, (act, client, size) in enumerate(acts):
         if act == "ask":
-            query = Query(client, number, RENDER, size, KEYS[client])
+            query = QueuedQuery(client, number, RENDER, size, KEYS[client])
             lane.add(query)
             waiting.append(query)
         elif act == "leave":
@@ -61,9 +61,9 @@ def test_a_client_waits_for_one_question_of_each_other() -> None:
     lane = QueryQueue(1)
     for number in range(50):
         for client in (b"a", b"b"):
-            lane.add(Query(client, number, RENDER, 1))
+            lane.add(QueuedQuery(client, number, RENDER, 1))
     first = lane.next()
-    lane.add(Query(b"c", 0, RENDER, 1000))
+    lane.add(QueuedQuery(b"c", 0, RENDER, 1000))
     turns = []
     while first is not None:
         turns.append(first.client)
@@ -76,8 +76,8 @@ def test_a_client_waits_for_one_question_of_each_other() -> None:
 def test_clients_with_one_key_are_one_tenant() -> None:
     lane = QueryQueue(1)
     for number in range(20):  # as many clients
-        lane.add(Query(b"%d" % number, 0, RENDER, 1, b"key"))
-    lane.add(Query(b"a", 0, RENDER, 1))
+        lane.add(QueuedQuery(b"%d" % number, 0, RENDER, 1, b"key"))
+    lane.add(QueuedQuery(b"a", 0, RENDER, 1))
     first = lane.next()
     turns = []
     while first is not None:
@@ -87,11 +87,11 @@ def test_clients_with_one_key_are_one_tenant() -> None:
     assert turns[:3] == [b"key", b"a", b"key"]
     assert len(turns) == 21
     num = 0
-    while not lane.why_full(query := Query(b"%d" % num, 0, RENDER, 1, b"key")):
+    while not lane.why_full(query := QueuedQuery(b"%d" % num, 0, RENDER, 1, b"key")):
         lane.add(query)
         num += 1
     assert num == MAX_WAITING // 2
-    assert not lane.why_full(Query(b"a", 0, RENDER, 1))
+    assert not lane.why_full(QueuedQuery(b"a", 0, RENDER, 1))
     lane.withdraw(b"3")  # that client's alone
     assert not lane.why_full(query)
     lane.add(query)
@@ -101,7 +101,7 @@ def test_clients_with_one_key_are_one_tenant() -> None:
 def test_there_is_always_room_for_somebody_new() -> None:
     lane = QueryQueue(1)
     for number in range(6):
-        query = Query(b"%d" % number, 0, RENDER, 100_000)
+        query = QueuedQuery(b"%d" % number, 0, RENDER, 100_000)
         assert not lane.why_full(query)
         while not lane.why_full(query):
             lane.add(query)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.helpers.answers import read
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, format_of, render
+from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose
@@ -238,7 +238,7 @@ def test_reasoning_within_which_calls_begin_needs_no_end() -> None:
 def test_calls_are_allowed_as_they_are_rendered(name: str, has_tokens: bool) -> None:
     """Cohere's number of the call alone is left out: the model counts through the conversation."""
     found, model = model_of(name, "", has_tokens)
-    calls = (FunctionCall("look", {"at": "north"}), FunctionCall("count", {"to": 7}))
+    calls = (SampleCall("look", {"at": "north"}), SampleCall("count", {"to": 7}))
     grammar = call_grammar(found, model.ids, TOOLS, "required")
     matched = []
     for variant in RENDERINGS:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import pytest
 
 from slipstream_bench.formats import our_reader
-from slipstream_bench.formats.divisions import Piece, divided, pieces
+from slipstream_bench.formats.divisions import AnswerPiece, divided, pieces
 from slipstream_bench.formats.our_reader import ReadAnswer, ReadCall
-from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, render
+from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, render
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages.answer import AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
@@ -25,12 +25,12 @@ TYPES = {
     "flag": {"is_on": "boolean", "size": "number", "rows": "array"},
     "now": {},
 }
-OSLO = FunctionCall("get_weather", {"city": "Oslo", "days": 3})
-NOW = FunctionCall("now", {})
+OSLO = SampleCall("get_weather", {"city": "Oslo", "days": 3})
+NOW = SampleCall("now", {})
 NUM_DIVISIONS = 20
 
 
-def divisions(text: str, tokens: Sequence[str]) -> list[list[Piece]]:
+def divisions(text: str, tokens: Sequence[str]) -> list[list[AnswerPiece]]:
     """The whole text, its characters, and random pieces."""
     whole = pieces(text, tokens)
     rng = random.Random(text)
@@ -67,9 +67,9 @@ def read(variant: str, text: str, *, reasoning: str | None = None, prompt: str =
     return first
 
 
-def values(answer: ReadAnswer) -> list[FunctionCall]:
+def values(answer: ReadAnswer) -> list[SampleCall]:
     assert all(call.is_whole for call in answer.calls)
-    return [FunctionCall(call.name, json.loads(call.arguments)) for call in answer.calls]
+    return [SampleCall(call.name, json.loads(call.arguments)) for call in answer.calls]
 
 
 @pytest.mark.parametrize("variant", ["hermes", "llama3_json", "glm45", "qwen3_coder"])
@@ -80,7 +80,7 @@ def test_sglang_37634_more_than_one_call_in_one_piece(variant: str) -> None:
 @pytest.mark.parametrize("variant", ["glm45", "glm47", "minimax_m2", "mistral", "pythonic"])
 def test_sglang_35564_character_by_character_as_the_whole(variant: str) -> None:
     """Integers that were quoted, `{}` that never came, all calls but an array's first, …"""
-    last_is_object = FunctionCall("write", {"path": "a", "body": {"deep": {"b": [1, {}]}}})
+    last_is_object = SampleCall("write", {"path": "a", "body": {"deep": {"b": [1, {}]}}})
     calls = [NOW, OSLO, last_is_object, OSLO]
     assert values(read(variant, render(variant, calls))) == calls
 
@@ -94,7 +94,7 @@ def test_sglang_35564_text_behind_a_call_is_content(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", ["minimax_m2", "hermes"])
 def test_sglang_35564_a_call_of_an_unknown_tool_is_content(variant: str) -> None:
-    text = render(variant, [FunctionCall("unknown", {"a": 1})])
+    text = render(variant, [SampleCall("unknown", {"a": 1})])
     assert read(variant, text) == ReadAnswer("", text, ())
 
 
@@ -108,11 +108,11 @@ def test_vllm_57699_a_parameter_that_its_function_closes() -> None:
         "<tool_call>\n<function=write>\n<parameter=path>\na.txt\n</parameter>\n<parameter=body>\n"
         '{"mode": "AIR", "on": true}\n</function>\n</tool_call>'
     )
-    expected = FunctionCall("write", {"path": "a.txt", "body": {"mode": "AIR", "on": True}})
+    expected = SampleCall("write", {"path": "a.txt", "body": {"mode": "AIR", "on": True}})
     assert values(read("qwen3_coder", text)) == [expected]
     text = text.replace("body", "content").replace('{"mode": "AIR", "on": true}', "a\nb")
     assert values(read("qwen3_coder", text)) == [
-        FunctionCall("write", {"path": "a.txt", "content": "a\nb"})
+        SampleCall("write", {"path": "a.txt", "content": "a\nb"})
     ]
 
 
@@ -130,7 +130,7 @@ def test_vllm_57699_a_parameter_that_its_function_closes() -> None:
 def test_vllm_57699_the_same_tag_within_a_parameter_is_text(content: str) -> None:
     text = f"<parameter=content>\n{content}\n</parameter>\n</function>\n</tool_call>"
     answer = read("qwen3_coder", f"<tool_call>\n<function=write>\n{text}")
-    assert values(answer) == [FunctionCall("write", {"content": content})]
+    assert values(answer) == [SampleCall("write", {"content": content})]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_vllm_57699_the_same_tag_within_a_parameter_is_text(content: str) -> Non
 )
 def test_vllm_30439_43267_a_long_text_streams_as_it_is_written(variant: str) -> None:
     letters = "All work and no play makes. " * 40
-    text = render(variant, [FunctionCall("write", {"path": "a", "content": letters})])
+    text = render(variant, [SampleCall("write", {"path": "a", "content": letters})])
     known = compiled(variant)
     reader = known.reader(TYPES, AnswerOptions())
     ids = our_reader.token_ids(variant)
@@ -218,14 +218,14 @@ def test_vllm_28806_44326_47901_a_call_without_arguments_has_an_empty_object(var
 def test_vllm_40861_delimiters_within_a_text_are_text(variant: str) -> None:
     """They are written as text there, not as tokens."""
     content = "".join(RENDERINGS[variant].added_tokens) + '</tool_call>\n"}}]; {'
-    calls = [FunctionCall("write", {"path": "a", "content": content})]
+    calls = [SampleCall("write", {"path": "a", "content": content})]
     known = compiled(variant)
     tokens = RENDERINGS[variant].added_tokens
     before, after = render(variant, calls).split(json.dumps(content)[1:-1])
     for max_len in (1, 3, 9, 99):
         cut = [
             *pieces(before, tokens),
-            *divided([Piece(json.dumps(content)[1:-1], False)], random.Random(3), max_len),
+            *divided([AnswerPiece(json.dumps(content)[1:-1], False)], random.Random(3), max_len),
             *pieces(after, tokens),
         ]
         events = our_reader.events_of(known, variant, cut, TYPES)
@@ -235,13 +235,13 @@ def test_vllm_40861_delimiters_within_a_text_are_text(variant: str) -> None:
 @pytest.mark.parametrize("variant", ["gemma4", "glm45", "qwen3_coder", "pythonic"])
 def test_vllm_39089_42047_47906_literals_come_whole_and_typed(variant: str) -> None:
     """`true` in two pieces, 108.2 as 108.02, numbers as texts."""
-    calls = [FunctionCall("flag", {"is_on": True, "rows": [1, False, None], "size": 108.2})]
+    calls = [SampleCall("flag", {"is_on": True, "rows": [1, False, None], "size": 108.2})]
     assert values(read(variant, render(variant, calls))) == calls
 
 
 def test_llama_cpp_23838_calls_of_lfm2() -> None:
     text = "<|tool_call_start|>[get_weather(city='Mexico City', days=5)]<|tool_call_end|>"
-    expected = FunctionCall("get_weather", {"city": "Mexico City", "days": 5})
+    expected = SampleCall("get_weather", {"city": "Mexico City", "days": 5})
     assert values(read("lfm2", text)) == [expected]
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from slipstream_bench.formats import our_reader
 from slipstream_bench.formats.cases import MADE_CASES, AnswerCase
-from slipstream_bench.formats.divisions import Piece, divided, pieces
+from slipstream_bench.formats.divisions import AnswerPiece, divided, pieces
 from slipstream_bench.formats.rendering import (
     RENDERINGS,
-    FunctionCall,
+    SampleCall,
     can_render,
     format_of,
     render,
@@ -50,16 +50,18 @@ TYPES = {
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[FunctionCall, ...]:
+def calls(draw: st.DrawFn) -> tuple[SampleCall, ...]:
     found = []
     for name in draw(st.lists(st.sampled_from(sorted(TYPES)), min_size=1, max_size=3)):
         chosen = draw(st.lists(st.sampled_from(sorted(TYPES[name]) or [""]), unique=True))
         arguments = {key: draw(OF_TYPE[TYPES[name][key]]) for key in chosen if key}
-        found.append(FunctionCall(name, arguments))
+        found.append(SampleCall(name, arguments))
     return tuple(found)
 
 
-def check(variant: str, written: tuple[FunctionCall, ...], cut: list[Piece], content: str) -> None:
+def check(
+    variant: str, written: tuple[SampleCall, ...], cut: list[AnswerPiece], content: str
+) -> None:
     read = our_reader.read(variant, cut, TYPES)
     assert read is not None
     assert [(it.name, json.loads(it.arguments)) for it in read.calls] == list(written)
@@ -68,16 +70,16 @@ def check(variant: str, written: tuple[FunctionCall, ...], cut: list[Piece], con
     assert read.reasoning == ""
 
 
-def whole(variant: str, written: tuple[FunctionCall, ...], content: str) -> list[Piece]:
+def whole(variant: str, written: tuple[SampleCall, ...], content: str) -> list[AnswerPiece]:
     return pieces(render(variant, written, content=content), RENDERINGS[variant].added_tokens)
 
 
 @pytest.mark.parametrize("variant", KNOWN)
 @settings(max_examples=40)
 @given(written=calls(), seed=st.integers(0, 2**32), max_len=st.integers(1, 9))
-@example(written=(FunctionCall("now", {}), FunctionCall("now", {})), seed=1, max_len=3)
+@example(written=(SampleCall("now", {}), SampleCall("now", {})), seed=1, max_len=3)
 def test_calls_come_back_as_they_were_written(
-    variant: str, written: tuple[FunctionCall, ...], seed: int, max_len: int
+    variant: str, written: tuple[SampleCall, ...], seed: int, max_len: int
 ) -> None:
     assume(can_render(variant, written, TYPES))
     content = "" if RENDERINGS[variant].is_alone else CONTENT
@@ -110,7 +112,7 @@ def test_made_cases_come_back_at_every_cut(variant: str, case: AnswerCase) -> No
 def test_the_ids_that_the_model_wrote_come_back(variant: str) -> None:
     rendering = RENDERINGS[variant]
     assert rendering.call_id is not None
-    written = (FunctionCall("f", {"count": 1}), FunctionCall("now", {}))
+    written = (SampleCall("f", {"count": 1}), SampleCall("now", {}))
     known = our_reader.compiled(variant)
     assert known is not None
     events = our_reader.events_of(known, variant, whole(variant, written, ""), TYPES)

@@ -19,7 +19,7 @@ from slipstream_ipc.formats.table import CALLS, REASONING, compose
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.scanners.json_scanner import JsonScanner
-from slipstream_worker.formats.scanners.scanner import Status
+from slipstream_worker.formats.scanners.scanner import ScanStatus
 
 Calls = list[tuple[str, dict[str, Any]]]
 
@@ -358,7 +358,7 @@ def test_a_broken_answer_reads_alike_at_any_division(
     for call in calls_of(events):
         assert call[0] in TOOLS
     for arguments in arguments_of(events).values():
-        assert JsonScanner(objects_only=True).feed(arguments, 0)[1] is not Status.FAILED
+        assert JsonScanner(objects_only=True).feed(arguments, 0)[1] is not ScanStatus.FAILED
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -409,7 +409,7 @@ def test_of_a_call_that_is_cut_the_arguments_are_kept(case: Case) -> None:
     for end in range(text.index("write") + 20, len(text)):
         events = read(FORMATS[case, True], text[:end], [])
         arguments = arguments_of(events).get(0, "")
-        assert JsonScanner(objects_only=True).feed(arguments, 0)[1] is not Status.FAILED
+        assert JsonScanner(objects_only=True).feed(arguments, 0)[1] is not ScanStatus.FAILED
         content = text_of(events, EventKind.CONTENT)
         assert not any(word in content for word in ("content", "mode", "'c'", "12"))
 

@@ -28,7 +28,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
-from slipstream_worker.formats.answer_reader import Piece
+from slipstream_worker.formats.answer_reader import LocatedEvent
 from slipstream_worker.formats.compiled_format import compile_format
 from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.output.answer_output import AnswerOutput
@@ -471,7 +471,7 @@ def test_an_event_that_no_message_can_hold_is_not_released(event: AnswerEvent) -
     output = make(Case([]))
     output.push([5])
     before = units(output)
-    output._events.append(Piece(event, 1, 1))
+    output._events.append(LocatedEvent(event, 1, 1))
     with pytest.raises(UnicodeEncodeError):
         output.push([5])
     output.end_with_error(Fault("engine", "test"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.helpers.answers import delimiter_tokens, divide, join, read, to_items
 
-from slipstream_bench.formats.rendering import RENDERINGS, FunctionCall, format_of, render
+from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose, find_format
@@ -28,8 +28,8 @@ from slipstream_worker.streams.stream_columns import StreamColumns
 
 TYPES = {"f": {"x": "string", "n": "integer"}, "g": {}}
 CALLS_MADE = (
-    FunctionCall("f", {"x": "some words, and \u00e9 more", "n": 12}),
-    FunctionCall("g", {}),
+    SampleCall("f", {"x": "some words, and \u00e9 more", "n": 12}),
+    SampleCall("g", {}),
 )
 KNOWN = [name for name in RENDERINGS if format_of(name) in {*CALLS, *WHOLE}]
 

@@ -11,11 +11,11 @@ from transformers import AutoTokenizer
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import (
     ChatMessage,
+    ChatToolCall,
     FunctionCall,
     Render,
     Rendered,
     TemplateOptions,
-    ToolCall,
 )
 from slipstream_ipc.validation.chat_template import template_options
 from slipstream_worker.tokenizer import prompt_rendering
@@ -63,7 +63,7 @@ def test_a_message_is_gone_on_with(tokenizer):
 
 
 def test_calls_and_their_answers_reach_the_template(tokenizer):
-    call = ToolCall(FunctionCall("look", '{"x": 7}'), "c1", "function")
+    call = ChatToolCall(FunctionCall("look", '{"x": 7}'), "c1", "function")
     turns = (
         ChatMessage("assistant", "", tool_calls=(call,)),
         ChatMessage("tool", "42", tool_call_id="c1"),

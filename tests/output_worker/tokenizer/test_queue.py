@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.messages import ChatMessage, FunctionCall, Render, ToolCall
+from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall, Render
 from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.tokenizer import queue as module
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS, is_long, size_of
@@ -58,7 +58,7 @@ def stream(number: int = 0) -> WorkerStream:
 def test_streams_with_the_same_prompt_wait_for_one_rendering(
     renderings: RenderQueue, prompts: Prompts
 ) -> None:
-    calls = (ToolCall(FunctionCall("f", "{}")),)
+    calls = (ChatToolCall(FunctionCall("f", "{}")),)
     turns = [(ChatMessage("assistant", text, tool_calls=calls),) for text in ("a", "a", "b")]
     streams = [stream(number) for number in range(3)]
     for each, messages in zip(streams, turns, strict=True):

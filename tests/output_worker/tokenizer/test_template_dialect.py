@@ -18,14 +18,14 @@ from tests.helpers.chat_templates import (
     tokenizer_with,
 )
 
-from slipstream_ipc.messages import ChatMessage, FunctionCall, Render, ToolCall
+from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall, Render
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect, find_dialect
 
 PRINTED_ARGUMENTS = """\
 {%- for m in messages %}{% for c in m.tool_calls or [] %}
 {{- c.function.name }}{{ c.function.arguments }}{% endfor %}{% endfor %}"""
-CALL = ToolCall(FunctionCall("look", '{"at": [1, "x"]}'), "c1", "function")
+CALL = ChatToolCall(FunctionCall("look", '{"at": [1, "x"]}'), "c1", "function")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_arguments_of_calls_are_objects_to_a_template():
     assert TemplateDialect().turn(ChatMessage("user", "hi")) == {"role": "user", "content": "hi"}
     answer = ChatMessage("tool", "42", tool_call_id="c1")
     assert TemplateDialect().turn(answer)["tool_call_id"] == "c1"
-    nameless = ChatMessage("assistant", "", tool_calls=(ToolCall(FunctionCall("look", "")),))
+    nameless = ChatMessage("assistant", "", tool_calls=(ChatToolCall(FunctionCall("look", "")),))
     function = {"name": "look", "arguments": {}}
     assert TemplateDialect().turn(nameless)["tool_calls"] == [
         {"function": function, "type": "function"}
@@ -104,7 +104,7 @@ def test_content_goes_before_reasoning_where_a_template_takes_one_of_them():
 
 @given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
 def test_no_arguments_are_refused(text):
-    message = ChatMessage("assistant", "", tool_calls=(ToolCall(FunctionCall("a", text)),))
+    message = ChatMessage("assistant", "", tool_calls=(ChatToolCall(FunctionCall("a", text)),))
     for dialect in (
         TemplateDialect(),
         TemplateDialect(accepts_text=False),
@@ -125,7 +125,7 @@ def test_no_arguments_are_refused(text):
 def test_any_history_is_rendered(tokenizer, template, arguments):
     """A call with malformed arguments is no error, and its function stays visible."""
     tokenizer.chat_template = template
-    call = ToolCall(FunctionCall("look", arguments))
+    call = ChatToolCall(FunctionCall("look", arguments))
     turns = (
         ChatMessage("user", "hi"),
         ChatMessage("assistant", "", tool_calls=(call,), reasoning_content="why"),
@@ -143,7 +143,7 @@ def test_any_history_is_rendered(tokenizer, template, arguments):
 def test_ids_of_calls_are_as_short_as_a_template_insists(tokenizer, call_id):
     tokenizer.chat_template = SHORT_IDS
     dialect = find_dialect(tokenizer)
-    call = ToolCall(FunctionCall("look", "{}"), call_id, "function")
+    call = ChatToolCall(FunctionCall("look", "{}"), call_id, "function")
     asked = dialect.turn(ChatMessage("assistant", "", tool_calls=(call,)))
     answered = dialect.turn(ChatMessage("tool", "42", tool_call_id=call_id))
     (sent,) = asked["tool_calls"]

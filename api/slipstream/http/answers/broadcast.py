@@ -27,7 +27,7 @@ from slipstream.http.response_encoding import json_parts
 from slipstream.outputs import Delta
 
 
-class Frame(Struct, frozen=True, gc=False):
+class ChunkFrame(Struct, frozen=True, gc=False):
     """The constant parts of the chunks that contain a text of one kind.
 
     between: behind the text, where log-probabilities follow it. num_framed: bytes of `before` and
@@ -46,7 +46,7 @@ class Frame(Struct, frozen=True, gc=False):
 class ChunkWriter(Protocol):
     """Writes chunks that contain more than text."""
 
-    def frame(self, kind: int) -> Frame:
+    def frame(self, kind: int) -> ChunkFrame:
         """The constant parts of a chunk. kind: see `Deltas.kinds`; it is that of a text."""
 
     def write_delta(self, delta: Delta, part: bytes) -> None:
@@ -57,8 +57,8 @@ class BroadcastStream:
     """How the deltas of one stream are written: as text alone, by `chunk_writer`, or by its wakeup.
 
     is_text_only: each chunk but the last is `before`, the text and `after`, and an empty text gives
-    no chunk. num_framed: as in `Frame`. frames: by kind of text, instead of those three; kind 0 is
-    text that is not read as events. on_exception: called while an exception is handled.
+    no chunk. num_framed: as in `ChunkFrame`. frames: by kind of text, instead of those three; kind
+    0 is text that is not read as events. on_exception: called while an exception is handled.
     """
 
     __slots__ = (
@@ -91,7 +91,7 @@ class BroadcastStream:
         self.is_text_only = False
         self.before = self.after = b""
         self.num_framed = 0
-        self.frames: dict[int, Frame] = {}
+        self.frames: dict[int, ChunkFrame] = {}
 
     def queue(self, delta: Delta) -> None:
         """Queue a delta; merge the queue if it has grown too long."""

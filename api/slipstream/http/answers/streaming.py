@@ -26,7 +26,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
-from slipstream.http.answers.broadcast import Frame
+from slipstream.http.answers.broadcast import ChunkFrame
 from slipstream.http.answers.content_tokens import content_logprobs
 from slipstream.http.answers.event_ids import StreamCursor
 from slipstream.http.answers.live_answer import (
@@ -131,7 +131,7 @@ class StreamedChoice:
         self._has_called = cursor.has_called  # a tool call has ended
         self._was_end_sent = cursor.has_ended  # sent before the client resumed
         self._has_ended = False  # the end has been handled
-        self._frames: dict[int, Frame] = {}
+        self._frames: dict[int, ChunkFrame] = {}
         self._text_frame = frame = self.frame(0)
         self._stream = stream = live.context.broadcast.join(
             self.state, self, live.exchange, live.handle_exception
@@ -140,7 +140,7 @@ class StreamedChoice:
         stream.frames = self._frames
         self._choose_writer()
 
-    def frame(self, kind: int) -> Frame:
+    def frame(self, kind: int) -> ChunkFrame:
         """The constant parts of a chunk that contains a text. kind: see `Deltas.kinds`."""
         if not self._reads_events:
             kind = 0
@@ -149,7 +149,7 @@ class StreamedChoice:
             found = self._frames[kind] = self._new_frame(kind)
         return found
 
-    def _new_frame(self, kind: int) -> Frame:
+    def _new_frame(self, kind: int) -> ChunkFrame:
         plan = self._live.plan
         is_content = kind in (0, EventKind.CONTENT)
         has_logprobs = self._with_logprobs and self._is_plain
@@ -167,9 +167,11 @@ class StreamedChoice:
         if kind & 0xFF == EventKind.REASONING:
             repeat = b'"' + between.pop(0) + b'"'
         if between:
-            return Frame(before, after, len(before + after) - 2, b'"' + between[0], True, repeat)
+            return ChunkFrame(
+                before, after, len(before + after) - 2, b'"' + between[0], True, repeat
+            )
         after = b'"' + after
-        return Frame(before, after, len(before + after) - 2, repeat=repeat)
+        return ChunkFrame(before, after, len(before + after) - 2, repeat=repeat)
 
     def _choose_writer(self) -> None:
         """Choose what writes most chunks from now on: the broadcast itself, `write_delta`, or
@@ -230,7 +232,7 @@ class StreamedChoice:
         elif text or delta.logprobs:
             self._write(self._take([delta]), None)
 
-    def _write_plain(self, part: bytes, frame: Frame, middle: bytes = b"") -> None:
+    def _write_plain(self, part: bytes, frame: ChunkFrame, middle: bytes = b"") -> None:
         """Write a chunk from the encoded constant parts. middle: JSON between text and end."""
         exchange = self._exchange
         if not exchange.has_begun:

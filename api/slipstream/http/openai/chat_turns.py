@@ -16,7 +16,7 @@ from slipstream.http.openai.request_bodies import (
     TextContent,
     ThinkingContent,
 )
-from slipstream_ipc.messages import ChatMessage, FunctionCall, ToolCall
+from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall
 
 _IS_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 _NO_EFFORT = "none"
@@ -90,8 +90,8 @@ def _text_of(part: TextContent | RefusalContent | ThinkingContent) -> str:
             return ""
 
 
-def _tool_call(call: Call) -> ToolCall:
+def _tool_call(call: Call) -> ChatToolCall:
     arguments = call.function.arguments
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments or {}).decode()
-    return ToolCall(FunctionCall(call.function.name, arguments), call.id, call.type)
+    return ChatToolCall(FunctionCall(call.function.name, arguments), call.id, call.type)

@@ -48,7 +48,7 @@ from slipstream_ipc.process import (
     STATUS_FD_VARIABLE,
     VERSION_VARIABLE,
     Activate,
-    Command,
+    ChildCommand,
     Condition,
     Drain,
     installed_version,
@@ -287,7 +287,7 @@ class Child:
         words = f" ({self._last_words})" if self._last_words else ""
         return ChildExit(f"exit code {code}{words}", is_own_fault=code != 0)
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: ChildCommand) -> None:
         """Send a command, now or when the pipe has room. Never fails: a dead or hung child is
         noticed otherwise.
         """

@@ -68,7 +68,7 @@ class Operation:
         return self.kind not in (PRODUCT, ATTEND)
 
 
-class _Part(ctypes.Structure):
+class _Operand(ctypes.Structure):
     _fields_ = (("buffer", _Int), ("at", _Int))
 
 
@@ -76,10 +76,10 @@ class _Operation(ctypes.Structure):
     _fields_ = (
         ("kind", _Int),
         ("together", _Int),
-        ("a", _Part),
-        ("b", _Part),
-        ("c", _Part),
-        ("out", _Part),
+        ("a", _Operand),
+        ("b", _Operand),
+        ("c", _Operand),
+        ("out", _Operand),
         ("weight", _Pointer),
         ("bias", _Pointer),
         ("n", _Int),
@@ -169,7 +169,7 @@ def _of(operation: Operation, together: bool) -> _Operation:
     for name, *_ in _Operation._fields_:
         value = given.get(name, getattr(operation, name, None))
         if isinstance(value, Part):
-            value = _Part(*value)
+            value = _Operand(*value)
         elif isinstance(value, torch.Tensor):
             value = value.data_ptr()
         given[name] = value

@@ -10,7 +10,7 @@ from typing import Any
 from slipstream_ipc.formats.answer_format import JsonCall
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
 from slipstream_worker.formats.scanners.json_scanner import JsonScanner
-from slipstream_worker.formats.scanners.scanner import MAX_HELD_CHARS, Status, skip_blanks
+from slipstream_worker.formats.scanners.scanner import MAX_HELD_CHARS, ScanStatus, skip_blanks
 
 _MAX_KEY_CHARS = 1024
 _MAX_WORD_CHARS = 6 * MAX_NAME_CHARS + 2  # all characters escaped, and quotes
@@ -37,20 +37,20 @@ class JsonObjectScanner:
     def string_hazards(self) -> frozenset[str] | None:
         return self._json.string_hazards
 
-    def feed(self, text: str, start: int) -> tuple[int, Status]:
+    def feed(self, text: str, start: int) -> tuple[int, ScanStatus]:
         if self._has_begun:
             return self._json.feed(text, start)
         pos = skip_blanks(text, start)
         if pos == len(text):
-            return pos, Status.MORE
+            return pos, ScanStatus.MORE
         if text[pos] != "{":
-            return pos, Status.FAILED
+            return pos, ScanStatus.FAILED
         self._has_begun = True
         self._json.feed("{", 0)
-        return pos + 1, Status.BEGIN
+        return pos + 1, ScanStatus.BEGIN
 
-    def feed_delimiter(self, literal: str) -> tuple[bool, Status]:
-        return False, Status.FAILED
+    def feed_delimiter(self, literal: str) -> tuple[bool, ScanStatus]:
+        return False, ScanStatus.FAILED
 
     def take(self) -> str:
         return self._json.take()
@@ -127,8 +127,8 @@ class JsonCallScanner:
     def break_off(self) -> str:
         return self._json.break_off() if self._phase is _Phase.IN_ARGUMENTS else ""
 
-    def feed_delimiter(self, literal: str) -> tuple[bool, Status]:
-        return False, Status.FAILED
+    def feed_delimiter(self, literal: str) -> tuple[bool, ScanStatus]:
+        return False, ScanStatus.FAILED
 
     def save(self) -> list[Any]:
         inner = self._json.save() if self._phase is _Phase.IN_ARGUMENTS else []
@@ -141,12 +141,12 @@ class JsonCallScanner:
             self._json = JsonScanner(objects_only=True)
             self._json.load(inner)
 
-    def feed(self, text: str, start: int) -> tuple[int, Status]:
+    def feed(self, text: str, start: int) -> tuple[int, ScanStatus]:
         pos = start
         if self._phase is _Phase.IN_ARGUMENTS:
             pos, status = self._json.feed(text, pos)
             self._out.append(self._json.take())
-            if status is not Status.DONE:
+            if status is not ScanStatus.DONE:
                 return pos, status
             self._value_ended()
         while pos < len(text):
@@ -157,18 +157,18 @@ class JsonCallScanner:
                 if pos == len(text):
                     break
                 pos, status = self._structure(text, pos)
-            if status is not Status.MORE:
+            if status is not ScanStatus.MORE:
                 return pos, status
-        return pos, Status.MORE
+        return pos, ScanStatus.MORE
 
-    def _structure(self, text: str, pos: int) -> tuple[int, Status]:
+    def _structure(self, text: str, pos: int) -> tuple[int, ScanStatus]:
         char = text[pos]
         match self._phase, char:
             case _Phase.OPEN, "{":
                 self._phase = _Phase.KEY_OR_END
             case ((_Phase.KEY_OR_END | _Phase.KEY), '"'):
                 self._enter(_Phase.IN_KEY)
-                return pos, Status.MORE
+                return pos, ScanStatus.MORE
             case _Phase.COLON, ":":
                 self._phase = _Phase.VALUE
             case _Phase.VALUE, _:
@@ -178,10 +178,10 @@ class JsonCallScanner:
             case _Phase.AFTER, "}" if self.name:
                 if not self._has_arguments:
                     self._out.append("{}")
-                return pos + 1, Status.DONE
+                return pos + 1, ScanStatus.DONE
             case _:
-                return pos, Status.FAILED
-        return pos + 1, Status.MORE
+                return pos, ScanStatus.FAILED
+        return pos + 1, ScanStatus.MORE
 
     def _enter(self, phase: _Phase) -> None:
         self._phase = phase
@@ -189,21 +189,21 @@ class JsonCallScanner:
         self._num_taken = 0
         self._word.clear()
 
-    def _enter_value(self, char: str) -> Status:
+    def _enter_value(self, char: str) -> ScanStatus:
         element = self._element
         if self._key in element.names:
             if self.name or char != '"':
-                return Status.FAILED
+                return ScanStatus.FAILED
             self._enter(_Phase.IN_NAME)
         elif self._key in element.arguments:
             if self._has_arguments or char not in '{"n':
-                return Status.FAILED
+                return ScanStatus.FAILED
             self._enter(_Phase.IN_ARGUMENTS if char == "{" else _Phase.IN_PACKED)
         else:
             self._enter(_Phase.IN_ID if self._key in element.ids else _Phase.IN_OTHER)
-        return Status.MORE
+        return ScanStatus.MORE
 
-    def _value(self, text: str, pos: int) -> tuple[int, Status]:
+    def _value(self, text: str, pos: int) -> tuple[int, ScanStatus]:
         phase = self._phase
         room = _LIMITS.get(phase, _NO_LIMIT) - self._num_taken
         if room < len(text) - pos:
@@ -218,13 +218,13 @@ class JsonCallScanner:
             self._word.append(self._json.take())
         else:
             self._json.take()
-        if status is Status.MORE and end < len(text):
-            return end, Status.FAILED  # longer than is allowed
-        if status is not Status.DONE:
+        if status is ScanStatus.MORE and end < len(text):
+            return end, ScanStatus.FAILED  # longer than is allowed
+        if status is not ScanStatus.DONE:
             return end, status
         return end, self._value_ended()
 
-    def _value_ended(self) -> Status:
+    def _value_ended(self) -> ScanStatus:
         phase = self._phase
         word: Any = json.loads("".join(self._word)) if self._word else None
         self._phase = _Phase.AFTER
@@ -235,21 +235,21 @@ class JsonCallScanner:
                 self._phase = _Phase.COLON
             case _Phase.IN_NAME:
                 if not word or has_surrogate:
-                    return Status.FAILED
+                    return ScanStatus.FAILED
                 self.name = word
-                return Status.BEGIN
+                return ScanStatus.BEGIN
             case _Phase.IN_ID if isinstance(word, str) and not has_surrogate:
                 self.call_id = word[:MAX_NAME_CHARS]
             case _Phase.IN_ARGUMENTS:
                 self._has_arguments = True
             case _Phase.IN_PACKED if word is not None:
                 scanner = JsonScanner(objects_only=True)
-                if scanner.feed(word, 0) != (len(word), Status.DONE):
+                if scanner.feed(word, 0) != (len(word), ScanStatus.DONE):
                     self._phase = phase  # what was taken stays held
-                    return Status.FAILED
+                    return ScanStatus.FAILED
                 self._out.append(_SURROGATE.sub(_escaped, scanner.take()))
                 self._has_arguments = True
-        return Status.MORE
+        return ScanStatus.MORE
 
 
 def _escaped(match: re.Match[str]) -> str:

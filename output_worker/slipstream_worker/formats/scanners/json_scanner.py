@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slipstream_worker.formats.scanners.scanner import BLANKS, Status
+from slipstream_worker.formats.scanners.scanner import BLANKS, ScanStatus
 
 MAX_NESTING = 64
 MAX_SCALAR_CHARS = 1024
@@ -82,7 +82,7 @@ class JsonScanner:
         self._held = ""
         return text
 
-    def feed(self, text: str, start: int) -> tuple[int, Status]:
+    def feed(self, text: str, start: int) -> tuple[int, ScanStatus]:
         pos = start
         while pos < len(text):
             phase = self._phase
@@ -91,7 +91,7 @@ class JsonScanner:
             elif phase == _SCALAR_PHASE:
                 pos, failed = self._scalar(text, pos)
                 if failed:
-                    return pos, Status.FAILED
+                    return pos, ScanStatus.FAILED
             elif text[pos] in BLANKS:
                 end = _end(_SPACE, text, pos)
                 self._out.append(text[pos:end])
@@ -99,13 +99,13 @@ class JsonScanner:
                 continue
             else:
                 if not self._structure(text[pos], phase):
-                    return pos, Status.FAILED
+                    return pos, ScanStatus.FAILED
                 if self._phase != _SCALAR_PHASE:  # whose first character is read again
                     self._out.append(text[pos])
                     pos += 1
             if self._phase == _DONE:
-                return pos, Status.DONE
-        return pos, Status.MORE
+                return pos, ScanStatus.DONE
+        return pos, ScanStatus.MORE
 
     def _structure(self, char: str, phase: int) -> bool:
         """A character outside strings and scalars; whether it may stand here."""

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import KeywordArguments
 from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING, STRING_HAZARDS
-from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, ScanStatus
 from slipstream_worker.formats.scanners.typed_scanner import TypedScanner, escape_json, read_until
 
-__all__ = ["KeywordArgumentsScanner", "Phase", "python_container_as_json"]
+__all__ = ["ArgumentState", "KeywordArgumentsScanner", "python_container_as_json"]
 
 _MAX_TOKEN_CHARS: Final = 1024  # of a key; and of a number, or a word
 _STRUCTURE: Final = frozenset(",:()[]{}'\"" + BLANKS)
@@ -56,7 +56,7 @@ _OCTAL: Final = frozenset("01234567")
 _IN_QUOTES: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 
 
-class Phase(IntEnum):
+class ArgumentState(IntEnum):
     """What the next character is part of."""
 
     KEY = 1  # a key, or the end of its object
@@ -114,11 +114,11 @@ class KeywordArgumentsScanner(TypedScanner):
         self._is_key = False  # the string that is being read is a key
         self._needs_comma = False
         self._is_first = not is_single  # nothing of the object was given
-        self.phase = Phase.VALUE if is_single else Phase.KEY
+        self.phase = ArgumentState.VALUE if is_single else ArgumentState.KEY
 
     @property
     def string_hazards(self) -> frozenset[str] | None:
-        if self.phase != Phase.STRING or self.num_held:
+        if self.phase != ArgumentState.STRING or self.num_held:
             return None
         if not self._has_delimiter:
             return STRING_HAZARDS | {self._quote[0]}
@@ -126,18 +126,18 @@ class KeywordArgumentsScanner(TypedScanner):
 
     def break_off(self) -> str:
         match self.phase:
-            case Phase.BARE_KEY:
+            case ArgumentState.BARE_KEY:
                 self._comma(0)
                 self._emit('"' + escape_json(self._held), 0)
-            case Phase.WORD if beginning := self._beginning(self._held):
+            case ArgumentState.WORD if beginning := self._beginning(self._held):
                 self._comma(0)
                 self._emit(beginning, 0)
-            case Phase.OPENING:
+            case ArgumentState.OPENING:
                 self._comma(0)
                 self._emit('"' * len(self._quote), 0)
-            case Phase.CLOSING:
+            case ArgumentState.CLOSING:
                 self._emit('"', 0)
-            case Phase.STRING | Phase.ESCAPE:
+            case ArgumentState.STRING | ArgumentState.ESCAPE:
                 self._emit(escape_json(self._held), 0)
         return self.take()
 
@@ -153,99 +153,104 @@ class KeywordArgumentsScanner(TypedScanner):
 
     def load(self, saved: list[Any]) -> None:
         phase, self._stack, self._quote, self._is_key, self._needs_comma = saved
-        self.phase = Phase(phase)
+        self.phase = ArgumentState(phase)
         self._is_first = False
         self._has_begun = True
 
     @property
-    def _status(self) -> Status:
-        if self.phase == Phase.ENDED:
-            return Status.DONE
-        return Status.FAILED if self.phase == Phase.FAILED else Status.MORE
+    def _status(self) -> ScanStatus:
+        if self.phase == ArgumentState.ENDED:
+            return ScanStatus.DONE
+        return ScanStatus.FAILED if self.phase == ArgumentState.FAILED else ScanStatus.MORE
 
     def _step(self, text: str, at: int) -> int:
         match self.phase:
-            case Phase.STRING:
+            case ArgumentState.STRING:
                 return self._string(text, at)
-            case Phase.WORD | Phase.BARE_KEY:
+            case ArgumentState.WORD | ArgumentState.BARE_KEY:
                 return self._run(text, at)
             case _:
                 return self._char(text[at], at)
 
     def _step_delimiter(self, literal: str) -> bool:
         if literal == self._literal:
-            if self.phase == Phase.STRING:
+            if self.phase == ArgumentState.STRING:
                 self._end_string(0)
                 return True
-            if self.phase in (Phase.KEY, Phase.VALUE):
-                self._is_key = self.phase == Phase.KEY
+            if self.phase in (ArgumentState.KEY, ArgumentState.VALUE):
+                self._is_key = self.phase == ArgumentState.KEY
                 self._open_string(literal, 0)
                 return True
         elif self._is_word(literal) and self._is_in_string():
             self._emit(escape_json(self._held + literal), 0)
             self._held = ""
-            self.phase = Phase.STRING
+            self.phase = ArgumentState.STRING
             return True
-        self.phase = Phase.FAILED
+        self.phase = ArgumentState.FAILED
         return False
 
     def _is_in_string(self) -> bool:
         """Whether what follows next is text of a string, if it is no quote and no bracket."""
-        if self.phase == Phase.OPENING and len(self._quote) == 1:
+        if self.phase == ArgumentState.OPENING and len(self._quote) == 1:
             self._open_string(self._quote, 0)
-        return self.phase in (Phase.STRING, Phase.ESCAPE, Phase.CLOSING)
+        return self.phase in (ArgumentState.STRING, ArgumentState.ESCAPE, ArgumentState.CLOSING)
 
     # -- one character, by phase; each returns the index behind what it took
 
     def _char(self, char: str, at: int) -> int:
         match self.phase:
-            case Phase.KEY | Phase.VALUE | Phase.COMMA | Phase.SEPARATOR:
+            case (
+                ArgumentState.KEY
+                | ArgumentState.VALUE
+                | ArgumentState.COMMA
+                | ArgumentState.SEPARATOR
+            ):
                 if char in BLANKS:
                     self._drop(at + 1)
                     return at + 1
                 return self._structure(char, at)
-            case Phase.OPENING:
+            case ArgumentState.OPENING:
                 return self._opening(char, at)
-            case Phase.CLOSING:
+            case ArgumentState.CLOSING:
                 return self._closing(char, at)
-            case Phase.DELIMITER:
+            case ArgumentState.DELIMITER:
                 return self._open_delimiter(char, at)
             case _:
                 return self._escape(char, at)
 
     def _structure(self, char: str, at: int) -> int:
         phase = self.phase
-        if char == _CLOSERS[self._stack[-1]] and phase != Phase.SEPARATOR:
-            if phase == Phase.VALUE and self._stack[-1] != "[":
+        if char == _CLOSERS[self._stack[-1]] and phase != ArgumentState.SEPARATOR:
+            if phase == ArgumentState.VALUE and self._stack[-1] != "[":
                 return self._fail(at)  # a key without a value
             self._close(at + 1)
             return at + 1
-        if phase == Phase.COMMA:
+        if phase == ArgumentState.COMMA:
             if char != ",":
                 return self._fail(at)
             self._needs_comma = True
-            self.phase = Phase.VALUE if self._stack[-1] == "[" else Phase.KEY
+            self.phase = ArgumentState.VALUE if self._stack[-1] == "[" else ArgumentState.KEY
             return at + 1
-        if phase == Phase.SEPARATOR:
+        if phase == ArgumentState.SEPARATOR:
             if char != self._separator:
                 return self._fail(at)
             self._emit(": ", at + 1)
-            self.phase = Phase.VALUE
+            self.phase = ArgumentState.VALUE
             return at + 1
         if self._delimiter and char == self._delimiter[0]:
             self._held = char
-            self._is_key = phase == Phase.KEY
-            self.phase = Phase.DELIMITER
+            self._is_key = phase == ArgumentState.KEY
+            self.phase = ArgumentState.DELIMITER
             return self._opened(at + 1)
         if not self._has_delimiter and char in "'\"" and self._may_be_string:
             self._quote = char
-            self._is_key = phase == Phase.KEY
-            self.phase = Phase.OPENING
+            self._is_key = phase == ArgumentState.KEY
+            self.phase = ArgumentState.OPENING
             return at + 1
-        if phase == Phase.KEY:
+        if phase == ArgumentState.KEY:
             if (len(self._stack) > 1 and not self._has_delimiter) or char in _STRUCTURE:
                 return self._fail(at)
-            self.phase = Phase.BARE_KEY
+            self.phase = ArgumentState.BARE_KEY
             return at
         if char in "[{":
             if len(self._stack) >= MAX_NESTING:
@@ -253,11 +258,11 @@ class KeywordArgumentsScanner(TypedScanner):
             self._comma(at + 1)
             self._stack += char
             self._emit(char, at + 1)
-            self.phase = Phase.VALUE if char == "[" else Phase.KEY
+            self.phase = ArgumentState.VALUE if char == "[" else ArgumentState.KEY
             return at + 1
         if char in _STRUCTURE:
             return self._fail(at)
-        self.phase = Phase.WORD
+        self.phase = ArgumentState.WORD
         return at
 
     @property
@@ -267,7 +272,7 @@ class KeywordArgumentsScanner(TypedScanner):
     @property
     def _may_be_string(self) -> bool:
         """Whether quotes open a string here: not in place of the name of a Python argument."""
-        return self.phase == Phase.VALUE or len(self._stack) > 1
+        return self.phase == ArgumentState.VALUE or len(self._stack) > 1
 
     def _comma(self, at: int) -> None:
         """What stands before an item: a comma, or the bracket that opens it all."""
@@ -285,17 +290,17 @@ class KeywordArgumentsScanner(TypedScanner):
         self._comma(at)
         self._emit("]" if opening == "[" else "}", at)
         is_end = not self._stack or (self._is_single and len(self._stack) == 1)
-        self.phase = Phase.ENDED if is_end else Phase.COMMA
+        self.phase = ArgumentState.ENDED if is_end else ArgumentState.COMMA
 
     def _fail(self, at: int) -> int:
-        self.phase = Phase.FAILED
+        self.phase = ArgumentState.FAILED
         return at
 
     # -- keys and words without quotes
 
     def _run(self, text: str, at: int) -> int:
         """A bare key up to its separator, or a word up to what ends a value."""
-        is_key = self.phase == Phase.BARE_KEY
+        is_key = self.phase == ArgumentState.BARE_KEY
         end = at
         bound = at + _MAX_TOKEN_CHARS - len(self._held)
         ends = self._separator if is_key else self._ends_word
@@ -314,14 +319,14 @@ class KeywordArgumentsScanner(TypedScanner):
             if is_key:
                 self._comma(end)
                 self._emit(encode_basestring(token.rstrip(BLANKS)), end)
-                self.phase = Phase.SEPARATOR
+                self.phase = ArgumentState.SEPARATOR
             else:
                 word = self._word(token)
                 if not word:
                     return self._fail(end)
                 self._comma(end)
                 self._emit(word, end)
-                self.phase = Phase.COMMA
+                self.phase = ArgumentState.COMMA
         return end
 
     def _word(self, token: str) -> str:
@@ -337,12 +342,12 @@ class KeywordArgumentsScanner(TypedScanner):
         self._quote = quote
         self._comma(at)
         self._emit('"', at)
-        self.phase = Phase.STRING
+        self.phase = ArgumentState.STRING
 
     def _end_string(self, at: int) -> None:
         self._emit('"', at)
         self._held = self._quote = ""
-        self.phase = Phase.SEPARATOR if self._is_key else Phase.COMMA
+        self.phase = ArgumentState.SEPARATOR if self._is_key else ArgumentState.COMMA
 
     def _opening(self, char: str, at: int) -> int:
         quote = self._quote[0]
@@ -383,9 +388,9 @@ class KeywordArgumentsScanner(TypedScanner):
         if match is None:
             return end
         if match[0] == "\\":
-            self.phase = Phase.ESCAPE
+            self.phase = ArgumentState.ESCAPE
         else:
-            self.phase = Phase.CLOSING
+            self.phase = ArgumentState.CLOSING
         self._held = match[0]
         return end + 1
 
@@ -405,7 +410,7 @@ class KeywordArgumentsScanner(TypedScanner):
             return at
         self._emit(escape_json(self._held), at)
         self._held = ""
-        self.phase = Phase.STRING
+        self.phase = ArgumentState.STRING
         return at
 
     def _escape(self, char: str, at: int) -> int:
@@ -436,7 +441,7 @@ class KeywordArgumentsScanner(TypedScanner):
     def _unescaped(self, text: str, at: int, written: str = "") -> int:
         self._emit(written or escape_json(text), at)
         self._held = ""
-        self.phase = Phase.STRING
+        self.phase = ArgumentState.STRING
         return at
 
     def _delimited(self, text: str, at: int) -> int:
@@ -458,6 +463,6 @@ def python_container_as_json(text: str) -> str | None:
     """A list or a dict as Python prints it, as JSON; None if `text` is not exactly one."""
     scanner = KeywordArgumentsScanner(KeywordArguments(), ScanContext("", None), is_single=True)
     end, status = scanner.feed(text, 0)
-    while status is Status.BEGIN:
+    while status is ScanStatus.BEGIN:
         end, status = scanner.feed(text, end)
-    return scanner.take() if status is Status.DONE and end == len(text) else None
+    return scanner.take() if status is ScanStatus.DONE and end == len(text) else None

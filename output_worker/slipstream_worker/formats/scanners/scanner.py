@@ -21,7 +21,7 @@ MAX_HELD_CHARS = 2**18  # of one value; all that is held leaves in one message
 _BLANKS = re.compile(f"[{BLANKS}]*")
 
 
-class Status(IntEnum):
+class ScanStatus(IntEnum):
     """What a scanner says of the text that it was just fed."""
 
     MORE = 0  # all of it was taken; more is expected
@@ -62,10 +62,10 @@ class Scanner(Protocol):
     @property
     def string_hazards(self) -> frozenset[str] | None: ...
 
-    def feed(self, text: str, start: int) -> tuple[int, Status]:
+    def feed(self, text: str, start: int) -> tuple[int, ScanStatus]:
         """Take text from `start` on; returns the position behind what was taken."""
 
-    def feed_delimiter(self, literal: str) -> tuple[bool, Status]:
+    def feed_delimiter(self, literal: str) -> tuple[bool, ScanStatus]:
         """A delimiter that is one token; returns whether it was taken."""
 
     def take(self) -> str:
@@ -98,21 +98,21 @@ class WordScanner:
         self._word: list[str] = []
         self._len = 0
 
-    def feed(self, text: str, start: int) -> tuple[int, Status]:
+    def feed(self, text: str, start: int) -> tuple[int, ScanStatus]:
         pos = end = start if self._len else skip_blanks(text, start)
         stops = self._stops
         bound = pos + MAX_NAME_CHARS - self._len
         while end < len(text) and text[end] not in stops:
             if end == bound:
-                return end, Status.FAILED
+                return end, ScanStatus.FAILED
             end += 1
         self._word.append(text[pos:end])
         self._len += end - pos
         if end == len(text):
-            return end, Status.MORE
+            return end, ScanStatus.MORE
         return end, self._done()
 
-    def feed_delimiter(self, literal: str) -> tuple[bool, Status]:
+    def feed_delimiter(self, literal: str) -> tuple[bool, ScanStatus]:
         return False, self._done()
 
     def take(self) -> str:
@@ -127,7 +127,7 @@ class WordScanner:
     def load(self, saved: list[Any]) -> None:
         pass
 
-    def _done(self) -> Status:
+    def _done(self) -> ScanStatus:
         word = "".join(self._word)
         match self._element:
             case Name():
@@ -137,7 +137,7 @@ class WordScanner:
             case NamedCallId(prefix, separator):
                 self.call_id = word
                 self.name = word.removeprefix(prefix).rpartition(separator)[0] or word
-        return Status.DONE if word else Status.FAILED
+        return ScanStatus.DONE if word else ScanStatus.FAILED
 
 
 def skip_blanks(text: str, pos: int) -> int:

@@ -18,7 +18,12 @@ from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import TaggedParameters, delimiters
 from slipstream_worker.formats.scanners.json_scanner import STRING_HAZARDS, JsonScanner
-from slipstream_worker.formats.scanners.scanner import BLANKS, MAX_HELD_CHARS, ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import (
+    BLANKS,
+    MAX_HELD_CHARS,
+    ScanContext,
+    ScanStatus,
+)
 from slipstream_worker.formats.scanners.typed_scanner import (
     Run,
     TypedScanner,
@@ -98,7 +103,7 @@ class TaggedParametersScanner(TypedScanner):
             case TagPhase.WORD | TagPhase.CONTAINER:
                 raw = ("".join(self._parts) + self._tail).lstrip(BLANKS)
                 scanner = JsonScanner()
-                if scanner.feed(raw, 0)[1] is Status.FAILED:
+                if scanner.feed(raw, 0)[1] is ScanStatus.FAILED:
                     self._emit('"' + escape_json(raw + self._held), 0)
                 else:
                     self._emit(scanner.take() + scanner.break_off(), 0)
@@ -114,10 +119,10 @@ class TaggedParametersScanner(TypedScanner):
         self._has_begun = True
 
     @property
-    def _status(self) -> Status:
+    def _status(self) -> ScanStatus:
         if self.phase == TagPhase.ENDED:
-            return Status.DONE
-        return Status.FAILED if self.phase == TagPhase.FAILED else Status.MORE
+            return ScanStatus.DONE
+        return ScanStatus.FAILED if self.phase == TagPhase.FAILED else ScanStatus.MORE
 
     def _step(self, text: str, at: int) -> int:
         match self.phase:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
-from slipstream_worker.formats.scanners.scanner import ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import ScanContext, ScanStatus
 
 __all__ = ["Run", "TypedScanner", "escape_json", "read_until"]
 
@@ -26,26 +26,26 @@ class TypedScanner(ABC):
         self._pieces: list[str] = []
         self._decided_at: int | None = None  # in the text of the present step
 
-    def feed(self, text: str, start: int) -> tuple[int, Status]:
+    def feed(self, text: str, start: int) -> tuple[int, ScanStatus]:
         if self._ends_at_once:
-            return start + 1, Status.DONE
+            return start + 1, ScanStatus.DONE
         at = start
-        while (status := self._status) is Status.MORE and at < len(text):
+        while (status := self._status) is ScanStatus.MORE and at < len(text):
             behind = self._step(text, at)
             if self._count(behind - at, behind):
-                return behind - self._ends_at_once, Status.BEGIN
+                return behind - self._ends_at_once, ScanStatus.BEGIN
             at = behind
         return at, status
 
-    def feed_delimiter(self, literal: str) -> tuple[bool, Status]:
+    def feed_delimiter(self, literal: str) -> tuple[bool, ScanStatus]:
         if self._ends_at_once:
-            return True, Status.DONE
+            return True, ScanStatus.DONE
         if not self._step_delimiter(literal):
-            if self._status is Status.DONE:
+            if self._status is ScanStatus.DONE:
                 self._count(0, 0)
             return False, self._status
         if self._count(len(literal), 0):
-            return not self._ends_at_once, Status.BEGIN
+            return not self._ends_at_once, ScanStatus.BEGIN
         return True, self._status
 
     def _is_word(self, literal: str) -> bool:
@@ -72,7 +72,7 @@ class TypedScanner(ABC):
 
     @property
     @abstractmethod
-    def _status(self) -> Status: ...
+    def _status(self) -> ScanStatus: ...
 
     @abstractmethod
     def _step(self, text: str, at: int) -> int:
@@ -104,7 +104,7 @@ class TypedScanner(ABC):
         if self._has_begun:
             return False
         self._has_begun = True
-        self._ends_at_once = self._status is Status.DONE
+        self._ends_at_once = self._status is ScanStatus.DONE
         return True
 
 

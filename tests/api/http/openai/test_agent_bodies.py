@@ -15,10 +15,10 @@ from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.errors import ApiError
 from slipstream.http.openai.ignored_fields import IgnoredFields
-from slipstream_ipc.messages import ChatMessage, FunctionCall, StructuredOutputs, ToolCall
+from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall, StructuredOutputs
 from slipstream_ipc.transport.codec import decode_params
 
-TOOL_CALL = ToolCall(FunctionCall("weather", ARGUMENTS), "call_1", "function")
+TOOL_CALL = ChatToolCall(FunctionCall("weather", ARGUMENTS), "call_1", "function")
 
 
 def planned(body: dict[str, Any]) -> AnswerPlan:

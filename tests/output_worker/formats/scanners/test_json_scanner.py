@@ -13,7 +13,7 @@ from slipstream_worker.formats.scanners.json_scanner import (
     MAX_SCALAR_CHARS,
     JsonScanner,
 )
-from slipstream_worker.formats.scanners.scanner import Status
+from slipstream_worker.formats.scanners.scanner import ScanStatus
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -27,7 +27,7 @@ fragments = st.sampled_from(
 )  # fmt: skip
 
 
-def scan(parts: list[str], objects_only: bool = False) -> tuple[str, Status, int]:
+def scan(parts: list[str], objects_only: bool = False) -> tuple[str, ScanStatus, int]:
     """(output, status, characters taken)."""
     scanner = JsonScanner(objects_only)
     output, taken = "", 0
@@ -35,10 +35,10 @@ def scan(parts: list[str], objects_only: bool = False) -> tuple[str, Status, int
         end, status = scanner.feed(part, 0)
         output += scanner.take()
         taken += end
-        if status is not Status.MORE:
+        if status is not ScanStatus.MORE:
             return output, status, taken
         assert end == len(part)
-    return output + scanner.break_off(), Status.MORE, taken
+    return output + scanner.break_off(), ScanStatus.MORE, taken
 
 
 def is_beginning(text: str) -> bool:
@@ -84,7 +84,7 @@ def test_what_is_valid_is_given_as_it_is(
         size = sizes[len(parts) % len(sizes)]
         parts.append(text[pos : pos + size])
         pos += size
-    assert scan(parts) == (text, Status.DONE, len(text))
+    assert scan(parts) == (text, ScanStatus.DONE, len(text))
 
 
 @given(st.lists(fragments, max_size=14), st.booleans())
@@ -92,7 +92,7 @@ def test_output_is_always_a_beginning_of_json(parts: list[str], objects_only: bo
     output, status, taken = scan(parts, objects_only)
     assert (output, status, taken) == scan(list("".join(parts)), objects_only)
     assert is_beginning(output)
-    if status is Status.DONE:
+    if status is ScanStatus.DONE:
         value = json.loads(output)
         assert isinstance(value, dict) or not objects_only
 
@@ -105,7 +105,7 @@ def test_nothing_valid_is_refused(parts: list[str]) -> None:
     except ValueError:
         return
     output, status, _ = scan([text + " "])
-    assert (output.strip(), status) == (text.strip(), Status.DONE)
+    assert (output.strip(), status) == (text.strip(), ScanStatus.DONE)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +117,17 @@ def test_nothing_valid_is_refused(parts: list[str]) -> None:
     ],
 )
 def test_what_models_write_wrongly_is_mended(text: str, output: str) -> None:
-    assert scan([text]) == (output, Status.DONE, len(text))
-    assert scan(list(text)) == (output, Status.DONE, len(text))
+    assert scan([text]) == (output, ScanStatus.DONE, len(text))
+    assert scan(list(text)) == (output, ScanStatus.DONE, len(text))
     json.loads(output)
 
 
 def test_nesting_is_bounded() -> None:
-    assert scan(["[" * MAX_NESTING + "]" * MAX_NESTING])[1] is Status.DONE
-    assert scan(["[" * (MAX_NESTING + 1)])[1:] == (Status.FAILED, MAX_NESTING)
+    assert scan(["[" * MAX_NESTING + "]" * MAX_NESTING])[1] is ScanStatus.DONE
+    assert scan(["[" * (MAX_NESTING + 1)])[1:] == (ScanStatus.FAILED, MAX_NESTING)
 
 
 def test_numbers_are_bounded() -> None:
-    assert scan(["1" * MAX_SCALAR_CHARS + " "])[1] is Status.DONE
+    assert scan(["1" * MAX_SCALAR_CHARS + " "])[1] is ScanStatus.DONE
     long = "1" * (MAX_SCALAR_CHARS + 1)
-    assert scan([long])[1:] == scan(list(long))[1:] == (Status.FAILED, MAX_SCALAR_CHARS)
+    assert scan([long])[1:] == scan(list(long))[1:] == (ScanStatus.FAILED, MAX_SCALAR_CHARS)

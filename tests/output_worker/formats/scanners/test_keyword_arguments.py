@@ -16,7 +16,7 @@ from slipstream_worker.formats.scanners.keyword_arguments import (
     number_as_json,
     python_container_as_json,
 )
-from slipstream_worker.formats.scanners.scanner import ScanContext, Status
+from slipstream_worker.formats.scanners.scanner import ScanContext, ScanStatus
 
 PYTHON = KeywordArguments()
 GEMMA = KeywordArguments("{", ":", Delimiter("<escape>"))
@@ -71,7 +71,7 @@ def read(element: KeywordArguments, parts: list[str]) -> Scanned:
 def test_python_arguments_are_given_back(arguments: dict[str, Any], places: list[int]) -> None:
     for text in (render_python(arguments), render_json_in_python(arguments)):
         scanned = read(PYTHON, divided(text + "tail", places))
-        assert scanned == (scanned.json, "tail", Status.DONE, True)
+        assert scanned == (scanned.json, "tail", ScanStatus.DONE, True)
         assert json.loads(scanned.json) == arguments
 
 
@@ -92,7 +92,7 @@ plain_texts = texts.filter(lambda text: "<" not in text)
 )
 def test_gemma_arguments_are_given_back(arguments: dict[str, Any], places: list[int]) -> None:
     scanned = read(GEMMA, divided(render_gemma(arguments) + "tail", places))
-    assert scanned == (scanned.json, "tail", Status.DONE, True)
+    assert scanned == (scanned.json, "tail", ScanStatus.DONE, True)
     assert json.loads(scanned.json) == arguments
 
 
@@ -101,7 +101,7 @@ def test_any_text_at_any_division_gives_the_same_json(text: str, places: list[in
     for element in (PYTHON, GEMMA):
         whole = read(element, [text])
         assert read(element, divided(text, places)) == whole
-        if whole.status is Status.DONE:
+        if whole.status is ScanStatus.DONE:
             json.loads(whole.json)
 
 
@@ -127,7 +127,7 @@ def test_what_was_emitted_stays_a_prefix(text: str, cut: int) -> None:
 )
 def test_python_that_models_write(text: str, value: dict[str, Any]) -> None:
     scanned = read(PYTHON, list(text))
-    assert scanned.status is Status.DONE
+    assert scanned.status is ScanStatus.DONE
     assert json.loads(scanned.json) == value
 
 
@@ -146,7 +146,7 @@ def test_python_that_models_write(text: str, value: dict[str, Any]) -> None:
 )
 def test_a_fault_ends_the_reading_and_keeps_what_came_before(text: str, emitted: str) -> None:
     scanned = read(PYTHON, [text])
-    assert scanned.status is Status.FAILED
+    assert scanned.status is ScanStatus.FAILED
     assert scanned.json == emitted
     assert scanned.has_begun == bool(emitted)
     assert text.endswith(scanned.rest)
@@ -155,7 +155,7 @@ def test_a_fault_ends_the_reading_and_keeps_what_came_before(text: str, emitted:
 def test_gemma_strings_may_be_bare_and_keys_quoted() -> None:
     text = 'unit:celsius,n:-3,<escape>k y<escape>:<escape>a"<b\\<escape>,city:New York}'
     scanned = read(GEMMA, list(text))
-    assert scanned.status is Status.DONE
+    assert scanned.status is ScanStatus.DONE
     assert json.loads(scanned.json) == {
         "unit": "celsius",
         "n": -3,
@@ -169,7 +169,7 @@ def test_a_delimiter_that_is_a_token_is_not_read_from_text() -> None:
     parts = ["k:", "<escape>", "a<esca", "pe>b", "<other>", "<escape>", "}"]
     context = ScanContext("f", None, ids, frozenset({"<escape>"}))
     scanned = scan(KeywordArgumentsScanner(GEMMA, context), parts, ids)
-    assert scanned.status is Status.DONE
+    assert scanned.status is ScanStatus.DONE
     assert json.loads(scanned.json) == {"k": "a<escape>b<other>"}
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.scanning import cuts, divided, scan
 
-from slipstream_ipc.formats.answer_format import Delimiter, TaggedParameters, Text
-from slipstream_worker.formats.scanners.scanner import ScanContext, Status
+from slipstream_ipc.formats.answer_format import Delimiter, LiteralText, TaggedParameters
+from slipstream_worker.formats.scanners.scanner import ScanContext, ScanStatus
 from slipstream_worker.formats.scanners.tagged_parameters import TaggedParametersScanner
 
 
@@ -29,10 +29,10 @@ class Spelling(NamedTuple):
 
 LINES = Spelling(
     TaggedParameters(
-        Text("<parameter="),
-        Text(">"),
-        Text("</parameter>"),
-        Text("</function>"),
+        LiteralText("<parameter="),
+        LiteralText(">"),
+        LiteralText("</parameter>"),
+        LiteralText("</function>"),
         trims_newline=True,
         writes_python=True,
     ),
@@ -53,10 +53,10 @@ PAIRS = Spelling(
 )
 ATTRIBUTES = Spelling(
     TaggedParameters(
-        Text('<parameter name="'),
-        Text('"'),
-        Text("</parameter>"),
-        Text("</invoke>"),
+        LiteralText('<parameter name="'),
+        LiteralText('"'),
+        LiteralText("</parameter>"),
+        LiteralText("</invoke>"),
         has_attributes=True,
     ),
     '<parameter name="{k}" string="{s}">{v}</parameter>\n',
@@ -122,7 +122,7 @@ def test_values_are_given_back(
     for types in (types_of(value), None) if spelling is ATTRIBUTES else (types_of(value),):
         scanner = scanner_of(spelling.element, types)
         scanned = scan(scanner, divided(text + "tail", places))
-        assert scanned == (scanned.json, "tail", Status.DONE, True)
+        assert scanned == (scanned.json, "tail", ScanStatus.DONE, True)
         assert json.loads(scanned.json) == value
 
 
@@ -139,7 +139,7 @@ def test_values_are_given_back_where_tags_are_tokens(
             parts += divided(part.replace("@code@", value["code"]), places)
     scanner = scanner_of(PAIRS.element, types_of(value), PAIR_IDS)
     scanned = scan(scanner, parts, PAIR_IDS)
-    assert scanned.status is Status.DONE
+    assert scanned.status is ScanStatus.DONE
     assert json.loads(scanned.json) == value
 
 
@@ -168,7 +168,7 @@ def test_any_text_at_any_division_gives_the_same_json(
         assert scan(scanner_of(LINES.element, types), divided(text, places)) == whole
         part = scan(scanner_of(LINES.element, types), [text[:cut]])
         assert whole.json.startswith(part.json)
-        if whole.status is Status.DONE:
+        if whole.status is ScanStatus.DONE:
             json.loads(whole.json)
 
 
@@ -206,7 +206,7 @@ def test_types_decide_what_a_value_is(types: str, text: str, value: object) -> N
     for spelled in (f"<parameter=k>\n{text}\n</parameter>", f"<parameter=k>{text}</parameter>"):
         scanner = scanner_of(LINES.element, {"k": types})
         scanned = scan(scanner, list(spelled + "</function>"))
-        assert scanned.status is Status.DONE
+        assert scanned.status is ScanStatus.DONE
         assert json.loads(scanned.json) == {"k": value}
 
 
@@ -255,7 +255,7 @@ def test_text_without_hazards_passes_as_it_stands() -> None:
 def test_a_fault_ends_the_reading_and_keeps_what_came_before(text: str, emitted: str) -> None:
     for parts in ([text], list(text)):
         scanned = scan(scanner_of(LINES.element), parts)
-        assert scanned.status is Status.FAILED
+        assert scanned.status is ScanStatus.FAILED
         assert scanned.json == emitted
 
 
