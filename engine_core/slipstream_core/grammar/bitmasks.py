@@ -31,7 +31,7 @@ _EVERYTHING = -1  # 32 set bits
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _MaskedRow:
     prompt_len: int
     matcher: GrammarMatcher | None  # None: there is no grammar
     reasoning: ReasoningState | None  # None: the grammar applies from the first output on
@@ -51,7 +51,7 @@ class GrammarBitmasks:
         """`tokens` holds the histories; a mask has a bit for each of `vocab_size` ids."""
         self._tokens = tokens
         self._vocab_size = vocab_size
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, _MaskedRow] = {}
         self.num_filled = 0
 
     def __len__(self) -> int:
@@ -67,7 +67,7 @@ class GrammarBitmasks:
         """Add the grammar of a row's stream, which may have taken some of its outputs, or its
         reasoning, whose state the scheduler advances.
         """
-        self._rows[row] = _Row(prompt_len, matcher, reasoning)
+        self._rows[row] = _MaskedRow(prompt_len, matcher, reasoning)
 
     def drop(self, row: int) -> None:
         """Drop a row's grammar, if it has one."""

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from slipstream_ipc.formats.answer_format import (
     AnswerFormat,
     CallFormat,
+    CallSection,
     Delimiter,
     Element,
     Repeat,
-    Section,
 )
 from slipstream_ipc.messages import ReasoningIds
 from slipstream_worker.formats.places import Place
@@ -80,7 +80,7 @@ def first_delimiter(elements: Sequence[Element]) -> Delimiter | None:
             return None
 
 
-def _ends_of(sections: Sequence[Section]) -> list[Delimiter]:
+def _ends_of(sections: Sequence[CallSection]) -> list[Delimiter]:
     """The delimiters that sections always end with."""
     lasts = [each.elements[-1] for each in sections]
     return [last for last in lasts if isinstance(last, Delimiter)]
