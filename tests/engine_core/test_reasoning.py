@@ -93,7 +93,7 @@ def test_the_state_is_that_of_a_walk(
             one_by_one.take(outputs[index], index)
     whole.take_all(np.array(outputs, np.uint32))
     for name in ReasoningState.__slots__:
-        if name != "_border_from":  # the same where it matters, see below
+        if name not in ("_border_from", "_calls"):  # the same where it matters, see below
             assert getattr(whole, name) == getattr(one_by_one, name)
     assert whole.masked_from == one_by_one.masked_from
 
@@ -125,3 +125,78 @@ def test_what_is_not_watched_may_be_left_out(
             some.take(token_id, index)
         assert some.allowed_at(index + 1) == every.allowed_at(index + 1)
         assert some.masked_from == every.masked_from
+
+
+class CountedCalls:
+    """In place of a grammar of calls: each has `num` tokens."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._left = 0
+
+    def begin(self, token_id: int) -> bool:
+        assert token_id == CALL
+        self._left = self._num
+        return self.take(token_id)
+
+    def take(self, token_id: int) -> bool:
+        assert self._left > 0
+        self._left -= 1
+        return not self._left
+
+
+def call_places(start: str, is_single: bool, num: int, outputs: list[int]) -> list[str]:
+    """The place before each output, and behind the last."""
+    place, left, has_called = "border" if start == "start" else start, 0, False
+    places = [place]
+    for token_id in outputs:
+        may_call = not (is_single and has_called)
+        if place == "call":
+            left -= 1
+        elif token_id == CALL and place == "reasoning" and not may_call:
+            place = "content"
+        elif token_id == CALL and may_call:
+            place, left = "call", num - 1
+        elif place == "reasoning":
+            place = "border" if token_id in (END, OTHER_END) else place
+        elif place == "border" and token_id == BEGIN:
+            place = "reasoning"
+        elif token_id == BORDER:
+            place = "border"
+        elif (place == "border" and token_id not in (BLANK, END, OTHER_END)) or token_id == CALL:
+            place = "content"
+        if place == "call" and not left:
+            place, has_called = "border", True
+        places.append(place)
+    return places
+
+
+@settings(max_examples=400)
+@given(
+    outputs=histories,
+    start=kinds["start"],
+    is_single=st.booleans(),
+    num=st.integers(1, 4),
+)
+def test_calls_in_the_grammar_go_from_their_first_token_to_their_last(
+    start: str, is_single: bool, num: int, outputs: list[int]
+) -> None:
+    ids = ReasoningIds(  # type: ignore[call-arg]
+        start,  # type: ignore[arg-type]
+        *(IDS.begins, IDS.ends, IDS.calls, IDS.borders, IDS.blanks),
+        triggers=(CALL,),
+        is_single=is_single,
+    )
+    whole, one_by_one = (
+        ReasoningState(ids, None, has_grammar=False, calls=CountedCalls(num)) for _ in range(2)
+    )
+    places = call_places(start, is_single, num, outputs)
+    for index, place in enumerate(places):
+        needed = Allowed.CALL if place == "call" else Allowed.ANY
+        assert one_by_one.allowed_at(index) == needed
+        assert (one_by_one.masked_from <= index) == (place == "call")
+        if index < len(outputs):
+            one_by_one.take(outputs[index], index)
+    whole.take_all(np.array(outputs, np.uint32))
+    assert whole.allowed_at(len(outputs)) == one_by_one.allowed_at(len(outputs))
+    assert whole.masks_ids == one_by_one.masks_ids

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.grammar.llguidance_backend import fill_masks, ids_as_mask, num_words
-from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, LexerFull
+from slipstream_core.grammar.matcher import CallMatcher, GrammarBroken, GrammarMatcher, LexerFull
 from slipstream_core.reasoning import Allowed, ReasoningState
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
@@ -117,17 +118,29 @@ class GrammarBitmasks:
     def _mask_of_reasoning(self, row: int) -> Int32s | None:
         """The mask of a row whose grammar has not begun; None if its grammar decides."""
         held, allowed = self._rows[row], self._allowed(row)
-        if allowed in (Allowed.GRAMMAR, Allowed.GRAMMAR_OR_REASONING):
+        if allowed not in (Allowed.ANY, Allowed.END):
             return None
         assert held.reasoning is not None
         if allowed is Allowed.END:
             return ids_as_mask((held.reasoning.forced_id,), self._vocab_size)
-        if held.matcher is None or not held.reasoning.is_reasoning:
-            return np.full(num_words(self._vocab_size), _EVERYTHING, np.int32)
-        return ~ids_as_mask(held.matcher.end_ids, self._vocab_size)
+        masked: Collection[int] = ()
+        if held.reasoning.masks_ids:
+            masked = held.reasoning.masked_ids if held.matcher is None else held.matcher.end_ids
+        return ~ids_as_mask(masked, self._vocab_size)
+
+    def _calls(self, row: int) -> CallMatcher | None:
+        """The grammar of calls, if the row is in one."""
+        if self._allowed(row) is not Allowed.CALL:
+            return None
+        reasoning = self._rows[row].reasoning
+        assert reasoning is not None
+        assert isinstance(reasoning.calls, CallMatcher)
+        return reasoning.calls
 
     def _brought_up(self, row: int) -> GrammarMatcher:
         held = self._rows[row]
+        if (calls := self._calls(row)) is not None:
+            return calls.current
         state = held.matcher
         assert state is not None
         if self._allowed(row) is Allowed.GRAMMAR:
@@ -155,6 +168,9 @@ class GrammarBitmasks:
             mask |= ids_as_mask(reasoning.begin_ids, self._vocab_size)
 
     def _renew(self, row: int, state: GrammarMatcher) -> None:
+        if (calls := self._calls(row)) is not None:
+            calls.renew()
+            return
         token_ids: list[int] = []
         if self._allowed(row) is Allowed.GRAMMAR:
             begin = self._rows[row].grammar_start

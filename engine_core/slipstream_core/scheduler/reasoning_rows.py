@@ -25,6 +25,7 @@ class ReasoningRows:
     def __init__(self, requests: RequestTable) -> None:
         self._requests = requests
         self._by_row: dict[int, ReasoningState] = {}
+        self._masks_ids: dict[int, bool] = {}  # whether it may mask ids
         self._is_watched: Bools = np.zeros(0, np.bool_)  # by token id: for some row, at some time
         self._watching_all: set[int] = set()  # rows whose next token has to be looked at
 
@@ -33,7 +34,7 @@ class ReasoningRows:
 
     def add(self, row: int, state: ReasoningState, stop_ids: Collection[int]) -> None:
         """A request of the table starts on `row`; `state` has taken its outputs. stop_ids: not
-        sampled in reasoning that a grammar follows.
+        sampled while it `masks_ids`.
         """
         self._by_row[row] = state
         watched = np.array(sorted(state.watched_ids), np.int64)
@@ -43,14 +44,16 @@ class ReasoningRows:
                 [self._is_watched, np.zeros(size - len(self._is_watched), np.bool_)]
             )
         self._is_watched[watched] = True
-        if state.has_grammar:
+        if stop_ids:
             self._requests.set_stop_ids(row, stop_ids)
+        self._masks_ids[row] = bool(stop_ids)
         self._update(row, state)
 
     def remove(self, rows: Int64s) -> None:
         """The requests of these rows are gone."""
         for row in rows.tolist():
             self._by_row.pop(row, None)
+            self._masks_ids.pop(row, None)
             self._watching_all.discard(row)
 
     def watches(self, rows: Int64s, token_ids: npt.NDArray[np.integer]) -> bool:
@@ -77,8 +80,8 @@ class ReasoningRows:
         requests = self._requests
         prompt_len = int(requests.prompt_len[row])
         requests.masked_from[row] = min(state.masked_from, NEVER - prompt_len) + prompt_len
-        if state.has_grammar:
-            requests.masked_until[row] = NEVER if state.is_reasoning else 0
+        if self._masks_ids[row]:
+            requests.masked_until[row] = NEVER if state.masks_ids else 0
         if state.watches_all:
             self._watching_all.add(row)
         else:

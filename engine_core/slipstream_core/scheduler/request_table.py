@@ -72,8 +72,7 @@ class NewRequest:
     constraints: TokenConstraints | None = None
     has_grammar: bool = False  # the ids allowed next depend on its history
     reasoning: ReasoningState | None = None  # None: its grammar, if any, applies from the start
-    # of the stop ids, those that are not sampled in reasoning that a grammar follows
-    grammar_end_ids: Collection[int] = ()
+    masked_ids: Collection[int] = ()  # not sampled while `reasoning.masks_ids`
     tenant: bytes = b""  # tenants of equal priority take turns
 
 

@@ -212,7 +212,7 @@ class Scheduler:
         run_ahead = self._max_unacked if request.worker_ends else _UNBOUNDED
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
         if request.reasoning is not None:
-            self._reasoning.add(row, request.reasoning, request.grammar_end_ids)
+            self._reasoning.add(row, request.reasoning, request.masked_ids)
         self._blocks.open(row, request.cache_salt)
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -151,7 +151,16 @@ def _largest(reasoning: ReasoningIds | None) -> int:
     if reasoning is None:
         return 0
     ids = (reasoning.begins, reasoning.ends, reasoning.calls, reasoning.borders, reasoning.blanks)
-    return max(max(each, default=0) for each in ids)
+    return max(max(each, default=0) for each in (*ids, reasoning.triggers))
+
+
+def _masked_ids(admit: Admit, grammar: GrammarMatcher | None) -> Collection[int]:
+    """See NewRequest."""
+    if admit.reasoning is None:
+        return ()
+    if grammar is not None:
+        return grammar.end_ids - set(admit.reasoning.ends)
+    return admit.reasoning.triggers if admit.reasoning.is_single else ()
 
 
 def num_tokens_of(admit: Admit) -> int:
@@ -208,8 +217,8 @@ def new_request(
         constraints=token_constraints(
             params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)
         ),
-        has_grammar=params.structured_outputs is not None,
+        has_grammar=grammar is not None,
         reasoning=reasoning,
-        grammar_end_ids=() if grammar is None else grammar.end_ids,
+        masked_ids=_masked_ids(admit, grammar),
         tenant=admit.tenant,
     )

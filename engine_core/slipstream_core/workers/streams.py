@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
-from slipstream_core.grammar.matcher import GrammarMatcher
+from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes, stream_bytes
 from slipstream_core.reasoning import reasoning_state
 from slipstream_core.scheduler.scheduler import Scheduler
@@ -77,7 +77,11 @@ class StreamManager:
         self._untimed: dict[int, CoreStream] = {}  # by row: traced, without a first token
 
     def add_stream(
-        self, worker: bytes, admit: Admit, grammar: GrammarMatcher | None, now: float
+        self,
+        worker: bytes,
+        admit: Admit,
+        grammar: GrammarMatcher | CallMatcher | None,
+        now: float,
     ) -> None:
         """Admit a stream: give it a row and queue it.
 
@@ -96,7 +100,10 @@ class StreamManager:
         if wants_prompt(admit):
             assert admit.params.prompt_logprobs is not None
             self._prompts.open(stream.row, len(prompt), admit.params.prompt_logprobs)
-        reasoning = reasoning_state(admit)
+        calls = grammar if isinstance(grammar, CallMatcher) else None
+        reasoning = reasoning_state(admit, calls)
+        if isinstance(grammar, CallMatcher):
+            grammar = None
         if grammar is not None or reasoning is not None:
             self._grammars.add(stream.row, grammar, stream.prompt_len, reasoning)
         self.send_admitted(stream)

@@ -89,18 +89,21 @@ class AnswerSettings(Struct, array_like=True, frozen=True):
 
 
 class ReasoningIds(Struct, array_like=True, frozen=True):
-    """Of an Admit: the token ids by which the core follows the reasoning of an answer.
+    """Of an Admit: the token ids by which the core follows reasoning and calls of an answer.
 
     start: where the prompt leaves the answer: at its start, at another border, within reasoning or
     content. begins: begin reasoning, at a border and nowhere else; of an answer in a grammar, only
     at its start. ends: end it, and lead to a border; the first is sampled where a budget is spent.
     calls: begin a call, which ends reasoning. borders: lead to a border. blanks: white space, which
-    keeps one.
+    keeps one. triggers: begin a call in the grammar, which applies to calls alone then, from that
+    token on; empty: it applies to the whole content. is_single: there may be one such call.
     """
 
     start: ReasoningPlace
     begins: _Ids
-    ends: Annotated[tuple[U32, ...], Meta(min_length=1, max_length=64)]
+    ends: _Ids
     calls: _Ids = ()
     borders: _Ids = ()
     blanks: _Ids = ()
+    triggers: _Ids = ()
+    is_single: bool = False

@@ -25,7 +25,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES
 from slipstream_ipc.validation.field_types import field_error
-from slipstream_ipc.validation.structured_output import check_structured
+from slipstream_ipc.validation.structured_output import check_made_grammar, check_structured
 from slipstream_ipc.validation.token_constraints import (
     check_known_ids,
     check_token_params,
@@ -191,7 +191,12 @@ def check_admit(admit: Admit) -> None:
     The types and ranges are right already; what depends on the model is checked by the core later.
     Raises: BadRequest.
     """
-    check_params(admit.params)
+    params, outputs = admit.params, admit.params.structured_outputs
+    if admit.answer is not None and outputs is not None and outputs.grammar is not None:
+        # it may be the worker's, made of tools, which are longer than a grammar may be
+        check_made_grammar(outputs.grammar)
+        params = msgspec.structs.replace(params, structured_outputs=None)
+    check_params(params)
     _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
     columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.output_ids)]
     columns += [("output_ids", other.output_ids) for other in admit.others]

@@ -36,7 +36,7 @@ from slipstream_ipc.formats.answer_format import (
 )
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
-from slipstream_worker.formats.reasoning_ids import call_beginnings
+from slipstream_worker.formats.reasoning_ids import call_beginnings, first_delimiter
 
 # one space, or a newline and an indent: with any blanks a model may write nothing else
 _BLANKS = r" |\n[ \t]{0,40}"
@@ -99,6 +99,52 @@ def call_grammar(
     return grammar
 
 
+def free_call_grammar(
+    found: AnswerFormat,
+    token_ids: Mapping[str, int],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    is_parallel: bool,
+) -> tuple[str, tuple[int, ...]]:
+    """The grammar of one section of calls of an answer that need have none, and the tokens of which
+    one begins it. Functions that are `strict` have the arguments of their schemas, others any.
+
+    The grammar is empty where calls do not begin with one token, or are not written as JSON. Raises
+    BadRequest for a `strict` function that cannot be kept to its schema.
+    """
+    if found.calls is None:
+        return "", ()
+    functions = [tool["function"] for tool in tools]
+    is_strict = any(each.get("strict") is True for each in functions)
+    functions = [
+        each if each.get("strict") is True else {**each, "parameters": {"type": "object"}}
+        for each in functions
+    ]
+    sections = [each for each in found.calls.sections if not each.at_start]
+    firsts = [first_delimiter(each.elements) for each in sections]
+    triggers = [None if each is None else token_ids.get(each.literal) for each in firsts]
+    begun = [(one, at) for one, at in zip(sections, triggers, strict=True) if at is not None]
+    if not begun:
+        return "", ()
+    try:
+        if len(functions) > _MAX_FUNCTIONS:
+            given = Summary(f"{len(functions)} tools")
+            raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where one is strict")
+        writer = _Grammar(found.calls, token_ids, functions, is_parallel)
+        grammar = writer.one_of([each for each, _ in begun])
+        num_bytes = len(grammar.encode())
+        if num_bytes > MAX_SCHEMA_BYTES:
+            given = Summary(f"{num_bytes} bytes of names and schemas")
+            raise BadRequest("tools", given, f"at most {MAX_SCHEMA_BYTES} where one is strict")
+    except _NotForceable:
+        return "", ()
+    except BadRequest:
+        if is_strict:
+            raise
+        return "", ()
+    return grammar, tuple(dict.fromkeys(at for _, at in begun))
+
+
 def refusal(choice: str, where: str) -> BadRequest:
     """The error of a choice that cannot be forced."""
     given = Summary(shown_choice(choice))
@@ -137,14 +183,7 @@ class _Grammar:
         sections = [each for each in self._calls.sections if at_border or not each.at_start]
         if not sections:
             raise _NotForceable("an answer that begins with content")
-        for number, function in enumerate(self._functions):
-            schema = _schema(function)
-            for text in _strings(schema):
-                literal = next((each for each in self._token_ids if each in text), None)
-                if literal is not None:  # llguidance 1.9.1 writes fixed text with such tokens
-                    given = Summary(f"{literal!r} in the parameters of {function['name']!r}"[:300])
-                    raise BadRequest("tools", given, "none of the model's delimiters there")
-            self._rules.append(f"args_{number}: %json {json.dumps(schema)}")
+        self._write_arguments()
         branches = [self._section(each) for each in sections]
         calls = self._rule("calls", " | ".join(dict.fromkeys(branches)))
         before = ""
@@ -155,6 +194,22 @@ class _Grammar:
             elif opened.is_reasoning or may_begin:
                 before = _BEHIND_REASONING
         return "\n".join((f"start: {before}{calls}", *self._rules, ""))
+
+    def one_of(self, sections: Sequence[CallSection]) -> str:
+        """The grammar of one of these sections. Raises as `text`."""
+        self._write_arguments()
+        branches = [self._rule("section", self._sequence(each.elements)) for each in sections]
+        return "\n".join((f"start: {' | '.join(branches)}", *self._rules, ""))
+
+    def _write_arguments(self) -> None:
+        for number, function in enumerate(self._functions):
+            schema = _schema(function)
+            for text in _strings(schema):
+                literal = next((each for each in self._token_ids if each in text), None)
+                if literal is not None:  # llguidance 1.9.1 writes fixed text with such tokens
+                    given = Summary(f"{literal!r} in the parameters of {function['name']!r}"[:300])
+                    raise BadRequest("tools", given, "none of the model's delimiters there")
+            self._rules.append(f"args_{number}: %json {json.dumps(schema)}")
 
     # Reasoning
 

@@ -14,7 +14,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, diges
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import AnswerOptions, AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
-from slipstream_worker.formats.call_grammar import Opened, call_grammar, refusal
+from slipstream_worker.formats.call_grammar import Opened, call_grammar, free_call_grammar, refusal
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.places import Place
 from slipstream_worker.formats.reasoning_ids import reasoning_ids
@@ -86,6 +86,32 @@ class ReadFormat(NamedTuple):
             opened=Opened(not opened.strip(), place.is_reasoning, place.at_border or not opened),
             is_followed=is_followed,
         )
+
+    def free_calls(
+        self,
+        settings: AnswerSettings,
+        tools: Sequence[Mapping[str, Any]],
+        reasoning: ReasoningIds | None,
+    ) -> tuple[str, ReasoningIds | None]:
+        """The grammar of the calls of an answer that need have none, and how the core follows it;
+        empty where nothing asks for one, or the core cannot follow it. Raises BadRequest.
+        """
+        options = settings.options
+        is_strict = any(each["function"].get("strict") is True for each in tools)
+        if options.tool_choice != "auto" or not (is_strict or not options.parallel_tool_calls):
+            return "", reasoning
+        place = self._place(settings)
+        if reasoning is None and (self.format.reasoning is not None or place is None):
+            return "", None
+        grammar, triggers = free_call_grammar(
+            self.format, self.token_ids, tools, is_parallel=options.parallel_tool_calls
+        )
+        if not triggers:
+            return "", reasoning
+        if reasoning is None:
+            reasoning = ReasoningIds("content", begins=(), ends=())
+        is_single = not options.parallel_tool_calls
+        return grammar, replace(reasoning, triggers=triggers, is_single=is_single)
 
     def _place(self, settings: AnswerSettings) -> Place | None:
         """Where the prompt leaves the answer; None: within a call."""

@@ -162,6 +162,8 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         grammar = traits.format.call_grammar(
             settings, chat.tools or (), opened, is_followed=reasoning is not None
         )
+    elif chat.tools:
+        grammar, reasoning = traits.format.free_calls(settings, chat.tools, reasoning)
     return _Prompt(ids, settings, grammar, reasoning)
 
 

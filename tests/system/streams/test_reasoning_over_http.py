@@ -22,7 +22,12 @@ from slipstream.demo_model import MODEL_PATH
 THOUGHT = "I think about it for a long while, and then about something else"
 OBJECT = '{"name": "Ada"}'
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+ASTRAY = (
+    '<tool_call>\n{"name": "look", "arguments": {"at": "up", "far": 1}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {"when": [1]}}\n</tool_call>'
+)
 ANSWERS = [
+    {"when": "astray", "text": f"<think>{THOUGHT}</think>\nLet me see: <[{{ \n{ASTRAY}"},
     {"when": "object", "text": f"<think>{THOUGHT}</think>\n\n{OBJECT}"},
     {"when": "call", "text": f"<think>{THOUGHT}</think>\n{CALL}"},
     {"when": "at once", "text": OBJECT},
@@ -184,3 +189,65 @@ def test_a_budget_is_refused_where_it_cannot_be_kept(stack: Stack, client: OpenA
         with pytest.raises(BadRequestError, match="allowed_token_ids") as ours:
             native.generate(turns, thinking_token_budget=2, allowed_token_ids=[5])
         assert ours.value.field == "thinking_token_budget"
+
+
+LOOK = {"type": "object", "properties": {"at": {"enum": ["north", "south"]}}, "required": ["at"]}
+LOOK |= {"additionalProperties": False}
+
+
+def tools(*, is_strict: bool) -> list[dict[str, Any]]:
+    look = {"name": "look", "parameters": LOOK, "strict": is_strict}
+    return [*TOOLS, {"type": "function", "function": look}]
+
+
+def calls_of(message: Any) -> list[tuple[str, str]]:
+    return [(it.function.name, it.function.arguments) for it in message.tool_calls or ()]
+
+
+def test_a_strict_function_is_called_by_its_schema(stack: Stack, client: OpenAI) -> None:
+    """The model writes arguments that the schema does not allow."""
+    free = ask(client, "astray", tools=tools(is_strict=False)).choices[0].message
+    assert calls_of(free) == [("look", '{"at": "up", "far": 1}'), ("now", '{"when": [1]}')]
+    assert free.content.startswith("Let me see: <[{")
+    strict = ask(client, "astray", tools=tools(is_strict=True)).choices[0].message
+    assert strict.reasoning_content == THOUGHT
+    assert strict.content.startswith("Let me see: <[{")
+    name, arguments = calls_of(strict)[0]
+    assert name == "look"
+    assert json.loads(arguments) in ({"at": "north"}, {"at": "south"})
+
+
+def test_one_call_at_most(stack: Stack, client: OpenAI) -> None:
+    options: dict[str, Any] = {"tools": tools(is_strict=False), "parallel_tool_calls": False}
+    one = ask(client, "astray", **options).choices[0].message
+    assert [name for name, _ in calls_of(one)] == ["look"]
+    assert one.content.startswith("Let me see: <[{")
+    with pytest.raises(openai.BadRequestError, match="parallel_tool_calls"):
+        client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": "astray"}],
+            extra_body={"min_tokens": 3},
+            **options,
+        )
+
+
+@pytest.mark.parametrize("role", ["core", "worker"])
+@pytest.mark.parametrize("options", [{}, {"parallel_tool_calls": False}])
+def test_a_death_in_a_strict_call_changes_nothing(
+    stack: Stack, client: OpenAI, role: str, options: dict[str, Any]
+) -> None:
+    options = {"tools": tools(is_strict=True), **options}
+    expected = calls_of(ask(client, "astray", **options).choices[0].message)
+    pid: int | None = stack.pids[role]
+    found: list[tuple[str, str]] = []
+    for chunk in ask(client, "astray", stream=True, **options):
+        for part in chunk.choices[0].delta.tool_calls or ():
+            if part.index == len(found):
+                found.append((part.function.name, ""))
+            name, arguments = found[part.index]
+            found[part.index] = name, arguments + (part.function.arguments or "")
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                pid = None
+    assert pid is None
+    assert found == expected
