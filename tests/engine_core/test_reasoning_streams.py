@@ -265,3 +265,48 @@ def test_ids_outside_of_the_vocabulary_are_refused(make_core: Any) -> None:
     box.until(lambda: it.is_over)
     assert it.fault.code == "bad_request"
     assert it.fault.field == "reasoning"
+
+
+@pytest.mark.parametrize("is_single", [False, True])
+def test_a_call_is_in_the_grammar_from_the_token_that_begins_it(
+    make_core: Any, alone: Any, is_single: bool
+) -> None:
+    free = alone(worker_admit(0))
+    trigger = free[6]
+    text = TOKENIZER.decode([trigger])
+    grammar = StructuredOutputs(grammar=f"start: <[{trigger}]> /[a-c]{{4}}[0-9]{{2}};/")
+    ids = ids_of("content", triggers=(trigger,), is_single=is_single)
+    box = make_core(model=MODEL)
+    worker = box.worker()
+    held = [
+        worker.send_admit(
+            structs.replace(
+                worker_admit(n),
+                params=SamplingParams(temperature=1.0, structured_outputs=grammar),
+                reasoning=ids,
+                max_tokens=200,
+            )
+        )
+        for n in range(4)
+    ]
+    box.until(lambda: all(len(it.token_ids) >= 8 for it in held))
+    box.kill()
+    box.start()
+    box.until(lambda: all(map(is_done, held)))
+    num_masks = 0
+    for n, it in enumerate(held):
+        answer = answer_of(it)
+        own = alone(structs.replace(worker_admit(n), max_tokens=200))
+        first = own.index(trigger) if trigger in own else len(own)
+        assert answer[: first + 1] == own[: first + 1]
+        assert is_single is False or answer.count(trigger) <= 1
+        at = 0
+        while trigger in answer[at:]:
+            at = answer.index(trigger, at) + 1
+            call = ""
+            while at < len(answer) and len(call) < 7:
+                call += TOKENIZER.decode([answer[at]])
+                at, num_masks = at + 1, num_masks + 1
+            assert at == len(answer) or re.fullmatch("[a-c]{4}[0-9]{2};", call), (text, call)
+        assert answer == alone(it.admit)
+    assert grammars_of(box).num_filled <= num_masks  # the core that died filled some, too

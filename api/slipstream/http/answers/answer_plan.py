@@ -12,6 +12,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
 from slipstream.http.openai.answer_parts import AnswerParts
@@ -90,7 +91,7 @@ class AnswerPlan:
     model: str
     created: int  # Unix time, s
     states: list[StreamState]
-    shape: AnswerShape
+    shape: AnswerShape | BlockShape
     is_stream: bool
     with_usage: bool  # in the last chunk of a stream
     with_usage_so_far: bool  # in each chunk, of its choice
@@ -104,6 +105,8 @@ class AnswerPlan:
     event_checksum: int | None = None  # `request_checksum` from the client's last event
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
     has_all_logprobs: bool = False  # also of tokens that are not content
+    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
+    is_background: bool = False  # its stream goes on without a reader
 
     @property
     def has_logprobs(self) -> bool:

@@ -15,6 +15,7 @@ from slipstream.answers.options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.endpoints.planner import (
     caller_names,
     check_num_logprobs,
@@ -42,6 +43,7 @@ from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 from slipstream.parallel_sampling import params_of_answers
 from slipstream_ipc.messages import AnswerOptions, ChatMessage, ModelCard, TemplateOptions
+from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 
 _TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
@@ -56,8 +58,21 @@ def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatReque
     return body
 
 
-def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
-    """The streams of a new chat completion. Raises: ApiError, BadRequestError."""
+def plan_chat(
+    body: ChatRequest,
+    model: ModelCard,
+    *,
+    kind: str = "chatcmpl",
+    shape: BlockShape | None = None,
+    strict_finish: bool = False,
+) -> AnswerPlan:
+    """The streams of a new chat completion, or of another endpoint's answer to the same body.
+
+    kind: see `AnswerId`. shape: if the answer is printed by blocks. strict_finish: a call of a
+    named function has OpenAI's finish reason, `stop`.
+
+    Raises: ApiError, BadRequestError.
+    """
     num_logprobs = _num_logprobs(body)
     max_tokens, names = _max_tokens(body)
     params = sampling_params(
@@ -73,8 +88,8 @@ def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
     check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
     plan = plan_answer(
-        "chatcmpl",
-        ChatShape(has_ids=bool(body.return_token_ids)),
+        kind,
+        shape or ChatShape(has_ids=bool(body.return_token_ids)),
         body,
         model,
         prompts=[messages],
@@ -89,7 +104,12 @@ def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
         template=template,
         answer=answer,
     )
-    return replace(plan, has_all_logprobs=body.logprobs_scope == "all")
+    is_named = answer is not None and answer.tool_choice.startswith(FUNCTION_CHOICE)
+    return replace(
+        plan,
+        has_all_logprobs=body.logprobs_scope == "all",
+        names_calls=not (strict_finish and is_named),
+    )
 
 
 class ChatShape:

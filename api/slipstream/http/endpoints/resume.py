@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.event_ids import (
     MAX_CURSORS,
     EventId,
@@ -27,25 +28,30 @@ from slipstream.http.answers.event_ids import (
     parse_answer_id,
     parse_event_id,
 )
+from slipstream.http.anthropic.message_printer import MESSAGES
 from slipstream.http.endpoints.chat import ChatShape
 from slipstream.http.endpoints.completions import CompletionShape
 from slipstream.http.endpoints.generate import GenerateShape
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import HttpRequest
+from slipstream.http.responses.response_object import ResponseObject
+from slipstream.http.responses.response_printer import response_shape
 from slipstream.requests import new_resume
 from slipstream_ipc.messages import ModelCard, Resume, Submit
 
 PREFIX = "/v1/streams/"
-_SHAPES: dict[str, AnswerShape] = {
+_SHAPES: dict[str, AnswerShape | BlockShape] = {
     "cmpl": CompletionShape(),
     "chatcmpl": ChatShape(),
     "gen": GenerateShape(),
+    "msg": MESSAGES,
+    "resp": response_shape(ResponseObject(id="", created_at=0, model="")),
 }
 _SAME_POST = (
     "POST the same request with this Last-Event-ID: it is computed again and continues after the "
     "event"
 )
-_OTHER_BODY = "the body is not the event's request; the same request would be computed again"
+_NO_REQUEST = "the body is no valid request; the event's own would be computed again"
 QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 
@@ -104,7 +110,7 @@ def plan_resumed_stream(request: HttpRequest, model: ModelCard) -> AnswerPlan:
 
 
 def _submits(event_id: EventId, new_plan: Callable[[], AnswerPlan]) -> list[Submit]:
-    """What the streams were submitted as; empty if the body is no request.
+    """What the streams were submitted as; empty if the body is no valid request.
 
     Raises: ApiError for a body that is another request than the event's.
     """
@@ -128,9 +134,9 @@ def _submits(event_id: EventId, new_plan: Callable[[], AnswerPlan]) -> list[Subm
 def _plan(
     event_id: EventId, model: ModelCard, *, is_begun: bool, submits: Sequence[Submit] | None = None
 ) -> AnswerPlan:
-    """submits: made of the body; empty if it is another request, None without a body."""
+    """submits: made of the body; empty if it is no valid request, None without a body."""
     ids = event_id.answer.stream_ids()
-    hint = "" if submits else (_SAME_POST if submits is None else _OTHER_BODY)
+    hint = "" if submits else (_SAME_POST if submits is None else _NO_REQUEST)
     return AnswerPlan(
         id=event_id.answer,
         model=model.name,
@@ -152,10 +158,13 @@ def _plan(
         event_checksum=event_id.request,
         unknown_hint=hint,
         has_all_logprobs=event_id.has_all_logprobs,
+        names_calls=event_id.names_calls,
     )
 
 
 def _resume(stream_id: str, cursor: StreamCursor) -> Resume:
+    if cursor.number is not None:  # an answer by blocks is printed from its beginning
+        cursor = StreamCursor()
     return new_resume(stream_id, cursor.num_chars, cursor.num_tokens, cursor.checksum)
 
 
