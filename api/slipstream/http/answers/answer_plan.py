@@ -23,6 +23,11 @@ from slipstream.outputs import Delta
 WITH_IDS = "gen"  # answers of this kind always have token ids
 
 
+def prompt_name(number: int) -> str:
+    """The name in a request of one of several prompts."""
+    return f"prompt[{number}]"
+
+
 @dataclass(slots=True, eq=False)
 class ChoiceContent:
     """A choice or a chunk of one, before a shape gives it its JSON form.
@@ -110,6 +115,10 @@ class AnswerPlan:
     def has_logprobs(self) -> bool:
         """Whether the answer has log-probabilities, of outputs or prompts."""
         return self.num_logprobs is not None or self.num_prompt_logprobs is not None
+
+    def prompt_of(self, index: int) -> str:
+        """The name in the request of a choice's prompt, where there are several; else empty."""
+        return prompt_name(index // self.id.num_answers) if self.id.num_prompts > 1 else ""
 
     @property
     def needs_texts(self) -> bool:

@@ -21,7 +21,13 @@ from msgspec import structs
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
-from slipstream.errors import SlipstreamError, SupersededError
+from slipstream.errors import (
+    BadRequestError,
+    EngineError,
+    SlipstreamError,
+    SupersededError,
+    of_prompt,
+)
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.echo import echo_logprobs
@@ -267,10 +273,15 @@ def is_whole(state: StreamState) -> bool:
     return state.error is None and state.end is not None and state.end.reason != "error"
 
 
-def raise_failure(state: StreamState) -> None:
-    """Raises the error of a stream that is over, or ApiError if its finish reason is `error`."""
-    if state.error is not None:
-        raise state.error
+def raise_failure(state: StreamState, prompt: str = "") -> None:
+    """Raises the error of a stream that is over, or ApiError if its finish reason is `error`.
+
+    prompt: the name of its prompt, where there are several; in errors that are about it.
+    """
+    error = state.error
+    if error is not None:
+        is_about_it = prompt and isinstance(error, BadRequestError | EngineError)
+        raise of_prompt(error, prompt) if is_about_it else error
     if not is_whole(state):
         why = "the request was aborted before its answer was complete"
         raise ApiError(500, why, code="aborted")

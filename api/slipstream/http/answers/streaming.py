@@ -269,7 +269,7 @@ class StreamedChoice:
                 return
         if portion.is_shown and not is_whole(state):
             self._write(portion, None)
-        raise_failure(state)
+        raise_failure(state, self._live.plan.prompt_of(self._index))
         assert state.end is not None
         self._has_ended = True
         live = self._live

@@ -33,7 +33,7 @@ class UnaryAnswer:
         self._live = live
         plan = live.plan
         self._num_answers = plan.id.num_answers
-        self._prompts = {state: at // self._num_answers for at, state in enumerate(plan.states)}
+        self._indices = {state: index for index, state in enumerate(plan.states)}
         self._num_running = [self._num_answers] * plan.id.num_prompts  # running streams per prompt
         self._choices: list[Choice | Raw] = [NULL] * len(plan.states)
         for state in plan.states:
@@ -44,12 +44,13 @@ class UnaryAnswer:
         live = self._live
         if not (state.is_over and live.exchange.is_open):
             return
+        index = self._indices[state]
         try:
-            raise_failure(state)
+            raise_failure(state, live.plan.prompt_of(index))
         except (ApiError, SlipstreamError) as error:
             live.fail(error)
             return
-        prompt = self._prompts[state]
+        prompt = index // self._num_answers
         self._num_running[prompt] -= 1
         if self._num_running[prompt]:
             return
