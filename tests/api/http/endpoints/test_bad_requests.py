@@ -237,7 +237,7 @@ def test_good_ones_are_taken(played, raw):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_a_prompt_that_the_engine_refuses_is_named(played, raw, is_stream):
-    raw.post("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2, "stream": is_stream})
+    raw.post("/v1/completions", {"prompt": ["a", "b", "c"], "stream": is_stream})
     submits = [played.expect(Submit) for _ in range(3)]
     played.accept(submits[0])
     played.reject(submits[2], Fault("bad_request", "prompt: got 9 tokens, allowed: 7", "prompt"))
