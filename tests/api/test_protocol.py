@@ -60,6 +60,7 @@ def test_numbers_are_those_of_the_code() -> None:
         (messages.MAX_LABEL_CHARS, "a label or a cache salt {} characters"),
         (messages.MAX_OTHERS, "at most {} further answers"),
         (messages.MAX_CANCELLED, "end these streams (at most {})"),
+        (messages.MAX_RECORD_BYTES, "record (at most {} bytes"),
         (MAX_PARAMS_BYTES // 2**20, "params {} MiB"),
         (token_constraints.MAX_LOGIT_BIASES, "integers to floats, at most {};"),
         (token_constraints.MAX_ALLOWED_TOKEN_IDS, "at most {} `allowed_token_ids`"),

@@ -31,10 +31,12 @@ from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
 from slipstream.http.endpoints import openapi
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
+from slipstream.http.endpoints.response_endpoints import PATH
+from slipstream.http.endpoints.response_endpoints import PREFIX as RESPONSES
 from slipstream.http.endpoints.resume import PREFIX as STREAMS
 from slipstream.http.endpoints.resume import last_event_id
 from slipstream.http.endpoints.served_model import served_model
-from slipstream.http.errors import ApiError, is_draining, not_ready
+from slipstream.http.errors import ApiError, ErrorShape, error_shape, is_draining, not_ready
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.response_bodies import Health, Model, Models, Version
 from slipstream.http.openai.vocabulary import TokenTexts
@@ -49,7 +51,9 @@ _MODEL = "/v1/models/"
 _LIVE = "/live"
 _RESTARTABLE = ("core", "worker")
 _HAS_SERVED = frozenset(("ready", "silent", "restarting"))
-_STREAMING = frozenset(("/v1/completions", "/v1/chat/completions", "/generate"))
+_STREAMING = frozenset(
+    ("/v1/completions", "/v1/chat/completions", "/v1/messages", PATH, "/generate")
+)
 
 
 class App:
@@ -110,6 +114,7 @@ class App:
         self._handlers_by_prefix: dict[str, dict[str, Handler]] = {
             _MODEL: {"GET": self._get_model},
             STREAMS: {"GET": self._endpoints.streams},
+            RESPONSES: self._endpoints.responses.by_prefix,
         }
 
     def pattern_of(self, path: str) -> str:
@@ -132,6 +137,8 @@ class App:
     def check_head(self, request: HttpRequest) -> ApiError | None:
         """The refusal of a request, as far as its head decides; None if its body may be read."""
         request.answer_headers = self._cors.headers(request)
+        if error_shape(request.path) == ErrorShape.ANTHROPIC:
+            request.answer_headers += ((b"request-id", request.id.encode()),)
         methods = self._methods(request.path)
         refusal = self._check_host(request)
         if refusal is not None or (methods is not None and self._cors.is_preflight(request)):
@@ -159,7 +166,7 @@ class App:
             exchange.respond(self._options(request, methods))
             return
         if (refusal := self._check_draining(request)) is not None:
-            exchange.respond(refusal.response())
+            exchange.refuse(refusal)
             return
         self._endpoints.handle(methods[method], request, exchange)
 
@@ -180,7 +187,7 @@ class App:
     def _check_key(self, request: HttpRequest) -> ApiError | None:
         if not request.path.startswith(_NEEDS_KEY):
             return None
-        return self._keys.check(request.headers.get(b"authorization"))
+        return self._keys.check(request.headers)
 
     def _check_draining(self, request: HttpRequest) -> ApiError | None:
         """The refusal of a request that would begin a stream while the server drains."""

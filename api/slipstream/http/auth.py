@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slipstream.http.errors import ApiError, unauthorized
 
@@ -17,24 +17,34 @@ class ApiKeys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
-    def check(self, authorization: bytes | None) -> ApiError | None:
-        """The 401 for a missing or wrong `Authorization` header; None if it is accepted."""
+    def check(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        """The 401 for a missing or wrong key; None if it is accepted."""
         if not self._digests:
             return None
-        if authorization is None or not authorization.lower().startswith(_SCHEME):
+        given = _given_key(headers)
+        if given is None:
             return unauthorized(was_given=False)
-        given = _digest(authorization[len(_SCHEME) :].strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        matches = [hmac.compare_digest(_digest(given), digest) for digest in self._digests]
         return None if any(matches) else unauthorized(was_given=True)
 
-    def tenant(self, authorization: bytes | None) -> bytes:
+    def tenant(self, headers: Mapping[bytes, bytes]) -> bytes:
         """The tenant that the engine sees for an accepted key: 16 bytes, empty without keys.
 
         A hash of the key: as hard to guess as the key, and the key cannot be derived from it.
         """
-        if not self._digests or authorization is None:
-            return b""
-        return _digest(b"tenant " + authorization[len(_SCHEME) :].strip())[:16]
+        given = _given_key(headers) if self._digests else None
+        return b"" if given is None else _digest(b"tenant " + given)[:16]
+
+
+def _given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
+    """The key of a request: of `Authorization: Bearer`, or else of `x-api-key`, as Anthropic's
+    clients send it.
+    """
+    authorization = headers.get(b"authorization", b"")
+    if authorization.lower().startswith(_SCHEME):
+        return authorization[len(_SCHEME) :].strip()
+    given = headers.get(b"x-api-key")
+    return None if given is None else given.strip()
 
 
 def _digest(key: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, with OpenAI's error bodies.
+"""Errors as HTTP answers, with OpenAI's error bodies, and Anthropic's at the paths of its API.
 
 Status codes are decided here alone:
 
@@ -13,7 +13,9 @@ Status codes are decided here alone:
 
 from __future__ import annotations
 
-from msgspec import Struct
+from enum import Enum
+
+from msgspec import UNSET, Struct, UnsetType
 
 from slipstream.errors import (
     BadRequestError,
@@ -31,6 +33,15 @@ from slipstream_ipc.messages import Fault
 
 _INVALID = "invalid_request_error"
 _SERVER_ERROR = "server_error"
+_API_ERROR = "api_error"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+_MESSAGES = "/v1/messages"
 _RETRY_SOON = ((b"retry-after", b"1"),)
 
 
@@ -47,6 +58,33 @@ class ErrorBody(Struct, frozen=True):
     """An error as a response's body, or as the last event of a stream."""
 
     error: ErrorFields
+
+
+class AnthropicErrorFields(Struct, frozen=True):
+    """The fields of an Anthropic error."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(Struct, frozen=True, tag_field="type", tag="error"):
+    """An Anthropic error as a response's body, or as the last event of a stream."""
+
+    error: AnthropicErrorFields
+    request_id: str | UnsetType = UNSET
+
+
+class ErrorShape(Enum):
+    """Whose error bodies a path has."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+def error_shape(path: str) -> ErrorShape:
+    """The shape of the errors of a path, which need not exist."""
+    is_messages = path == _MESSAGES or path.startswith(_MESSAGES + "/")
+    return ErrorShape.ANTHROPIC if is_messages else ErrorShape.OPENAI
 
 
 class ApiError(Exception):
@@ -67,9 +105,19 @@ class ApiError(Exception):
         self.body = ErrorBody(ErrorFields(message, kind, param, code))
         self._headers = headers
 
-    def response(self) -> Response:
-        """The complete answer."""
-        return json_response(self.status, self.body, self._headers)
+    def response(self, path: str = "", request_id: str = "") -> Response:
+        """The complete answer to a request of `path`."""
+        body = self.body_as(error_shape(path), request_id)
+        return json_response(self.status, body, self._headers)
+
+    def body_as(self, shape: ErrorShape, request_id: str = "") -> ErrorBody | AnthropicErrorBody:
+        """The error's body."""
+        if shape == ErrorShape.OPENAI:
+            return self.body
+        kind = _ANTHROPIC_TYPES.get(self.status, _API_ERROR if self.status >= 500 else _INVALID)
+        return AnthropicErrorBody(
+            AnthropicErrorFields(kind, str(self)), request_id if request_id else UNSET
+        )
 
 
 def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:
@@ -86,7 +134,7 @@ def unknown_model(name: str, served: str) -> ApiError:
 def unauthorized(was_given: bool) -> ApiError:
     """401: no API key, or a wrong one."""
     what = "invalid API key" if was_given else "no API key"
-    message = f"{what}: send one in the header `Authorization: Bearer KEY`"
+    message = f"{what}: send one in the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
     return ApiError(
         401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),)
     )

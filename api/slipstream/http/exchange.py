@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
+from slipstream.http.errors import ApiError
 from slipstream.http.response_encoding import Headers, Response
 
 _IS_ID = re.compile(r"[!-~]{1,128}")
@@ -62,7 +63,7 @@ class Sink(Protocol):
 
 
 class Exchange:
-    """A request and its pending answer: `respond`, or `begin_stream`, `write` and `finish`.
+    """A request and its pending answer: `respond` or `refuse`, or a stream of `write`s.
 
     send: writes a chunk that the caller has framed and counted; allowed while `is_ready`.
     on_disconnect: called when the client disconnects before the answer is complete. on_writable:
@@ -95,6 +96,10 @@ class Exchange:
             self.counters.answered(self.request.path, response.status)
             self._sink = None
             sink.respond(response)
+
+    def refuse(self, error: ApiError) -> None:
+        """Send an error as the complete answer."""
+        self.respond(error.response(self.request.path, self.request.id))
 
     def begin_stream(self) -> None:
         """Send the head of an event stream."""

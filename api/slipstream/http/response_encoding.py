@@ -49,6 +49,11 @@ def event(content: object) -> bytes:
     return b"data: " + one_line(_encode(content)) + b"\n\n"
 
 
+def named_event(name: str, content: object) -> bytes:
+    """`event` with a name."""
+    return b"event: %b\n%b" % (name.encode(), event(content))
+
+
 def json_parts(texts: Sequence[str]) -> list[bytes]:
     """`json_part` of each text, encoded in one call."""
     parts = one_line(_encode(_MARK.join(texts)))[1:-1].split(_MARK_BYTES)

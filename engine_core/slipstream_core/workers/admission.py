@@ -123,6 +123,7 @@ class Admission:
             except ProtocolError as error:
                 return Fault("bad_request", str(error), "logprobs")
         num_bytes = 4 * total + admit.max_tokens * (8 * width + 4) + _OTHER_BYTES
+        num_bytes += 0 if admit.keep is None else len(admit.keep.record)
         if num_bytes > MAX_CORE_MESSAGE_BYTES:
             why = (
                 f"{total} tokens with {width} log-probabilities to an output may take {num_bytes} "

@@ -17,6 +17,7 @@ from msgspec import structs
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
+    MAX_RECORD_BYTES,
     Admit,
     AnswerSettings,
     ModelCard,
@@ -84,8 +85,8 @@ class Submission:
         """Hash of an answer's content, 16 bytes; tells a duplicate from a conflict under the same
         id.
 
-        Independent of the client handle, of the label, of the other answers of the Submit, and of
-        how much of the answer its sender has.
+        Independent of the client handle, of the label, of how it is kept, of the other answers of
+        the Submit, and of how much of the answer its sender has.
         """
         submit = self._submit
         if not self._digest:
@@ -151,6 +152,11 @@ def _check_submit(submit: Submit) -> SamplingParams:
         raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
     if submit.answer is not None:
         _check_choice(submit.answer.tool_choice, params)
+    if submit.keep is not None and submit.others:
+        raise BadRequest("keep", Summary("several answers"), "one answer to a Submit with it")
+    if submit.keep is not None and len(submit.keep.record) > MAX_RECORD_BYTES:
+        size = Summary(f"a record of {len(submit.keep.record)} bytes")
+        raise BadRequest("keep", size, f"at most {MAX_RECORD_BYTES}")
     return params
 
 
@@ -230,6 +236,7 @@ def register(
         bad_word_ids=bad_words.ids,
         bad_word_counts=bad_words.counts,
         answer=answer,
+        keep=submit.keep,
     )
 
 

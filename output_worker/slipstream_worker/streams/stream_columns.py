@@ -338,8 +338,8 @@ class StreamColumns(RowTable):
         if stream.reader is not None:
             stream.reader.cursor = sent
 
-    def record_harmless(self, stream: WorkerStream, token_id: int) -> None:
-        """Record whether this token, after a settled output, is harmless for the row's stop
+    def record_harmless(self, stream: WorkerStream, output: StreamOutput, token_id: int) -> None:
+        """Record whether this token, after this settled output, is harmless for the row's stop
         strings.
         """
         fast, number = self.fast, self.cells.sets[stream.worker_row]
@@ -347,8 +347,7 @@ class StreamColumns(RowTable):
             return
         if not self._plain.is_known.item(number, token_id):
             at = self.cells.firsts[stream.worker_row] + token_id
-            assert stream.output is not None
-            is_harmless = fast.lens.item(at) >= 0 and stream.output.is_harmless(fast.texts[at])
+            is_harmless = fast.lens.item(at) >= 0 and output.is_harmless(fast.texts[at])
             self._plain.record_harmless(number, token_id, is_harmless=is_harmless)
 
     def follow_mode(self, stream: WorkerStream, output: AnswerOutput) -> None:

@@ -92,7 +92,7 @@ class World:
         for at in care:
             if columns.is_fast[worker_rows[at]]:
                 columns.make_slow(streams[at], columns.num_tokens(streams[at]) - 1)
-                columns.record_harmless(streams[at], ids[at])
+                columns.record_harmless(streams[at], streams[at].output, ids[at])
             streams[at].output.push([ids[at]])
         return care
 

@@ -305,7 +305,7 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
         worker_row = RowSet(np.array([stream.worker_row]))
         [care] = columns.append(worker_row, None, np.array([token], np.uint32))
         if care:
-            columns.record_harmless(stream, token)
+            columns.record_harmless(stream, stream.output, token)
         return bool(care)
 
     ab = 3

@@ -12,6 +12,7 @@ from msgspec import UNSET, Raw, UnsetType
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import MAX_CURSORS, AnswerId, StreamCursor, checksum_of
 from slipstream.http.openai.answer_parts import AnswerParts
@@ -95,7 +96,7 @@ class AnswerPlan:
     model: str
     created: int  # Unix time, s
     states: list[StreamState]
-    shape: AnswerShape
+    shape: AnswerShape | BlockShape
     is_stream: bool
     with_usage: bool  # in the last chunk of a stream
     with_usage_so_far: bool  # in each chunk, of its choice
@@ -110,15 +111,12 @@ class AnswerPlan:
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
     has_all_logprobs: bool = False  # also of tokens that are not content
     names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
+    is_background: bool = False  # its stream goes on without a reader
 
     @property
     def has_logprobs(self) -> bool:
         """Whether the answer has log-probabilities, of outputs or prompts."""
         return self.num_logprobs is not None or self.num_prompt_logprobs is not None
-
-    def prompt_of(self, index: int) -> str:
-        """The name in the request of a choice's prompt, where there are several; else empty."""
-        return prompt_name(index // self.id.num_answers) if self.id.num_prompts > 1 else ""
 
     @property
     def needs_texts(self) -> bool:

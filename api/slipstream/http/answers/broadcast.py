@@ -46,9 +46,6 @@ class ChunkFrame(Struct, frozen=True, gc=False):
 class ChunkWriter(Protocol):
     """Writes chunks that contain more than text."""
 
-    def frame(self, kind: int) -> ChunkFrame:
-        """The constant parts of a chunk. kind: see `Deltas.kinds`; it is that of a text."""
-
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta while none is queued. part: its text as JSON, without the quotes."""
 
@@ -137,6 +134,13 @@ class Broadcast:
         self._streams[state.index] = stream = BroadcastStream(state, wakeup, exchange, on_exception)
         return stream
 
+    def detach(self, state: StreamState) -> None:
+        """Drop what the stream says from now on, as nothing reads it any more."""
+        state.drop_deltas()
+        stream = self._streams.get(state.index)
+        if stream is not None:
+            stream.deltas = state.deltas
+
     # ---- called by the table -----------------------------------------------------------------
 
     def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
@@ -221,10 +225,11 @@ class Broadcast:
                 if not exchange.is_ready or stream.deltas or entry in ends or writer is None:
                     stream.queue(Delta(texts[entry], batch, entry))
                     stream.ring()
-                elif not stream.is_text_only or entry in listed:
+                    continue
+                frame = stream.frames.get(kind)
+                if frame is None or not stream.is_text_only or entry in listed:
                     writer.write_delta(Delta(texts[entry], batch, entry), part)
                 elif part:
-                    frame = stream.frames.get(kind) or writer.frame(kind)
                     if frame.repeat:
                         part = b"%b%b%b" % (part, frame.repeat, part)
                     size = frame.num_framed + len(part)

@@ -1,12 +1,15 @@
 """The ids by which a client resumes: the id of an answer, and the ids of its stream's events.
 
-- The id of an answer (`id` in its body) names all its streams: `cmpl-`, `chatcmpl-` or `gen-`, the
-  first stream's id and, if there are several, `.PxN` for P prompts with N answers each. The other
-  stream ids are hashes of the first, so only a holder of the answer's id can read them.
+- The id of an answer (`id` in its body) names all its streams: `cmpl-`, `chatcmpl-`, `gen-`, `msg_`
+  or `resp_`, the first stream's id and, if there are several, `.PxN` for P prompts with N answers
+  each. The other stream ids are hashes of the first, so only a holder of the answer's id can read
+  them.
 - The id of an event holds the answer's id, how the answer is written, a checksum of the request,
   and a cursor for each stream with a checksum of its tokens. Any front can continue from it, even
   one that has never seen the answer. If the streams are gone, the same request is computed again
   and continues after the event, provided that its tokens up to there have the same checksum.
+- Of an answer that is printed by blocks, a cursor holds the event's number (`block_printer`). Its
+  tokens are those that the server had taken, so those of the event or a few more.
 - Ids are opaque to clients. An event id made by an earlier version is refused.
 """
 
@@ -24,11 +27,15 @@ from slipstream.http.errors import ApiError, bad_field
 from slipstream_ipc.messages import Submit
 
 MAX_CURSORS = 128  # streams; with more, events get no ids, which would be longer than the events
-_ANSWER = re.compile(r"(cmpl|chatcmpl|gen)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
+BLOCK_KINDS = ("msg", "resp")  # answers of these kinds are printed by blocks
+_ANSWER = re.compile(
+    r"(?:(cmpl|chatcmpl|gen)-|(msg|resp)_)([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?"
+)
 _NUMBER = r"(0|[1-9]\d{0,9})"
 _OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6})(a)?)?(?:(u)(c)?(U)?)?(s)?")
 _OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
 _CURSOR = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(t)?(e)?")
+_BLOCK_CURSOR = re.compile(rf"n{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
 _REQUEST = re.compile(_NUMBER)
 _NOTHING = b"-"
 _SYNTAX = "the id of a stream's event"
@@ -38,8 +45,8 @@ _OLD = "made by an earlier version of this server: request the answer from its b
 
 @dataclass(frozen=True, slots=True)
 class AnswerId:
-    """The id of an answer. kind: `cmpl`, `chatcmpl` or `gen`. first: the first stream's id, 16
-    bytes.
+    """The id of an answer. kind: `cmpl`, `chatcmpl`, `gen`, `msg` or `resp`. first: the first
+    stream's id, 16 bytes.
     """
 
     kind: str
@@ -59,7 +66,8 @@ class AnswerId:
 
     def __str__(self) -> str:
         several = f".{self.num_prompts}x{self.num_answers}" if self.num_streams > 1 else ""
-        return f"{self.kind}-{self.first.hex()}{several}"
+        sign = "_" if self.kind in BLOCK_KINDS else "-"
+        return f"{self.kind}{sign}{self.first.hex()}{several}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,8 @@ class StreamCursor:
     reasoning that it is in.
 
     checksum: `history_checksum` of the tokens. has_begun: the chunk that precedes the text, if the
-    shape has one, has been sent.
+    shape has one, has been sent. number: of the last event, if the answer is printed by blocks;
+    num_chars is 0 then.
     """
 
     num_chars: int = 0
@@ -81,6 +90,7 @@ class StreamCursor:
     has_ended: bool = False  # the end has been sent
     has_begun: bool = True
     has_called: bool = False  # a tool call has ended, which the finish reason depends on
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +150,10 @@ class EventIdWriter:
         self._cursors[index] = cursor
         return b"%b%b\n" % (self._prefix, cursor) if self._is_alone else self.line()
 
+    def advance_to(self, number: int, num_tokens: int, checksum: int) -> bytes:
+        """The `id:` line of the next event of an answer that is printed by blocks."""
+        return b"%bn%d.%d.%d\n" % (self._prefix, number, num_tokens, checksum)
+
     def set_usage_sent(self) -> None:
         """The usage has been sent."""
         self._event_id = replace(self._event_id, is_usage_sent=True)
@@ -163,9 +177,10 @@ def parse_answer_id(text: str, field: str = "id") -> AnswerId:
     """Parse the id of an answer. Raises: ApiError, which names `field`."""
     found = _ANSWER.fullmatch(text)
     if found is None:
-        allowed = "the `id` of an answer: cmpl-…, chatcmpl-… or gen-…"
+        allowed = "the `id` of an answer: cmpl-…, chatcmpl-…, gen-…, msg_… or resp_…"
         raise bad_field(field, f"{field}: got {text[:100]!r}, allowed: {allowed}")
-    kind, first, num_prompts, num_answers = found.groups("1")
+    kind, block_kind, first, num_prompts, num_answers = found.groups("1")
+    kind = block_kind if found[1] is None else kind
     return AnswerId(kind, bytes.fromhex(first), int(num_prompts), int(num_answers))
 
 
@@ -178,7 +193,9 @@ def parse_event_id(text: str) -> EventId:
         raise _wrong(text)
     answer = parse_answer_id(parts[0], "last-event-id")
     options = _OPTIONS.fullmatch(parts[1])
-    found = [_parse_cursor(part) for part in parts[3].split(",")]
+    is_by_blocks = answer.kind in BLOCK_KINDS
+    parse = _parse_block_cursor if is_by_blocks else _parse_cursor
+    found = [parse(part) for part in parts[3].split(",")]
     cursors = tuple([cursor for cursor in found if cursor is not None])
     if options is None or len(cursors) != len(found) or len(cursors) != answer.num_streams:
         raise _wrong(text)
@@ -200,7 +217,7 @@ def parse_event_id(text: str) -> EventId:
 
 
 def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
-    """A CRC-32 of a request, independent of its stream ids, labels, tenant and traces.
+    """A CRC-32 of a request, independent of its stream ids, labels, tenant, traces and records.
 
     submits: `num_answers` in a row for each prompt. Only the first of them is hashed as a whole,
     of the others only the sampling parameters.
@@ -211,7 +228,13 @@ def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
             found = crc32(submit.params, found)
         else:
             plain = msgspec.structs.replace(
-                submit, handle=0, stream_id=bytes(16), label="", tenant=b"", trace=None
+                submit,
+                handle=0,
+                stream_id=bytes(16),
+                label="",
+                tenant=b"",
+                trace=None,
+                keep=None,
             )
             found = crc32(msgspec.msgpack.encode(plain), found)
     return found
@@ -231,6 +254,14 @@ def _parse_cursor(text: str) -> StreamCursor | None:
     numbers = int(chars), int(tokens), int(checksum), int(offset or 0)
     pending_bytes = bytes.fromhex(pending)
     return StreamCursor(*numbers, pending_bytes, bool(end), has_called=bool(called))
+
+
+def _parse_block_cursor(text: str) -> StreamCursor | None:
+    found = _BLOCK_CURSOR.fullmatch(text)
+    if found is None:
+        return None
+    number, num_tokens, checksum = map(int, found.groups())
+    return StreamCursor(0, num_tokens, checksum, number=number)
 
 
 def _cursor_text(cursor: StreamCursor, event_id: EventId) -> bytes:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -28,7 +28,8 @@ from slipstream.errors import (
     SupersededError,
     of_prompt,
 )
-from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.echo import echo_logprobs
 from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCursor
@@ -79,7 +80,9 @@ class AnswerContext:
 
 
 class LiveAnswer:
-    """The streams of one request while they run. num_unwritten: choices not written yet."""
+    """The streams of one request while they run. num_unwritten: choices not written yet.
+    failure_event: the last event of a stream that fails.
+    """
 
     def __init__(self, plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -> None:
         self.plan = plan
@@ -89,6 +92,7 @@ class LiveAnswer:
         self.texts = context.texts
         self.num_unwritten = len(plan.states)
         self.event_ids: EventIdWriter | None = None
+        self.failure_event: Callable[[ApiError], bytes] = _failure_event
         if plan.is_resumable:
             self.event_ids = EventIdWriter(
                 EventId(
@@ -110,7 +114,9 @@ class LiveAnswer:
         """The client's cursor in a stream when the request began."""
         if self.plan.cursors:
             return self.plan.cursors[index]
-        return StreamCursor(has_begun=self.plan.shape.first_chunk(index) is None)
+        shape = self.plan.shape
+        has_begun = isinstance(shape, BlockShape) or shape.first_chunk(index) is None
+        return StreamCursor(has_begun=has_begun)
 
     def _on_disconnect(self) -> None:
         """The client has disconnected."""
@@ -120,9 +126,11 @@ class LiveAnswer:
             asyncio.get_running_loop().call_later(self.context.limits.resume_s, self.abandon)
 
     def abandon(self) -> None:
-        """End every stream that is not over."""
+        """End every stream that is not over; one in the background goes on, unread."""
         for state in self.plan.states:
-            if not state.is_over:
+            if self.plan.is_background:
+                self.context.broadcast.detach(state)
+            elif not state.is_over:
                 self.context.engine.abandon(state)
 
     def fail(self, failure: BaseException) -> None:
@@ -136,10 +144,10 @@ class LiveAnswer:
             _logger.warning("%s", error, extra=of_requests(self.exchange.request.id))
         exchange = self.exchange
         if exchange.has_begun:
-            exchange.write(event(error.body))
+            exchange.write(self.failure_event(error))
             exchange.finish()
         else:
-            exchange.respond(error.response())
+            exchange.refuse(error)
         if isinstance(failure, SupersededError):
             self._on_disconnect()  # the client has resumed elsewhere: keep the other choices
         else:
@@ -158,6 +166,7 @@ class LiveAnswer:
 
     def choice_parts(
         self,
+        shape: AnswerShape,
         index: int,
         position: TextPosition,
         text: str,
@@ -187,10 +196,10 @@ class LiveAnswer:
         if k is None:
             return text, None, reason
         for some in entries:
-            parts.append(plan.shape.logprobs(some, k, self.texts, position))
+            parts.append(shape.logprobs(some, k, self.texts, position))
             yield
         if not parts:
-            parts.append(plan.shape.logprobs([], k, self.texts, position))
+            parts.append(shape.logprobs([], k, self.texts, position))
         return text, parts[0] if len(parts) == 1 else concat_logprobs(parts), reason
 
     def usage(self) -> Usage:
@@ -253,6 +262,10 @@ class LiveAnswer:
         return shown
 
 
+def _failure_event(error: ApiError) -> bytes:
+    return event(error.body)
+
+
 def _prompt_logprobs(state: StreamState) -> Iterator[PromptTokenLogprobs] | None:
     """Log-probabilities of the prompt, in parts. None if the stream was aborted before they came.
 
@@ -273,15 +286,16 @@ def is_whole(state: StreamState) -> bool:
     return state.error is None and state.end is not None and state.end.reason != "error"
 
 
-def raise_failure(state: StreamState, prompt: str = "") -> None:
-    """Raises the error of a stream that is over, or ApiError if its finish reason is `error`.
-
-    prompt: the name of its prompt, where there are several; in errors that are about it.
+def raise_failure(state: StreamState, plan: AnswerPlan) -> None:
+    """Raises the error of a stream of the plan that is over, or ApiError if its finish reason is
+    `error`.
     """
     error = state.error
     if error is not None:
-        is_about_it = prompt and isinstance(error, BadRequestError | EngineError)
-        raise of_prompt(error, prompt) if is_about_it else error
+        if plan.id.num_prompts > 1 and isinstance(error, BadRequestError | EngineError):
+            index = plan.states.index(state)
+            raise of_prompt(error, prompt_name(index // plan.id.num_answers))
+        raise error
     if not is_whole(state):
         why = "the request was aborted before its answer was complete"
         raise ApiError(500, why, code="aborted")

@@ -8,9 +8,7 @@ Answers that are not streamed are written by `unary`; what both share is in `liv
   unit. Deltas without anything to show move the cursor and are not written.
 - The answer does not begin before the first text, so that an earlier failure gets a status code. A
   later failure is the last event, with no [DONE] after it.
-- Under backpressure, deltas stay in the stream's queue, where they are merged (`unread_deltas`),
-  and leave in few chunks once there is room: a slow reader costs no more than its answer and delays
-  no other. It is dropped above `held_bytes`, or after `stall_s` (`connection`).
+- Under backpressure, deltas wait in the stream's queue (`stream_queue`).
 """
 
 from __future__ import annotations
@@ -22,21 +20,19 @@ from functools import partial
 
 from msgspec import UNSET, Raw, structs
 
-from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
-from slipstream.errors import SlipstreamError
-from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
+from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, ChoiceContent
+from slipstream.http.answers.block_answers import StreamedBlocks, UnaryBlocks
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import ChunkFrame
 from slipstream.http.answers.content_tokens import content_logprobs
 from slipstream.http.answers.event_ids import StreamCursor
 from slipstream.http.answers.live_answer import (
     AnswerContext,
     LiveAnswer,
-    is_whole,
-    raise_failure,
 )
+from slipstream.http.answers.stream_queue import StreamQueue
 from slipstream.http.answers.unary import UnaryAnswer
-from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.answer_parts import (
     AnswerParts,
@@ -50,15 +46,12 @@ from slipstream.http.response_encoding import DONE_EVENT, event, json_part, json
 from slipstream.http.time_slice import run_all
 from slipstream.outputs import (
     Delta,
-    begin_of,
-    end_of,
     events_of,
     id_column_of,
     kind_of,
 )
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import EventKind
-from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; never raw in JSON
@@ -73,19 +66,27 @@ def start_answer(plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -
     live = LiveAnswer(plan, exchange, context)
     try:
         if plan.is_stream:
-            choices = [StreamedChoice(live, index) for index in range(len(plan.states))]
-            exchange.on_writable = partial(_flush, choices)
+            exchange.on_writable = partial(_resume, _queues(live))
+        elif isinstance(plan.shape, BlockShape):
+            UnaryBlocks(live, plan.shape)
         else:
-            UnaryAnswer(live)
+            UnaryAnswer(live, plan.shape)
         for state in plan.states:
             context.engine.submit(state)
     except Exception:
         live.handle_exception()
 
 
-def _flush(choices: Sequence[StreamedChoice]) -> None:
-    for choice in choices:
-        choice.ring(choice.state)
+def _queues(live: LiveAnswer) -> list[StreamQueue]:
+    shape = live.plan.shape
+    if isinstance(shape, BlockShape):
+        return [StreamedBlocks(live, shape).queue]
+    return [StreamedChoice(live, shape, index).queue for index in range(len(live.plan.states))]
+
+
+def _resume(queues: Sequence[StreamQueue]) -> None:
+    for queue in queues:
+        queue.resume()
 
 
 @dataclass(slots=True, eq=False)
@@ -103,26 +104,27 @@ class _Portion:
 
 
 class StreamedChoice:
-    """The wakeup of one stream, and one choice of a streamed answer."""
+    """One choice of a streamed answer."""
 
-    def __init__(self, live: LiveAnswer, index: int) -> None:
+    def __init__(self, live: LiveAnswer, shape: AnswerShape, index: int) -> None:
         plan = live.plan
         cursor = live.cursor(index)
-        self.state = plan.states[index]
+        self._state = plan.states[index]
         self._live = live
+        self._shape = shape
         self._exchange = live.exchange
         self._index = index
         self._is_first = True  # `_write` has not been called yet
         self._with_logprobs = plan.num_logprobs is not None
-        self._has_ids = plan.shape.has_ids
-        self._reads_events = plan.shape.reads_events
+        self._has_ids = self._shape.has_ids
+        self._reads_events = self._shape.reads_events
         # log-probabilities are those of the content alone
         self._is_content_only = self._reads_events and not plan.has_all_logprobs
         self._may_be_plain = not (self._has_ids or plan.with_usage_so_far)
         # its chunks contain nothing but a delta's text and log-probabilities
-        self._is_plain = plan.echo is None and self._may_be_plain
+        self.is_plain = plan.echo is None and self._may_be_plain
         num_candidates = 0 if plan.num_logprobs is None else 1 + plan.num_logprobs
-        self._token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
+        token_bytes = 4 + _CANDIDATE_BYTES * num_candidates
         # where the next token's text begins
         self._position = TextPosition(cursor.text_offset, cursor.pending)
         self._event_ids = live.event_ids
@@ -130,12 +132,10 @@ class StreamedChoice:
         self._checksum = cursor.checksum  # of the tokens, if events have ids
         self._has_called = cursor.has_called  # a tool call has ended
         self._was_end_sent = cursor.has_ended  # sent before the client resumed
-        self._has_ended = False  # the end has been handled
         self._frames: dict[int, ChunkFrame] = {}
         self._text_frame = frame = self.frame(0)
-        self._stream = stream = live.context.broadcast.join(
-            self.state, self, live.exchange, live.handle_exception
-        )
+        self.queue = StreamQueue(live, self._state, self, token_bytes)
+        self._stream = stream = self.queue.stream
         stream.before, stream.after, stream.num_framed = frame.before, frame.after, frame.num_framed
         stream.frames = self._frames
         self._choose_writer()
@@ -152,16 +152,16 @@ class StreamedChoice:
     def _new_frame(self, kind: int) -> ChunkFrame:
         plan = self._live.plan
         is_content = kind in (0, EventKind.CONTENT)
-        has_logprobs = self._with_logprobs and self._is_plain
+        has_logprobs = self._with_logprobs and self.is_plain
         if not has_logprobs:
             logprobs = NULL
         elif is_content or plan.has_all_logprobs:
             logprobs = Raw(_HOLE)
         else:
             has_logprobs = False
-            logprobs = json_raw(plan.shape.logprobs([], 0, self._live.texts, self._position))
+            logprobs = json_raw(self._shape.logprobs([], 0, self._live.texts, self._position))
         content = ChoiceContent(self._index, Raw(_HOLE), logprobs, None, kind=kind)
-        before, *between, after = event(self._body(plan.shape.chunk(content))).split(_HOLE)
+        before, *between, after = event(self._body(self._shape.chunk(content))).split(_HOLE)
         before, after = before + b'"', after + b"\r\n"
         repeat = b""
         if kind & 0xFF == EventKind.REASONING:
@@ -177,32 +177,9 @@ class StreamedChoice:
         """Choose what writes most chunks from now on: the broadcast itself, `write_delta`, or
         `_write`.
         """
-        is_text_only = self._is_plain and not self._with_logprobs and self._event_ids is None
+        is_text_only = self.is_plain and not self._with_logprobs and self._event_ids is None
         self._stream.is_text_only = is_text_only
-        self._stream.chunk_writer = self if self._is_plain else None
-
-    def ring(self, state: StreamState) -> None:
-        """There are new deltas, the stream has ended, or backpressure has ended."""
-        exchange = self._exchange
-        if self._has_ended or not exchange.is_open:
-            return
-        try:
-            if exchange.is_paused:
-                if self._held_bytes() > self._live.context.limits.held_bytes:
-                    _logger.warning(
-                        "dropped: its client does not read the stream",
-                        extra=of_requests(exchange.request.id),
-                    )
-                    exchange.drop()
-            elif self._is_plain and not state.is_over and len(state.deltas) == 1:
-                delta = state.deltas.popleft()
-                self.write_delta(delta, json_part(delta.text))
-            else:
-                self._flush()
-        except (ApiError, SlipstreamError) as error:
-            self._live.fail(error)
-        except Exception:
-            self._live.handle_exception()
+        self._stream.chunk_writer = self if self.is_plain else None
 
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta that is not the stream's last. part: its text as JSON, without quotes."""
@@ -226,7 +203,7 @@ class StreamedChoice:
         live = self._live
         found = None
         if text:
-            found = live.plan.shape.logprobs_json(delta, live.texts, self._position)
+            found = self._shape.logprobs_json(delta, live.texts, self._position)
         if found is not None:
             self._write_plain(part, frame, frame.between + found)
         elif text or delta.logprobs:
@@ -248,55 +225,32 @@ class StreamedChoice:
         else:
             exchange.write(b"%b%b%b%b%b" % (id_line, frame.before, part, middle, frame.after[:-2]))
 
-    def _held_bytes(self) -> int:
-        deltas = self.state.deltas
-        if not deltas:
-            return 0
-        begin, end = begin_of(deltas[0]), end_of(deltas[-1])
-        num_tokens = end.num_tokens - begin.num_tokens
-        return end.num_chars - begin.num_chars + num_tokens * self._token_bytes
-
-    def _flush(self) -> None:
-        """Write the queued deltas while there is no backpressure, then the end."""
-        state = self.state
-        while True:
-            portion = self._take_deltas()
-            if state.is_over and not state.deltas:
-                break
-            if portion.is_shown:
-                self._write(portion, None)
-            if self._exchange.is_paused or not state.deltas:
-                return
-        if portion.is_shown and not is_whole(state):
+    def write_deltas(self, deltas: Sequence[Delta]) -> None:
+        """See `DeltaWriter`."""
+        portion = self._counted(deltas)
+        if portion.is_shown:
             self._write(portion, None)
-        raise_failure(state, self._live.plan.prompt_of(self._index))
-        assert state.end is not None
-        self._has_ended = True
-        live = self._live
-        live.num_unwritten -= 1
+
+    def write_end(self, deltas: Sequence[Delta]) -> None:
+        """See `DeltaWriter`."""
+        portion = self._counted(deltas)
+        end = self._state.end
+        assert end is not None
         if not self._was_end_sent:
             if portion.parts is not None:  # a call in the last chunk is not noticed by all clients
                 self._write(portion, None)
                 portion = _Portion()
-            names_calls = live.plan.names_calls
-            reason = finish_reason(state.end, has_called=self._has_called, names_calls=names_calls)
+            names_calls = self._live.plan.names_calls
+            reason = finish_reason(end, has_called=self._has_called, names_calls=names_calls)
             self._write(portion, reason)
-        if not live.num_unwritten:
+        if not self._live.num_unwritten:
             self._finish()
 
-    def _take_deltas(self) -> _Portion:
-        """Take the oldest queued deltas, up to `_PORTION_BYTES`."""
-        deltas = self.state.deltas
-        taken: list[Delta] = []
-        num_bytes = 0
-        while deltas and num_bytes < _PORTION_BYTES:
-            delta = deltas.popleft()
-            taken.append(delta)
+    def _counted(self, deltas: Sequence[Delta]) -> _Portion:
+        """What is to be written of consecutive deltas, which the client's cursor is moved past."""
+        for delta in deltas:
             self._count(delta)
-            num_bytes += len(delta.text)
-            if self._with_logprobs:
-                num_bytes += delta.num_tokens * self._token_bytes
-        return self._take(taken)
+        return self._take(deltas)
 
     def _count(self, delta: Delta) -> None:
         """Move the client's cursor past a delta; it is sent with the next chunk."""
@@ -329,30 +283,30 @@ class StreamedChoice:
         return portion
 
     def _write(self, portion: _Portion, reason: str | None) -> None:
-        is_text = portion.parts is None and self._is_plain
+        is_text = portion.parts is None and self.is_plain
         if is_text and not self._with_logprobs and reason is None:
             self._write_plain(json_part(portion.text), self._text_frame)
             return
         plan, ids = self._live.plan, portion.ids
         shown = self._live.choice_parts(
-            *(self._index, self._position, portion.text, [portion.entries], reason),
+            *(self._shape, self._index, self._position, portion.text, [portion.entries], reason),
             is_first=self._is_first,
         )
         text, logprobs, reason = run_all(shown)
         is_first, self._is_first = self._is_first, False
-        self._is_plain = self._may_be_plain and (plan.echo is None or not self._with_logprobs)
+        self.is_plain = self._may_be_plain and (plan.echo is None or not self._with_logprobs)
         self._choose_writer()
         if not self._exchange.has_begun:
             self._begin()
-        end = self.state.end if reason is not None else None
+        end = self._state.end if reason is not None else None
         stop_reason = None if end is None else end.stop_reason
         content = ChoiceContent(self._index, text, logprobs, reason, ids, stop_reason)
         content.parts = portion.parts
         if self._has_ids:
             content.token_ids = self._live.with_prompt_ids(self._index, ids, is_first=is_first)
-            if is_first and plan.shape.has_many_prompts:
+            if is_first and self._shape.has_many_prompts:
                 content.prompt_ids = self._live.prompt_ids(self._index)
-        choice = plan.shape.chunk(content)
+        choice = self._shape.chunk(content)
         id_line = self._advance(has_ended=reason is not None)
         usage = self._live.usage_so_far(self._index, self._num_tokens)
         self._exchange.write(id_line + event(self._body(choice, usage)))
@@ -377,7 +331,7 @@ class StreamedChoice:
         events: list[bytes] = []
         usage = self._live.usage_so_far(self._index, 0)  # shapes with a first chunk: one prompt
         for index in range(len(plan.states)):
-            first = plan.shape.first_chunk(index)
+            first = self._shape.first_chunk(index)
             if first is not None and not self._live.cursor(index).has_begun:
                 if self._event_ids is not None:
                     self._event_ids.set_cursor(index, StreamCursor())
@@ -408,4 +362,4 @@ class StreamedChoice:
         live, plan = self._live, self._live.plan
         choices: list[Choice | Raw] = [] if choice is None else [choice]
         shown = usage if plan.with_usage else UNSET
-        return Answer(live.id, plan.shape.chunk_object, plan.created, plan.model, choices, shown)
+        return Answer(live.id, self._shape.chunk_object, plan.created, plan.model, choices, shown)

@@ -14,7 +14,7 @@ from msgspec import UNSET, Raw
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
-from slipstream.http.answers.answer_plan import ChoiceContent
+from slipstream.http.answers.answer_plan import AnswerShape, ChoiceContent
 from slipstream.http.answers.content_tokens import only_content
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.errors import ApiError
@@ -29,11 +29,12 @@ from slipstream.outputs import events_of, join, kind_of, logprobs_in_parts
 class UnaryAnswer:
     """A request answered by one response; the wakeup of all its streams."""
 
-    def __init__(self, live: LiveAnswer) -> None:
+    def __init__(self, live: LiveAnswer, shape: AnswerShape) -> None:
         self._live = live
+        self._shape = shape
         plan = live.plan
         self._num_answers = plan.id.num_answers
-        self._indices = {state: index for index, state in enumerate(plan.states)}
+        self._prompts = {state: at // self._num_answers for at, state in enumerate(plan.states)}
         self._num_running = [self._num_answers] * plan.id.num_prompts  # running streams per prompt
         self._choices: list[Choice | Raw] = [NULL] * len(plan.states)
         for state in plan.states:
@@ -44,13 +45,12 @@ class UnaryAnswer:
         live = self._live
         if not (state.is_over and live.exchange.is_open):
             return
-        index = self._indices[state]
         try:
-            raise_failure(state, live.plan.prompt_of(index))
+            raise_failure(state, live.plan)
         except (ApiError, SlipstreamError) as error:
             live.fail(error)
             return
-        prompt = index // self._num_answers
+        prompt = self._prompts[state]
         self._num_running[prompt] -= 1
         if self._num_running[prompt]:
             return
@@ -84,7 +84,7 @@ class UnaryAnswer:
         whole = join(state.deltas, state.end)
         state.deltas.clear()
         entries, parts, end_reason = logprobs_in_parts(whole), None, str(state.end.reason)
-        if plan.shape.reads_events and kind_of(whole) != 0:
+        if self._shape.reads_events and kind_of(whole) != 0:
             events = events_of(whole)
             parts = parts_of(events)
             end_reason = finish_reason(
@@ -93,32 +93,32 @@ class UnaryAnswer:
             if plan.num_logprobs is not None and not plan.has_all_logprobs:
                 entries = only_content(entries, whole)
         text, logprobs, reason = yield from live.choice_parts(
-            *(index, TextPosition(), whole.text, entries, end_reason),
+            *(self._shape, index, TextPosition(), whole.text, entries, end_reason),
             is_first=True,
         )
         content = ChoiceContent(index, text, logprobs, reason or "", parts=parts)
         content.stop_reason = state.end.stop_reason
         if self._has_many:
             content.prompt_logprobs = yield from live.prompt_logprobs(index)
-        if plan.shape.has_ids:
+        if self._shape.has_ids:
             content.token_ids = live.with_prompt_ids(index, whole.token_ids, is_first=True)
             content.prompt_ids = live.prompt_ids(index)
-        return plan.shape.choice(content)
+        return self._shape.choice(content)
 
     @property
     def _has_many(self) -> bool:
-        return self._live.plan.shape.has_many_prompts
+        return self._shape.has_many_prompts
 
     def _respond(self) -> Parts[None]:
         live, plan = self._live, self._live.plan
         answer = Answer(
             live.id,
-            plan.shape.object,
+            self._shape.object,
             plan.created,
             plan.model,
             self._choices,
             live.usage(),
             UNSET if self._has_many else (yield from live.prompt_logprobs(0)),
-            live.prompt_ids() if plan.shape.has_ids and not self._has_many else UNSET,
+            live.prompt_ids() if self._shape.has_ids and not self._has_many else UNSET,
         )
         live.exchange.respond(json_response(200, answer))

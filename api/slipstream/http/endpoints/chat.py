@@ -15,6 +15,7 @@ from slipstream.answers.options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.endpoints.planner import (
     caller_names,
     check_num_logprobs,
@@ -57,9 +58,18 @@ def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatReque
     return body
 
 
-def plan_chat(body: ChatRequest, model: ModelCard, *, strict_finish: bool = False) -> AnswerPlan:
-    """The streams of a new chat completion. strict_finish: a call of a named function has OpenAI's
-    finish reason, `stop`.
+def plan_chat(
+    body: ChatRequest,
+    model: ModelCard,
+    *,
+    kind: str = "chatcmpl",
+    shape: BlockShape | None = None,
+    strict_finish: bool = False,
+) -> AnswerPlan:
+    """The streams of a new chat completion, or of another endpoint's answer to the same body.
+
+    kind: see `AnswerId`. shape: if the answer is printed by blocks. strict_finish: a call of a
+    named function has OpenAI's finish reason, `stop`.
 
     Raises: ApiError, BadRequestError.
     """
@@ -78,8 +88,8 @@ def plan_chat(body: ChatRequest, model: ModelCard, *, strict_finish: bool = Fals
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
     check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
     plan = plan_answer(
-        "chatcmpl",
-        ChatShape(has_ids=bool(body.return_token_ids)),
+        kind,
+        shape or ChatShape(has_ids=bool(body.return_token_ids)),
         body,
         model,
         prompts=[messages],

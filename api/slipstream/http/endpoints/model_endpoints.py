@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
@@ -29,18 +28,25 @@ from slipstream.http.endpoints.abort import abort
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.generate import plan_generation, read_generate
+from slipstream.http.endpoints.messages import (
+    count_tokens,
+    plan_messages,
+    read_count_tokens,
+    read_messages,
+)
+from slipstream.http.endpoints.response_endpoints import PATH, ResponseEndpoints, Starter
 from slipstream.http.endpoints.resume import (
     accepts_events,
     plan_or_resume,
     plan_resumed_stream,
 )
-from slipstream.http.endpoints.served_model import served_model
+from slipstream.http.endpoints.served_model import guarded, served_model
 from slipstream.http.endpoints.tokenize import detokenize, tokenize, tokenizer_info
-from slipstream.http.errors import ApiError, error_of
+from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields
-from slipstream.http.openai.request_bodies import OpenAIRequest
+from slipstream.http.openai.request_bodies import SampledRequest
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
 from slipstream.trace_context import TRACEPARENT, TRACESTATE, trace_context
@@ -49,7 +55,7 @@ from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 _MAX_LOGGED = 64  # kinds of ignored fields that are not logged again
-OpenAIBody = TypeVar("OpenAIBody", bound=OpenAIRequest)
+Body = TypeVar("Body")
 
 
 class ModelEndpoints:
@@ -67,8 +73,8 @@ class ModelEndpoints:
         strict_finish: bool = False,
     ) -> None:
         """is_traced: whether requests carry their trace to the worker, which exports it.
-        strict_fields: whether unknown fields of OpenAI's bodies are refused. strict_finish: see
-        `plan_chat`.
+        strict_fields: whether unknown fields of OpenAI's and Anthropic's bodies are refused.
+        strict_finish: see `plan_chat`.
         """
         self._is_traced = is_traced
         self._strict_fields = strict_fields
@@ -78,9 +84,13 @@ class ModelEndpoints:
         self._keys = keys
         self._context = AnswerContext(io, texts, limits)
         self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
+        self.responses = ResponseEndpoints(io, keys, self._read, self._start)
         self.posts: dict[str, Handler] = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
+            "/v1/messages": self.messages,
+            "/v1/messages/count_tokens": self.count_tokens,
+            PATH: self.responses.create,
             "/generate": self.generate,
             "/abort": partial(abort, io),
             "/tokenize": partial(tokenize, io),
@@ -97,16 +107,12 @@ class ModelEndpoints:
 
     def handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         """Call a handler; an exception becomes the answer."""
+        guarded(exchange, partial(self._handle, handler, request, exchange))
+
+    def _handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         model = self._io.model
-        try:
-            check_num_values(request.body, 0 if model is None else model.max_model_len)
-            handler(request, exchange)
-        except (ApiError, SlipstreamError) as error:
-            exchange.respond(error_of(error, {}).response())
-        except Exception as error:
-            what = request.method, request.path
-            _logger.exception("%s %s failed", *what, extra=of_requests(request.id))
-            exchange.respond(error_of(error, {}).response())
+        check_num_values(request.body, 0 if model is None else model.max_model_len)
+        handler(request, exchange)
 
     def completions(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/completions. Raises: ApiError, BadRequestError."""
@@ -123,6 +129,19 @@ class ModelEndpoints:
         plan = plan_or_resume(request, "chatcmpl", model, new_plan)
         self._start(plan, request, exchange)
 
+    def messages(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /v1/messages. Raises: ApiError."""
+        body = self._read(read_messages, request)
+        model = served_model(self._io, body.model)
+        plan = plan_or_resume(request, "msg", model, partial(plan_messages, body, model))
+        self._start(plan, request, exchange)
+
+    def count_tokens(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /v1/messages/count_tokens. Raises: ApiError, BadRequestError."""
+        body = self._read(read_count_tokens, request)
+        served_model(self._io, body.model)
+        count_tokens(self._io, body, exchange)
+
     def generate(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /generate. Raises: ApiError, BadRequestError."""
         body, params = read_generate(request.body)
@@ -137,16 +156,17 @@ class ModelEndpoints:
         self._start(plan_resumed_stream(request, served_model(self._io)), request, exchange)
 
     def _read(
-        self, read: Callable[[bytes, IgnoredFields | None], OpenAIBody], request: HttpRequest
-    ) -> OpenAIBody:
-        """The body of a request to one of OpenAI's endpoints. Raises: ApiError."""
+        self, read: Callable[[bytes, IgnoredFields | None], Body], request: HttpRequest
+    ) -> Body:
+        """The body of a request to an endpoint of another server's API. Raises: ApiError."""
         ignored = None if self._strict_fields else IgnoredFields()
         try:
             body = read(request.body, ignored)
         finally:
             if ignored:
                 self._tell_ignored(str(ignored), request)
-        request.take_id(body.request_id)
+        if isinstance(body, SampledRequest):
+            request.take_id(body.request_id)
         return body
 
     def _tell_ignored(self, fields: str, request: HttpRequest) -> None:
@@ -155,16 +175,22 @@ class ModelEndpoints:
             self._logged.append(fields)
             _logger.info("unknown fields are ignored: %s", fields, extra=of_requests(request.id))
 
-    def _start(self, plan: AnswerPlan, request: HttpRequest, exchange: Exchange) -> None:
+    def _start(
+        self,
+        plan: AnswerPlan,
+        request: HttpRequest,
+        exchange: Exchange,
+        starter: Starter = start_answer,
+    ) -> None:
         if accepts_events(request) and plan.can_resume:
             plan = replace(plan, is_resumable=True)
-        tenant = self._keys.tenant(request.headers.get(b"authorization"))
+        tenant = self._keys.tenant(request.headers)
         trace = _trace_of(request) if self._is_traced else None
         for state in plan.states:
             state.set_origin(tenant, request.id, trace)
         if plan.is_resumable:
             self._keep_submits(plan)
-        start = partial(start_answer, plan, exchange, self._context)
+        start = partial(starter, plan, exchange, self._context)
         if plan.needs_texts:
             self._context.texts.when_loaded(start)
         else:

@@ -17,10 +17,26 @@ import msgspec
 from msgspec import Struct, UnsetType
 
 from slipstream.http.admin.live import LiveNumbers
+from slipstream.http.anthropic import request_bodies as messages_requests
+from slipstream.http.anthropic import response_bodies as messages_responses
+from slipstream.http.endpoints.response_endpoints import LIST_QUERY
+from slipstream.http.endpoints.response_endpoints import QUERY as RESPONSE_QUERY
 from slipstream.http.endpoints.resume import QUERY
-from slipstream.http.errors import ErrorBody
+from slipstream.http.errors import (
+    AnthropicErrorBody,
+    ErrorBody,
+    ErrorShape,
+    error_shape,
+)
 from slipstream.http.openai import request_bodies as requests
 from slipstream.http.openai import response_bodies as responses
+from slipstream.http.responses.response_object import (
+    DeletedResponse,
+    InputItemList,
+    ResponseObject,
+)
+from slipstream.http.responses.responses_request import ResponsesRequest
+from slipstream.http.responses.stream_events import StreamEvent
 
 _REF = "#/components/schemas/{name}"
 _BY_ID = list[responses.LogprobsById]
@@ -34,7 +50,11 @@ def _narrowed(base: type[Struct], name: str, **types: Any) -> type[Struct]:
         kind = types.get(field.name, field.type)
         fields.append((field.name, kind) if field.required else (field.name, kind, field.default))
     namespace = {"__doc__": base.__doc__}
-    return msgspec.defstruct(name, fields, namespace=namespace, kw_only=True)
+    config = base.__struct_config__
+    tag: dict[str, Any] = {} if config.tag is None else {"tag": config.tag}
+    return msgspec.defstruct(
+        name, fields, namespace=namespace, kw_only=True, tag_field=config.tag_field, **tag
+    )
 
 
 _COMPLETION_CHOICE = _narrowed(
@@ -78,7 +98,9 @@ def _answer(name: str, choice: type[Struct]) -> type[Struct]:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One method of a path, with the types of its bodies. events: those of a stream's events."""
+    """One method of a path, with the types of its bodies. events: those of a stream's events, the
+    last of which may be [DONE]. others: further methods of the path.
+    """
 
     method: str
     summary: str
@@ -88,12 +110,38 @@ class Endpoint:
     has_key: bool = True
     query: tuple[str, ...] = ()
     media: str = "application/json"  # of the answer
+    has_done: bool = True
+    others: tuple[Endpoint, ...] = ()
 
 
 _COMPLETION = _answer("CompletionAnswer", _COMPLETION_CHOICE)
 _CHAT = _answer("ChatAnswer", _CHAT_CHOICE)
 _CHAT_CHUNK = _answer("ChatChunk", _CHAT_CHUNK_CHOICE)
 _GENERATION = _answer("Generation", _GENERATE_CHOICE)
+
+_TOOL_USE = _narrowed(messages_responses.MessageToolUse, "MessageToolUse", input=dict[str, Any])
+_MESSAGE_CONTENT: Any = (
+    messages_responses.MessageText | messages_responses.MessageThinking | _TOOL_USE
+)
+_MESSAGE = _narrowed(
+    messages_responses.AnsweredMessage, "AnsweredMessage", content=list[_MESSAGE_CONTENT]
+)
+_CONTENT_DELTA = (
+    _narrowed(messages_responses.TextDelta, "TextDelta", text=str)
+    | _narrowed(messages_responses.ThinkingDelta, "ThinkingDelta", thinking=str)
+    | _narrowed(messages_responses.InputJsonDelta, "InputJsonDelta", partial_json=str)
+)
+_MESSAGE_EVENT: Any = (
+    _narrowed(messages_responses.MessageStart, "MessageStart", message=_MESSAGE)
+    | messages_responses.PingEvent
+    | _narrowed(
+        messages_responses.ContentBlockStart, "ContentBlockStart", content_block=_MESSAGE_CONTENT
+    )
+    | _narrowed(messages_responses.ContentBlockDelta, "ContentBlockDelta", delta=_CONTENT_DELTA)
+    | messages_responses.ContentBlockStop
+    | messages_responses.MessageDelta
+    | messages_responses.MessageStop
+)
 
 # by path; braces mark parameters
 ENDPOINTS: dict[str, Endpoint] = {
@@ -114,11 +162,46 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(
         "post", "complete a chat", _CHAT, body=requests.ChatRequest, events=_CHAT_CHUNK
     ),
+    "/v1/responses": Endpoint(
+        "post",
+        "make a response",
+        ResponseObject,
+        body=ResponsesRequest,
+        events=StreamEvent,  # type: ignore[arg-type]
+        has_done=False,
+    ),
+    "/v1/responses/{id}": Endpoint(
+        "get",
+        "a response that is kept, as it is now or as a stream",
+        ResponseObject,
+        events=StreamEvent,  # type: ignore[arg-type]
+        query=RESPONSE_QUERY,
+        has_done=False,
+        others=(Endpoint("delete", "keep a response no longer", DeletedResponse),),
+    ),
+    "/v1/responses/{id}/cancel": Endpoint("post", "end a response", ResponseObject),
+    "/v1/responses/{id}/input_items": Endpoint(
+        "get", "the input of a response that is kept", InputItemList, query=LIST_QUERY
+    ),
+    "/v1/messages": Endpoint(
+        "post",
+        "answer a conversation, in Anthropic's shapes",
+        _MESSAGE,
+        body=messages_requests.MessagesRequest,
+        events=_MESSAGE_EVENT,
+        has_done=False,
+    ),
+    "/v1/messages/count_tokens": Endpoint(
+        "post",
+        "count the tokens of a conversation",
+        messages_responses.InputTokens,
+        body=messages_requests.CountTokensRequest,
+    ),
     "/v1/streams/{id}": Endpoint(
         "get",
         "resume an answer after Last-Event-ID, or read it from its beginning",
         _COMPLETION,
-        events=_COMPLETION | _CHAT_CHUNK | _GENERATION,  # type: ignore[arg-type]
+        events=_COMPLETION | _CHAT_CHUNK | _GENERATION | _MESSAGE_EVENT,
         query=QUERY,
     ),
     "/generate": Endpoint(
@@ -147,21 +230,25 @@ def document() -> bytes:
 
 
 def _document() -> dict[str, Any]:
-    kinds: list[Any] = [ErrorBody]
-    for endpoint in ENDPOINTS.values():
+    kinds: list[Any] = [ErrorBody, AnthropicErrorBody]
+    endpoints = [each for first in ENDPOINTS.values() for each in (first, *first.others)]
+    for endpoint in endpoints:
         kinds += [endpoint.answer, *_parts(endpoint.events)]
         kinds += [] if endpoint.body is None else [endpoint.body]
     kinds = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     by_kind = dict(zip(kinds, schemas, strict=True))
-    for endpoint in ENDPOINTS.values():
+    for endpoint in endpoints:
         if endpoint.body is not None:
             _mark_unsupported(endpoint.body, components)
     _mark_unsupported(requests.Message, components)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Slipstream", "version": version("slipstream")},
-        "paths": {path: _path(path, each, by_kind) for path, each in ENDPOINTS.items()},
+        "paths": {
+            path: {each.method: _operation(path, each, by_kind) for each in (first, *first.others)}
+            for path, first in ENDPOINTS.items()
+        },
         "components": {
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -169,19 +256,18 @@ def _document() -> dict[str, Any]:
     }
 
 
-def _path(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, Any]:
+def _operation(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if endpoint.body is not None or endpoint.events is None:
+    if endpoint.body is not None or endpoint.events is None or not endpoint.has_done:
         content[endpoint.media] = {"schema": by_kind[endpoint.answer]}
     parts = [by_kind[part] for part in _parts(endpoint.events)]
+    is_anthropic = error_shape(path) == ErrorShape.ANTHROPIC
+    error_body = by_kind[AnthropicErrorBody if is_anthropic else ErrorBody]
     if parts:
-        description = "each event's data; the last one is [DONE]"
-        schema = {"anyOf": [*parts, by_kind[ErrorBody]], "description": description}
+        done = "; the last one is [DONE]" if endpoint.has_done else ""
+        schema = {"anyOf": [*parts, error_body], "description": f"each event's data{done}"}
         content["text/event-stream"] = {"schema": schema}
-    error = {
-        "description": "error",
-        "content": {"application/json": {"schema": by_kind[ErrorBody]}},
-    }
+    error = {"description": "error", "content": {"application/json": {"schema": error_body}}}
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": endpoint.method + path.translate(_TO_NAMES),
@@ -199,7 +285,7 @@ def _path(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, A
     parameters = _parameters(path, endpoint)
     if parameters:
         operation["parameters"] = parameters
-    return {endpoint.method: operation}
+    return operation
 
 
 _TO_NAMES = str.maketrans({"/": "_", "{": "", "}": "", ".": "_"})

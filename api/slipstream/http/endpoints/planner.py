@@ -13,6 +13,7 @@ from typing import Any
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, of_prompt
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import AnswerId
 from slipstream.http.errors import bad_field
@@ -56,7 +57,7 @@ _SAMPLING = tuple(
 
 def plan_answer(
     kind: str,
-    shape: AnswerShape,
+    shape: AnswerShape | BlockShape,
     body: OpenAIRequest | GenerateRequest,
     model: ModelCard,
     *,

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
+from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.event_ids import (
     MAX_CURSORS,
     EventId,
@@ -27,19 +28,24 @@ from slipstream.http.answers.event_ids import (
     parse_answer_id,
     parse_event_id,
 )
+from slipstream.http.anthropic.message_printer import MESSAGES
 from slipstream.http.endpoints.chat import ChatShape
 from slipstream.http.endpoints.completions import CompletionShape
 from slipstream.http.endpoints.generate import GenerateShape
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import HttpRequest
+from slipstream.http.responses.response_object import ResponseObject
+from slipstream.http.responses.response_printer import response_shape
 from slipstream.requests import new_resume
 from slipstream_ipc.messages import ModelCard, Resume, Submit
 
 PREFIX = "/v1/streams/"
-_SHAPES: dict[str, AnswerShape] = {
+_SHAPES: dict[str, AnswerShape | BlockShape] = {
     "cmpl": CompletionShape(),
     "chatcmpl": ChatShape(),
     "gen": GenerateShape(),
+    "msg": MESSAGES,
+    "resp": response_shape(ResponseObject(id="", created_at=0, model="")),
 }
 _SAME_POST = (
     "POST the same request with this Last-Event-ID: it is computed again and continues after the "
@@ -157,6 +163,8 @@ def _plan(
 
 
 def _resume(stream_id: str, cursor: StreamCursor) -> Resume:
+    if cursor.number is not None:  # an answer by blocks is printed from its beginning
+        cursor = StreamCursor()
     return new_resume(stream_id, cursor.num_chars, cursor.num_tokens, cursor.checksum)
 
 

@@ -31,6 +31,19 @@ def served_model(io: LoopIO, name: str | None = None) -> ModelCard:
     return model
 
 
+def guarded(exchange: Exchange, call: Callable[[], None]) -> None:
+    """Call something that answers the exchange; an exception becomes the answer."""
+    try:
+        call()
+    except (ApiError, SlipstreamError) as error:
+        exchange.refuse(error_of(error, {}))
+    except Exception as error:
+        request = exchange.request
+        what = request.method, request.path
+        _logger.exception("%s %s failed", *what, extra=of_requests(request.id))
+        exchange.refuse(error_of(error, {}))
+
+
 def respond_when_done(
     future: Future[Any],
     exchange: Exchange,
@@ -48,12 +61,13 @@ def respond_when_done(
         try:
             response = response_of(answered.result())
         except (ApiError, SlipstreamError) as error:
-            response = error_of(error, param_names).response()
+            exchange.refuse(error_of(error, param_names))
         except Exception as error:
             request = exchange.request
             _logger.exception("%s failed", request.path, extra=of_requests(request.id))
-            response = error_of(error, {}).response()
-        exchange.respond(response)
+            exchange.refuse(error_of(error, {}))
+        else:
+            exchange.respond(response)
 
     def disconnect() -> None:
         future.cancel()

@@ -451,7 +451,7 @@ class Connection(web.RequestHandler):
         self.phase, self._ignores_input = "over", True
         self._hold(0)
         self._wait_for_reader()
-        response = self._complete(refusal.response(), request)
+        response = self._complete(refusal.response(request.path, request.id), request)
         response.force_close()
         return response
 

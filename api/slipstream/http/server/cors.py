@@ -16,7 +16,7 @@ from slipstream.http.exchange import HttpRequest
 from slipstream.http.response_encoding import Headers, Response
 
 _ANY = b"*"
-_REQUEST_HEADERS = b"authorization, content-type, accept, last-event-id, cache-control"
+_REQUEST_HEADERS = b"authorization, x-api-key, content-type, accept, last-event-id, cache-control"
 _MAX_NAMES_BYTES = 4096
 _NAME = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _NAMES = re.compile(rb"%b(?:[ \t]*,[ \t]*%b)*" % (_NAME, _NAME))
@@ -72,5 +72,5 @@ class Cors:
 
 _EXPOSED = (
     b"access-control-expose-headers",
-    b"retry-after, www-authenticate, x-slipstream-ignored-fields",
+    b"request-id, retry-after, www-authenticate, x-slipstream-ignored-fields",
 )

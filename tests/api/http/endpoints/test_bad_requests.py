@@ -11,7 +11,7 @@ from tests.helpers.fake_worker import Entry, FakeWorker, deltas
 from tests.helpers.http_front import JSON, Front, Raw
 
 from slipstream.http.endpoints.openapi import ENDPOINTS
-from slipstream_ipc.messages import End, Fault, Submit
+from slipstream_ipc.messages import Abort, End, Fault, Submit
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -244,6 +244,8 @@ def test_a_prompt_that_the_engine_refuses_is_named(played, raw, is_stream):
     answer = raw.read()
     assert answer.status == 400
     assert answer.error["message"] == "prompt[2]: prompt: got 9 tokens, allowed: 7"
+    for _ in range(2):
+        played.expect(Abort)
     assert answer.error["param"] == "prompt"
 
 

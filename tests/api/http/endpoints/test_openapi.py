@@ -10,6 +10,7 @@ import pytest
 from openapi_spec_validator import validate
 from tests.helpers.http_front import Raw, events_of
 from tests.helpers.openapi import DOCUMENT, schema_of
+from tests.helpers.response_events import response_events
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
@@ -28,6 +29,7 @@ ASKS: dict[str, dict[str, Any]] = {
         "top_logprobs": 1,
         "logit_bias": {"7": 1},
     },
+    "/v1/responses": {"input": TURNS, "max_output_tokens": 3, "metadata": {"a": "b"}},
     "/generate": {
         "text": "a",
         "sampling_params": {"max_tokens": 3, "logprobs": 1, "stop": ["zzz"], "min_p": 0.1},
@@ -44,10 +46,9 @@ def test_it_is_openapi():
 
 def test_it_describes_every_path_and_no_other():
     app = App(None, ApiKeys(()), TokenTexts("/nowhere"), Limits())  # type: ignore[arg-type]
-    described = {
-        path.replace("{id}", ""): {method.upper() for method in methods}
-        for path, methods in DOCUMENT["paths"].items()
-    }
+    described: dict[str, set[str]] = {}
+    for path, methods in DOCUMENT["paths"].items():
+        described.setdefault(path.partition("{id}")[0], set()).update(map(str.upper, methods))
     assert described == {path: set(methods) for path, methods in app.endpoints.items()}
 
 
@@ -95,6 +96,15 @@ def test_events_are_as_it_says(connection, path):
     assert events[-1]["usage"]["total_tokens"] > 3
     for event in events:
         assert event["usage"]["total_tokens"]
+        jsonschema.validate(event, schema_of(path, "text/event-stream"))
+
+
+def test_events_of_a_response_are_as_it_says(connection):
+    path = "/v1/responses"
+    connection.post(path, {**ASKS[path], "stream": True})
+    events = [data for _, data in response_events(connection.read().body)]
+    assert events[-1]["type"] == "response.incomplete"
+    for event in events:
         jsonschema.validate(event, schema_of(path, "text/event-stream"))
 
 

@@ -1,0 +1,230 @@
+"""Answers that are printed by blocks, streamed or as one response.
+
+- A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
+  What continues the open block is written from constant parts, and where events have no numbers by
+  the broadcast itself.
+- A resumed answer is read from its beginning and printed from the client's number on
+  (`block_printer`). Nothing leaves before the tokens up to the client's have been compared with the
+  checksum in its event id: the answer may have been computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.errors import SlipstreamError
+from slipstream.http.answers.block_printer import (
+    NOTHING,
+    AnswerHead,
+    BlockPrinter,
+    BlockShape,
+    BlockWriter,
+    NumberedEvent,
+    blocks_of,
+)
+from slipstream.http.answers.blocks import Block, BlockKind
+from slipstream.http.answers.broadcast import ChunkFrame
+from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
+from slipstream.http.answers.stream_queue import StreamQueue
+from slipstream.http.errors import ApiError
+from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.response_encoding import json_response
+from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of
+from slipstream_ipc.history.token_log import history_checksum
+from slipstream_ipc.messages import EventKind
+
+_TOKEN_BYTES = 4
+_KINDS = {
+    BlockKind.CONTENT: EventKind.CONTENT,
+    BlockKind.REASONING: EventKind.REASONING,
+    BlockKind.CALL: EventKind.CALL_ARGUMENTS,
+}
+
+
+class StreamedBlocks:
+    """A streamed answer. queue: of its stream."""
+
+    def __init__(self, live: LiveAnswer, shape: BlockShape) -> None:
+        cursor = live.cursor(0)
+        self._live = live
+        self._exchange = live.exchange
+        self._state = live.plan.states[0]
+        self._event_ids = live.event_ids
+        self._printer = _printer(live, shape)
+        self._cursor = cursor
+        self._writer = BlockWriter(
+            self._printer, NOTHING if cursor.number is None else cursor.number
+        )
+        self._num_tokens = 0  # taken so far
+        self._checksum = 0  # of them, if events have ids
+        self._withheld: list[NumberedEvent] = []  # until the client's tokens are compared
+        # what continues the open block has neither an id nor a number
+        self._is_text_only = self._event_ids is None and not self._printer.has_numbers
+        self._grows = False  # `write_delta` may continue the open block
+        # of the open block, once `write_delta` may continue it
+        self._framed: Block | None = None
+        self._kind = 0  # of its text (see `Deltas.kinds`)
+        self._frame = ChunkFrame(b"", b"", 0)
+        self._between = b""  # follows the number in its events
+        live.failure_event = self._writer.fail
+        self.is_plain = True
+        self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES)
+        self.queue.stream.chunk_writer = self
+
+    def write_delta(self, delta: Delta, part: bytes) -> None:
+        """Write a delta that is not the stream's last. part: its text as JSON, without quotes."""
+        if not self._grows or kind_of(delta) not in (self._kind, 0):
+            self.write_deltas((delta,))
+            return
+        event_ids, text = self._event_ids, delta.text
+        if event_ids is not None:  # as `_count`
+            self._num_tokens += delta.num_tokens
+            self._checksum = history_checksum(id_column_of(delta), self._checksum)
+        if not text:
+            return
+        number = self._writer.grow(text)
+        id_line = b""
+        if event_ids is not None:
+            id_line = event_ids.advance_to(number, self._num_tokens, self._checksum)
+        frame, exchange = self._frame, self._exchange
+        middle = b"%d%b" % (number, self._between) if self._printer.has_numbers else b""
+        if exchange.is_ready:  # as `Exchange.write`, with a single format
+            size = frame.num_framed + len(id_line) + len(middle) + len(part)
+            data = (size, id_line, frame.before, middle, part, frame.after)
+            exchange.send(b"%x\r\n%b%b%b%b%b" % data)
+            exchange.counters.num_chunks += 1
+        else:
+            exchange.write(b"%b%b%b%b%b" % (id_line, frame.before, middle, part, frame.after[:-2]))
+
+    def write_deltas(self, deltas: Sequence[Delta]) -> None:
+        """See `DeltaWriter`."""
+        self._send(self._take(deltas))
+        self._choose_writer()
+
+    def write_end(self, deltas: Sequence[Delta]) -> None:
+        """See `DeltaWriter`."""
+        found = self._take(deltas)
+        if self._is_behind:
+            raise _diverged()
+        found += self._begin()
+        end = self._state.end
+        assert end is not None
+        found += self._writer.finish(end, self._live.usage())
+        if not self._exchange.has_begun:  # the client has all of it
+            self._exchange.begin_stream()
+        self._send(found)
+        self._exchange.finish()
+
+    def _take(self, deltas: Sequence[Delta]) -> list[NumberedEvent]:
+        """What is to be written of consecutive deltas."""
+        for delta in deltas:
+            self._count(delta)
+        events = [event for delta in deltas for event in events_of(delta)]
+        found = self._withheld
+        if events:
+            found = found + self._begin() + self._writer.write(events)
+        self._withheld = found if self._is_behind else []
+        return [] if self._is_behind else found
+
+    def _begin(self) -> list[NumberedEvent]:
+        if self._writer.has_begun:
+            return []
+        num_prompt = len(self._state.prompt_ids or b"") // 4
+        return self._writer.begin(Usage(num_prompt, 0, num_prompt))
+
+    def _send(self, events: Sequence[NumberedEvent]) -> None:
+        if not events:
+            return
+        if not self._exchange.has_begun:
+            self._exchange.begin_stream()
+        event_ids = self._event_ids
+        if event_ids is None:
+            self._exchange.write(b"".join([event.data for event in events]))
+            return
+        num_tokens, checksum = self._num_tokens, self._checksum
+        data: list[bytes] = []
+        for event in events:
+            data += (event_ids.advance_to(event.number, num_tokens, checksum), event.data)
+        self._exchange.write(b"".join(data))
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether not all tokens that the client had have been taken."""
+        return self._num_tokens < self._cursor.num_tokens
+
+    def _count(self, delta: Delta) -> None:
+        """Count a delta's tokens. Raises: ApiError if they are not those that the client had."""
+        if self._event_ids is None:
+            return
+        column, num_left = id_column_of(delta), self._cursor.num_tokens - self._num_tokens
+        self._num_tokens += delta.num_tokens
+        if num_left > 0 and not self._is_behind:
+            found = history_checksum(column[: 4 * num_left], self._checksum)
+            if found != self._cursor.checksum:
+                raise _diverged()
+        self._checksum = history_checksum(column, self._checksum)
+
+    def _choose_writer(self) -> None:
+        """Choose what writes the next delta if it continues the open block."""
+        block, stream = self._writer.open_block, self.queue.stream
+        self._grows = (
+            block is not None
+            and self._writer.is_past
+            and not self._is_behind
+            and self._exchange.has_begun
+        )
+        stream.is_text_only = self._grows and self._is_text_only
+        if block is None or block is self._framed or not self._grows:
+            return
+        parts = self._writer.frame(block)
+        num_framed = len(parts.before) + len(parts.after)
+        self._frame = frame = ChunkFrame(parts.before, parts.after + b"\r\n", num_framed)
+        self._between = parts.between or b""
+        self._framed, self._kind = block, _kind_of(block)
+        stream.before, stream.after, stream.num_framed = frame.before, frame.after, num_framed
+        stream.frames = {self._kind: frame}
+
+
+class UnaryBlocks:
+    """An answer that is sent as one response; the wakeup of its stream."""
+
+    def __init__(self, live: LiveAnswer, shape: BlockShape) -> None:
+        self._live = live
+        self._printer = _printer(live, shape)
+        state = live.plan.states[0]
+        live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
+
+    def ring(self, state: StreamState) -> None:
+        """The stream has ended."""
+        live = self._live
+        if not (state.is_over and live.exchange.is_open):
+            return
+        try:
+            raise_failure(state, live.plan)
+            assert state.end is not None
+            whole = join(state.deltas, state.end)
+            state.deltas.clear()
+            blocks = blocks_of(events_of(whole), state.end)
+            live.num_unwritten -= 1
+            body = self._printer.whole(blocks, state.end, live.usage())
+            live.exchange.respond(json_response(200, body))
+        except (ApiError, SlipstreamError) as error:
+            live.fail(error)
+        except Exception:
+            live.handle_exception()
+
+
+def _printer(live: LiveAnswer, shape: BlockShape) -> BlockPrinter:
+    plan = live.plan
+    return shape.new_printer(AnswerHead(live.id, plan.model, plan.created))
+
+
+def _kind_of(block: Block) -> int:
+    """The kind of a block's text (see `Deltas.kinds`)."""
+    return _KINDS[block.kind] | block.call << 8
+
+
+def _diverged() -> ApiError:
+    why = "the answer was computed again and differs from what the event's client has of it"
+    return ApiError(409, f"last-event-id: {why}", param="last-event-id", code="diverged")

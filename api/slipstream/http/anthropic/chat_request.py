@@ -1,0 +1,181 @@
+"""Turns a body of the Messages API into that of a chat, which everything else is made of.
+
+- Each `tool_result` becomes a turn of its own. One with `is_error` begins with "Error: ".
+- A last turn of the assistant is continued, not repeated.
+- Images, documents, and tools that run on Anthropic's servers are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, assert_never
+
+from slipstream.http.anthropic.request_bodies import (
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    MessagesRequest,
+    MessagesToolChoice,
+    OfferedTool,
+    PromptFields,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.openai.request_bodies import (
+    Call,
+    CalledFunction,
+    ChatRequest,
+    ContentPart,
+    JsonSchema,
+    Message,
+    ResponseFormat,
+    TextContent,
+    ThinkingContent,
+)
+
+_ASSISTANT, _SYSTEM, _TOOL = "assistant", "system", "tool"
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_CUSTOM = (None, "custom")
+_ERROR = "Error: "
+# the caller's name for what a chat's body calls otherwise
+PARAM_NAMES = {
+    "stop": "stop_sequences",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "reasoning_effort": "output_config.effort",
+}
+
+
+def chat_request(body: PromptFields) -> ChatRequest:
+    """The same request as a chat's. Raises: ApiError."""
+    choice = body.tool_choice
+    is_continued = bool(body.messages) and body.messages[-1].role == _ASSISTANT
+    output = body.output_config
+    form = None if output is None or output.format is None else output.format.schema
+    sampling: dict[str, Any] = {}
+    if isinstance(body, MessagesRequest):
+        sampling = {
+            "max_tokens": body.max_tokens,
+            "stop": body.stop_sequences,
+            "stream": body.stream,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": body.top_k,
+        }
+    return ChatRequest(
+        model=body.model,
+        messages=tuple(_messages(body)),
+        tools=None if body.tools is None else tuple(_tools(body.tools)),
+        tool_choice=None if choice is None else _tool_choice(choice),
+        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+        thinking=None if body.thinking is None else {"type": body.thinking.type},
+        reasoning_effort=None if output is None else output.effort,
+        response_format=(None if form is None else ResponseFormat("json_schema", JsonSchema(form))),
+        add_generation_prompt=not is_continued,
+        continue_final_message=is_continued,
+        **sampling,
+    )
+
+
+def _messages(body: PromptFields) -> Iterator[Message]:
+    if not body.messages:
+        raise bad_field("messages", "messages: got none, allowed: one or more")
+    if isinstance(body.system, str):
+        yield Message(role=_SYSTEM, content=body.system)
+    elif body.system:
+        texts = [TextContent(block.text) for block in body.system]
+        yield Message(role=_SYSTEM, content=tuple(texts))
+    for index, turn in enumerate(body.messages):
+        yield from _turn(turn, f"messages[{index}].content")
+
+
+def _turn(turn: Turn, field: str) -> Iterator[Message]:
+    if isinstance(turn.content, str):
+        yield Message(role=turn.role, content=turn.content)
+        return
+    parts: list[ContentPart] = []
+    calls: list[Call] = []
+    has_results = False
+    for at, block in enumerate(turn.content):
+        where = f"{field}[{at}]"
+        _check_place(turn, block, where)
+        match block:
+            case TextBlock(text=text):
+                parts.append(TextContent(text))
+            case ThinkingBlock(thinking=thinking):
+                parts.append(ThinkingContent(thinking))
+            case RedactedThinkingBlock():
+                pass
+            case ToolUseBlock(id=call_id, name=name, input=arguments):
+                calls.append(Call(CalledFunction(name, arguments), call_id, "function"))
+            case ToolResultBlock():
+                if parts:
+                    yield Message(role=turn.role, content=tuple(parts))
+                    parts = []
+                has_results = True
+                yield _tool_result(block, where)
+            case ImageBlock() | DocumentBlock():
+                raise _unsupported(block, where)
+            case _:
+                assert_never(block)
+    if parts or calls or not has_results:
+        yield Message(role=turn.role, content=tuple(parts), tool_calls=tuple(calls) or None)
+
+
+def _check_place(turn: Turn, block: ContentBlock, where: str) -> None:
+    """Raises ApiError for a block that its turn cannot have."""
+    is_own = isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock)
+    if is_own and turn.role != _ASSISTANT:
+        kind = block.__struct_config__.tag
+        raise bad_field(where, f"{where}: got {kind!r}, allowed: only in turns of the assistant")
+    if isinstance(block, ToolResultBlock) and turn.role != "user":
+        raise bad_field(where, f"{where}: got 'tool_result', allowed: only in turns of the user")
+
+
+def _tool_result(block: ToolResultBlock, where: str) -> Message:
+    content = block.content or ""
+    if not isinstance(content, str):
+        texts = []
+        for at, each in enumerate(content):
+            if not isinstance(each, TextBlock):
+                raise _unsupported(each, f"{where}.content[{at}]")
+            texts.append(each.text)
+        content = "".join(texts)
+    if block.is_error:
+        content = _ERROR + content
+    return Message(role=_TOOL, content=content, tool_call_id=block.tool_use_id)
+
+
+def _tools(tools: tuple[OfferedTool, ...]) -> Iterator[dict[str, Any]]:
+    for index, tool in enumerate(tools):
+        field = f"tools[{index}]"
+        if tool.type not in _CUSTOM:
+            got = f"{field}.type: got {str(tool.type)[:100]!r}"
+            why = 'allowed: "custom": tools of Anthropic\'s servers are not there'
+            raise bad_field(f"{field}.type", f"{got}, {why}")
+        if tool.input_schema is None:
+            raise bad_field(f"{field}.input_schema", f"{field}.input_schema: required")
+        function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+        if tool.description is not None:
+            function["description"] = tool.description
+        if tool.strict is not None:
+            function["strict"] = tool.strict
+        yield {"type": "function", "function": function}
+
+
+def _tool_choice(choice: MessagesToolChoice) -> str | dict[str, Any]:
+    if (choice.type == "tool") != (choice.name is not None):
+        what = "tool_choice.name: required for type 'tool', not allowed for others"
+        raise bad_field("tool_choice.name", what)
+    if choice.name is not None:
+        return {"type": "function", "function": {"name": choice.name}}
+    return _CHOICES[choice.type]
+
+
+def _unsupported(block: ImageBlock | DocumentBlock, where: str) -> ApiError:
+    kind = block.__struct_config__.tag
+    return bad_field(where, f"{where}: got {kind!r}, allowed: text; {kind}s are not supported yet")

@@ -1,0 +1,179 @@
+"""Types of the bodies of POST /v1/messages and /v1/messages/count_tokens.
+
+Fields are supported, `Ignored` or `Unsupported` as in `openai.request_bodies`, and unknown ones are
+ignored and named, or refused, in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from slipstream.http.openai.request_bodies import Ignored, Unsupported
+
+
+class InputBlock(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type", tag="block"
+):
+    """A block of a message's content."""
+
+    cache_control: Ignored = None  # every prompt is cached
+
+
+class TextBlock(InputBlock, frozen=True, kw_only=True, tag="text"):
+    """Text."""
+
+    text: str
+    citations: Ignored = None
+
+
+class ThinkingBlock(InputBlock, frozen=True, kw_only=True, tag="thinking"):
+    """An assistant's reasoning."""
+
+    thinking: str
+    signature: Ignored = None
+
+
+class RedactedThinkingBlock(InputBlock, frozen=True, kw_only=True, tag="redacted_thinking"):
+    """Reasoning that only its author can read: left out."""
+
+    data: Ignored = None
+
+
+class ToolUseBlock(InputBlock, frozen=True, kw_only=True, tag="tool_use"):
+    """A call of a tool, in an assistant's turn."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Ignored = None
+
+
+class ImageBlock(InputBlock, frozen=True, kw_only=True, tag="image"):
+    """An image: refused."""
+
+    source: Ignored = None
+
+
+class DocumentBlock(InputBlock, frozen=True, kw_only=True, tag="document"):
+    """A document: refused."""
+
+    source: Ignored = None
+    title: Ignored = None
+    context: Ignored = None
+    citations: Ignored = None
+
+
+ResultContent = TextBlock | ImageBlock | DocumentBlock
+
+
+class ToolResultBlock(InputBlock, frozen=True, kw_only=True, tag="tool_result"):
+    """What a tool answered, in a user's turn."""
+
+    tool_use_id: str
+    content: str | tuple[ResultContent, ...] | None = None
+    is_error: bool | None = None
+
+
+ContentBlock = (
+    TextBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ImageBlock
+    | DocumentBlock
+)
+
+
+class Turn(Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | tuple[ContentBlock, ...]
+
+
+class OfferedTool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A tool of the client. type: `custom`; others are tools of Anthropic's, and refused."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None  # required of a tool of the client
+    type: str | None = None
+    strict: bool | None = None
+
+    allowed_callers: Ignored = None
+    cache_control: Ignored = None
+    defer_loading: Ignored = None
+    eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
+
+
+class MessagesToolChoice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether tools are called. name: for type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model reasons before it answers."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Ignored = None
+
+
+class OutputFormat(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The JSON Schema that the answer has to match."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the answer is to be. effort: given to the chat template as `reasoning_effort`."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class PromptFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the prompt is made of; null means the default."""
+
+    model: str
+    messages: tuple[Turn, ...]
+    system: str | tuple[TextBlock, ...] | None = None
+    tools: tuple[OfferedTool, ...] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+    cache_control: Ignored = None
+    context_management: Ignored = None  # the client's history is taken as it is
+
+    mcp_servers: Unsupported = None
+
+
+class CountTokensRequest(PromptFields, frozen=True, kw_only=True):
+    """POST /v1/messages/count_tokens."""
+
+
+class MessagesRequest(PromptFields, frozen=True, kw_only=True):
+    """POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: tuple[str, ...] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+
+    inference_geo: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None
+    speed: Ignored = None
+
+    container: Unsupported = None

@@ -1,0 +1,65 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API over that of a chat."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec.structs import replace as replace_field
+
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.connection.queries import ids_of, new_tokenize
+from slipstream.errors import BadRequestError
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.anthropic.chat_request import PARAM_NAMES, chat_request
+from slipstream.http.anthropic.message_printer import MESSAGES
+from slipstream.http.anthropic.request_bodies import CountTokensRequest, MessagesRequest
+from slipstream.http.anthropic.response_bodies import InputTokens
+from slipstream.http.endpoints.chat import answer_options, plan_chat, template_options
+from slipstream.http.endpoints.served_model import respond_when_done
+from slipstream.http.errors import error_of
+from slipstream.http.exchange import Exchange
+from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
+from slipstream.http.openai.chat_turns import chat_messages
+from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.response_encoding import Response, json_response
+from slipstream_ipc.messages import ModelCard, Tokenized
+
+KIND = "msg"
+_decoder = BodyDecoder(MessagesRequest)
+_count_decoder = BodyDecoder(CountTokensRequest)
+
+
+def read_messages(content: bytes, ignored: IgnoredFields | None = None) -> MessagesRequest:
+    """Decode a body and refuse unsupported fields. ignored: see `BodyDecoder`. Raises: ApiError."""
+    body = _decoder.decode(content, ignored)
+    refuse_unsupported(body)
+    return body
+
+
+def read_count_tokens(content: bytes, ignored: IgnoredFields | None = None) -> CountTokensRequest:
+    """As `read_messages`."""
+    body = _count_decoder.decode(content, ignored)
+    refuse_unsupported(body)
+    return body
+
+
+def plan_messages(body: MessagesRequest, model: ModelCard) -> AnswerPlan:
+    """The stream of a new message. Raises: ApiError."""
+    try:
+        plan = plan_chat(chat_request(body), model, kind=KIND, shape=MESSAGES)
+    except BadRequestError as error:
+        raise error_of(error, PARAM_NAMES) from None
+    return replace(plan, param_names={**plan.param_names, **PARAM_NAMES})
+
+
+def count_tokens(io: LoopIO, body: CountTokensRequest, exchange: Exchange) -> None:
+    """Answer with the number of the prompt's tokens. Raises: ApiError."""
+    chat = chat_request(body)
+    if answer_options(chat).tool_choice == "none":  # the model does not see them
+        chat = replace_field(chat, tools=None)
+    asked = new_tokenize(chat_messages(chat.messages), template_options(chat))
+
+    def response_of(found: Tokenized) -> Response:
+        return json_response(200, InputTokens(len(ids_of(found))))
+
+    respond_when_done(io.ask(asked), exchange, response_of, {"prompt": "messages"})
