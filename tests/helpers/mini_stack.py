@@ -34,6 +34,7 @@ from slipstream_ipc.messages import (
     Goodbye,
     OtherAnswer,
     PromptLogprobs,
+    ReasoningIds,
     Recall,
     Recalled,
     Rejected,
@@ -70,10 +71,16 @@ _TURNS_PER_PIECE = 8  # enough to send a ping, and for a second beat
 class InstantPrompts:
     """In place of the tokenizer process: answers at once, or not at all while `is_held`."""
 
-    def __init__(self, tokenizer: object, answer: AnswerSettings | None = None) -> None:
-        """`answer`: of the prompts whose answers are to be read as events."""
+    def __init__(
+        self,
+        tokenizer: object,
+        answer: AnswerSettings | None = None,
+        reasoning: ReasoningIds | None = None,
+    ) -> None:
+        """`answer`, `reasoning`: of the prompts whose answers are to be read as events."""
         self._tokenizer = tokenizer
         self._answer = answer
+        self._reasoning = reasoning
         self.asked: list[Render] = []
         self._key = 0
         self.is_held = False
@@ -97,6 +104,7 @@ class InstantPrompts:
                 r.key,
                 pack_u32(self._tokenizer.encode(r.text or "").ids),  # type: ignore[attr-defined]
                 answer=None if r.answer is None else self._answer,
+                reasoning=None if r.answer is None else self._reasoning,
             )
             for r in asked
         ]
@@ -145,6 +153,7 @@ class RawClient:
         self._waiting: list[ClientToWorker] = []
         self.streams: dict[int, Received] = {}
         self.recalled: dict[int, Recalled] = {}
+        self._recalls: dict[int, Recall] = {}  # not answered yet
         self.is_reading = True
         self.resubmits = True
         self.hop: Dealer[ClientToWorker, WorkerToClient, None] = Dealer(
@@ -208,7 +217,9 @@ class RawClient:
     def recall(self, stream_id: bytes, scope: bytes = b"", *, forget: bool = False) -> Recalled:
         """What the worker has kept; steps the stack until it answers."""
         number = len(self.recalled)
-        self._waiting.append(Recall(number, stream_id, scope, forget))
+        recall = Recall(number, stream_id, scope, forget)
+        self._waiting.append(recall)
+        self._recalls[number] = recall
         self._stack.until(lambda: number in self.recalled)
         return self.recalled[number]
 
@@ -235,7 +246,8 @@ class RawClient:
     def _take(self, body: WorkerToClient) -> None:
         match body:
             case Welcome():
-                self._waiting = [b for b in self._waiting if not isinstance(b, Resume)]
+                self._waiting = [b for b in self._waiting if not isinstance(b, Resume | Recall)]
+                self._waiting += self._recalls.values()
                 for handle, it in self.streams.items():
                     if it.is_over or it.is_superseded:
                         continue
@@ -263,6 +275,7 @@ class RawClient:
             case Deltas():
                 self._take_deltas(body)
             case Recalled():
+                self._recalls.pop(body.number, None)
                 self.recalled[body.number] = body
             case other:
                 raise AssertionError(f"unexpected {other}")
@@ -345,7 +358,8 @@ class MiniStack:
         self.poller = zmq.Poller()
         self.client_address = f"ipc://{directory}/client"
         self._answer: Any = settings.pop("answer", None)
-        self.prompts = InstantPrompts(tokenizer, self._answer)
+        self._reasoning: Any = settings.pop("reasoning", None)
+        self.prompts = InstantPrompts(tokenizer, self._answer, self._reasoning)
         self.detokenizers = detokenizers
         self.clients: list[RawClient] = []
         self._tokenizer = tokenizer
@@ -408,7 +422,7 @@ class MiniStack:
         """Drop the worker, as kill -9 does."""
         assert self.worker is not None
         self.worker.close()
-        self.prompts = InstantPrompts(self._tokenizer, self._answer)
+        self.prompts = InstantPrompts(self._tokenizer, self._answer, self._reasoning)
         self.worker = None
 
     def client(self, address: str | None = None, access: Access | None = None) -> RawClient:
