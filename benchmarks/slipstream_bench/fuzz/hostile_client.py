@@ -103,6 +103,13 @@ class HostileClient:
             params["logit_bias"] = {random.randrange(self._vocab_size): 5.0}
             params["bad_words"] = random.choice((("the",), ("é", "a b"), ()))
             params["repetition_penalty"], params["presence_penalty"] = 1.1, -0.5
+        if random.random() < 0.1:
+            size = random.choice((1, 20, 2048))
+            params["repetition_detection"] = {
+                "max_pattern_size": size,
+                "min_pattern_size": random.choice((0, 1, size)),
+                "min_count": random.choice((2, 4, 65_536)),
+            }
         if random.random() < 0.03:
             params["allowed_token_ids"] = tuple(range(random.choice((1, 300, 60_000))))
         if random.random() < 0.06:  # values that are validated after decoding
@@ -201,6 +208,10 @@ _WRONG: tuple[tuple[str, Any], ...] = (
     ("allowed_token_ids", ()),
     ("bad_words", ("",)),
     ("repetition_penalty", 0.0),
+    ("repetition_detection", {"max_pattern_size": 2**40, "min_count": 2}),
+    ("repetition_detection", {"max_pattern_size": 3, "min_count": 2**40}),
+    ("repetition_detection", {"min_pattern_size": -1}),
+    ("repetition_detection", (3, 1, 2)),
     ("frequency_penalty", float("nan")),
     ("top_k", msgspec.msgpack.Ext(1, b"")),
 )
