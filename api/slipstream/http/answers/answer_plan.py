@@ -105,8 +105,8 @@ class AnswerPlan:
     event_checksum: int | None = None  # `request_checksum` from the client's last event
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
     has_all_logprobs: bool = False  # also of tokens that are not content
-    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
     is_background: bool = False  # its stream goes on without a reader
+    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
 
     @property
     def has_logprobs(self) -> bool:
