@@ -1,12 +1,15 @@
 """Bodies of POST /v1/chat/completions as clients of OpenAI's API send them: what each adds of its
 own, and how it sends back an assistant's message with tool calls.
 
-Written down from what the named versions of these libraries do; their own examples are not copied.
+Those of whole tool loops are recorded. The others are written down from what the libraries do;
+their own examples are not copied.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from tests.helpers.foreign_bodies import recorded_bodies
 
 MODEL = "fake"
 SYSTEM = {"role": "system", "content": "You look things up."}
@@ -20,17 +23,12 @@ PARAMETERS = {
 }
 FUNCTION = {"name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS}
 TOOL = {"type": "function", "function": FUNCTION}
-STRICT_TOOL = {"type": "function", "function": {**FUNCTION, "strict": True}}
 CALL = {
     "id": "call_1",
     "type": "function",
     "function": {"name": "weather", "arguments": ARGUMENTS},
 }
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "12 degrees"}
-SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {"name": "Weather", "strict": True, "schema": PARAMETERS},
-}
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 
 # fields whose values may be anything: they do not change what is answered
@@ -51,9 +49,20 @@ IGNORED: dict[str, Any] = {
     "verbosity": "low",
 }
 
-AGENT_BODIES: dict[str, dict[str, Any]] = {
-    # openai 1.x and 2.x: `create`, with the answer's `message.model_dump()` as a turn
-    "openai": {
+RECORDED = (
+    "ai_sdk",
+    "instructor_extraction",
+    "langchain_chat",
+    "litellm_chat",
+    "openai_agents_chat",
+    "openai_chat",
+    "openai_node",
+    "pydantic_ai_chat",
+    "smolagents_chat",
+)
+WRITTEN: dict[str, dict[str, Any]] = {
+    # openai: every option of `create`, with the answer's `message.model_dump()` as a turn
+    "openai_options": {
         "model": MODEL,
         "messages": [
             {"role": "developer", "content": "You look things up."},
@@ -83,69 +92,8 @@ AGENT_BODIES: dict[str, dict[str, Any]] = {
         "user": "me",
         "verbosity": "low",
     },
-    # openai 1.92+: `chat.completions.parse`, and `.stream(...).get_final_completion()` as a turn
-    "openai_parse": {
-        "model": MODEL,
-        "messages": [
-            USER,
-            {
-                "content": None,
-                "refusal": None,
-                "role": "assistant",
-                "annotations": None,
-                "audio": None,
-                "function_call": None,
-                "tool_calls": [
-                    {
-                        **CALL,
-                        "index": 0,
-                        "function": {**CALL["function"], "parsed_arguments": {"city": "Oslo"}},
-                    }
-                ],
-                "parsed": None,
-            },
-            RESULT,
-        ],
-        "tools": [STRICT_TOOL],
-        "response_format": SCHEMA,
-        **STREAM,
-    },
-    # langchain-openai 0.3 and 1.x: ChatOpenAI with bind_tools, messages as it converts them
-    "langchain": {
-        "model": MODEL,
-        "messages": [
-            SYSTEM,
-            {"role": "user", "content": [{"type": "text", "text": USER["content"]}]},
-            {"role": "assistant", "content": None, "tool_calls": [CALL]},
-            {**RESULT, "name": "weather"},
-        ],
-        "tools": [{"type": "function", "function": {**FUNCTION, "strict": None}}],
-        "parallel_tool_calls": False,
-        "temperature": 0.0,
-        **STREAM,
-    },
-    # pydantic-ai 1.x: OpenAIChatModel, reasoning sent back as a field
-    "pydantic_ai": {
-        "model": MODEL,
-        "messages": [
-            {"role": "system", "content": "You look things up."},
-            USER,
-            {
-                "role": "assistant",
-                "content": None,
-                "reasoning_content": "I have to look.",
-                "tool_calls": [CALL],
-            },
-            RESULT,
-        ],
-        "tools": [STRICT_TOOL],
-        "tool_choice": "auto",
-        "max_completion_tokens": 64,
-        "parallel_tool_calls": True,
-        **STREAM,
-    },
-    # litellm 1.7x: a `Message` of its own as a turn, Anthropic's cache_control passed on
-    "litellm": {
+    # litellm: a `Message` that came from Anthropic as a turn, its cache_control passed on
+    "litellm_from_anthropic": {
         "model": MODEL,
         "messages": [
             {
@@ -176,38 +124,6 @@ AGENT_BODIES: dict[str, dict[str, Any]] = {
         "tools": [{**TOOL, "cache_control": {"type": "ephemeral"}}],
         "metadata": {"user_api_key": "hashed"},
         "thinking": {"type": "enabled", "budget_tokens": 1024},
-        **STREAM,
-    },
-    # instructor 1.x, JSON_SCHEMA mode, on its second try
-    "instructor": {
-        "model": MODEL,
-        "messages": [
-            SYSTEM,
-            USER,
-            {"role": "assistant", "content": '{"town": "Oslo"}', "annotations": []},
-            {"role": "user", "content": "Recall the function correctly, fix the errors: city"},
-        ],
-        "response_format": SCHEMA,
-    },
-    # ai 5 with @ai-sdk/openai-compatible 1.x
-    "ai_sdk": {
-        "model": MODEL,
-        "messages": [
-            SYSTEM,
-            {"role": "user", "content": [{"type": "text", "text": USER["content"]}]},
-            {
-                "role": "assistant",
-                "content": "",
-                "reasoning_content": "I have to look.",
-                "tool_calls": [CALL],
-            },
-            RESULT,
-        ],
-        "max_tokens": 64,
-        "reasoning_effort": "medium",
-        "verbosity": "low",
-        "tools": [TOOL],
-        "tool_choice": "auto",
         **STREAM,
     },
     # clients of OpenRouter, coding agents among them
@@ -249,4 +165,9 @@ AGENT_BODIES: dict[str, dict[str, Any]] = {
         "request_id": "mine-1",
         "top_k": 20,
     },
+}
+AGENT_BODIES: dict[str, dict[str, Any]] = WRITTEN | {
+    f"{program}_{number}": {**body, "model": MODEL}
+    for program in RECORDED
+    for number, body in enumerate(recorded_bodies(program))
 }

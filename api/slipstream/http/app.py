@@ -31,6 +31,8 @@ from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
 from slipstream.http.endpoints import openapi
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
+from slipstream.http.endpoints.response_endpoints import PATH
+from slipstream.http.endpoints.response_endpoints import PREFIX as RESPONSES
 from slipstream.http.endpoints.resume import PREFIX as STREAMS
 from slipstream.http.endpoints.resume import last_event_id
 from slipstream.http.endpoints.served_model import served_model
@@ -49,7 +51,9 @@ _MODEL = "/v1/models/"
 _LIVE = "/live"
 _RESTARTABLE = ("core", "worker")
 _HAS_SERVED = frozenset(("ready", "silent", "restarting"))
-_STREAMING = frozenset(("/v1/completions", "/v1/chat/completions", "/v1/messages", "/generate"))
+_STREAMING = frozenset(
+    ("/v1/completions", "/v1/chat/completions", "/v1/messages", PATH, "/generate")
+)
 
 
 class App:
@@ -110,6 +114,7 @@ class App:
         self._handlers_by_prefix: dict[str, dict[str, Handler]] = {
             _MODEL: {"GET": self._get_model},
             STREAMS: {"GET": self._endpoints.streams},
+            RESPONSES: self._endpoints.responses.by_prefix,
         }
 
     def pattern_of(self, path: str) -> str:

@@ -134,6 +134,13 @@ class Broadcast:
         self._streams[state.index] = stream = BroadcastStream(state, wakeup, exchange, on_exception)
         return stream
 
+    def detach(self, state: StreamState) -> None:
+        """Drop what the stream says from now on, as nothing reads it any more."""
+        state.drop_deltas()
+        stream = self._streams.get(state.index)
+        if stream is not None:
+            stream.deltas = state.deltas
+
     # ---- called by the table -----------------------------------------------------------------
 
     def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:

@@ -1,8 +1,9 @@
 """The ids by which a client resumes: the id of an answer, and the ids of its stream's events.
 
-- The id of an answer (`id` in its body) names all its streams: `cmpl-`, `chatcmpl-`, `gen-` or
-  `msg_`, the first stream's id and, if there are several, `.PxN` for P prompts with N answers each.
-  The other stream ids are hashes of the first, so only a holder of the answer's id can read them.
+- The id of an answer (`id` in its body) names all its streams: `cmpl-`, `chatcmpl-`, `gen-`, `msg_`
+  or `resp_`, the first stream's id and, if there are several, `.PxN` for P prompts with N answers
+  each. The other stream ids are hashes of the first, so only a holder of the answer's id can read
+  them.
 - The id of an event holds the answer's id, how the answer is written, a checksum of the request,
   and a cursor for each stream with a checksum of its tokens. Any front can continue from it, even
   one that has never seen the answer. If the streams are gone, the same request is computed again
@@ -26,9 +27,9 @@ from slipstream.http.errors import ApiError, bad_field
 from slipstream_ipc.messages import Submit
 
 MAX_CURSORS = 128  # streams; with more, events get no ids, which would be longer than the events
-BLOCK_KINDS = ("msg",)  # answers of these kinds are printed by blocks
+BLOCK_KINDS = ("msg", "resp")  # answers of these kinds are printed by blocks
 _ANSWER = re.compile(
-    r"(?:(cmpl|chatcmpl|gen)-|(msg)_)([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?"
+    r"(?:(cmpl|chatcmpl|gen)-|(msg|resp)_)([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?"
 )
 _NUMBER = r"(0|[1-9]\d{0,9})"
 _OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6})(a)?)?(?:(u)(c)?(U)?)?(s)?")
@@ -44,8 +45,8 @@ _OLD = "made by an earlier version of this server: request the answer from its b
 
 @dataclass(frozen=True, slots=True)
 class AnswerId:
-    """The id of an answer. kind: `cmpl`, `chatcmpl`, `gen` or `msg`. first: the first stream's id,
-    16 bytes.
+    """The id of an answer. kind: `cmpl`, `chatcmpl`, `gen`, `msg` or `resp`. first: the first
+    stream's id, 16 bytes.
     """
 
     kind: str
@@ -176,7 +177,7 @@ def parse_answer_id(text: str, field: str = "id") -> AnswerId:
     """Parse the id of an answer. Raises: ApiError, which names `field`."""
     found = _ANSWER.fullmatch(text)
     if found is None:
-        allowed = "the `id` of an answer: cmpl-…, chatcmpl-…, gen-… or msg_…"
+        allowed = "the `id` of an answer: cmpl-…, chatcmpl-…, gen-…, msg_… or resp_…"
         raise bad_field(field, f"{field}: got {text[:100]!r}, allowed: {allowed}")
     kind, block_kind, first, num_prompts, num_answers = found.groups("1")
     kind = block_kind if found[1] is None else kind

@@ -120,9 +120,11 @@ class LiveAnswer:
             asyncio.get_running_loop().call_later(self.context.limits.resume_s, self.abandon)
 
     def abandon(self) -> None:
-        """End every stream that is not over."""
+        """End every stream that is not over; one in the background goes on, unread."""
         for state in self.plan.states:
-            if not state.is_over:
+            if self.plan.is_background:
+                self.context.broadcast.detach(state)
+            elif not state.is_over:
                 self.context.engine.abandon(state)
 
     def fail(self, failure: BaseException) -> None:

@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
@@ -35,18 +34,19 @@ from slipstream.http.endpoints.messages import (
     read_count_tokens,
     read_messages,
 )
+from slipstream.http.endpoints.response_endpoints import PATH, ResponseEndpoints, Starter
 from slipstream.http.endpoints.resume import (
     accepts_events,
     plan_or_resume,
     plan_resumed_stream,
 )
-from slipstream.http.endpoints.served_model import served_model
+from slipstream.http.endpoints.served_model import guarded, served_model
 from slipstream.http.endpoints.tokenize import detokenize, tokenize, tokenizer_info
-from slipstream.http.errors import ApiError, error_of
+from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields
-from slipstream.http.openai.request_bodies import OpenAIRequest
+from slipstream.http.openai.request_bodies import SampledRequest
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
 from slipstream.trace_context import TRACEPARENT, TRACESTATE, trace_context
@@ -84,11 +84,13 @@ class ModelEndpoints:
         self._keys = keys
         self._context = AnswerContext(io, texts, limits)
         self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
+        self.responses = ResponseEndpoints(io, keys, self._read, self._start)
         self.posts: dict[str, Handler] = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
             "/v1/messages": self.messages,
             "/v1/messages/count_tokens": self.count_tokens,
+            PATH: self.responses.create,
             "/generate": self.generate,
             "/abort": partial(abort, io),
             "/tokenize": partial(tokenize, io),
@@ -105,16 +107,12 @@ class ModelEndpoints:
 
     def handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         """Call a handler; an exception becomes the answer."""
+        guarded(exchange, partial(self._handle, handler, request, exchange))
+
+    def _handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         model = self._io.model
-        try:
-            check_num_values(request.body, 0 if model is None else model.max_model_len)
-            handler(request, exchange)
-        except (ApiError, SlipstreamError) as error:
-            exchange.refuse(error_of(error, {}))
-        except Exception as error:
-            what = request.method, request.path
-            _logger.exception("%s %s failed", *what, extra=of_requests(request.id))
-            exchange.refuse(error_of(error, {}))
+        check_num_values(request.body, 0 if model is None else model.max_model_len)
+        handler(request, exchange)
 
     def completions(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/completions. Raises: ApiError, BadRequestError."""
@@ -167,7 +165,7 @@ class ModelEndpoints:
         finally:
             if ignored:
                 self._tell_ignored(str(ignored), request)
-        if isinstance(body, OpenAIRequest):
+        if isinstance(body, SampledRequest):
             request.take_id(body.request_id)
         return body
 
@@ -177,7 +175,13 @@ class ModelEndpoints:
             self._logged.append(fields)
             _logger.info("unknown fields are ignored: %s", fields, extra=of_requests(request.id))
 
-    def _start(self, plan: AnswerPlan, request: HttpRequest, exchange: Exchange) -> None:
+    def _start(
+        self,
+        plan: AnswerPlan,
+        request: HttpRequest,
+        exchange: Exchange,
+        starter: Starter = start_answer,
+    ) -> None:
         if accepts_events(request) and plan.can_resume:
             plan = replace(plan, is_resumable=True)
         tenant = self._keys.tenant(request.headers)
@@ -186,7 +190,7 @@ class ModelEndpoints:
             state.set_origin(tenant, request.id, trace)
         if plan.is_resumable:
             self._keep_submits(plan)
-        start = partial(start_answer, plan, exchange, self._context)
+        start = partial(starter, plan, exchange, self._context)
         if plan.needs_texts:
             self._context.texts.when_loaded(start)
         else:

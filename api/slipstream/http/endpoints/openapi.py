@@ -19,6 +19,8 @@ from msgspec import Struct, UnsetType
 from slipstream.http.admin.live import LiveNumbers
 from slipstream.http.anthropic import request_bodies as messages_requests
 from slipstream.http.anthropic import response_bodies as messages_responses
+from slipstream.http.endpoints.response_endpoints import LIST_QUERY
+from slipstream.http.endpoints.response_endpoints import QUERY as RESPONSE_QUERY
 from slipstream.http.endpoints.resume import QUERY
 from slipstream.http.errors import (
     AnthropicErrorBody,
@@ -28,6 +30,13 @@ from slipstream.http.errors import (
 )
 from slipstream.http.openai import request_bodies as requests
 from slipstream.http.openai import response_bodies as responses
+from slipstream.http.responses.response_object import (
+    DeletedResponse,
+    InputItemList,
+    ResponseObject,
+)
+from slipstream.http.responses.responses_request import ResponsesRequest
+from slipstream.http.responses.stream_events import StreamEvent
 
 _REF = "#/components/schemas/{name}"
 _BY_ID = list[responses.LogprobsById]
@@ -89,7 +98,9 @@ def _answer(name: str, choice: type[Struct]) -> type[Struct]:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One method of a path, with the types of its bodies. events: those of a stream's events."""
+    """One method of a path, with the types of its bodies. events: those of a stream's events, the
+    last of which may be [DONE]. others: further methods of the path.
+    """
 
     method: str
     summary: str
@@ -99,6 +110,8 @@ class Endpoint:
     has_key: bool = True
     query: tuple[str, ...] = ()
     media: str = "application/json"  # of the answer
+    has_done: bool = True
+    others: tuple[Endpoint, ...] = ()
 
 
 _COMPLETION = _answer("CompletionAnswer", _COMPLETION_CHOICE)
@@ -149,12 +162,34 @@ ENDPOINTS: dict[str, Endpoint] = {
     "/v1/chat/completions": Endpoint(
         "post", "complete a chat", _CHAT, body=requests.ChatRequest, events=_CHAT_CHUNK
     ),
+    "/v1/responses": Endpoint(
+        "post",
+        "make a response",
+        ResponseObject,
+        body=ResponsesRequest,
+        events=StreamEvent,  # type: ignore[arg-type]
+        has_done=False,
+    ),
+    "/v1/responses/{id}": Endpoint(
+        "get",
+        "a response that is kept, as it is now or as a stream",
+        ResponseObject,
+        events=StreamEvent,  # type: ignore[arg-type]
+        query=RESPONSE_QUERY,
+        has_done=False,
+        others=(Endpoint("delete", "keep a response no longer", DeletedResponse),),
+    ),
+    "/v1/responses/{id}/cancel": Endpoint("post", "end a response", ResponseObject),
+    "/v1/responses/{id}/input_items": Endpoint(
+        "get", "the input of a response that is kept", InputItemList, query=LIST_QUERY
+    ),
     "/v1/messages": Endpoint(
         "post",
         "answer a conversation, in Anthropic's shapes",
         _MESSAGE,
         body=messages_requests.MessagesRequest,
         events=_MESSAGE_EVENT,
+        has_done=False,
     ),
     "/v1/messages/count_tokens": Endpoint(
         "post",
@@ -196,20 +231,24 @@ def document() -> bytes:
 
 def _document() -> dict[str, Any]:
     kinds: list[Any] = [ErrorBody, AnthropicErrorBody]
-    for endpoint in ENDPOINTS.values():
+    endpoints = [each for first in ENDPOINTS.values() for each in (first, *first.others)]
+    for endpoint in endpoints:
         kinds += [endpoint.answer, *_parts(endpoint.events)]
         kinds += [] if endpoint.body is None else [endpoint.body]
     kinds = list(dict.fromkeys(kinds))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     by_kind = dict(zip(kinds, schemas, strict=True))
-    for endpoint in ENDPOINTS.values():
+    for endpoint in endpoints:
         if endpoint.body is not None:
             _mark_unsupported(endpoint.body, components)
     _mark_unsupported(requests.Message, components)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Slipstream", "version": version("slipstream")},
-        "paths": {path: _path(path, each, by_kind) for path, each in ENDPOINTS.items()},
+        "paths": {
+            path: {each.method: _operation(path, each, by_kind) for each in (first, *first.others)}
+            for path, first in ENDPOINTS.items()
+        },
         "components": {
             "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -217,16 +256,16 @@ def _document() -> dict[str, Any]:
     }
 
 
-def _path(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, Any]:
+def _operation(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {}
-    if endpoint.body is not None or endpoint.events is None:
+    if endpoint.body is not None or endpoint.events is None or not endpoint.has_done:
         content[endpoint.media] = {"schema": by_kind[endpoint.answer]}
     parts = [by_kind[part] for part in _parts(endpoint.events)]
     is_anthropic = error_shape(path) == ErrorShape.ANTHROPIC
     error_body = by_kind[AnthropicErrorBody if is_anthropic else ErrorBody]
     if parts:
-        description = "each event's data" + ("" if is_anthropic else "; the last one is [DONE]")
-        schema = {"anyOf": [*parts, error_body], "description": description}
+        done = "; the last one is [DONE]" if endpoint.has_done else ""
+        schema = {"anyOf": [*parts, error_body], "description": f"each event's data{done}"}
         content["text/event-stream"] = {"schema": schema}
     error = {"description": "error", "content": {"application/json": {"schema": error_body}}}
     operation: dict[str, Any] = {
@@ -246,7 +285,7 @@ def _path(path: str, endpoint: Endpoint, by_kind: dict[Any, Any]) -> dict[str, A
     parameters = _parameters(path, endpoint)
     if parameters:
         operation["parameters"] = parameters
-    return {endpoint.method: operation}
+    return operation
 
 
 _TO_NAMES = str.maketrans({"/": "_", "{": "", "}": "", ".": "_"})

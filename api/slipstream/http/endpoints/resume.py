@@ -34,6 +34,8 @@ from slipstream.http.endpoints.completions import CompletionShape
 from slipstream.http.endpoints.generate import GenerateShape
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import HttpRequest
+from slipstream.http.responses.response_object import ResponseObject
+from slipstream.http.responses.response_printer import response_shape
 from slipstream.requests import new_resume
 from slipstream_ipc.messages import ModelCard, Resume, Submit
 
@@ -43,6 +45,7 @@ _SHAPES: dict[str, AnswerShape | BlockShape] = {
     "chatcmpl": ChatShape(),
     "gen": GenerateShape(),
     "msg": MESSAGES,
+    "resp": response_shape(ResponseObject(id="", created_at=0, model="")),
 }
 _SAME_POST = (
     "POST the same request with this Last-Event-ID: it is computed again and continues after the "

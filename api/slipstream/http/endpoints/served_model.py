@@ -31,6 +31,19 @@ def served_model(io: LoopIO, name: str | None = None) -> ModelCard:
     return model
 
 
+def guarded(exchange: Exchange, call: Callable[[], None]) -> None:
+    """Call something that answers the exchange; an exception becomes the answer."""
+    try:
+        call()
+    except (ApiError, SlipstreamError) as error:
+        exchange.refuse(error_of(error, {}))
+    except Exception as error:
+        request = exchange.request
+        what = request.method, request.path
+        _logger.exception("%s %s failed", *what, extra=of_requests(request.id))
+        exchange.refuse(error_of(error, {}))
+
+
 def respond_when_done(
     future: Future[Any],
     exchange: Exchange,

@@ -43,13 +43,11 @@ class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):
     json_schema: JsonSchema | None = None
 
 
-class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields that completions and chat completions share; null means the default."""
+class SampledRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields that all of OpenAI's endpoints share; null means the default."""
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -65,7 +63,6 @@ class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     stream_interval: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    n: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -73,9 +70,20 @@ class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None  # of answers with reasoning
+    request_id: str | None = None  # as the header X-Request-Id, which goes before it
+
+
+class OpenAIRequest(SampledRequest, frozen=True, kw_only=True):
+    """The fields that completions and chat completions share besides."""
+
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    # vLLM's
     prompt_logprobs: int | None = None  # not in streams
     logprob_token_ids: tuple[int, ...] | None = None  # needs logprobs, and replaces their number
-    repetition_detection: RepetitionDetection | None = None
     return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
     # OpenAI's form of a part of structured_outputs
     response_format: ResponseFormat | None = None
@@ -86,7 +94,6 @@ class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     guided_grammar: str | None = None
     guided_json_object: bool | None = None
     guided_decoding_backend: Ignored = None
-    request_id: str | None = None  # as the header X-Request-Id, which goes before it
 
     user: Ignored = None
     metadata: Ignored = None

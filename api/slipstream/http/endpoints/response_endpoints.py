@@ -1,0 +1,368 @@
+"""/v1/responses and the paths below it: new responses, and those that are kept.
+
+- A response that runs is read by attaching to its stream, from its beginning; the reader before is
+  told that it is superseded. One that has ended is printed from what the worker has kept.
+- A response that is not kept, and another key's, are the same 404.
+- A response in the background has no reader of its own: it runs to its end, whoever comes and goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote
+
+import msgspec
+
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.connection.queries import new_recall
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.answers.background import start_in_background
+from slipstream.http.answers.block_printer import NOTHING, BlockWriter
+from slipstream.http.answers.event_ids import AnswerId, StreamCursor, parse_event_id
+from slipstream.http.answers.live_answer import AnswerContext
+from slipstream.http.auth import ApiKeys
+from slipstream.http.endpoints.responses import (
+    KIND,
+    echo_of,
+    named_streams,
+    new_response,
+    stream_id_of,
+    unknown_response,
+)
+from slipstream.http.endpoints.resume import last_event_id, plan_or_resume
+from slipstream.http.endpoints.served_model import guarded, served_model
+from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.exchange import Exchange, Handler, HttpRequest
+from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.response_encoding import json_response
+from slipstream.http.responses.response_object import DeletedResponse, InputItemList
+from slipstream.http.responses.response_printer import (
+    ID_PREFIX,
+    ResponsePrinter,
+    response_shape,
+)
+from slipstream.http.responses.response_record import KeptResponse
+from slipstream.http.responses.responses_request import ResponsesRequest, read_response_request
+from slipstream.requests import new_resume
+from slipstream_ipc.messages import Cancel, End, Recalled
+
+PATH = "/v1/responses"
+PREFIX = "/v1/responses/"
+_CANCEL, _INPUT_ITEMS = "cancel", "input_items"
+QUERY = ("stream", "starting_after", "include", "include[]", "include_obfuscation")
+LIST_QUERY = ("after", "limit", "order", "include", "include[]")
+_MAX_LISTED = 100
+_LISTED = 20
+_MAX_DIGITS = 10
+
+Starter = Callable[[AnswerPlan, Exchange, AnswerContext], None]
+Then = Callable[[dict[str, KeptResponse]], None]
+
+
+class ReadBody(Protocol):
+    """Reads the body of a request to one of OpenAI's endpoints. Raises: ApiError."""
+
+    def __call__(
+        self,
+        read: Callable[[bytes, IgnoredFields | None], ResponsesRequest],
+        request: HttpRequest,
+        /,
+    ) -> ResponsesRequest: ...
+
+
+class StartAnswer(Protocol):
+    """Runs the streams of a plan. starter: in place of `start_answer`."""
+
+    def __call__(
+        self,
+        plan: AnswerPlan,
+        request: HttpRequest,
+        exchange: Exchange,
+        starter: Starter = ...,
+        /,
+    ) -> None: ...
+
+
+class ResponseEndpoints:
+    """The endpoints of responses. by_prefix: handlers by method, of all paths below `PREFIX`."""
+
+    def __init__(self, io: LoopIO, keys: ApiKeys, read: ReadBody, start: StartAnswer) -> None:
+        self._io = io
+        self._keys = keys
+        self._read = read
+        self._start = start
+        self.by_prefix: dict[str, Handler] = {
+            "GET": self.retrieve,
+            "DELETE": self.delete,
+            "POST": self.cancel,
+        }
+
+    def create(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /v1/responses. Raises: ApiError, BadRequestError."""
+        body = self._read(read_response_request, request)
+        served_model(self._io, body.model)
+        streams = named_streams(body)
+        if streams:
+            self._recall(streams, request, exchange, partial(self._create, body, request, exchange))
+        else:
+            self._create(body, request, exchange, {})
+
+    def retrieve(self, request: HttpRequest, exchange: Exchange) -> None:
+        """GET /v1/responses/ID and …/input_items. Raises: ApiError."""
+        response_id, rest = _parts(request)
+        if rest == _INPUT_ITEMS:
+            query = _query(request.query, LIST_QUERY)
+            show = partial(_list_items, query=query, exchange=exchange)
+        elif rest:
+            raise _no_such_path(request)
+        else:
+            query = _query(request.query, QUERY)
+            if query.get("stream", "false") not in ("true", "false"):
+                raise bad_field("stream", "stream: allowed: true, false")
+            show = partial(_show, exchange=exchange)
+            if query.get("stream") == "true":
+                if request.method == "HEAD":  # it would take the stream over from its reader
+                    raise ApiError(405, "method: got HEAD, allowed: GET")
+                cursor = _cursor(request, response_id, query)
+                show = partial(self._stream, cursor=cursor, request=request, exchange=exchange)
+        self._with_kept(response_id, request, exchange, show)
+
+    def delete(self, request: HttpRequest, exchange: Exchange) -> None:
+        """DELETE /v1/responses/ID. Raises: ApiError."""
+        response_id, rest = _parts(request)
+        if rest:
+            raise _no_such_path(request)
+
+        def deleted(_: KeptResponse) -> None:
+            exchange.respond(json_response(200, DeletedResponse(response_id)))
+
+        self._with_kept(response_id, request, exchange, deleted, forget=True)
+
+    def cancel(self, request: HttpRequest, exchange: Exchange) -> None:
+        """POST /v1/responses/ID/cancel. Raises: ApiError."""
+        response_id, rest = _parts(request)
+        if rest != _CANCEL:
+            raise _no_such_path(request)
+        show = partial(_show, exchange=exchange)
+
+        def cancelled(future: Future[Any]) -> None:
+            if not future.cancelled():
+                error = future.exception()
+                again = partial(self._with_kept, response_id, request, exchange, show)
+                guarded(exchange, again if error is None else partial(_fail, error))
+
+        def found(kept: KeptResponse) -> None:
+            if kept.is_over:
+                show(kept)
+                return
+            stream_id = stream_id_of(response_id)
+            assert stream_id is not None
+            future = self._io.ask(Cancel(0, (bytes.fromhex(stream_id),)))
+            future.add_done_callback(cancelled)
+
+        self._with_kept(response_id, request, exchange, found)
+
+    # ---- within ------------------------------------------------------------------------------
+
+    def _create(
+        self,
+        body: ResponsesRequest,
+        request: HttpRequest,
+        exchange: Exchange,
+        kept: dict[str, KeptResponse],
+    ) -> None:
+        model = served_model(self._io, body.model)
+        event_id = last_event_id(request)
+        created = None if event_id is None else parse_event_id(event_id).created
+        options: Any = {"scope": self._scope(request), "kept": kept, "created": created}
+        if body.background and not body.stream:
+            plan, response = new_response(body, model, **options)
+            self._start(plan, request, exchange, partial(start_in_background, response))
+            return
+        shape = response_shape(echo_of(body, model))
+
+        def new_plan() -> AnswerPlan:
+            nonlocal shape
+            plan, response = new_response(body, model, **options)
+            shape = response_shape(response)
+            return plan
+
+        plan = plan_or_resume(request, KIND, model, new_plan)
+        plan = replace(plan, shape=shape, is_background=bool(body.background))
+        self._start(plan, request, exchange)
+
+    def _stream(
+        self, kept: KeptResponse, cursor: StreamCursor, request: HttpRequest, exchange: Exchange
+    ) -> None:
+        """Stream a kept response, what comes after the cursor."""
+        after = NOTHING if cursor.number is None else cursor.number
+        if kept.end is not None:
+            _print(kept, kept.end, after, exchange)
+            return
+        response = kept.record.response
+        stream_id = response.id.removeprefix(ID_PREFIX)
+        plan = AnswerPlan(
+            id=AnswerId(KIND, bytes.fromhex(stream_id)),
+            model=response.model,
+            created=response.created_at,
+            states=[StreamState(new_resume(stream_id, 0, 0, 0), wants_whole=False)],
+            shape=response_shape(response),
+            is_stream=True,
+            with_usage=False,
+            with_usage_so_far=False,
+            num_logprobs=None,
+            cursors=(cursor,),
+            is_background=kept.is_background,
+        )
+        self._start(plan, request, exchange)
+
+    def _with_kept(
+        self,
+        response_id: str,
+        request: HttpRequest,
+        exchange: Exchange,
+        then: Callable[[KeptResponse], None],
+        *,
+        forget: bool = False,
+    ) -> None:
+        """Call `then` with a response that is kept, or answer 404. Raises: ApiError."""
+        served_model(self._io)
+        stream_id = stream_id_of(response_id)
+        if stream_id is None:
+            raise unknown_response(response_id)
+
+        def found(kept: dict[str, KeptResponse]) -> None:
+            if stream_id not in kept:
+                raise unknown_response(response_id)
+            then(kept[stream_id])
+
+        self._recall((stream_id,), request, exchange, found, forget=forget)
+
+    def _recall(
+        self,
+        stream_ids: Sequence[str],
+        request: HttpRequest,
+        exchange: Exchange,
+        then: Then,
+        *,
+        forget: bool = False,
+    ) -> None:
+        """Call `then` with those of these streams that are kept, one query after the other."""
+        found: dict[str, KeptResponse] = {}
+        scope = self._scope(request)
+        left = list(reversed(stream_ids))
+
+        def ask() -> None:
+            future = self._io.ask(new_recall(left[-1], scope, forget=forget))
+            exchange.on_disconnect = partial(_cancel, future)
+            future.add_done_callback(answered)
+
+        def answered(future: Future[Recalled]) -> None:
+            if not future.cancelled():
+                guarded(exchange, partial(take, future))
+
+        def take(future: Future[Recalled]) -> None:
+            answer, stream_id = future.result().answer, left.pop()
+            if answer is not None:
+                with contextlib.suppress(msgspec.MsgspecError, RecursionError):  # another version's
+                    found[stream_id] = KeptResponse(answer)
+            if left:
+                ask()
+            elif exchange.is_open:
+                exchange.on_disconnect = None
+                then(found)
+
+        ask()
+
+    def _scope(self, request: HttpRequest) -> bytes:
+        return self._keys.tenant(request.headers)
+
+
+def _cancel(future: Future[Any]) -> None:
+    future.cancel()
+
+
+def _fail(error: BaseException) -> None:
+    raise error
+
+
+def _show(kept: KeptResponse, exchange: Exchange) -> None:
+    exchange.respond(json_response(200, kept.response))
+
+
+def _print(kept: KeptResponse, end: End, after: int, exchange: Exchange) -> None:
+    """Write the events of a response that has ended."""
+    writer = BlockWriter(ResponsePrinter(kept.record.response), after)
+    usage = kept.usage(end)
+    found = writer.begin(usage)
+    found += writer.write(kept.events)
+    found += writer.finish(end, usage)
+    exchange.begin_stream()
+    exchange.write(b"".join([event.data for event in found]))
+    exchange.finish()
+
+
+def _list_items(kept: KeptResponse, query: dict[str, str], exchange: Exchange) -> None:
+    items = kept.record.input_list()
+    order, limit = query.get("order", "desc"), query.get("limit", str(_LISTED))
+    if order not in ("asc", "desc"):
+        raise bad_field("order", "order: allowed: asc, desc")
+    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= _MAX_LISTED):
+        raise bad_field("limit", f"limit: allowed: 1 to {_MAX_LISTED}")
+    if order == "desc":
+        items.reverse()
+    after = query.get("after")
+    if after is not None:
+        places = [at for at, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise bad_field("after", "after: allowed: the id of an item of this input")
+        items = items[places[0] + 1 :]
+    shown = items[: int(limit)]
+    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
+    found = InputItemList(shown, first, last, has_more=len(shown) < len(items))
+    exchange.respond(json_response(200, found))
+
+
+def _parts(request: HttpRequest) -> tuple[str, str]:
+    """The id and what follows it in a path below `PREFIX`."""
+    response_id, _, rest = unquote(request.path).removeprefix(PREFIX).partition("/")
+    return response_id, rest
+
+
+def _no_such_path(request: HttpRequest) -> ApiError:
+    what = f"no such path for {request.method}: {request.path[:200]}"
+    return ApiError(404, what, code="not_found")
+
+
+def _query(query: str, allowed: Sequence[str]) -> dict[str, str]:
+    """The last value of each parameter of a query. Raises: ApiError."""
+    given = parse_qs(query, keep_blank_values=True)
+    for name in given:
+        if name not in allowed:
+            what = f"{name[:100]}: allowed in the query: {', '.join(allowed)}"
+            raise bad_field(name[:100], what)
+    return {name: values[-1] for name, values in given.items()}
+
+
+def _cursor(request: HttpRequest, response_id: str, query: dict[str, str]) -> StreamCursor:
+    """What the client has of a stream. Raises: ApiError."""
+    text = last_event_id(request)
+    if text is not None:
+        event_id = parse_event_id(text)
+        if str(event_id.answer) != response_id:
+            what = f"last-event-id: got an event of {event_id.answer}, allowed: of {response_id}"
+            raise bad_field("last-event-id", what[:300])
+        return event_id.cursors[0]
+    after = query.get("starting_after")
+    if after is None:
+        return StreamCursor()
+    if not (after.isascii() and after.isdigit() and len(after) <= _MAX_DIGITS):
+        what = f"starting_after: got {after[:100]!r}, allowed: the sequence_number of an event"
+        raise bad_field("starting_after", what)
+    return StreamCursor(number=int(after))

@@ -1,0 +1,213 @@
+"""POST /v1/responses: from a body to an `AnswerPlan`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from msgspec import structs
+
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.answers.event_ids import AnswerId
+from slipstream.http.endpoints.chat import plan_chat
+from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.responses.input_items import InputItem, check_items, input_items
+from slipstream.http.responses.response_object import (
+    EchoedFormat,
+    EchoedReasoning,
+    EchoedText,
+    ResponseObject,
+)
+from slipstream.http.responses.response_printer import ID_PREFIX, response_shape
+from slipstream.http.responses.response_record import KeptResponse, ResponseRecord
+from slipstream.http.responses.responses_request import (
+    CALLER_NAMES,
+    ResponsesRequest,
+    TextFormat,
+    chat_of,
+)
+from slipstream_ipc.messages import KeepOptions, ModelCard
+
+KIND = "resp"
+_RESPONSE_ID = re.compile(ID_PREFIX + "([0-9a-f]{32})")
+_ITEM_ID = re.compile("(?:msg|rs|fc)_([0-9a-f]{32})[0-9a-f]{4}")
+_MAX_NAMED = 32  # responses that an input refers to
+_MAX_LOGPROBS = 2**17  # in a response
+_GONE = (
+    "it never existed, was not kept, is no longer kept (the server keeps those that were used last)"
+)
+
+KeptResponses = Mapping[str, KeptResponse]  # by stream id, 32 hexadecimal digits
+
+
+def stream_id_of(response_id: str) -> str | None:
+    """The stream of a response; None if this is no response's id."""
+    found = _RESPONSE_ID.fullmatch(response_id)
+    return None if found is None else found[1]
+
+
+def unknown_response(response_id: str, param: str | None = None) -> ApiError:
+    """404: no such response, or none that this key may see."""
+    what = f"unknown response {response_id[:100]!r}: {_GONE}, or is another key's"
+    return ApiError(404, what, param=param, code="response_not_found")
+
+
+def named_streams(body: ResponsesRequest) -> tuple[str, ...]:
+    """The streams of the responses that a body refers to. Raises: ApiError."""
+    found: dict[str, None] = {}
+    if body.previous_response_id is not None:
+        stream_id = stream_id_of(body.previous_response_id)
+        if stream_id is None:
+            raise unknown_response(body.previous_response_id, "previous_response_id")
+        found[stream_id] = None
+    for index, item in enumerate(input_items(body.input or ())):
+        if item.kind == "item_reference":
+            found[_stream_of_item(item, index)] = None
+    if len(found) > _MAX_NAMED:
+        what = (
+            f"input: got references to items of {len(found)} responses, allowed: {_MAX_NAMED}; "
+            "send previous_response_id, or the items themselves"
+        )
+        raise bad_field("input", what)
+    return tuple(found)
+
+
+def new_response(
+    body: ResponsesRequest,
+    model: ModelCard,
+    *,
+    scope: bytes = b"",
+    kept: KeptResponses | None = None,
+    created: int | None = None,
+) -> tuple[AnswerPlan, ResponseObject]:
+    """The stream of a new response, and the response as it is at the beginning.
+
+    scope: of its `KeepOptions`. kept: the responses that the body refers to, as far as they are
+    known. created: Unix time, s; None for now. Raises: ApiError, BadRequestError.
+    """
+    items = _context(body, {} if kept is None else kept)
+    plan = plan_chat(chat_of(body, items), model)
+    _check_logprobs(plan.num_logprobs, body, model)
+    answer_id = AnswerId(KIND, plan.id.first)
+    created = plan.created if created is None else created
+    response = structs.replace(echo_of(body, model), id=str(answer_id), created_at=created)
+    record = ResponseRecord(response, items).packed() if response.store else None
+    if record is None:
+        if body.background:
+            what = "background: allowed only for a response that is stored, and this one is not"
+            raise bad_field("background", f"{what}: store is false, or it is too large")
+        response = structs.replace(response, store=False)
+    else:
+        keep = KeepOptions(record, scope, is_background=bool(body.background))
+        [state] = plan.states
+        assert state.resubmittable is not None
+        state.request = state.resubmittable = structs.replace(state.resubmittable, keep=keep)
+    plan = replace(
+        plan,
+        id=answer_id,
+        created=created,
+        shape=response_shape(response),
+        param_names={**plan.param_names, **CALLER_NAMES},
+        is_background=bool(body.background),
+    )
+    return plan, response
+
+
+def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
+    """What a response repeats of its request; without its id, and when it was created."""
+    defaults, reasoning = model.default_sampling, body.reasoning
+    return ResponseObject(
+        id="",
+        created_at=0,
+        background=bool(body.background),
+        model=model.name,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=EchoedReasoning(reasoning.effort, reasoning.summary)
+        if reasoning is not None
+        else EchoedReasoning(),
+        safety_identifier=body.safety_identifier,
+        store=body.store is not False,
+        temperature=_first(body.temperature, defaults.temperature, 1.0),
+        text=_echoed_text(body),
+        tool_choice=body.tool_choice or "auto",
+        tools=body.tools or (),
+        top_logprobs=body.top_logprobs or 0,
+        top_p=_first(body.top_p, defaults.top_p, 1.0),
+        user=body.user,
+    )
+
+
+def _context(body: ResponsesRequest, kept: KeptResponses) -> tuple[InputItem, ...]:
+    """All items that the model is to see. Raises: ApiError."""
+    given = input_items(body.input or ())
+    check_items(given)
+    found: list[InputItem] = []
+    previous = body.previous_response_id
+    if previous is not None:
+        before = kept.get(stream_id_of(previous) or "")
+        if before is None:
+            raise unknown_response(previous, "previous_response_id")
+        if not before.is_over:
+            what = f"previous_response_id: {previous} has not ended"
+            raise bad_field("previous_response_id", what)
+        found += (*before.record.items, *before.output_items())
+    for index, item in enumerate(given):
+        if item.kind == "item_reference":
+            item = _referenced(item, index, kept)
+        found.append(item)
+    return tuple(found)
+
+
+def _referenced(item: InputItem, index: int, kept: KeptResponses) -> InputItem:
+    owner = kept.get(_stream_of_item(item, index))
+    if owner is not None:
+        for each in owner.output_items():
+            if each.id == item.id:
+                return each
+    raise _unknown_item(item, index)
+
+
+def _stream_of_item(item: InputItem, index: int) -> str:
+    found = _ITEM_ID.fullmatch(item.id or "")
+    if found is None:
+        raise _unknown_item(item, index)
+    return found[1]
+
+
+def _unknown_item(item: InputItem, index: int) -> ApiError:
+    field = f"input[{index}].id"
+    what = f"{field}: unknown item {(item.id or '')[:100]!r} of a response: {_GONE}; send the item"
+    return bad_field(field, what, "item_not_found")
+
+
+def _check_logprobs(per_token: int | None, body: ResponsesRequest, model: ModelCard) -> None:
+    """Raises ApiError for more than `_MAX_LOGPROBS`: they are written at once, several times."""
+    if per_token is None:
+        return
+    most_tokens = body.max_output_tokens or model.max_model_len
+    num = (1 + per_token) * min(most_tokens, model.max_model_len)
+    if num > _MAX_LOGPROBS:
+        what = (
+            f"top_logprobs: got {num} log-probabilities in all, allowed: {_MAX_LOGPROBS} in one "
+            "response; request fewer, or set max_output_tokens"
+        )
+        raise bad_field("top_logprobs", what)
+
+
+def _first(*values: float | None) -> float | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _echoed_text(body: ResponsesRequest) -> EchoedText:
+    text = body.text
+    given = None if text is None else text.format
+    wanted = TextFormat("text") if given is None else given
+    kept = EchoedFormat(wanted.type, wanted.name, wanted.schema, wanted.description, wanted.strict)
+    return EchoedText(kept, (None if text is None else text.verbosity) or "medium")

@@ -1,0 +1,197 @@
+"""Prints an answer as a response: as its events, or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
+from slipstream.http.answers.blocks import Block, BlockKind
+from slipstream.http.errors import ApiError
+from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.responses import stream_events as events
+from slipstream.http.responses.response_object import (
+    FailureDetails,
+    FunctionCallItem,
+    IncompleteDetails,
+    InputTokensDetails,
+    ItemStatus,
+    OutputItem,
+    OutputMessage,
+    OutputTextPart,
+    OutputTokensDetails,
+    ReasoningItem,
+    ReasoningTextPart,
+    ResponseObject,
+    ResponseStatus,
+    ResponseUsage,
+)
+from slipstream_ipc.messages import End
+
+ID_PREFIX = "resp_"
+_ITEM_PREFIXES = {BlockKind.CONTENT: "msg_", BlockKind.REASONING: "rs_", BlockKind.CALL: "fc_"}
+_DELTAS = {
+    BlockKind.CONTENT: events.OutputTextDelta,
+    BlockKind.REASONING: events.ReasoningTextDelta,
+}
+_LastEvent = events.ResponseCompleted | events.ResponseFailed | events.ResponseIncomplete
+_LAST: dict[str, type[_LastEvent]] = {
+    "completed": events.ResponseCompleted,
+    "failed": events.ResponseFailed,
+}
+_HOLE = "\x7f"  # where the text goes in an encoded event; never raw in what stands around it
+_NUMBER = 7_305_114_263  # where the number goes
+
+
+class ResponsePrinter:
+    """See `BlockPrinter`. response: as it is at the beginning."""
+
+    has_numbers = True
+
+    def __init__(self, response: ResponseObject) -> None:
+        self._response = response
+        self._key = response.id.removeprefix(ID_PREFIX)
+        self._call_ids: dict[str, int] = {}  # the block that each belongs to
+
+    def begin(self, usage: Usage, number: int) -> Sequence[bytes]:
+        response = self._response
+        return [
+            events.named_event(events.ResponseCreated(number, response)),
+            events.named_event(events.ResponseInProgress(number + 1, response)),
+        ]
+
+    def begin_block(self, block: Block, number: int) -> Sequence[bytes]:
+        item = self._item(block, "in_progress", is_new=True)
+        found = [events.named_event(events.OutputItemAdded(number, block.index, item))]
+        if block.kind != BlockKind.CALL:
+            part = _part(block, "")
+            added = events.ContentPartAdded(number + 1, item.id, block.index, 0, part)
+            found.append(events.named_event(added))
+        return found
+
+    def text_frame(self, block: Block) -> TextFrame:
+        item_id = self._item_id(block)
+        delta: events.StreamEvent
+        if block.kind == BlockKind.CALL:
+            delta = events.CallArgumentsDelta(_NUMBER, item_id, block.index, _HOLE)
+        else:
+            delta = _DELTAS[block.kind](_NUMBER, item_id, block.index, 0, _HOLE)
+        before, rest = events.named_event(delta).split(b"%d" % _NUMBER, 1)
+        between, after = rest.split(_HOLE.encode(), 1)
+        return TextFrame(before, after, between)
+
+    def end_block(self, block: Block, number: int) -> Sequence[bytes]:
+        item = self._item(block, _status(block))
+        place = item.id, block.index, 0
+        done: list[events.StreamEvent]
+        match block.kind:
+            case BlockKind.CALL:
+                done = [events.CallArgumentsDone(number, *place[:2], block.name, block.text)]
+            case BlockKind.REASONING:
+                done = [events.ReasoningTextDone(number, *place, block.text)]
+            case BlockKind.CONTENT:
+                done = [events.OutputTextDone(number, *place, block.text, block.logprobs)]
+        if block.kind != BlockKind.CALL:
+            done.append(events.ContentPartDone(number + 1, *place, _part(block, block.text)))
+        done.append(events.OutputItemDone(number + len(done), block.index, item))
+        return [events.named_event(each) for each in done]
+
+    def finish(
+        self, blocks: Sequence[Block], end: End, usage: Usage, number: int
+    ) -> Sequence[bytes]:
+        response = self.whole(blocks, end, usage)
+        kind = _LAST.get(response.status, events.ResponseIncomplete)
+        return [events.named_event(kind(number, response))]
+
+    def fail(self, error: ApiError, number: int) -> bytes:
+        given = error.body.error
+        if error.status < 500:  # the client's, as where it reads the stream elsewhere
+            code = given.code or given.type
+            failed = events.StreamError(number, code, given.message, given.param)
+            return events.named_event(failed)
+        details = FailureDetails("server_error", given.message)
+        response = replace(self._response, status="failed", error=details)
+        return events.named_event(events.ResponseFailed(number, response))
+
+    def whole(self, blocks: Sequence[Block], end: End, usage: Usage) -> ResponseObject:
+        status: ResponseStatus = "completed"
+        details, error = None, None
+        match end.reason:
+            case "abort":
+                status = "cancelled"
+            case "error":
+                status, error = "failed", FailureDetails("server_error", _message(end))
+            case "length":
+                status, details = "incomplete", IncompleteDetails("max_output_tokens")
+            case "repetition":
+                status, details = "incomplete", IncompleteDetails("repetition")
+        return replace(
+            self._response,
+            status=status,
+            error=error,
+            incomplete_details=details,
+            output=[self._item(block, _status(block)) for block in blocks],
+            usage=_usage_of(usage),
+        )
+
+    def _item_id(self, block: Block) -> str:
+        return f"{_ITEM_PREFIXES[block.kind]}{self._key}{block.index:04x}"
+
+    def _call_id(self, block: Block) -> str:
+        """The id of a call; one that a model has written twice is made different, as clients tell
+        calls by it. Blocks come in their order.
+        """
+        if self._call_ids.setdefault(block.call_id, block.index) == block.index:
+            return block.call_id
+        return f"{block.call_id}_{block.index}"
+
+    def _item(self, block: Block, status: ItemStatus, *, is_new: bool = False) -> OutputItem:
+        item_id = self._item_id(block)
+        match block.kind:
+            case BlockKind.CALL:
+                arguments = "" if is_new else block.text
+                return FunctionCallItem(
+                    item_id, status, self._call_id(block), block.name, arguments
+                )
+            case BlockKind.REASONING:
+                texts = [] if is_new else [ReasoningTextPart(block.text)]
+                return ReasoningItem(item_id, status, texts)
+            case BlockKind.CONTENT:
+                parts = [] if is_new else [OutputTextPart(block.text, logprobs=block.logprobs)]
+                return OutputMessage(item_id, status, parts)
+
+
+def response_shape(response: ResponseObject) -> BlockShape:
+    """The shape of a response. response: as it is at the beginning, but for its id, its model and
+    when it was created.
+    """
+
+    def new_printer(head: AnswerHead) -> ResponsePrinter:
+        begun = replace(response, id=head.id, model=head.model, created_at=head.created)
+        return ResponsePrinter(begun)
+
+    return BlockShape(new_printer)
+
+
+def _status(block: Block) -> ItemStatus:
+    return "completed" if block.is_complete else "incomplete"
+
+
+def _part(block: Block, text: str) -> events.TextPart:
+    return OutputTextPart(text) if block.kind == BlockKind.CONTENT else ReasoningTextPart(text)
+
+
+def _message(end: End) -> str:
+    return "the engine failed" if end.fault is None else end.fault.message
+
+
+def _usage_of(usage: Usage) -> ResponseUsage:
+    prompt, answer = usage.prompt_tokens_details, usage.completion_tokens_details
+    return ResponseUsage(
+        usage.prompt_tokens,
+        InputTokensDetails(prompt.cached_tokens if prompt else 0),
+        usage.completion_tokens,
+        OutputTokensDetails(answer.reasoning_tokens if answer else 0),
+        usage.total_tokens,
+    )

@@ -1,0 +1,323 @@
+"""The body of a response is that of a chat, in other words."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from openai.types.responses import Response
+from tests.helpers.fake_worker import MODEL
+
+from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.endpoints.chat import plan_chat, read_chat
+from slipstream.http.endpoints.responses import echo_of, new_response
+from slipstream.http.errors import ApiError
+from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.response_encoding import json_response
+from slipstream.http.responses.responses_request import read_response_request
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
+CLOCK = {"type": "function", "name": "clock"}
+SCHEMA = {"type": "json_schema", "name": "Weather", "strict": True, "schema": PARAMETERS}
+
+
+def planned(**fields: Any) -> AnswerPlan:
+    """The plan of a body in which no field is unknown."""
+    body = read_response_request(json.dumps({"input": "x", **fields}).encode())
+    return new_response(body, MODEL)[0]
+
+
+def submitted(plan: AnswerPlan) -> Any:
+    [state] = plan.states
+    return state.request
+
+
+def refused(**fields: Any) -> Any:
+    """The error of a body."""
+    with pytest.raises(ApiError) as raised:
+        planned(**fields)
+    assert raised.value.status == 400
+    return raised.value.body.error
+
+
+def chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {name: value for name, value in tool.items() if name != "type"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "of_chat"),
+    [
+        ({}, {}),
+        (
+            {"instructions": None, "temperature": 0.5, "top_p": 0.9},
+            {"temperature": 0.5, "top_p": 0.9},
+        ),
+        ({"max_output_tokens": 7}, {"max_tokens": 7}),
+        ({"top_k": 3, "min_p": 0.1, "seed": 4, "stop": ["a"]}, "same"),
+        ({"stop_scope": "all", "ignore_eos": True, "min_tokens": 2}, "same"),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, {"reasoning_effort": "low"}),
+        ({"chat_template_kwargs": {"a": 1}, "enable_thinking": False}, "same"),
+        ({"tools": [WEATHER]}, {"tools": [chat_tool(WEATHER)]}),
+        ({"tools": [chat_tool(WEATHER)]}, "same"),
+        (
+            {"tools": [WEATHER], "tool_choice": "none"},
+            {"tools": [chat_tool(WEATHER)], "tool_choice": "none"},
+        ),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False},
+            {
+                "tools": [chat_tool(WEATHER)],
+                "tool_choice": "required",
+                "parallel_tool_calls": False,
+            },
+        ),
+        (
+            {"tools": [WEATHER, CLOCK], "tool_choice": {"type": "function", "name": "clock"}},
+            {
+                "tools": [chat_tool(WEATHER), chat_tool(CLOCK)],
+                "tool_choice": {"type": "function", "function": {"name": "clock"}},
+            },
+        ),
+        (
+            {
+                "tools": [WEATHER, CLOCK],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "clock"}],
+                },
+            },
+            {"tools": [chat_tool(CLOCK)], "tool_choice": "required"},
+        ),
+        (
+            {"text": {"format": SCHEMA, "verbosity": "low"}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "Weather", "schema": PARAMETERS},
+                }
+            },
+        ),
+        (
+            {"text": {"format": {"type": "json_object"}}},
+            {"response_format": {"type": "json_object"}},
+        ),
+        ({"text": {"format": {"type": "text"}}}, {}),
+        ({"include": ["message.output_text.logprobs"]}, {"logprobs": True}),
+        ({"top_logprobs": 2}, {"logprobs": True, "top_logprobs": 2}),
+        ({"top_logprobs": 0}, {}),
+        ({"stream": True, "stream_options": {"include_obfuscation": False}}, {"stream": True}),
+        ({"include": ["reasoning.encrypted_content"], "truncation": "auto"}, {}),
+        ({"metadata": {"a": "b"}, "user": "u", "service_tier": "auto", "max_tool_calls": 3}, {}),
+        ({"prompt_cache_key": "k", "safety_identifier": "s", "truncation": "disabled"}, {}),
+    ],
+)
+def test_a_response_is_computed_as_a_chat(fields: dict[str, Any], of_chat: Any) -> None:
+    of_chat = fields if of_chat == "same" else of_chat
+    turns = [{"role": "user", "content": "x"}]
+    chat = plan_chat(read_chat(json.dumps({"messages": turns, **of_chat}).encode()), MODEL)
+    plan = planned(**fields)
+    ours, theirs = submitted(plan), submitted(chat)
+    for name in ("params", "messages", "template", "answer"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert plan.num_logprobs == chat.num_logprobs
+    assert str(plan.id) == f"resp_{ours.stream_id.hex()}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        (
+            {
+                "tools": [CLOCK],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "weather"}],
+                },
+            },
+            "tool_choice.tools",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"metadata": {"a" * 65: ""}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"user": "u" * 513}, "user"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"include": ["message.output_text.logprob"]}, "include"),
+        ({"max_tokens": 7}, "max_tokens"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_log_probabilities_are_bounded() -> None:
+    card = replace(MODEL, max_model_len=2**20)
+    for limit, is_refused in ((2**12, False), (2**13, True), (None, True)):
+        fields = {"input": "x", "top_logprobs": 20, "max_output_tokens": limit}
+        body = read_response_request(json.dumps(fields).encode())
+        if not is_refused:
+            new_response(body, card)
+            continue
+        with pytest.raises(ApiError, match="top_logprobs"):
+            new_response(body, card)
+
+
+def test_unknown_fields_are_ignored_and_named() -> None:
+    ignored = IgnoredFields()
+    body = {
+        "input": [{"role": "user", "content": "x", "colour": 1}],
+        "include": ["message.output_text.logprob"],
+        "max_tokens": 7,
+    }
+    read_response_request(json.dumps(body).encode(), ignored)
+    for name in ("max_tokens", "input.colour", "include.message.output_text.logprob"):
+        assert name in str(ignored)
+
+
+def test_the_response_repeats_the_request() -> None:
+    fields = {
+        "instructions": "Be brief.",
+        "tools": [WEATHER],
+        "tool_choice": {"type": "function", "name": "weather"},
+        "text": {"format": SCHEMA},
+        "metadata": {"a": "b"},
+        "reasoning": {"effort": "low"},
+        "temperature": 0.5,
+        "max_output_tokens": 9,
+        "user": "u",
+        "parallel_tool_calls": False,
+    }
+    body = read_response_request(json.dumps({"input": "x", **fields}).encode())
+    found = json.loads(json_response(200, echo_of(body, MODEL)).body)
+    for name, value in fields.items():
+        if isinstance(value, dict) and name not in ("metadata", "tool_choice"):
+            assert found[name] | value == found[name] or name == "text"
+        else:
+            assert found[name] == value, name
+    assert found["text"]["format"] == SCHEMA
+    Response.model_validate(found)
+
+
+# what agents' libraries send, written down from what they do
+AGENTS: dict[str, dict[str, Any]] = {
+    "openai-agents": {
+        "model": "fake",
+        "instructions": "You look things up.",
+        "input": [
+            {"role": "user", "content": "x"},
+            {
+                "id": "rs_1",
+                "summary": [],
+                "type": "reasoning",
+                "content": [{"text": "hm", "type": "reasoning_text"}],
+                "encrypted_content": None,
+                "status": "completed",
+            },
+            {
+                "arguments": "{}",
+                "call_id": "call_1",
+                "name": "weather",
+                "type": "function_call",
+                "id": "fc_1",
+                "status": "completed",
+            },
+            {"call_id": "call_1", "output": "snow", "type": "function_call_output"},
+        ],
+        "include": [],
+        "tools": [{**WEATHER, "description": "Tells the weather."}],
+        "parallel_tool_calls": True,
+        "stream": True,
+        "store": True,
+        "metadata": {"run": "1"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"verbosity": "low"},
+        "truncation": "auto",
+        "prompt_cache_retention": "24h",
+    },
+    "codex": {
+        "model": "fake",
+        "instructions": "You write code.",
+        "input": [
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Rules."}],
+            },
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Go."}],
+            },
+        ],
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "text": {"verbosity": "medium"},
+    },
+    "ai": {
+        "model": "fake",
+        "input": [
+            {"role": "developer", "content": "Rules."},
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "So"}],
+                "id": "msg_1",
+            },
+            {
+                "type": "function_call",
+                "call_id": "call_1",
+                "name": "weather",
+                "arguments": "{}",
+                "id": "fc_1",
+            },
+            {
+                "type": "function_call_output",
+                "call_id": "call_1",
+                "output": [{"type": "input_text", "text": "snow"}],
+            },
+        ],
+        "temperature": 0,
+        "max_output_tokens": 64,
+        "text": {"format": {**SCHEMA, "description": "A place."}},
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "user": "u",
+    },
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_field_of_an_agents_body_is_unknown(name: str) -> None:
+    body = read_response_request(json.dumps(AGENTS[name]).encode())
+    plan, response = new_response(body, MODEL)
+    assert plan.is_stream == AGENTS[name].get("stream", False)
+    assert response.store == AGENTS[name].get("store", True)
+    turns = submitted(plan).messages
+    assert [turn.tool_call_id for turn in turns if turn.role == "tool"] == ["call_1"] * (
+        name != "codex"
+    )
