@@ -195,7 +195,7 @@ def fields_of(answer: Answer) -> tuple[int, str]:
     """Status and type of an error; asserts that it has Anthropic's shape."""
     assert set(answer.json) == {"type", "error", "request_id"}
     assert answer.json["type"] == "error"
-    assert set(answer.json["error"]) == {"type", "message"}
+    assert set(answer.json["error"]) - {"details"} == {"type", "message"}
     assert answer.json["request_id"] == answer.headers["request-id"]
     return answer.status, answer.json["error"]["type"]
 

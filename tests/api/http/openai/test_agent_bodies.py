@@ -62,7 +62,7 @@ def test_an_agents_calls_and_reasoning_reach_the_template(name: str) -> None:
         assert turn.content == ""
         calls = [(it["id"], it["type"], it["function"]) for it in said["tool_calls"]]
         assert turn.tool_calls == tuple(
-            ToolCall(FunctionCall(function["name"], function["arguments"]), call_id, kind)
+            ChatToolCall(FunctionCall(function["name"], function["arguments"]), call_id, kind)
             for call_id, kind, function in calls
         )
         reasoning = said.get("reasoning_content") or said.get("reasoning")
