@@ -67,6 +67,8 @@ def test_numbers_are_those_of_the_code() -> None:
         (token_constraints.MAX_BAD_WORDS, "and {} `bad_words`"),
         (token_constraints.MAX_BAD_WORD_CHARS, "`bad_words` of at most {} characters"),
         (token_constraints.MAX_BAD_WORD_TOKENS, "characters and {} tokens each"),
+        (sampling_params.MAX_PATTERN_SIZE, "`max_pattern_size` (at most {};"),
+        (sampling_params.MAX_PATTERN_COUNT, "`min_count` (2 to {})"),
         (structured_output.MAX_CHOICES, "array of 1 to {} strings"),
         (structured_output.MAX_SCHEMA_BYTES // 1024, "text of at most {} KiB"),
         (structured_output.MAX_REGEX_BYTES // 1024, "`regex` ({} KiB"),

@@ -20,7 +20,15 @@ import pytest
 import torch
 from msgspec import structs
 from tests.helpers.processes import started
+from tokenizers import Tokenizer
 
+from slipstream.answers.events import (
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from slipstream.answers.tool_calls import call_id
 from slipstream.cli.main import main
 from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.errors import StreamLostError
@@ -30,8 +38,15 @@ from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind
 from slipstream_bench.chaos.chaos_series import ChaosRow, ChaosSeries, row_of
 from slipstream_bench.chaos.chaos_workload import WorkloadShape, make_requests
 from slipstream_bench.chaos.client_process import Follower, ReadSoFar, read_before
-from slipstream_bench.chaos.compare import AssembledStream, ChaosAnswer, assemble, compare
+from slipstream_bench.chaos.compare import (
+    AssembledStream,
+    ChaosAnswer,
+    assemble,
+    compare,
+    message_of,
+)
 from slipstream_bench.chaos.fault_injector import FaultInjector, mounted
+from slipstream_bench.chaos.http_process import HttpReader
 from slipstream_bench.chaos.journal import (
     AskedAgain,
     Failed,
@@ -39,14 +54,22 @@ from slipstream_bench.chaos.journal import (
     ReceivedDelta,
     read_journal,
 )
+from slipstream_bench.chaos.played_formats import (
+    ANY_FORMAT,
+    PLAYED_FORMATS,
+    find_played_format,
+    write_tokenizer,
+)
 from slipstream_bench.chaos.reference_model import TOLERANCE, margins_of
 from slipstream_bench.chaos.schedule import FaultKinds, PlannedFault, Round, make_schedule
+from slipstream_bench.chaos.tool_workload import make_tool_requests
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
 from slipstream_bench.common.report import write_result
+from slipstream_bench.formats.rendering import RENDERINGS
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
+from slipstream_ipc.messages import AnswerEvent, EventKind, Fault, ModelCard, SamplingParams
 from slipstream_worker.streams.registration import register
 
 SHAPE = WorkloadShape(300, 20, 200, 4, vocab_size=4096, has_grammars=True)
@@ -253,12 +276,13 @@ def test_a_record_that_was_cut_short_is_dropped(tmp_path):
 class FakeDelta:
     """As a stream yields it; `stream.position` is behind it."""
 
-    def __init__(self, text, token_ids, finish_reason=None):
+    def __init__(self, text, token_ids, finish_reason=None, events=()):
         self.text = text
         self.token_ids = token_ids
         self.logprobs = None
         self.finish_reason = finish_reason
         self.stop_reason = None
+        self.events = events
 
 
 class FakeStream:
@@ -290,6 +314,167 @@ def test_what_comes_again_is_checked_and_not_written_twice(tmp_path):
     assert (same.lost, same.doubled, same.num_again) == (0, 0, 1)
     other = go_on("other", [((5, 2), FakeDelta("one T", [1, 2]))])
     assert "another one the second time" in other.error
+
+
+# ---- answers with reasoning and tool calls ---------------------------------------------------
+
+
+EVENTS = (
+    AnswerEvent(EventKind.REASONING, "why"),
+    AnswerEvent(EventKind.CALL_BEGINS, "now", 0, "call_1"),
+    AnswerEvent(EventKind.CALL_ARGUMENTS, "{}", 0),
+    AnswerEvent(EventKind.CALL_ENDS, "", 0),
+)
+PLAYED_SHAPE = WorkloadShape(200, 20, 200, 4, vocab_size=0)
+
+
+def of_events(*events, **changes):
+    return structs.replace(ANSWER, events=events, **changes)
+
+
+@pytest.mark.parametrize("name", PLAYED_FORMATS)
+def test_chats_with_tools_are_of_every_kind(name):
+    played = PLAYED_FORMATS[name]
+    requests, lines = make_tool_requests(1, PLAYED_SHAPE, played)
+    assert (requests, lines) == make_tool_requests(1, PLAYED_SHAPE, played)
+    assert requests != make_tool_requests(2, PLAYED_SHAPE, played)[0]
+    assert len(lines) == 1 + len(requests)
+    chats = [one.chat for one in requests if one.chat is not None]
+    assert 0 < len(chats) < len(requests)
+    assert {bool(chat.tools) for chat in chats} == {True, False}
+    forced = {str(chat.tool_choice) for chat in chats if chat.is_forced}
+    assert bool(forced) == played.can_force
+    assert not played.can_force or len(forced) > 2  # functions, and any
+    over_http = [one for one in requests if one.via == "http"]
+    assert {one.is_streamed for one in over_http} == {True, False}
+    assert all(one.is_streamed for one in requests if one.via == "client")
+    for one, line in zip(requests, lines[1:], strict=True):
+        said = one.text or one.messages[-1].content
+        assert said.endswith(line["when"])
+        assert one.params.max_tokens <= 200
+
+
+def test_any_format_is_each_in_turn():
+    found = {find_played_format(ANY_FORMAT, seed) for seed in range(1, 13)}
+    assert found == set(PLAYED_FORMATS.values())
+    assert find_played_format("harmony", 3) == PLAYED_FORMATS["harmony"]
+
+
+@pytest.mark.parametrize("name", PLAYED_FORMATS)
+def test_delimiters_are_tokens_of_the_tokenizer_where_the_format_says_so(name, tmp_path):
+    played = PLAYED_FORMATS[name]
+    write_tokenizer(tmp_path / "it", played)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "it" / "tokenizer.json"))
+    delimiters = RENDERINGS[played.rendering].added_tokens
+    assert {len(tokenizer.encode(each).ids) == 1 for each in delimiters} == {played.has_tokens}
+    ids = tokenizer.get_added_tokens_decoder()
+    assert sorted(ids)[5:] == list(range(4096, tokenizer.get_vocab_size()))
+
+
+def test_events_are_compared_however_they_were_divided():
+    begin, call, arguments, end = EVENTS
+    parts = (
+        structs.replace(PIECES[0], events=(structs.replace(begin, text="w"),)),
+        structs.replace(
+            PIECES[1],
+            events=(structs.replace(begin, text="hy"), call, structs.replace(arguments, text="{")),
+        ),
+        structs.replace(PIECES[2], events=(structs.replace(arguments, text="}"), end)),
+    )
+    streamed = streamed_of(*parts)
+    assert compare(of_events(*EVENTS), streamed).is_identical
+    assert streamed.answer == of_events(*EVENTS)
+    for other in (
+        EVENTS[:-1],
+        (*EVENTS, AnswerEvent(EventKind.CONTENT, " ")),
+        (begin, structs.replace(call, call_id="call_2"), arguments, end),
+        (begin, call, structs.replace(arguments, text="{ }"), end),
+        (call, arguments, end, begin),
+    ):
+        [difference] = compare(of_events(*other), streamed).differences
+        assert difference.startswith("events differ from position")
+
+
+def test_over_http_a_message_and_its_usage_are_compared():
+    begin, call, arguments, _ = EVENTS
+    # the parts of a chunk have no order
+    last = structs.replace(PIECES[2], events=(call, arguments, begin), usage=(7, 3, 1))
+    streamed = streamed_of(*PIECES[:2], last)
+
+    def differences(*events, usage=(7, 3, 1)):
+        return compare(of_events(*events, usage=usage), streamed, is_http=True).differences
+
+    assert differences(*EVENTS) == ()
+    assert differences(*EVENTS[:-1]) == ()  # a chunk does not tell the end of a call
+    assert "usage" in differences(*EVENTS, usage=(7, 3, 2))[0]
+    assert "message" in differences(*EVENTS[1:])[0]
+    assert "message" in differences(begin, structs.replace(call, call_id="x"), arguments)[0]
+
+
+def test_events_that_come_again_are_checked_and_not_written_twice(tmp_path):
+    requests, _ = make_tool_requests(0, PLAYED_SHAPE, PLAYED_FORMATS["hermes"])
+    request = next(one for one in requests if one.chat is not None and one.via == "client")
+    first = [ReasoningDelta("why"), ToolCallStart(0, "call_1", "now"), ToolCallArguments(0, "{")]
+
+    def read(name, again):
+        path = tmp_path / name
+        follower = Follower(request, ReadSoFar(), JournalWriter(path))
+        follower.take(FakeStream(4, 1), FakeDelta("why{", [1], events=first))
+        assert follower.is_asked_again(StreamLostError(Fault("unknown_stream", "gone")))
+        for position, delta in again:
+            follower.take(FakeStream(*position), delta)
+        return assemble(read_journal(path), request.index + 1)[request.index]
+
+    again = [ReasoningDelta("wh")], [ReasoningDelta("y"), *first[1:2], ToolCallArguments(0, "{}")]
+    same = read(
+        "same",
+        [
+            ((2, 0), FakeDelta("wh", [], events=again[0])),
+            ((5, 2), FakeDelta("y{}", [1, 2], "stop", events=[*again[1], ToolCallEnd(0)])),
+        ],
+    )
+    assert same.error is None
+    assert same.answer.events == EVENTS
+    other = read("other", [((5, 2), FakeDelta("why{}", [1, 2], events=[ReasoningDelta("how")]))])
+    assert "the events are others" in other.error
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_an_answer_over_http_is_put_together_with_its_usage(tmp_path, is_streamed):
+    stream_id = bytes(range(16))
+    requests, _ = make_tool_requests(0, PLAYED_SHAPE, PLAYED_FORMATS["hermes"])
+    request = next(
+        one
+        for one in requests
+        if one.chat is not None and one.via == "http" and one.is_streamed == is_streamed
+    )
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+    function = {"name": "now", "arguments": "{}"}
+    call = {"id": call_id(stream_id, 0), "type": "function", "function": function}
+    message = {"content": None, "reasoning_content": "why", "tool_calls": [call]}
+    whole = {"finish_reason": "tool_calls", "message": message}
+    chunks = [{"choices": [whole], "usage": usage}]
+    if is_streamed:
+        deltas = [{"reasoning_content": "w"}, {"reasoning_content": "hy"}]
+        deltas += [{"tool_calls": [{**call, "index": 0}]}]
+        chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
+        chunks += [{"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}]
+        chunks += [{"choices": [], "usage": usage}]
+    path = tmp_path / "journal"
+    reader = HttpReader(request, ReadSoFar(), JournalWriter(path))
+    for number, chunk in enumerate(chunks):
+        assert not reader.is_over
+        data = json.dumps({"id": f"chatcmpl-{stream_id.hex()}", **chunk}).encode()
+        reader.feed(b"id: %d\ndata: %s\n\n" % (number, data) if is_streamed else data)
+    reader.finish()
+    assert reader.is_over
+    streamed = assemble(read_journal(path), request.index + 1)[request.index]
+    assert (streamed.finish_reason, streamed.usage) == ("tool_calls", (7, 3, 1))
+    assert message_of(streamed.events) == ["", "why", " now {}"]
 
 
 # ---- gaps ------------------------------------------------------------------------------------
@@ -517,6 +702,12 @@ def test_a_series_goes_on_where_it_was_ended_and_repeats_what_was_bad(
     assert chaos_series.main([str(file), "--seeds", "2"]) == 0
     assert len(ran) == 3
 
+    ran = sit("abe", {}, num_runs=1)
+    assert chaos_series.main([str(file), "--seeds", "3", "--kinds", "core"]) == 0
+    assert ran == [("core", 3)]
+    with pytest.raises(SystemExit):
+        chaos_series.main([str(file), "--kinds", "core,cat"])
+
 
 @pytest.mark.slow
 def test_a_run_of_a_series_is_one_of_chaos(tmp_path):
@@ -551,6 +742,8 @@ def test_options_that_cannot_be_are_refused(capsys):
         ("--tokens", "9-3"),
         ("--requests", "0"),
         ("--json", "/nowhere/at/all.json"),
+        ("--answers", "morse"),
+        ("--answers", "hermes", "--model", "slipstream-demo"),
     ):
         assert main(["bench", "chaos", *option]) == 2
     assert "worker,core,front,client" in capsys.readouterr().err
@@ -583,6 +776,20 @@ def test_shortages_and_the_prompt_processs_deaths_make_no_difference(tmp_path, c
     assert result["identical"] == result["total"] == 30
     wanted = {"kill prompts", "stop prompts", "limit front", "fill disk"}
     assert set(result["blows"]) == (wanted - {"fill disk"} if result["left_out"] else wanted)
+
+
+@pytest.mark.slow
+def test_deaths_within_thoughts_and_calls_change_no_event(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --requests 30 --rounds 4 --answers hermes --seed 1"
+    code = main(["bench", "chaos", *words.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 30
+    assert 0 < result["forced_calls"] < result["tool_calls"]
+    assert sum(result["interrupted"].values()) > 0
+    assert "deaths within" in shown
 
 
 @pytest.mark.slow

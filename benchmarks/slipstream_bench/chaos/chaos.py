@@ -19,8 +19,21 @@ from slipstream.errors import wrong_option
 from slipstream.stack.log_level import log_level
 from slipstream_bench.chaos.chaos_report import lines_of
 from slipstream_bench.chaos.chaos_run import Options, chaos
+from slipstream_bench.chaos.played_formats import (
+    ANY_FORMAT,
+    PLAYED_FORMATS,
+    find_played_format,
+)
 from slipstream_bench.chaos.schedule import KILLED, LIMITED, FaultKinds, Target
-from slipstream_bench.common.options import Option, OptionType, add, fill_in, integer, number
+from slipstream_bench.common.options import (
+    Option,
+    OptionType,
+    add,
+    fill_in,
+    integer,
+    name_of,
+    number,
+)
 from slipstream_bench.common.report import add_result, check_files, write_result
 
 
@@ -55,6 +68,12 @@ _REQUESTS = (
     Option("concurrency", integer(1), "requests at a time", 64, 24),
     Option("clients", integer(1), "client processes", 4),
     Option("http_workers", integer(1), "HTTP fronts", 1),
+    Option(
+        "answers",
+        name_of((*PLAYED_FORMATS, ANY_FORMAT)),
+        f"play answers with reasoning and tool calls, written in this format ({ANY_FORMAT}: the "
+        "seed chooses), and compare their events; default: the model's own texts",
+    ),
 )
 _FAULTS = (
     Option(
@@ -158,6 +177,11 @@ def _options(arguments: argparse.Namespace) -> Options:
     rounds = arguments.rounds
     if rounds is None:
         rounds = 6 if arguments.quick else max(_ROUNDS, faults.num_rounds)
+    played = None
+    if arguments.answers is not None:
+        if arguments.model is not None:
+            raise wrong_option("answers", arguments.answers, "nothing beside --model")
+        played = find_played_format(arguments.answers, arguments.seed)
     low, high = arguments.tokens or ((50, 400) if arguments.quick else (20, 600))
     return Options(
         model=arguments.model,
@@ -174,6 +198,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         has_spares=not arguments.no_spares,
         is_quick=arguments.quick,
         num_fronts=arguments.http_workers,
+        played=played,
     )
 
 

@@ -7,7 +7,7 @@ proportion to their length.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
@@ -98,6 +98,10 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
     stopped: str | None = None  # why the run was aborted
     left: list[str] = []  # the orphans' command lines
     left_out: list[str] = []  # faults that could not be injected on this machine, and why
+    answers: str = ""  # the format of those that were played
+    tool_calls: int = 0  # whole ones, in the undisturbed answers
+    forced_calls: int = 0
+    interrupted: dict[str, int] = {}  # answers by what a death of the stack's fell into
 
     @property
     def is_good(self) -> bool:
@@ -112,10 +116,9 @@ class ChaosResult(Struct, frozen=True, kw_only=True):
 def lines_of(result: ChaosResult) -> list[str]:
     """The result as lines of text."""
     load = f"{result.total} requests, {result.num_tokens} tokens"
-    faults = ", ".join(f"{name} {number}" for name, number in sorted(result.faults.items()))
     lines = [
         f"{load} in {result.duration_s:.1f} s, seed {result.seed}, {result.model}",
-        f"{sum(result.faults.values())} faults in {result.rounds} rounds: {faults or '-'}",
+        f"{sum(result.faults.values())} faults in {result.rounds} rounds: {_counts(result.faults)}",
         f"{len(result.combinations)} combinations of deaths within a second",
         "",
         f"identical        {result.identical} of {result.total}",
@@ -131,6 +134,12 @@ def lines_of(result: ChaosResult) -> list[str]:
             f"  near ties      {result.near_tie}, of {result.reference.num_tokens} tokens; "
             f"largest margin {result.reference.largest_margin:.2g}"
         )
+    if result.tool_calls:
+        lines += [
+            f"answers          {result.answers}",
+            f"tool calls       {result.tool_calls}, forced {result.forced_calls}",
+            f"deaths within    {_counts(result.interrupted)}",
+        ]
     lines += [
         f"lost, doubled    {result.lost}, {result.doubled} positions",
         f"failed           {result.failed}",
@@ -154,6 +163,10 @@ def lines_of(result: ChaosResult) -> list[str]:
     if result.stopped is not None:
         lines += ["", f"the run was aborted: {result.stopped}"]
     return lines
+
+
+def _counts(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(numbers.items())) or "-"
 
 
 def _gap_rows(result: ChaosResult) -> list[Row]:

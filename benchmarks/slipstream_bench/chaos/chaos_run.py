@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from slipstream.client.async_client import AsyncClient
 from slipstream.demo.gaps import GapSpan
 from slipstream.demo_model import MODEL_PATH
+from slipstream.errors import SlipstreamError
 from slipstream.outputs import RequestOutput
 from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind, summarise_gaps
@@ -28,10 +31,12 @@ from slipstream_bench.chaos.compare import (
     real_verdicts,
 )
 from slipstream_bench.chaos.fault_injector import ChaosFailed, FaultInjector, InjectedFault, mounted
+from slipstream_bench.chaos.played_formats import PlayedFormat, write_tokenizer
 from slipstream_bench.chaos.schedule import FaultKinds, Round, make_schedule
+from slipstream_bench.chaos.tool_workload import make_tool_requests
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
-from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.messages import EventKind, Fault, ModelCard
 from slipstream_ipc.validation.simulated_model import SIMULATED
 
 _UNDISTURBED_AT_ONCE = 128
@@ -46,6 +51,10 @@ _STEP_MS = 25.0  # so 500 requests, 64 at a time, last until 20 rounds are over
 _MOST_STEP_MS = 250.0
 _MARGIN = 1.4  # over the rounds that it takes for every kind of fault to occur once
 _CLIENT_TIMEOUT_S = 120.0
+_PLAYED_TOKENIZER = "tokenizer"
+_PLAYED_ANSWERS = "answers.jsonl"
+_OF_CALLS = dict.fromkeys((EventKind.CALL_BEGINS, EventKind.CALL_ARGUMENTS), "a call")
+_PART_NAMES = {EventKind.CONTENT: "content", EventKind.REASONING: "reasoning", **_OF_CALLS}
 
 
 def undisturbed(stack: Stack, requests: Sequence[ChaosRequest]) -> list[ChaosAnswer]:
@@ -84,9 +93,30 @@ def _answer(done: RequestOutput) -> ChaosAnswer:
     )
 
 
+def _undisturbed_in_clients(
+    stack: Stack, requests: Sequence[ChaosRequest], options: Options, folder: Path
+) -> list[ChaosAnswer]:
+    """As `undisturbed`, by the clients that read under faults. Raises: SlipstreamError."""
+    folder.mkdir()
+    clients = _clients(stack, requests, options, folder)
+    try:
+        FaultInjector(stack, (), set()).run(clients, options.timeout_s)
+    except ChaosFailed as error:
+        raise SlipstreamError(Fault("engine", f"the undisturbed run: {error}")) from None
+    finally:
+        for one in clients:
+            one.end()
+    streams = assemble((record for one in clients for record in one.records()), len(requests))
+    for each in streams:
+        if each.error is not None or each.lost or each.doubled or not each.is_over:
+            why = f"undisturbed, request {each.index} was not answered: {each.error}"
+            raise SlipstreamError(Fault("engine", why))
+    return [each.answer for each in streams]
+
+
 class Options(Struct, frozen=True, kw_only=True):
     """The command line's options. model: None is the simulated model whose tokens depend on all
-    before.
+    before, or, with `played`, one that plays answers.
     """
 
     model: str | None
@@ -103,6 +133,7 @@ class Options(Struct, frozen=True, kw_only=True):
     has_spares: bool
     is_quick: bool
     num_fronts: int = 1
+    played: PlayedFormat | None = None
 
 
 class _FaultRun(Struct):
@@ -123,12 +154,17 @@ def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> 
     """Run all of it. folder: for the journals. Raises: SlipstreamError if no stack starts."""
     is_simulated = options.model is None or options.model.startswith(SIMULATED)
     with process_census.marked() as mark:
+        requests = [] if options.played is None else _write_played(options, options.played, folder)
         on_phase("running the requests undisturbed")
-        with Stack(options.model or _SIMULATED.format(1), **_settings(options, {})) as stack:
+        more = {} if options.played is None else {"http_port": 0}
+        with Stack(_model(options, 1, folder), **_settings(options, more)) as stack:
             with stack.client() as client:
                 card = client.model
-            requests = make_requests(options.seed, _shape(options, card))
-            expected = undisturbed(stack, requests)
+            if options.played is None:
+                requests = make_requests(options.seed, _shape(options, card))
+                expected = undisturbed(stack, requests)
+            else:
+                expected = _undisturbed_in_clients(stack, requests, options, folder / "undisturbed")
         schedule = make_schedule(
             options.seed,
             options.faults,
@@ -155,7 +191,7 @@ def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> 
     return ChaosResult(
         seed=options.seed,
         commit=commit(),
-        model=options.model or _SIMULATED.format(_step_ms(options)),
+        model=_model(options, _step_ms(options), folder),
         identical=sum(one.is_identical for one in verdicts),
         total=len(requests),
         lost=sum(one.lost for one in verdicts),
@@ -188,7 +224,36 @@ def chaos(options: Options, folder: Path, on_phase: Callable[[str], object]) -> 
         stopped=fault_run.stopped,
         left=left,
         left_out=fault_run.left_out,
+        answers=options.played.name if options.played is not None else "",
+        **_num_calls(requests, expected),
+        interrupted=dict(_interrupted(requests, fault_run)),
     )
+
+
+def _num_calls(requests: Sequence[ChaosRequest], expected: Sequence[ChaosAnswer]) -> dict[str, int]:
+    """The calls in the answers to Python clients, which are told their ends."""
+    calls = [sum(each.kind == EventKind.CALL_ENDS for each in answer.events) for answer in expected]
+    forced = [
+        num
+        for request, num in zip(requests, calls, strict=True)
+        if request.chat is not None and request.chat.is_forced
+    ]
+    return {"tool_calls": sum(calls), "forced_calls": sum(forced)}
+
+
+def _interrupted(requests: Sequence[ChaosRequest], fault_run: _FaultRun) -> Counter[str]:
+    """In what part of an answer the faults of the stack's processes found it, for each of both."""
+    found: Counter[str] = Counter()
+    times = [one.at_s for one in fault_run.injector.injected if one.fault.target != "client"]
+    for request, streamed in zip(requests, fault_run.streams, strict=True):
+        if request.chat is None:
+            continue
+        for at in (bisect_right(streamed.times_s, time_s) for time_s in times):
+            kind = streamed.kinds[at - 1] if 0 < at < len(streamed.times_s) else None
+            if kind in _PART_NAMES:
+                is_forced = request.chat.is_forced and kind in _OF_CALLS
+                found["a forced call" if is_forced else _PART_NAMES[kind]] += 1
+    return found
 
 
 def _run_under_faults(
@@ -209,7 +274,7 @@ def _run_under_faults(
     spares = {"worker", "core"} if options.has_spares else set()
     settings |= {f"spare_{name}": name in spares for name in ("worker", "core")}
     settings |= {"max_restarts": 10 + 4 * len(schedule), "hang_timeout_s": options.hang_timeout_s}
-    model = options.model or _SIMULATED.format(_step_ms(options))
+    model = _model(options, _step_ms(options), folder)
     with contextlib.ExitStack() as stack_of:
         volume = None
         left_out = []
@@ -260,7 +325,27 @@ def _step_ms(options: Options) -> float:
 def _settings(options: Options, more: Mapping[str, Any]) -> dict[str, Any]:
     is_simulated = options.model is None or options.model.startswith(SIMULATED)
     # near ties are counted in float32
-    return dict(more) if is_simulated else {"dtype": "float32", **more}
+    dtype = {} if is_simulated else {"dtype": "float32"}
+    return {**dtype, **(options.played.settings if options.played is not None else {}), **more}
+
+
+def _model(options: Options, step_ms: float, folder: Path) -> str:
+    """What the stack serves. folder: with what is played."""
+    if options.played is None:
+        return options.model or _SIMULATED.format(step_ms)
+    tokenizer, answers = folder / _PLAYED_TOKENIZER, folder / _PLAYED_ANSWERS
+    return f"simulated:step_ms={step_ms},prefill_us=20,tokenizer={tokenizer},answers={answers}"
+
+
+def _write_played(options: Options, played: PlayedFormat, folder: Path) -> list[ChaosRequest]:
+    """The requests; their answers and the tokenizer are written into the folder."""
+    shape = WorkloadShape(
+        options.num_requests, options.min_len, options.max_len, options.num_clients, vocab_size=0
+    )
+    requests, lines = make_tool_requests(options.seed, shape, played)
+    (folder / _PLAYED_ANSWERS).write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    write_tokenizer(folder / _PLAYED_TOKENIZER, played)
+    return requests
 
 
 def _shape(options: Options, card: ModelCard) -> WorkloadShape:

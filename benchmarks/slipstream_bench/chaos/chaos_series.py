@@ -31,6 +31,7 @@ KINDS = {
     "hangs": "--kill worker,core --stop worker,core,front,client",
     "prompts": "--kill prompts,worker --stop prompts",
     "shortages": "--kill worker --limit-files worker,core,front --fill-disk",
+    "tools": "--kill worker,core,client,front --answers any",
 }
 
 
@@ -38,7 +39,8 @@ class ChaosRow(Struct, frozen=True, kw_only=True):
     """One run; or several of a kind, added up.
 
     commits: of the code. options: of the runs, besides those of their kind. combinations: the most
-    that one run had. gap_p99_s: the highest of a run. bad: what a run found.
+    that one run had. gap_p99_s: the highest of a run. bad: what a run found. answers: the
+    format of those played. interrupted: the parts of answers that deaths fell into.
     """
 
     kind: str
@@ -58,6 +60,8 @@ class ChaosRow(Struct, frozen=True, kw_only=True):
     gap_p99_s: float | None = None
     seconds: float = 0.0
     bad: tuple[str, ...] = ()
+    answers: str = ""
+    interrupted: dict[str, int] = {}
 
 
 class ChaosSeries(Struct, frozen=True):
@@ -97,6 +101,8 @@ def row_of(kind: str, result: ChaosResult, options: str = "") -> ChaosRow:
         gap_p99_s=result.gap_p99_s,
         seconds=round(result.duration_s, 1),
         bad=() if result.is_good else tuple(_why(result)),
+        answers=result.answers,
+        interrupted=result.interrupted,
     )
 
 
@@ -164,12 +170,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/chaos-seeds", description=__doc__)
     parser.add_argument("file", type=Path, help="the rows, as in benchmarks/results/chaos.json")
     parser.add_argument("--seeds", type=int, default=12, help="of each kind; default: 12")
+    parser.add_argument(
+        "--kinds",
+        type=lambda names: names.split(","),
+        default=list(KINDS),
+        help=f"the kinds of runs, of {','.join(KINDS)}; default: all",
+    )
     given, options = parser.parse_known_args(arguments)
+    if unknown := set(given.kinds) - set(KINDS):
+        parser.error(f"--kinds: unknown {','.join(sorted(unknown))}; known: {','.join(KINDS)}")
     file: Path = given.file
     series = ChaosSeries()
     if file.exists():
         series = msgspec.json.decode(file.read_bytes(), type=ChaosSeries)
-    wanted = [(kind, seed) for seed in range(1, 1 + given.seeds) for kind in KINDS]
+    wanted = [(kind, seed) for seed in range(1, 1 + given.seeds) for kind in given.kinds]
     for kind, seed in wanted:
         if series.has(kind, seed):
             continue

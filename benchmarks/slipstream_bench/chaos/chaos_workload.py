@@ -13,14 +13,20 @@ same requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from msgspec import Struct, structs
 
+from slipstream.answers.options import ToolChoice
 from slipstream.prompts import Prompt
 from slipstream_bench.common.load.datasets import as_words
-from slipstream_ipc.messages import ChatMessage, SamplingParams, StructuredOutputs
+from slipstream_ipc.messages import (
+    ChatMessage,
+    SamplingParams,
+    StopScope,
+    StructuredOutputs,
+)
 
 Via = Literal["client", "http"]
 Picked = TypeVar("Picked")
@@ -62,8 +68,25 @@ class Pause(Struct, frozen=True):
     seconds: float
 
 
+class ChatSettings(Struct, frozen=True):
+    """How the answer of a chat is made and read, by the names of the clients' options."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    tool_choice: ToolChoice | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    stop_scope: StopScope = "content"
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether the answer has to be calls."""
+        return self.tool_choice != "auto"
+
+
 class ChaosRequest(Struct, frozen=True):
-    """One request. Exactly one of text, token_ids and messages is the prompt."""
+    """One request. Exactly one of text, token_ids and messages is the prompt.
+
+    chat: of a request whose answer's events are compared.
+    """
 
     index: int
     stream_id: str
@@ -74,6 +97,8 @@ class ChaosRequest(Struct, frozen=True):
     via: Via = "client"
     client: int = 0  # index of the client process
     pauses: tuple[Pause, ...] = ()
+    chat: ChatSettings | None = None
+    is_streamed: bool = True
 
     @property
     def prompt(self) -> Prompt:
@@ -108,22 +133,19 @@ def make_requests(seed: int, shape: WorkloadShape) -> list[ChaosRequest]:
 def _request(random: np.random.Generator, index: int, shape: WorkloadShape) -> ChaosRequest:
     is_http = random.random() < _HTTP_SHARE
     params = _params(random, shape, is_http=is_http)
-    kind = _pick(random, ("text", "ids", "chat"))
+    kind = pick(random, ("text", "ids", "chat"))
     is_long = random.random() < 0.1
     num = int(random.integers(100, _LONG_PROMPT) if is_long else random.integers(1, 40))
     messages: tuple[ChatMessage, ...] = ()
     text, token_ids = None, ()
     if kind == "text":
-        text = _text(random, num)
+        text = make_text(random, num)
     elif kind == "ids":
         token_ids = tuple(random.integers(_FIRST_ID, _LAST_ID + 1, num).tolist())
     else:
-        turns = ("user", "assistant", "user")[: _pick(random, (1, 3))]
-        messages = tuple(ChatMessage(role, _text(random, 1 + num // 3)) for role in turns)
-    pauses: tuple[Pause, ...] = ()
-    if not is_http and random.random() < _SLOW_SHARE:
-        at = sorted(random.integers(0, max(1, params.max_tokens or 1), 2).tolist())
-        pauses = tuple(Pause(tokens, float(random.uniform(0.2, 3.0))) for tokens in at)
+        turns = ("user", "assistant", "user")[: pick(random, (1, 3))]
+        messages = tuple(ChatMessage(role, make_text(random, 1 + num // 3)) for role in turns)
+    pauses = () if is_http else pauses_of(random, params)
     return ChaosRequest(
         index,
         random.bytes(16).hex(),
@@ -132,29 +154,45 @@ def _request(random: np.random.Generator, index: int, shape: WorkloadShape) -> C
         token_ids,
         messages,
         "http" if is_http else "client",
-        0 if is_http else int(random.integers(shape.num_clients)),
+        client_of(random, shape, is_http=is_http),
         pauses,
     )
+
+
+def pauses_of(random: np.random.Generator, params: SamplingParams) -> tuple[Pause, ...]:
+    """The pauses of a request's reader; most have none."""
+    if random.random() >= _SLOW_SHARE:
+        return ()
+    at = sorted(random.integers(0, max(1, params.max_tokens or 1), 2).tolist())
+    return tuple(Pause(tokens, float(random.uniform(0.2, 3.0))) for tokens in at)
+
+
+def client_of(random: np.random.Generator, shape: WorkloadShape, *, is_http: bool) -> int:
+    """The index of a request's client process."""
+    return 0 if is_http else int(random.integers(shape.num_clients))
+
+
+def stops_of(random: np.random.Generator) -> tuple[str, ...]:
+    """One to three stop strings."""
+    return tuple(random.choice(_STOPS, int(random.integers(1, 4)), replace=False).tolist())
 
 
 def _params(random: np.random.Generator, shape: WorkloadShape, *, is_http: bool) -> SamplingParams:
     is_short = random.random() < 0.1
     most = min(4, shape.max_len) if is_short else shape.max_len
     max_tokens = int(random.integers(1 if is_short else shape.min_len, most + 1))
-    temperature = _pick(random, (0.0, 0.7, 1.0))
+    temperature = pick(random, (0.0, 0.7, 1.0))
     is_cut = random.random() < 0.4
     has_stops, has_ids = random.random() < 0.5, random.random() < 0.2
     is_silent = not has_stops and not is_http and random.random() < 0.05
     last_id = min(_LAST_ID, shape.vocab_size - 1)
     params = SamplingParams(
         temperature=temperature,
-        top_k=_pick(random, (5, 40)) if is_cut else 0,
-        top_p=_pick(random, (1.0, 0.9)) if is_cut else 1.0,
-        min_p=_pick(random, (0.0, 0.02)) if is_cut else 0.0,
+        top_k=pick(random, (5, 40)) if is_cut else 0,
+        top_p=pick(random, (1.0, 0.9)) if is_cut else 1.0,
+        min_p=pick(random, (0.0, 0.02)) if is_cut else 0.0,
         seed=int(random.integers(2**62)) if is_http or random.random() < 0.7 else None,
-        stop=tuple(random.choice(_STOPS, int(random.integers(1, 4)), replace=False).tolist())
-        if has_stops
-        else (),
+        stop=stops_of(random) if has_stops else (),
         stop_token_ids=tuple(random.integers(_FIRST_ID, last_id + 1, 6).tolist())
         if has_ids
         else (),
@@ -162,26 +200,28 @@ def _params(random: np.random.Generator, shape: WorkloadShape, *, is_http: bool)
         ignore_eos=random.random() < 0.5,
         max_tokens=max_tokens,
         min_tokens=int(random.integers(0, max_tokens + 1)) if random.random() < 0.3 else 0,
-        logprobs=_pick(random, (None, None, 0, 5)) if not is_http else None,
+        logprobs=pick(random, (None, None, 0, 5)) if not is_http else None,
         skip_special_tokens=random.random() < 0.8,
         detokenize=not is_silent,
-        stream_interval=_pick(random, (1, 1, 1, 4, 16)),
+        stream_interval=pick(random, (1, 1, 1, 4, 16)),
     )
     if not shape.has_grammars or random.random() >= _GRAMMAR_SHARE:
         return params
     return structs.replace(
         params,
-        structured_outputs=_pick(random, _GRAMMARS),
+        structured_outputs=pick(random, _GRAMMARS),
         stop_token_ids=(_END_ID,),
         ignore_eos=False,
         min_tokens=0,
     )
 
 
-def _pick(random: np.random.Generator, choices: Sequence[Picked]) -> Picked:
+def pick(random: np.random.Generator, choices: Sequence[Picked]) -> Picked:
+    """One of them."""
     return choices[int(random.integers(len(choices)))]
 
 
-def _text(random: np.random.Generator, num_words: int) -> str:
+def make_text(random: np.random.Generator, num_words: int) -> str:
+    """So many words, or some signs more."""
     words = as_words(random.integers(_WORDS, size=num_words).tolist())
-    return f"{words} {_pick(random, _SIGNS)}" if random.random() < 0.3 else words
+    return f"{words} {pick(random, _SIGNS)}" if random.random() < 0.3 else words

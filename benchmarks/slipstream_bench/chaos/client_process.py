@@ -27,8 +27,17 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from slipstream.answers.events import (
+    ContentDelta,
+    Event,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from slipstream.client.async_client import AsyncClient, AsyncStream
 from slipstream.client.client import Client, Stream
+from slipstream.client.options import RequestOptions
 from slipstream.errors import SlipstreamError, StreamLostError, UnknownStreamError
 from slipstream.outputs import Delta
 from slipstream_bench.chaos.chaos_workload import ChaosRequest
@@ -39,7 +48,10 @@ from slipstream_bench.chaos.journal import (
     ReceivedDelta,
     TokenCandidates,
     read_journal,
+    units_of,
 )
+from slipstream_ipc.history.event_log import joined_events
+from slipstream_ipc.messages import AnswerEvent, EventKind
 
 _MOST_AGAIN = 20  # more than this is an endless loop
 _STANDARD_INPUT = 0
@@ -52,6 +64,7 @@ class ReadSoFar(Struct):
     token_ids: tuple[int, ...] = ()
     is_over: bool = False
     event_id: str = ""
+    events: tuple[AnswerEvent, ...] = ()
 
 
 class Follower:
@@ -63,24 +76,21 @@ class Follower:
         self._journal = journal
         self._pauses = [p for p in request.pauses if p.num_tokens >= len(read.token_ids)]
         self._skip_chars = self._skip_tokens = 0  # positions still to come that were read before
+        self._events_again: list[AnswerEvent] = []  # units still to come that were read before
         self._has_prompt = False
         self._num_again = 0
 
     def open(self, client: Client) -> Stream:
         """The stream, opened at the right position."""
         if self._is_whole:
-            return client.stream(
-                self.request.prompt, self.request.params, stream_id=self.request.stream_id
-            )
+            return client.stream(self.request.prompt, self.request.params, **self._options)
         chars, tokens = self._position
         return client.resume(self.request.stream_id, num_chars=chars, num_tokens=tokens)
 
     def open_async(self, client: AsyncClient) -> AsyncStream:
         """The stream, opened at the right position."""
         if self._is_whole:
-            return client.stream(
-                self.request.prompt, self.request.params, stream_id=self.request.stream_id
-            )
+            return client.stream(self.request.prompt, self.request.params, **self._options)
         chars, tokens = self._position
         return client.resume(self.request.stream_id, num_chars=chars, num_tokens=tokens)
 
@@ -95,9 +105,11 @@ class Follower:
         if skip_chars or skip_tokens:
             self._check_again(chars, tokens, delta.text[:skip_chars], token_ids[:skip_tokens])
         text, token_ids = delta.text[skip_chars:], token_ids[skip_tokens:]
+        events = self._new_events(delta) if self.request.chat is not None else ()
         prompt_ids = None if self._has_prompt else stream.prompt_token_ids
         self._has_prompt = True
-        if text or token_ids or delta.finish_reason is not None or prompt_ids is not None:
+        is_end = delta.finish_reason is not None
+        if text or token_ids or events or is_end or prompt_ids is not None:
             piece = ReceivedDelta(
                 self.request.index,
                 time.monotonic(),
@@ -109,10 +121,12 @@ class Follower:
                 delta.finish_reason,
                 delta.stop_reason,
                 None if prompt_ids is None else tuple(prompt_ids),
+                events=events,
             )
             self._journal.write(piece)
         self._read.text += text
         self._read.token_ids += token_ids
+        self._read.events += events
         return self._pause(end.num_tokens)
 
     def is_asked_again(self, error: SlipstreamError) -> bool:
@@ -122,11 +136,23 @@ class Follower:
         if is_lost and self._num_again < _MOST_AGAIN:
             self._num_again += 1
             self._skip_chars, self._skip_tokens = len(self._read.text), len(self._read.token_ids)
+            self._events_again = units_of(self._read.events)
             why = f"{type(error).__name__}: {error}"
             self._journal.write(AskedAgain(self.request.index, now, why, is_afresh=False))
             return True
         self._fail(f"{type(error).__name__}: {error}")
         return False
+
+    @property
+    def _options(self) -> RequestOptions:
+        options: RequestOptions = {"stream_id": self.request.stream_id}
+        chat = self.request.chat
+        if chat is not None:
+            options["tools"] = chat.tools
+            options["tool_choice"] = chat.tool_choice
+            options["parallel_tool_calls"] = chat.parallel_tool_calls
+            options["stop_scope"] = chat.stop_scope
+        return options
 
     @property
     def _is_whole(self) -> bool:
@@ -143,6 +169,18 @@ class Follower:
             self._fail(f"the text from {chars} on is another one the second time")
         if read.token_ids[tokens : tokens + len(token_ids)] != token_ids:
             self._fail(f"the tokens from {tokens} on are others the second time")
+
+    def _new_events(self, delta: Delta) -> tuple[AnswerEvent, ...]:
+        """A delta's events without those that were read before."""
+        events = tuple(map(_answer_event, delta.events))
+        if not self._events_again:
+            return events
+        units = units_of(events)
+        num_again = min(len(units), len(self._events_again))
+        if units[:num_again] != self._events_again[:num_again]:
+            self._fail("the events are others the second time")
+        del self._events_again[:num_again]
+        return joined_events(units[num_again:])
 
     def _fail(self, why: str) -> None:
         self._journal.write(Failed(self.request.index, time.monotonic(), why))
@@ -166,9 +204,10 @@ def read_before(journals: Iterable[str | Path]) -> dict[int, ReadSoFar]:
                     read.token_ids += record.token_ids
                     read.is_over = record.finish_reason is not None
                     read.event_id = record.event_id
+                    read.events += record.events
                 case AskedAgain():
                     if record.is_afresh:
-                        read.text, read.token_ids, read.event_id = "", (), ""
+                        read.text, read.token_ids, read.event_id, read.events = "", (), "", ()
                 case Failed():
                     read.is_over = True
     return found
@@ -181,6 +220,20 @@ def _candidates(delta: Delta) -> tuple[TokenCandidates, ...] | None:
         tuple((each.token_id, each.logprob, each.rank) for each in token.values())
         for token in delta.logprobs
     )
+
+
+def _answer_event(event: Event) -> AnswerEvent:
+    match event:
+        case ContentDelta(text):
+            return AnswerEvent(EventKind.CONTENT, text)
+        case ReasoningDelta(text):
+            return AnswerEvent(EventKind.REASONING, text)
+        case ToolCallStart(index, call_id, name):
+            return AnswerEvent(EventKind.CALL_BEGINS, name, index, call_id)
+        case ToolCallArguments(index, text):
+            return AnswerEvent(EventKind.CALL_ARGUMENTS, text, index)
+        case ToolCallEnd(index):
+            return AnswerEvent(EventKind.CALL_ENDS, "", index)
 
 
 class ClientConfig(Struct, frozen=True):

@@ -2,8 +2,8 @@
 
 - Pieces carry their positions. Positions between two pieces are lost, positions in two of them are
   doubled, for tokens and characters alike; neither is repaired here.
-- An answer is identical if text, token ids, all logprobs, prompt ids and the reason of its end are
-  equal. Over HTTP only text and reason can be compared.
+- An answer is identical if text, token ids, all logprobs, prompt ids, the reason of its end and its
+  events are equal. Over HTTP the text, the message and its usage, and the reason can be compared.
 - Positions missing at an answer's end are lost, too, even if its reader got an error.
 - A simulated model computes integers, so everything must be identical. Every token of a real model
   must be the reference model's, or within its tolerance: a stream that diverges from the
@@ -33,7 +33,8 @@ from slipstream_bench.chaos.reference_model import (
     ReferenceSummary,
     summarise,
 )
-from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.history.event_log import joined_events
+from slipstream_ipc.messages import AnswerEvent, EventKind, ModelCard
 
 _SHOWN = 40  # characters shown of a difference
 _LOGPROB_TOLERANCE = 1e-3
@@ -48,6 +49,8 @@ class ChaosAnswer(Struct, frozen=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_ids: tuple[int, ...] | None = None
+    events: tuple[AnswerEvent, ...] = ()
+    usage: tuple[int, int, int] | None = None
 
 
 class AssembledStream(Struct):
@@ -68,7 +71,10 @@ class AssembledStream(Struct):
     num_afresh: int = 0  # of those, read from the beginning
     error: str | None = None
     times_s: list[float] = field(default_factory=list)
+    kinds: list[EventKind | None] = field(default_factory=list)  # the last event's, at each time
     problems: list[str] = field(default_factory=list)
+    events: list[AnswerEvent] = field(default_factory=list)
+    usage: tuple[int, int, int] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -84,7 +90,7 @@ class AssembledStream(Struct):
                 self.num_again += 1
                 if record.is_afresh:
                     self.num_afresh += 1
-                    self.text, self.token_ids, self.logprobs = "", [], None
+                    self.text, self.token_ids, self.logprobs, self.events = "", [], None, []
                     self.num_chars = self.num_tokens = 0
             case Failed():
                 self.error = record.error
@@ -109,7 +115,24 @@ class AssembledStream(Struct):
                 self.problems.append("the prompt's ids have changed")
             self.prompt_ids = piece.prompt_ids
         self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        self.events += piece.events
+        self.usage = piece.usage
         self.times_s.append(piece.time_s)
+        self.kinds.append(self.events[-1].kind if self.events else None)
+
+    @property
+    def answer(self) -> ChaosAnswer:
+        """Everything that was received."""
+        return ChaosAnswer(
+            self.text,
+            tuple(self.token_ids),
+            tuple(self.logprobs) if self.logprobs else None,
+            self.finish_reason,
+            self.stop_reason,
+            self.prompt_ids,
+            joined_events(self.events),
+            self.usage,
+        )
 
 
 class Verdict(Struct, frozen=True):
@@ -155,7 +178,11 @@ def compare(
     lost = streamed.lost + max(0, len(expected.text) - streamed.num_chars)
     differences += _difference("text", expected.text, streamed.text)
     differences += _difference("finish_reason", expected.finish_reason, streamed.finish_reason)
-    if not is_http:
+    if is_http:
+        messages = (message_of(expected.events), message_of(streamed.events))
+        differences += _difference("message", *map(str, messages))
+        differences += _difference("usage", expected.usage, streamed.usage)
+    else:
         ids = expected.token_ids or ()
         lost += max(0, len(ids) - streamed.num_tokens)
         differences += _difference("token_ids", ids, tuple(streamed.token_ids))
@@ -164,7 +191,35 @@ def compare(
             differences += _difference("logprobs", expected.logprobs or None, logprobs)
         differences += _difference("stop_reason", expected.stop_reason, streamed.stop_reason)
         differences += _difference("prompt_ids", expected.prompt_ids, streamed.prompt_ids)
+        differences += _difference("events", *map(shown, (expected.events, streamed.events)))
     return Verdict(streamed.index, tuple(differences), lost, streamed.doubled)
+
+
+def message_of(events: Iterable[AnswerEvent]) -> list[str]:
+    """The parts of a message, by which it is compared over HTTP: a chunk does not say which of its
+    parts came first.
+    """
+    content = reasoning = ""
+    calls: list[str] = []
+    for event in events:
+        match event.kind:
+            case EventKind.CONTENT:
+                content += event.text
+            case EventKind.REASONING:
+                reasoning += event.text
+            case EventKind.CALL_BEGINS:
+                calls.append(f"{event.call_id} {event.text} ")
+            case EventKind.CALL_ARGUMENTS:
+                calls[event.call] += event.text
+    return [content, reasoning, *calls]
+
+
+def shown(events: Iterable[AnswerEvent]) -> str:
+    """All that the events say, as text."""
+    return "; ".join(
+        f"{event.kind.name.lower()} {event.call} {event.call_id!r} {event.text!r}"
+        for event in joined_events(events)
+    )
 
 
 def _are_close(

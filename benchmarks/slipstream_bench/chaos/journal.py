@@ -11,11 +11,13 @@ continues.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
+
+from slipstream_ipc.messages import TEXT_KINDS, AnswerEvent
 
 TokenCandidates = tuple[tuple[int, float, int], ...]  # (id, logprob, rank); the sampled token first
 
@@ -26,7 +28,9 @@ class ReceivedDelta(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """A part of a stream, as its reader received it.
 
     num_chars, num_tokens: where it begins. prompt_ids: on the first piece of a stream in each life.
-    event_id: the id of its event over HTTP.
+    event_id: the id of its event over HTTP. events: of an answer in parts; a call over HTTP has an
+    id only if it is no hash of the stream's. usage: over HTTP with the end: tokens of prompt,
+    answer and reasoning.
     """
 
     index: int
@@ -40,6 +44,8 @@ class ReceivedDelta(Struct, frozen=True, array_like=True, tag=True, gc=False):
     stop_reason: int | str | None = None
     prompt_ids: tuple[int, ...] | None = None
     event_id: str = ""
+    events: tuple[AnswerEvent, ...] = ()
+    usage: tuple[int, int, int] | None = None
 
 
 class AskedAgain(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -93,3 +99,16 @@ def read_journal(path: str | Path) -> Iterator[Record]:
             return
         yield _decode(content[first:end])
         begin = end
+
+
+def units_of(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
+    """The events with a character in each text: the same ones however an answer was divided."""
+    return [
+        unit
+        for event in events
+        for unit in (
+            [structs.replace(event, text=char) for char in event.text]
+            if event.kind in TEXT_KINDS
+            else [event]
+        )
+    ]

@@ -11,16 +11,18 @@ programs.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import selectors
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -38,6 +40,8 @@ _NOTE = "The model is simulated: steps take their time, nothing is computed."
 _BUSY_SHARE = 0.25  # load average per core above which timings suffer
 _START_S = 120.0
 _END_S = 5.0
+
+Result = TypeVar("Result")
 
 
 def simulation_note() -> str:
@@ -132,6 +136,45 @@ def assembled(device: ServedDevice, programs: Sequence[Program]) -> Iterator[Run
         specs = [program.spec(parts) for program in programs]
         with _children(specs) as pids:
             yield RunningStack(config.address, pids)
+
+
+async def while_all_run(stack: RunningStack, work: Awaitable[Result]) -> Result:
+    """The work's result. Nothing replaces a process of an assembled stack: the work would wait.
+
+    Raises: EngineError, with its name, when a process ends.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[str] = loop.create_future()
+    fds: list[int] = []
+
+    def end(name: str, fd: int) -> None:
+        loop.remove_reader(fd)
+        if not ended.done():
+            ended.set_result(f"{name} {_how(fd)} while it was measured")
+
+    task = asyncio.ensure_future(work)
+    try:
+        for name, pid in stack.pids.items():
+            fds.append(os.pidfd_open(pid))
+            loop.add_reader(fds[-1], end, name, fds[-1])
+        await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise cannot_measure(ended.result())
+        return task.result()
+    finally:
+        for fd in fds:
+            loop.remove_reader(fd)
+            os.close(fd)
+        task.cancel()
+
+
+def _how(pid_fd: int) -> str:
+    """How a child of ours ended, which is left to be reaped."""
+    found = os.waitid(os.P_PIDFD, pid_fd, os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    if found.si_code == os.CLD_EXITED:
+        return f"exited with code {found.si_status}"
+    return f"was ended by {signal.Signals(found.si_status).name}"
 
 
 @contextmanager

@@ -54,6 +54,7 @@ from slipstream_bench.common.simulated_stack import (
     Simulated,
     assembled,
     simulation_note,
+    while_all_run,
 )
 from slipstream_bench.protocol.cumulative import SentSteps
 
@@ -146,7 +147,10 @@ def measure_transport(transport: str, load: ProtocolLoad, device: ServedDevice) 
         if transport == "cumulative":
             worker = Program("worker", "slipstream_bench.protocol.worker_process", ("worker",))
         with assembled(device, [core, worker]) as stack:
-            measured = {name: uvloop.run(_measure(stack, load, k)) for name, k in _LOGPROBS.items()}
+            measured = {
+                name: uvloop.run(while_all_run(stack, _measure(stack, load, k)))
+                for name, k in _LOGPROBS.items()
+            }
         sent = msgspec.json.decode(path.read_bytes(), type=SentSteps)
     return [
         _row(transport, name, load, timelines, samples, sent)

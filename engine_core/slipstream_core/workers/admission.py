@@ -187,7 +187,7 @@ def new_request(stream: CoreStream) -> NewRequest:
         logprob_token_ids=params.logprob_token_ids or (),
         min_tokens=params.min_tokens,
         stop_token_ids=admit.stop_token_ids,
-        worker_ends=bool(admit.stop_token_ids or params.stop),
+        worker_ends=bool(admit.stop_token_ids or params.stop or params.repetition_detection),
         is_suspect=admit.strikes >= _STRIKES_TO_SUSPECT,
         cache_salt=admit.cache_salt,
         use_prefix_cache=not wants_prompt(admit),

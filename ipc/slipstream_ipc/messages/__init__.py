@@ -110,6 +110,8 @@ from slipstream_ipc.messages.request import (
     ChatMessage,
     ChatToolCall,
     FunctionCall,
+    RepetitionDetection,
+    RepetitionOptions,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
@@ -117,6 +119,7 @@ from slipstream_ipc.messages.request import (
     TemplateOptions,
 )
 from slipstream_ipc.messages.shared import (
+    REPETITION_DETECTED,
     End,
     Fault,
     Frame,
@@ -149,6 +152,7 @@ __all__ = [
     "MAX_TOOL_CALLS",
     "MAX_TRACE_STATE_CHARS",
     "PROTOCOL_VERSION",
+    "REPETITION_DETECTED",
     "TEXT_KINDS",
     "Abort",
     "Accepted",
@@ -207,6 +211,8 @@ __all__ = [
     "Rejected",
     "Render",
     "Rendered",
+    "RepetitionDetection",
+    "RepetitionOptions",
     "Report",
     "RequestTrace",
     "Resume",

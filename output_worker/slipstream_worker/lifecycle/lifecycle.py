@@ -351,7 +351,7 @@ class StreamLifecycle:
         assert stream.output is not None
         end = stream.output.end
         assert end is not None
-        if end.reason in ("stop", "length"):
+        if end.reason in ("stop", "length", "repetition"):
             if stream.core_row is not None:
                 self._core.ended(stream.core_row, end.num_tokens)
         else:

@@ -42,6 +42,7 @@ from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.formats.call_grammar import shown_choice
 from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.answer_reading import open_reader
+from slipstream_worker.output.repetition import detector_of
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
@@ -266,6 +267,7 @@ def open_output(
             max_tokens=admit.max_tokens,
             include_stop=params.include_stop_str_in_output,
             unit_tokens=_unit_tokens(params),
+            repetition=detector_of(params.repetition_detection, params.min_tokens),
         )
     else:
         reader, delimiter_ids = open_reader(
@@ -283,6 +285,7 @@ def open_output(
             max_tokens=admit.max_tokens,
             include_stop=params.include_stop_str_in_output,
             unit_tokens=_unit_tokens(params),
+            repetition=detector_of(params.repetition_detection, params.min_tokens),
         )
     output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
     return output

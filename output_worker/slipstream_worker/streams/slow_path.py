@@ -52,7 +52,7 @@ def _push(
     columns: StreamColumns, stream: WorkerStream, output: StreamOutput, token_ids: Sequence[int]
 ) -> bool:
     """Pass the next tokens through an output of the stream; returns whether they end it."""
-    worker_row, fast = stream.worker_row, columns.fast
+    worker_row, fast, repetition = stream.worker_row, columns.fast, output.repetition
     first, most_tokens = columns.cells.firsts[worker_row], columns.cells.max_tokens[worker_row]
     at, num = 0, len(token_ids)
     while at < num:
@@ -63,6 +63,9 @@ def _push(
             num_left = most_tokens - output.num_tokens - 1  # before the length limit
             stop = min(num, begin + num_left)
             while at < stop and columns.is_plain_for(fast, worker_row, token_ids[at]):
+                num_tokens = output.num_tokens + at - begin + 1
+                if repetition is not None and repetition.ends_with(num_tokens, token_ids[at]):
+                    break
                 at += 1
             if at > begin:
                 output.append_whole([fast.texts[first + id_] for id_ in token_ids[begin:at]])

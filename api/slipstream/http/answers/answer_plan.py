@@ -106,6 +106,7 @@ class AnswerPlan:
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
     has_all_logprobs: bool = False  # also of tokens that are not content
     is_background: bool = False  # its stream goes on without a reader
+    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
 
     @property
     def has_logprobs(self) -> bool:

@@ -32,7 +32,7 @@ _ANSWER = re.compile(
     r"(?:(cmpl|chatcmpl|gen)-|(msg|resp)_)([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?"
 )
 _NUMBER = r"(0|[1-9]\d{0,9})"
-_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6})(a)?)?(?:(u)(c)?(U)?)?")
+_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6})(a)?)?(?:(u)(c)?(U)?)?(s)?")
 _OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
 _CURSOR = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(t)?(e)?")
 _BLOCK_CURSOR = re.compile(rf"n{_NUMBER}\.{_NUMBER}\.{_NUMBER}")
@@ -109,6 +109,7 @@ class EventId:
     is_usage_sent: bool = False
     request: int | None = None
     has_all_logprobs: bool = False  # also of tokens that are not content
+    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
 
 
 class EventIdWriter:
@@ -167,8 +168,9 @@ class EventIdWriter:
         logprobs = "" if its.num_logprobs is None else f"l{its.num_logprobs}"
         logprobs += "a" * (its.has_all_logprobs and its.num_logprobs is not None)
         usage = "u" * its.with_usage + "c" * its.with_usage_so_far + "U" * its.is_usage_sent
+        finish = "s" * (not its.names_calls)
         request = "" if its.request is None else f"{its.request}"
-        return f"id: {its.answer}/{its.created}{logprobs}{usage}/{request}/".encode()
+        return f"id: {its.answer}/{its.created}{logprobs}{usage}{finish}/{request}/".encode()
 
 
 def parse_answer_id(text: str, field: str = "id") -> AnswerId:
@@ -199,7 +201,7 @@ def parse_event_id(text: str) -> EventId:
         raise _wrong(text)
     if parts[2] and not _REQUEST.fullmatch(parts[2]):
         raise _wrong(text)
-    created, num_logprobs, all_logprobs, usage, usage_so_far, usage_sent = options.groups()
+    created, num_logprobs, all_logprobs, usage, usage_so_far, usage_sent, finish = options.groups()
     return EventId(
         answer,
         int(created),
@@ -210,6 +212,7 @@ def parse_event_id(text: str) -> EventId:
         is_usage_sent=usage_sent is not None,
         request=int(parts[2]) if parts[2] else None,
         has_all_logprobs=all_logprobs is not None,
+        names_calls=finish is None,
     )
 
 

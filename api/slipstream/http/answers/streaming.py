@@ -240,7 +240,9 @@ class StreamedChoice:
             if portion.parts is not None:  # a call in the last chunk is not noticed by all clients
                 self._write(portion, None)
                 portion = _Portion()
-            self._write(portion, finish_reason(end, has_called=self._has_called))
+            names_calls = self._live.plan.names_calls
+            reason = finish_reason(end, has_called=self._has_called, names_calls=names_calls)
+            self._write(portion, reason)
         if not self._live.num_unwritten:
             self._finish()
 

@@ -43,6 +43,7 @@ from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 from slipstream.parallel_sampling import params_of_answers
 from slipstream_ipc.messages import AnswerOptions, ChatMessage, ModelCard, TemplateOptions
+from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 
 _TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
@@ -58,11 +59,17 @@ def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatReque
 
 
 def plan_chat(
-    body: ChatRequest, model: ModelCard, *, kind: str = "chatcmpl", shape: BlockShape | None = None
+    body: ChatRequest,
+    model: ModelCard,
+    *,
+    kind: str = "chatcmpl",
+    shape: BlockShape | None = None,
+    strict_finish: bool = False,
 ) -> AnswerPlan:
     """The streams of a new chat completion, or of another endpoint's answer to the same body.
 
-    kind: see `AnswerId`. shape: if the answer is printed by blocks.
+    kind: see `AnswerId`. shape: if the answer is printed by blocks. strict_finish: a call of a
+    named function has OpenAI's finish reason, `stop`.
 
     Raises: ApiError, BadRequestError.
     """
@@ -97,7 +104,12 @@ def plan_chat(
         template=template,
         answer=answer,
     )
-    return replace(plan, has_all_logprobs=body.logprobs_scope == "all")
+    is_named = answer is not None and answer.tool_choice.startswith(FUNCTION_CHOICE)
+    return replace(
+        plan,
+        has_all_logprobs=body.logprobs_scope == "all",
+        names_calls=not (strict_finish and is_named),
+    )
 
 
 class ChatShape:

@@ -62,6 +62,8 @@ class NativeTarget:
                     timeline.ended_s = time.perf_counter()
         except TimeoutError:
             timeline.failure = "timeout"
+            seconds = self._request_options.timeout_s
+            self.problems.setdefault("timeout", f"no end in {seconds:g} s")
         except ConnectionLostError as error:
             timeline.failure = "disconnected"
             self.problems.setdefault("disconnected", str(error))

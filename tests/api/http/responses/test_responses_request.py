@@ -168,6 +168,13 @@ def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param:
     assert refused(**fields).param == param
 
 
+@pytest.mark.parametrize("program", ["openai_responses", "openai_agents_responses"])
+def test_no_field_of_an_agents_body_is_unknown(program: str) -> None:
+    for body in recorded_bodies(program):
+        read = read_response_request(json.dumps(body).encode())
+        assert len(chat_of(read, read.input).messages) == len(body["input"])
+
+
 def test_unknown_fields_are_ignored_and_named() -> None:
     ignored = IgnoredFields()
     body = {
