@@ -15,7 +15,9 @@ _GENERATED_ID = re.compile(r"\b(call|fc|msg|resp|rs|toolu)_[0-9a-f]{24,}\b")
 
 def as_lines(bodies: Iterable[Any]) -> str:
     """JSON lines of bodies: generated ids numbered as they come, long texts cut."""
-    text = "".join(json.dumps(_short(body), ensure_ascii=False, sort_keys=True) + "\n" for body in bodies)
+    text = "".join(
+        json.dumps(_short(body), ensure_ascii=False, sort_keys=True) + "\n" for body in bodies
+    )
     numbers: dict[str, int] = {}
     return _GENERATED_ID.sub(lambda it: f"{it[1]}_{numbers.setdefault(it[0], len(numbers))}", text)
 

@@ -174,8 +174,10 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
         case ApiError():
             return error
         case BadRequestError(field=field):
-            name = param_names.get(field, field) if field is not None else None
-            return bad_field(name, str(error))
+            name, message = param_names.get(field or "", field), str(error)
+            if field and name and message.startswith(field):
+                message = name + message.removeprefix(field)
+            return bad_field(name, message)
         case ConflictError():
             return ApiError(409, str(error))
         case SupersededError():

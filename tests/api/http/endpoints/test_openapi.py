@@ -29,6 +29,8 @@ ASKS: dict[str, dict[str, Any]] = {
         "top_logprobs": 1,
         "logit_bias": {"7": 1},
     },
+    "/v1/messages": {"model": "MODEL", "messages": TURNS, "max_tokens": 3, "top_k": 2},
+    "/v1/messages/count_tokens": {"model": "MODEL", "messages": TURNS},
     "/v1/responses": {"input": TURNS, "max_output_tokens": 3, "metadata": {"a": "b"}},
     "/generate": {
         "text": "a",
