@@ -171,7 +171,7 @@ def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param:
 
 
 @pytest.mark.parametrize("program", ["openai_responses", "openai_agents_responses"])
-def test_no_field_of_an_agents_body_is_unknown(program: str) -> None:
+def test_no_field_of_a_recorded_body_is_unknown(program: str) -> None:
     for body in recorded_bodies(program):
         assert len(read_response_request(json.dumps(body).encode()).input) == len(body["input"])
 
