@@ -42,6 +42,7 @@ ALL = {"calls", "text", "reasoning", "finish_reasons", "usage"}
 CLIENTS: dict[str, tuple[str, set[str], set[str]]] = {
     "anthropic_messages": ("current", ALL, set()),
     "langchain_messages": ("current", ALL, set()),
+    "pydantic_ai_messages": ("current", ALL, set()),
     "openai_responses": ("current", ALL, set()),
     "openai_agents_responses": ("current", ALL - {"finish_reasons"}, set()),
     "openai_chat": ("current", ALL, set()),

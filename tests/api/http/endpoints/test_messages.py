@@ -113,6 +113,8 @@ def test_stop_sequences_and_limits(stack: Stack) -> None:
     answer = ask(stack, {**NOTE, "max_tokens": 60}).json
     assert answer["stop_reason"] == "max_tokens"
     assert answer["content"][-1]["input"] == {"day": 1}  # what is whole of it
+    answer = ask(stack, {**snow, "max_tokens": 1_000_000}).json
+    assert answer["stop_reason"] == "end_turn"
 
 
 def read_into_a_call(stack: Stack, raw: Raw, body: dict[str, Any]) -> bytes:
