@@ -175,7 +175,7 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
             return error
         case BadRequestError(field=field):
             name, message = param_names.get(field or "", field), str(error)
-            if field and name and message.startswith(field):
+            if field and name and message.startswith(f"{field}:"):
                 message = name + message.removeprefix(field)
             return bad_field(name, message)
         case ConflictError():

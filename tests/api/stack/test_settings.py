@@ -117,6 +117,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "max_waiting_tokens": 12345,
         "max_logprobs": 13,
         "logprobs_gib": 0.5,
+        "response_store_mib": 1.5,
         "step_timeout_s": 12.5,
         "kv_cache_gib": 0.25,
         "gpu_memory_utilization": 0.5,

@@ -36,6 +36,7 @@ from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 _TOKEN_BYTES = 4
+_MAX_WITHHELD_BYTES = 2**22
 _KINDS = {
     BlockKind.CONTENT: EventKind.CONTENT,
     BlockKind.REASONING: EventKind.REASONING,
@@ -61,6 +62,7 @@ class StreamedBlocks:
         self._checksum = 0  # of them, if events have ids
         self._logged = _logged(live, self._writer.write, lambda: self._writer.open_block)
         self._withheld: list[NumberedEvent] = []  # until the client's tokens are compared
+        self._num_withheld_bytes = 0
         # what continues the open block has neither an id nor a number
         self._is_text_only = self._event_ids is None and not self._printer.has_numbers
         self._grows = False  # `write_delta` may continue the open block
@@ -123,15 +125,22 @@ class StreamedBlocks:
         for delta in deltas:
             self._count(delta)
         events = [event for delta in deltas for event in events_of(delta)]
-        found = self._withheld
-        if events:
-            found = found + self._begin()
+        found = self._begin() if events else []
         if self._logged is not None:
-            found = found + [each for delta in deltas for each in self._logged.take(delta)]
+            found += [each for delta in deltas for each in self._logged.take(delta)]
         elif events:
-            found = found + self._writer.write(events)
-        self._withheld = found if self._is_behind else []
-        return [] if self._is_behind else found
+            found += self._writer.write(events)
+        if not (self._is_behind or self._withheld):
+            return found
+        self._withheld += found
+        self._num_withheld_bytes += sum(len(event.data) for event in found)
+        # what follows the client's number but not its tokens was written with its event: little
+        if self._num_withheld_bytes > _MAX_WITHHELD_BYTES:
+            raise _diverged()
+        if self._is_behind:
+            return []
+        found, self._withheld = self._withheld, []
+        return found
 
     def _begin(self) -> list[NumberedEvent]:
         if self._writer.has_begun:

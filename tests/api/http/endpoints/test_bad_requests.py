@@ -83,7 +83,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/messages", {"stop_sequences": "x"}, "stop_sequences"),
     ("/v1/messages", {"stop_sequences": [""]}, "stop_sequences"),
     ("/v1/messages", {"tools": [TOOL]}, "tools[0].name"),
-    ("/v1/messages", {"tools": [{"name": "", "input_schema": {}}]}, "tools"),
     ("/v1/messages", {"tool_choice": {"type": "x"}}, "tool_choice.type"),
     ("/v1/messages", {"thinking": {"type": "x"}}, "thinking.type"),
     ("/v1/messages/count_tokens", {"messages": []}, "messages"),
