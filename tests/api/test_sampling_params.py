@@ -34,6 +34,7 @@ OTHERS: list[tuple[str, Any]] = [
     ("logprobs", -2),
     ("logprob_token_ids", []),
     ("stream_interval", 0),
+    ("thinking_token_budget", -2),
     ("stop", ["a", ""]),
     ("stop_token_ids", [-1]),
     ("logit_bias", {1: math.nan}),

@@ -166,6 +166,7 @@ VLLMS_DEFAULTS: dict[str, Any] = {
     "bad_words": None,  # an empty list there
     "structured_outputs": None,
     "repetition_detection": None,
+    "thinking_token_budget": None,
 }
 
 
@@ -243,6 +244,7 @@ SAMPLES: dict[str, Any] = {
     "prompt_logprobs": 1,
     "structured_outputs": {"regex": "a"},
     "repetition_detection": {"max_pattern_size": 20, "min_count": 4},
+    "thinking_token_budget": 5,
     "response_format": {"type": "json_object"},
     "priority": 1,
     "cache_salt": "x",

@@ -34,6 +34,7 @@ from slipstream_ipc.messages import (
     Goodbye,
     OtherAnswer,
     PromptLogprobs,
+    ReasoningIds,
     Recall,
     Recalled,
     Rejected,
@@ -70,10 +71,16 @@ _TURNS_PER_PIECE = 8  # enough to send a ping, and for a second beat
 class InstantPrompts:
     """In place of the tokenizer process: answers at once, or not at all while `is_held`."""
 
-    def __init__(self, tokenizer: object, answer: AnswerSettings | None = None) -> None:
-        """`answer`: of the prompts whose answers are to be read as events."""
+    def __init__(
+        self,
+        tokenizer: object,
+        answer: AnswerSettings | None = None,
+        reasoning: ReasoningIds | None = None,
+    ) -> None:
+        """`answer`, `reasoning`: of the prompts whose answers are to be read as events."""
         self._tokenizer = tokenizer
         self._answer = answer
+        self._reasoning = reasoning
         self.asked: list[Render] = []
         self._key = 0
         self.is_held = False
@@ -97,6 +104,7 @@ class InstantPrompts:
                 r.key,
                 pack_u32(self._tokenizer.encode(r.text or "").ids),  # type: ignore[attr-defined]
                 answer=None if r.answer is None else self._answer,
+                reasoning=None if r.answer is None else self._reasoning,
             )
             for r in asked
         ]
@@ -350,7 +358,8 @@ class MiniStack:
         self.poller = zmq.Poller()
         self.client_address = f"ipc://{directory}/client"
         self._answer: Any = settings.pop("answer", None)
-        self.prompts = InstantPrompts(tokenizer, self._answer)
+        self._reasoning: Any = settings.pop("reasoning", None)
+        self.prompts = InstantPrompts(tokenizer, self._answer, self._reasoning)
         self.detokenizers = detokenizers
         self.clients: list[RawClient] = []
         self._tokenizer = tokenizer
@@ -413,7 +422,7 @@ class MiniStack:
         """Drop the worker, as kill -9 does."""
         assert self.worker is not None
         self.worker.close()
-        self.prompts = InstantPrompts(self._tokenizer, self._answer)
+        self.prompts = InstantPrompts(self._tokenizer, self._answer, self._reasoning)
         self.worker = None
 
     def client(self, address: str | None = None, access: Access | None = None) -> RawClient:

@@ -9,6 +9,7 @@ import torch
 
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.llguidance_backend import Vocabulary, fill_masks, num_words
+from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_ipc.messages import Admit, ModelCard
 
@@ -24,6 +25,7 @@ class GrammarMasks:
     def allowed(self, admit: Admit, token_ids: Sequence[int]) -> torch.Tensor:
         """The ids allowed in place of each of `token_ids`, bool [N, vocab]."""
         state = self._compiler.start(admit)
+        assert isinstance(state, GrammarMatcher)
         masks = np.zeros((len(token_ids), num_words(self._vocab_size)), np.int32)
         for i, token_id in enumerate(token_ids):
             if state.matcher is not None:

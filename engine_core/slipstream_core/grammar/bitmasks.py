@@ -1,6 +1,7 @@
 """The grammars of running streams by row, and the masks of a step.
 
-- A matcher takes the new tokens of its row's history when a mask is wanted.
+- A matcher takes the new tokens of its row's history when a mask is wanted. In free reasoning it
+  takes none, and fills no mask.
 - An error in one stream does not affect the others: its mask allows everything, and its row is
   reported.
 - The library releases the GIL while it fills masks.
@@ -9,13 +10,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.grammar.llguidance_backend import fill_masks, num_words
-from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, LexerFull
+from slipstream_core.grammar.llguidance_backend import fill_masks, ids_as_mask, num_words
+from slipstream_core.grammar.matcher import CallMatcher, GrammarBroken, GrammarMatcher, LexerFull
+from slipstream_core.reasoning import Allowed, ReasoningState
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
 
@@ -27,26 +31,48 @@ Int32s = npt.NDArray[np.int32]
 _EVERYTHING = -1  # 32 set bits
 
 
+@dataclass(frozen=True, slots=True)
+class _MaskedRow:
+    prompt_len: int
+    matcher: GrammarMatcher | None  # None: there is no grammar
+    reasoning: ReasoningState | None  # None: the grammar applies from the first output on
+
+    @property
+    def grammar_start(self) -> int:
+        """The position in the history at which the grammar began."""
+        start = 0 if self.reasoning is None else self.reasoning.grammar_start
+        assert start is not None
+        return self.prompt_len + start
+
+
 class GrammarBitmasks:
-    """Grammars by row."""
+    """Grammars and reasoning by row. num_filled: masks that grammars have filled."""
 
     def __init__(self, tokens: TokenLog, vocab_size: int) -> None:
         """`tokens` holds the histories; a mask has a bit for each of `vocab_size` ids."""
         self._tokens = tokens
-        self._num_words = num_words(vocab_size)
-        # by row, with the prompt's length
-        self._matchers: dict[int, tuple[GrammarMatcher, int]] = {}
+        self._vocab_size = vocab_size
+        self._rows: dict[int, _MaskedRow] = {}
+        self.num_filled = 0
 
     def __len__(self) -> int:
-        return len(self._matchers)
+        return len(self._rows)
 
-    def add(self, row: int, state: GrammarMatcher, prompt_len: int) -> None:
-        """Add the grammar of a row's stream; `state` may have taken some of its outputs."""
-        self._matchers[row] = state, prompt_len
+    def add(
+        self,
+        row: int,
+        matcher: GrammarMatcher | None,
+        prompt_len: int,
+        reasoning: ReasoningState | None = None,
+    ) -> None:
+        """Add the grammar of a row's stream, which may have taken some of its outputs, or its
+        reasoning, whose state the scheduler advances.
+        """
+        self._rows[row] = _MaskedRow(prompt_len, matcher, reasoning)
 
     def drop(self, row: int) -> None:
         """Drop a row's grammar, if it has one."""
-        self._matchers.pop(row, None)
+        self._rows.pop(row, None)
 
     def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, str]]]:
         """What each of `rows` [G] may sample next, int32 [G, ceil(vocab / 32)].
@@ -54,7 +80,7 @@ class GrammarBitmasks:
         Also returns the rows that cannot go on, with the reason. These, and NO_ROW, whose token
         will be dropped, may sample anything.
         """
-        masks = np.empty((len(rows), self._num_words), np.int32)
+        masks = np.empty((len(rows), num_words(self._vocab_size)), np.int32)
         broken: list[tuple[int, str]] = []
         states: list[tuple[int, int, GrammarMatcher]] = []
         to_fill: list[tuple[Any, int]] = []
@@ -63,6 +89,9 @@ class GrammarBitmasks:
                 masks[i] = _EVERYTHING
                 continue
             try:
+                if (mask := self._mask_of_reasoning(row)) is not None:
+                    masks[i] = mask
+                    continue
                 state = self._brought_up(row)
                 if state.matcher is not None:
                     to_fill.append((state.matcher, i))
@@ -71,6 +100,7 @@ class GrammarBitmasks:
                 broken.append((row, _why(error)))
                 masks[i] = _EVERYTHING
         fill_masks(to_fill, masks)
+        self.num_filled += len(to_fill)
         for i, row, state in states:
             try:
                 self._finish(row, state, masks[i : i + 1])
@@ -79,29 +109,73 @@ class GrammarBitmasks:
                 masks[i] = _EVERYTHING
         return masks, broken
 
+    def _allowed(self, row: int) -> Allowed:
+        held = self._rows[row]
+        if held.reasoning is None:
+            return Allowed.GRAMMAR
+        return held.reasoning.allowed_at(self._tokens.length(row) - held.prompt_len)
+
+    def _mask_of_reasoning(self, row: int) -> Int32s | None:
+        """The mask of a row whose grammar has not begun; None if its grammar decides."""
+        held, allowed = self._rows[row], self._allowed(row)
+        if allowed not in (Allowed.ANY, Allowed.END):
+            return None
+        assert held.reasoning is not None
+        if allowed is Allowed.END:
+            return ids_as_mask((held.reasoning.forced_id,), self._vocab_size)
+        masked: Collection[int] = ()
+        if held.reasoning.masks_ids:
+            masked = held.reasoning.masked_ids if held.matcher is None else held.matcher.end_ids
+        return ~ids_as_mask(masked, self._vocab_size)
+
+    def _calls(self, row: int) -> CallMatcher | None:
+        """The grammar of calls, if the row is in one."""
+        if self._allowed(row) is not Allowed.CALL:
+            return None
+        reasoning = self._rows[row].reasoning
+        assert reasoning is not None
+        assert isinstance(reasoning.calls, CallMatcher)
+        return reasoning.calls
+
     def _brought_up(self, row: int) -> GrammarMatcher:
-        state, prompt_len = self._matchers[row]
-        begin, end = prompt_len + state.num_taken, self._tokens.length(row)
-        if begin < end:
-            try:
-                state.accept_tokens(self._tokens.read(row, begin, end).tolist())
-            except LexerFull:
-                self._renew(row, state)
+        held = self._rows[row]
+        if (calls := self._calls(row)) is not None:
+            return calls.current
+        state = held.matcher
+        assert state is not None
+        if self._allowed(row) is Allowed.GRAMMAR:
+            begin, end = held.grammar_start + state.num_taken, self._tokens.length(row)
+            if begin < end:
+                try:
+                    state.accept_tokens(self._tokens.read(row, begin, end).tolist())
+                except LexerFull:
+                    self._renew(row, state)
         return state
 
     def _finish(self, row: int, state: GrammarMatcher, mask: Int32s) -> None:
         """Finish a filled mask, [1, words]; if the lexer was full, fill it again with another."""
         while True:
             try:
-                return state.finish(mask[0])
+                state.finish(mask[0])
+                break
             except LexerFull:
                 self._renew(row, state)
                 if state.matcher is not None:
                     fill_masks([(state.matcher, 0)], mask)
+        if self._allowed(row) is Allowed.GRAMMAR_OR_REASONING:
+            reasoning = self._rows[row].reasoning
+            assert reasoning is not None
+            mask |= ids_as_mask(reasoning.begin_ids, self._vocab_size)
 
     def _renew(self, row: int, state: GrammarMatcher) -> None:
-        prompt_len = self._matchers[row][1]
-        state.renew(self._tokens.read(row, prompt_len, self._tokens.length(row)).tolist())
+        if (calls := self._calls(row)) is not None:
+            calls.renew()
+            return
+        token_ids: list[int] = []
+        if self._allowed(row) is Allowed.GRAMMAR:
+            begin = self._rows[row].grammar_start
+            token_ids = self._tokens.read(row, begin, self._tokens.length(row)).tolist()
+        state.renew(token_ids)
 
 
 def _why(error: Exception) -> str:

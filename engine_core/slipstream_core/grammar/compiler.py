@@ -30,8 +30,15 @@ from slipstream_core.grammar.llguidance_backend import (
     grammar_key,
     ids_as_mask,
 )
-from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, LexerFull, SharedGrammar
+from slipstream_core.grammar.matcher import (
+    CallMatcher,
+    GrammarBroken,
+    GrammarMatcher,
+    LexerFull,
+    SharedGrammar,
+)
 from slipstream_core.grammar.trial_client import GrammarTrial
+from slipstream_core.reasoning import has_triggers, reasoning_state
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Admit, Fault, StructuredOutputs
 from slipstream_ipc.telemetry.logs import of_requests
@@ -47,10 +54,12 @@ _FIELD = "structured_outputs"
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """The outcome of a job: a matcher that has taken the registration's outputs, or a fault."""
+    """The outcome of a job: a matcher that has taken the registration's outputs, a matcher of calls
+    that has taken none, or a fault.
+    """
 
     admit: Admit
-    state: GrammarMatcher | None
+    state: GrammarMatcher | CallMatcher | None
     fault: Fault | None = None
 
 
@@ -129,8 +138,8 @@ class GrammarCompiler:
             self._done.put(done)
             os.eventfd_write(self._done_fd, 1)
 
-    def start(self, admit: Admit) -> GrammarMatcher:
-        """A matcher that has taken the registration's outputs. Can be called without the thread.
+    def start(self, admit: Admit) -> GrammarMatcher | CallMatcher:
+        """The matcher of `Compiled`. Can be called without the thread.
 
         Raises GrammarError, GrammarBroken.
         """
@@ -143,12 +152,19 @@ class GrammarCompiler:
                 raise GrammarError(f"{_FIELD}: not supported for this model: {error}") from error
             self._trial = GrammarTrial(self._vocabulary)
         grammar = self._compiled(self._vocabulary, outputs)
+        if has_triggers(admit):
+            nothing = ids_as_mask((), self._vocabulary.vocab_size)
+            ends = self._vocabulary.ends
+            return CallMatcher(lambda: GrammarMatcher(grammar, frozenset(), nothing, ends))
         # a request that ignores the model's end tokens may end with its own stop tokens
         end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
         end_ids = end_ids or frozenset(admit.stop_token_ids)
         end_mask = ids_as_mask(end_ids, self._vocabulary.vocab_size)
         state = GrammarMatcher(grammar, end_ids, end_mask, self._vocabulary.ends)
-        token_ids = u32(admit.output_ids).tolist()
+        token_ids, reasoning = u32(admit.output_ids).tolist(), reasoning_state(admit)
+        if reasoning is not None:
+            start = reasoning.grammar_start
+            token_ids = [] if start is None else token_ids[start:]
         try:
             state.accept_tokens(token_ids)
         except LexerFull:
@@ -185,7 +201,9 @@ def _refused(admit: Admit, error: GrammarError) -> Fault:
     """The fault of a request whose grammar does not compile; that of a forced call is made of the
     request's tools.
     """
-    if admit.answer is not None and admit.answer.options.forces_calls:
+    forces_calls = admit.answer is not None and admit.answer.options.forces_calls
+    if forces_calls or has_triggers(admit):
         why = str(error).removeprefix(f"{_FIELD}.grammar: ").removeprefix(f"{_FIELD}: ")
-        return Fault("bad_request", f"tools: a call of them cannot be forced: {why}", "tools")
+        what = "a call of them cannot be forced" if forces_calls else "calls cannot be kept to them"
+        return Fault("bad_request", f"tools: {what}: {why}", "tools")
     return Fault("bad_request", str(error), _FIELD)

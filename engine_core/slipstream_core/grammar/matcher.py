@@ -64,7 +64,6 @@ class GrammarMatcher:
     """The position of a stream in its grammar; at first the start."""
 
     __slots__ = (
-        "_end_ids",
         "_end_mask",
         "_generation",
         "_grammar",
@@ -72,6 +71,7 @@ class GrammarMatcher:
         "_is_over",
         "_matcher",
         "_num_renewed",
+        "end_ids",
         "num_taken",
     )
 
@@ -84,7 +84,7 @@ class GrammarMatcher:
         self._grammar = grammar
         self._matcher, self._generation = grammar.start()
         self._num_renewed = 0
-        self._end_ids = end_ids
+        self.end_ids = end_ids  # that end the answer
         self._end_mask = end_mask
         self._grammars_own = ~ends
         self._is_over = False
@@ -95,7 +95,7 @@ class GrammarMatcher:
         for token_id in token_ids:
             if self._is_over:
                 break
-            if token_id in self._end_ids:
+            if token_id in self.end_ids:
                 self._is_over = True
             elif not self._matcher.consume_token(token_id):
                 raise self._broken(f"does not allow output token {self.num_taken} of the stream")
@@ -126,6 +126,11 @@ class GrammarMatcher:
         return kind(brief(f"the grammar became too complex: {why}"))
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the grammar may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
     def matcher(self) -> Any | None:
         """The matcher that fills the next mask; None where only an end may follow."""
         return None if self._is_over else self._matcher
@@ -145,3 +150,47 @@ class GrammarMatcher:
             mask |= self._end_mask
         if not mask.any():
             raise GrammarBroken("no token of the model's vocabulary continues the grammar")
+
+
+class CallMatcher:
+    """The position of a stream in the call that it writes, each of which is one pass through the
+    grammar. An error of the grammar is kept until `current` is asked for.
+    """
+
+    def __init__(self, start: Callable[[], GrammarMatcher]) -> None:
+        """`start` makes a matcher at the start of the grammar."""
+        self._start = start
+        self._state: GrammarMatcher | None = None
+        self._token_ids: list[int] = []
+        self._error: GrammarBroken | None = None
+
+    @property
+    def current(self) -> GrammarMatcher:
+        """The position in the call. Raises GrammarBroken."""
+        if self._error is not None:
+            raise self._error
+        assert self._state is not None
+        return self._state
+
+    def begin(self, token_id: int) -> bool:
+        """See CallFollower."""
+        self._state, self._token_ids = self._start(), []
+        return self.take(token_id)
+
+    def take(self, token_id: int) -> bool:
+        """See CallFollower."""
+        self._token_ids.append(token_id)
+        try:
+            state = self.current
+            try:
+                state.accept_tokens((token_id,))
+            except LexerFull:
+                state.renew(self._token_ids)
+        except GrammarBroken as error:
+            self._error = error
+            return False
+        return state.is_complete
+
+    def renew(self) -> None:
+        """Go on with a new lexer. Raises GrammarBroken."""
+        self.current.renew(self._token_ids)

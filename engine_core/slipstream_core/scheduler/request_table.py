@@ -14,7 +14,7 @@ the block table of each slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from slipstream_core.kvcache.block_pool import NULL_BLOCK
 from slipstream_core.logprob_budget import step_len
+from slipstream_core.reasoning import NEVER, ReasoningState
 from slipstream_core.scheduler.constraint_columns import ConstraintColumns, TokenConstraints
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.step.plan import ListedLogprobs
@@ -70,6 +71,8 @@ class NewRequest:
     num_prompt_logprobs: int = -1  # as num_logprobs, for the prompt's tokens
     constraints: TokenConstraints | None = None
     has_grammar: bool = False  # the ids allowed next depend on its history
+    reasoning: ReasoningState | None = None  # None: its grammar, if any, applies from the start
+    masked_ids: Collection[int] = ()  # not sampled while `reasoning.masks_ids`
     tenant: bytes = b""  # tenants of equal priority take turns
 
 
@@ -118,7 +121,9 @@ class RequestTable(RowTable):
     seed: Int64s = column(np.int64)
     num_logprobs: Int32s = column(np.int32, -1)
     has_constraints: Bools = column(np.bool_)  # token constraints; in `constraints`
-    has_grammar: Bools = column(np.bool_)
+    # `known` from which on tokens are sampled with masks; see `reasoning_rows`
+    masked_from: Int64s = column(np.int64, NEVER)
+    may_need_mask: Bools = column(np.bool_)  # a grammar, or reasoning that is followed
 
     def __init__(self, rows: int = 64) -> None:
         super().__init__(rows)
@@ -126,7 +131,7 @@ class RequestTable(RowTable):
         self.num_growing = 0  # rows with log-probabilities
         self.tenants: dict[int, bytes] = {}  # by row, of those alive
         self.constraints = ConstraintColumns()
-        self._num_grammars = 0  # rows with a grammar
+        self._num_with_masks = 0  # rows that may need masks
         self._stop_ids: dict[int, Int64s] = {}  # row -> ids, of rows with min_tokens
         self._logprob_ids: dict[int, Int64s] = {}  # row -> ids, of rows with logprob_token_ids
         self._arrivals = 0
@@ -172,8 +177,9 @@ class RequestTable(RowTable):
         self.has_constraints[row] = request.constraints is not None
         if request.constraints is not None:
             self.constraints.add(row, request.constraints)
-        self.has_grammar[row] = request.has_grammar
-        self._num_grammars += request.has_grammar
+        self.may_need_mask[row] = request.has_grammar or request.reasoning is not None
+        self._num_with_masks += bool(self.may_need_mask[row])
+        self.masked_from[row] = 0 if request.has_grammar else NEVER
         self._last_sampling = None
         self._last_masks = None
 
@@ -183,9 +189,10 @@ class RequestTable(RowTable):
         if self.num_growing:
             self.num_growing -= int((self.num_logprobs[rows] >= 0).sum())
         self.alive[rows] = self.is_suspect[rows] = False
-        if self._num_grammars:
-            self._num_grammars -= int(self.has_grammar[rows].sum())
-            self.has_grammar[rows] = False
+        if self._num_with_masks:
+            self._num_with_masks -= int(self.may_need_mask[rows].sum())
+            self.may_need_mask[rows] = False
+            self.masked_from[rows] = NEVER
         for row in rows.tolist():
             self.tenants.pop(row, None)
             self._stop_ids.pop(row, None)
@@ -280,11 +287,16 @@ class RequestTable(RowTable):
             last = self._last_masks = masked, masked_rows, coordinates
         return last[2]
 
-    def grammars(self, rows: Int64s) -> Int64s:
-        """The indices of those of `rows` that have a grammar."""
-        if not self._num_grammars:
+    def set_stop_ids(self, row: int, token_ids: Collection[int]) -> None:
+        """These ids must not be sampled while `known` is below the row's `masked_until`."""
+        self._stop_ids[row] = np.array(sorted(token_ids), np.int64)
+        self._last_masks = None
+
+    def needing_masks(self, rows: Int64s) -> Int64s:
+        """The indices of those of `rows` that sample their next token with a mask."""
+        if not self._num_with_masks:
             return _NO_COORDINATES
-        return np.flatnonzero(self.has_grammar[rows])
+        return np.flatnonzero(self.known[rows] >= self.masked_from[rows])
 
 
 class SlotTable:

@@ -13,7 +13,8 @@ from the runner into the history.
 - A sampled token reaches the request that it was sampled for, or is dropped: launched steps record
   generations.
 - A step may give a row several tokens. What is in flight for that row then has the wrong positions
-  and is dropped, and the next step computes all of its new tokens in a chunk.
+  and is dropped, and the next step computes all of its new tokens in a chunk. So it is where a
+  token shows that the next one needs a mask (`reasoning_rows`).
 - Room for log-probabilities is given as rows grow, in order (`logprob_budget`). A row without room
   gives up its slot until there is some. If all rows that hold room wait for more, the first goes on
   beyond the bound, to its end.
@@ -33,6 +34,7 @@ from slipstream_core.scheduler.decode_batch import DecodeBatch, DecodeStreak
 from slipstream_core.scheduler.launched_steps import Launched, LaunchedSteps, Sampled
 from slipstream_core.scheduler.prefill import Chunk, Prefill
 from slipstream_core.scheduler.prompt_logprobs import PromptLogprobRows
+from slipstream_core.scheduler.reasoning_rows import ReasoningRows
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.request_table import (
     NO_SLOT,
@@ -121,6 +123,7 @@ class Scheduler:
         self._prefill = Prefill(
             self._requests, self._slots, self._blocks, self._running_set, self._prompts, tokens
         )
+        self._reasoning = ReasoningRows(self._requests)
         self._suspects = SuspectQueue(self._requests)
         self._in_flight = LaunchedSteps()
         self._batch: DecodeBatch | None = None  # while the same requests decode, one token each
@@ -208,6 +211,8 @@ class Scheduler:
         assert not self._requests.is_alive(row), f"row {row} is in use"
         run_ahead = self._max_unacked if request.worker_ends else _UNBOUNDED
         self._requests.add(request, known=known, limit=limit, run_ahead=run_ahead)
+        if request.reasoning is not None:
+            self._reasoning.add(row, request.reasoning, request.masked_ids)
         self._blocks.open(row, request.cache_salt)
         if request.num_prompt_logprobs >= 0:
             self._prompts.add(row, request.prompt_len, request.num_prompt_logprobs)
@@ -268,12 +273,14 @@ class Scheduler:
         """Append what the oldest plan sampled to the histories of live requests.
 
         `token_ids` and `counts` are as in StepResult. Of a row's tokens, those beyond its limit or
-        its room for log-probabilities are dropped.
+        its room for log-probabilities are dropped, and those that lack the mask which they need.
         """
         record = self._in_flight.answered(plan)
+        rows = record.sampled
+        if counts is None and self._reasoning and self._reasoning.watches(rows.array, token_ids):
+            counts = np.ones(len(token_ids), np.int64)
         if counts is not None:
             return self._complete_several(plan, record, token_ids, counts)
-        rows = record.sampled
         again = self._streak.advance(rows, self._requests.num_ended)
         if again is not None:
             ids = token_ids.astype(np.uint32)
@@ -304,21 +311,31 @@ class Scheduler:
         token_ids: npt.NDArray[np.integer],
         counts: Int64s,
     ) -> Sampled:
-        """As `complete`, with one token or more for each row."""
+        """As `complete`, with one token or more for each row, or with some that are watched."""
         requests = self._requests
         self._end_batch()
         self._streak.end()
         alive = requests.generation.take(record.sampled.array) == record.sampled_generations
         rows, firsts = record.sampled.array[alive], (np.cumsum(counts) - counts)[alive]
         most = np.minimum(requests.limit.take(rows), requests.logprob_limit.take(rows))
-        counts = np.minimum(counts[alive], most - self._tokens.lengths(rows))
+        lengths, several = self._tokens.lengths(rows), counts[alive] > 1
+        counts = np.minimum(counts[alive], most - lengths)
+        masked_from = requests.masked_from.take(rows)
+        for at in np.flatnonzero(requests.may_need_mask.take(rows)).tolist():
+            ids = token_ids[firsts[at] : firsts[at] + counts[at]].tolist()
+            counts[at] = self._reasoning.take(int(rows[at]), ids, int(lengths[at]))
         index = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         ids = token_ids[index].astype(np.uint32)
         self._tokens.append_spans(rows, counts, ids)
         if record.is_suspect:
             self._suspects.end(rows)
         lengths = self._tokens.lengths(rows)
-        several = counts > 1
+        # in flight without a mask, and now with the need of one
+        unmasked = (requests.known.take(rows) > lengths) & (masked_from > lengths)
+        unmasked &= requests.masked_from.take(rows) <= lengths
+        if unmasked.any() and requests.constraints:  # the runner has counted what is dropped
+            requests.constraints.deactivate(rows[unmasked].tolist())
+        several |= unmasked
         if several.any():
             requests.begin_generation(rows[several])
             requests.known[rows[several]] = lengths[several]
@@ -371,7 +388,7 @@ class Scheduler:
         return self._in_flight.rows_of(plan)
 
     def grammar_rows_of(self, plan: StepPlan) -> Int64s:
-        """The rows with a grammar that a plan in flight samples, [G]; NO_ROW where the request is
+        """The rows that a plan in flight samples with masks, [G]; NO_ROW where the request is
         gone, or its sampled token will be dropped.
         """
         record, at = self._in_flight.record_of(plan), plan.grammar_rows
@@ -504,7 +521,7 @@ class Scheduler:
         num_beginning = batch.num_beginning()
         if num_beginning > self._blocks.num_free or self._prefill.can_admit(acked, num_beginning):
             return None
-        if self._requests.has_masks:
+        if self._requests.has_masks or self._reasoning:
             batch.flush_deferred()
         columns = batch.next_columns(
             oldest_in_flight=self._in_flight.first_step,
@@ -542,5 +559,7 @@ class Scheduler:
         if self._unbounded is not None and self._unbounded in rows:
             self._unbounded = None
         self._running_set.remove(rows)
+        if self._reasoning:
+            self._reasoning.remove(rows)
         for row in rows.tolist() if self._prompts else ():
             self._prompts.remove(row)

@@ -145,7 +145,7 @@ def build_plan(
         num_logprobs=sampling.num_logprobs,
         masked_rows=masked_rows,
         masked_ids=masked_ids,
-        grammar_rows=requests.grammars(sampled),
+        grammar_rows=requests.needing_masks(sampled),
         all_greedy=sampling.all_greedy,
         any_truncation=sampling.any_truncation,
         max_logprobs=sampling.max_logprobs,

@@ -8,17 +8,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from slipstream_core.grammar.matcher import GrammarMatcher
+from slipstream_core.reasoning import ReasoningState
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.request_table import NewRequest
 from slipstream_core.workers.crash_note import ID_BYTES
 from slipstream_core.workers.stream_table import CoreStream
 from slipstream_ipc.columns import check_entry, num_scored, u32
 from slipstream_ipc.errors import BadRequest, ProtocolError
-from slipstream_ipc.messages import Admit, Fault, ModelCard
+from slipstream_ipc.messages import Admit, Fault, ModelCard, ReasoningIds
 from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES
 from slipstream_ipc.validation.sampling_params import check_logprob_bytes, check_num_logprobs
 from slipstream_ipc.validation.structured_output import check_ending
@@ -68,6 +70,7 @@ class Admission:
             ("prompt_token_ids", int(prompt.max(initial=0))),
             ("output_ids", int(outputs.max(initial=0))),
             ("stop_token_ids", max(admit.stop_token_ids, default=0)),
+            ("reasoning", _largest(admit.reasoning)),
         ):
             if largest >= self.card.vocab_size:
                 why = f"token id {largest}, allowed: [0, {self.card.vocab_size})"
@@ -145,6 +148,22 @@ class Admission:
         return None
 
 
+def _largest(reasoning: ReasoningIds | None) -> int:
+    if reasoning is None:
+        return 0
+    ids = (reasoning.begins, reasoning.ends, reasoning.calls, reasoning.borders, reasoning.blanks)
+    return max(max(each, default=0) for each in (*ids, reasoning.triggers))
+
+
+def _masked_ids(admit: Admit, grammar: GrammarMatcher | None) -> Collection[int]:
+    """See NewRequest."""
+    if admit.reasoning is None:
+        return ()
+    if grammar is not None:
+        return grammar.end_ids - set(admit.reasoning.ends)
+    return admit.reasoning.triggers if admit.reasoning.is_single else ()
+
+
 def num_tokens_of(admit: Admit) -> int:
     """Tokens that have to be computed before the next output."""
     return (len(admit.prompt_ids) + len(admit.output_ids)) // 4
@@ -169,7 +188,11 @@ def wants_prompt(admit: Admit) -> bool:
     return admit.params.prompt_logprobs is not None and admit.prompt_logprobs is None
 
 
-def new_request(stream: CoreStream) -> NewRequest:
+def new_request(
+    stream: CoreStream,
+    grammar: GrammarMatcher | None = None,
+    reasoning: ReasoningState | None = None,
+) -> NewRequest:
     """The scheduler's request for a registration."""
     admit = stream.registration
     params = admit.params
@@ -195,6 +218,8 @@ def new_request(stream: CoreStream) -> NewRequest:
         constraints=token_constraints(
             params, unpack_words(admit.bad_word_ids, admit.bad_word_counts)
         ),
-        has_grammar=params.structured_outputs is not None,
+        has_grammar=grammar is not None,
+        reasoning=reasoning,
+        masked_ids=_masked_ids(admit, grammar),
         tenant=admit.tenant,
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from slipstream_core.grammar.compiler import GrammarCompiler
-from slipstream_core.grammar.matcher import GrammarMatcher
+from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes
 from slipstream_core.workers.admission import num_tokens_of
 from slipstream_ipc.messages import Admit, Fault
@@ -26,7 +26,7 @@ class ReadyAdmission:
 
     worker: bytes
     admit: Admit
-    grammar: GrammarMatcher | None = None
+    grammar: GrammarMatcher | CallMatcher | None = None
     fault: Fault | None = None  # in this case no room was reserved
 
 

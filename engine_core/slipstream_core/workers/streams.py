@@ -20,8 +20,9 @@ from msgspec.structs import replace
 
 from slipstream_core.engine_counters import EngineCounters
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
-from slipstream_core.grammar.matcher import GrammarMatcher
+from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes, stream_bytes
+from slipstream_core.reasoning import reasoning_state
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.workers.admission import new_request, wants_prompt
@@ -76,7 +77,11 @@ class StreamManager:
         self._untimed: dict[int, CoreStream] = {}  # by row: traced, without a first token
 
     def add_stream(
-        self, worker: bytes, admit: Admit, grammar: GrammarMatcher | None, now: float
+        self,
+        worker: bytes,
+        admit: Admit,
+        grammar: GrammarMatcher | CallMatcher | None,
+        now: float,
     ) -> None:
         """Admit a stream: give it a row and queue it.
 
@@ -95,11 +100,15 @@ class StreamManager:
         if wants_prompt(admit):
             assert admit.params.prompt_logprobs is not None
             self._prompts.open(stream.row, len(prompt), admit.params.prompt_logprobs)
-        if grammar is not None:
-            self._grammars.add(stream.row, grammar, stream.prompt_len)
+        calls = grammar if isinstance(grammar, CallMatcher) else None
+        reasoning = reasoning_state(admit, calls)
+        if isinstance(grammar, CallMatcher):
+            grammar = None
+        if grammar is not None or reasoning is not None:
+            self._grammars.add(stream.row, grammar, stream.prompt_len, reasoning)
         self.send_admitted(stream)
         self.send_from(stream, position)
-        self._scheduler.add(new_request(stream))
+        self._scheduler.add(new_request(stream, grammar, reasoning))
         self._counters.request_queued(stream.row, now)
         if admit.trace is not None:
             self._untimed[stream.row] = stream

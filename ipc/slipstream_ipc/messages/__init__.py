@@ -23,6 +23,7 @@ from slipstream_ipc.messages.answer import (
     AnswerOptions,
     AnswerSettings,
     EventKind,
+    ReasoningIds,
     StopScope,
 )
 from slipstream_ipc.messages.client import (
@@ -204,6 +205,7 @@ __all__ = [
     "Ping",
     "Positions",
     "PromptLogprobs",
+    "ReasoningIds",
     "Reattach",
     "Recall",
     "Recalled",

@@ -52,6 +52,8 @@ class AnswerEvent(Struct, array_like=True, frozen=True, gc=False):
 
 
 StopScope = Literal["content", "all"]
+ReasoningPlace = Literal["start", "border", "reasoning", "content"]
+_Ids = Annotated[tuple[U32, ...], Meta(max_length=64)]
 
 
 class AnswerOptions(Struct, array_like=True, frozen=True):
@@ -84,3 +86,24 @@ class AnswerSettings(Struct, array_like=True, frozen=True):
     start: Annotated[bytes, Meta(max_length=4096)] = b""
     tools: Annotated[str, Meta(max_length=MAX_ANSWER_TOOLS_CHARS)] = ""
     options: AnswerOptions = AnswerOptions()
+
+
+class ReasoningIds(Struct, array_like=True, frozen=True):
+    """Of an Admit: the token ids by which the core follows reasoning and calls of an answer.
+
+    start: where the prompt leaves the answer: at its start, at another border, within reasoning or
+    content. begins: begin reasoning, at a border and nowhere else; of an answer in a grammar, only
+    at its start. ends: end it, and lead to a border; the first is sampled where a budget is spent.
+    calls: begin a call, which ends reasoning. borders: lead to a border. blanks: white space, which
+    keeps one. triggers: begin a call in the grammar, which applies to calls alone then, from that
+    token on; empty: it applies to the whole content. is_single: there may be one such call.
+    """
+
+    start: ReasoningPlace
+    begins: _Ids
+    ends: _Ids
+    calls: _Ids = ()
+    borders: _Ids = ()
+    blanks: _Ids = ()
+    triggers: _Ids = ()
+    is_single: bool = False

@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
-from slipstream_ipc.messages.answer import AnswerSettings
+from slipstream_ipc.messages.answer import AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.fields import (
     I32,
     I64,
@@ -89,6 +89,8 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     # of the prompt, found in the cache when it was first computed; None: not computed yet
     num_cached_tokens: U32 | None = None
     keep: KeepOptions | None = None  # until its answer is in a Keep; None: it is not to be kept
+    # None: a grammar applies to the whole answer, and there is no budget for reasoning
+    reasoning: ReasoningIds | None = None
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

@@ -107,6 +107,7 @@ class SamplingOptions(TypedDict, total=False):
     prompt_logprobs: int | None
     logprob_token_ids: Sequence[int] | None
     repetition_detection: RepetitionDetection | RepetitionOptions | None
+    thinking_token_budget: int | None
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +138,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     and `max_logprobs` does not apply. The `rank` of such an id is its position in the list.
     repetition_detection: ends the stream when its last tokens, `min_tokens` or more, repeat a
     pattern; None never does.
+    thinking_token_budget: of a chat, the most tokens of reasoning, behind which reasoning ends; 0
+    ends it at once, None and -1 set no limit.
     """
 
     temperature: float = 1.0
@@ -165,6 +168,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] | None = None
     repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None
 
     if TYPE_CHECKING:
 

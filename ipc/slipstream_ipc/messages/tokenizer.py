@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from slipstream_ipc.messages.answer import AnswerOptions, AnswerSettings
+from slipstream_ipc.messages.answer import AnswerOptions, AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import Fault
 
@@ -42,6 +42,7 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     text: str = ""
     answer: AnswerSettings | None = None  # None also where the model's format is unknown
     call_grammar: str = ""  # of an answer that is to be calls; empty: its form is free
+    reasoning: ReasoningIds | None = None  # None also where it is not followed by ids
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

@@ -26,7 +26,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES
 from slipstream_ipc.validation.field_types import field_error
-from slipstream_ipc.validation.structured_output import check_structured
+from slipstream_ipc.validation.structured_output import check_made_grammar, check_structured
 from slipstream_ipc.validation.token_constraints import (
     check_known_ids,
     check_token_params,
@@ -103,6 +103,9 @@ def check_params(params: SamplingParams) -> None:
             allowed = f"an integer in [0, {MAX_LOGPROBS}], -1 for the whole vocabulary, or None"
             _integer(field, wanted, -1, MAX_LOGPROBS, allowed)
     _check_logprob_ids(params)
+    if params.thinking_token_budget is not None:
+        allowed = "an integer >= 0, -1 or None for no limit"
+        _integer("thinking_token_budget", params.thinking_token_budget, -1, 2**31 - 1, allowed)
     _integer("n", params.n, 1, MAX_N, f"an integer in [1, {MAX_N}]")
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
@@ -207,7 +210,12 @@ def check_admit(admit: Admit) -> None:
     The types and ranges are right already; what depends on the model is checked by the core later.
     Raises: BadRequest.
     """
-    check_params(admit.params)
+    params, outputs = admit.params, admit.params.structured_outputs
+    if admit.answer is not None and outputs is not None and outputs.grammar is not None:
+        # it may be the worker's, made of tools, which are longer than a grammar may be
+        check_made_grammar(outputs.grammar)
+        params = msgspec.structs.replace(params, structured_outputs=None)
+    check_params(params)
     _integer("max_tokens", admit.max_tokens, 1, 2**31 - 1, "an integer >= 1")
     columns = [("prompt_ids", admit.prompt_ids), ("output_ids", admit.output_ids)]
     columns += [("output_ids", other.output_ids) for other in admit.others]

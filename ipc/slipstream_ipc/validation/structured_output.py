@@ -61,6 +61,13 @@ def check_form(outputs: StructuredOutputs) -> None:
             )
 
 
+def check_made_grammar(grammar: str) -> None:
+    """Raise BadRequest if a grammar is too long to have been made of a request's tools."""
+    num_bytes = _num_bytes("grammar", grammar)
+    if num_bytes > MAX_SCHEMA_BYTES:
+        raise _bad("grammar", Summary(f"{num_bytes} bytes"), f"at most {MAX_SCHEMA_BYTES}")
+
+
 def check_ending(params: SamplingParams, stop_token_ids: tuple[int, ...]) -> None:
     """Raise BadRequest if an answer in a grammar could not end.
 

@@ -5,8 +5,9 @@ reads as whole calls. Pure.
 
 - A delimiter that is one token of the vocabulary is that token alone, as for the reader.
 - Where a reader accepts any blanks, the grammar allows those that the table shows, or none.
-- Reasoning before the calls is any tokens up to its end; the delimiters of both are tokens, as text
-  with an end that is text could not be told apart from it.
+- Reasoning before the calls is left to the core where it can follow it (`reasoning_ids`). Else it
+  is any tokens up to its end; the delimiters of both are tokens, as text with an end that is text
+  could not be told apart from it.
 """
 
 from __future__ import annotations
@@ -35,12 +36,14 @@ from slipstream_ipc.formats.answer_format import (
 )
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
+from slipstream_worker.formats.reasoning_ids import call_beginnings, first_delimiter
 
 # one space, or a newline and an indent: with any blanks a model may write nothing else
 _BLANKS = r" |\n[ \t]{0,40}"
 _MAX_FUNCTIONS = 512  # a row of the grammar has an item for each, and the core bounds these
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _DESCRIPTIONS = ("description", "title", "$comment")
+_BEHIND_REASONING = '"\\n"? "\\n"? '
 _CALL_ID = "/[a-zA-Z0-9]{9}/"
 
 
@@ -62,11 +65,13 @@ def call_grammar(
     *,
     is_parallel: bool = True,
     opened: Opened = Opened(),  # noqa: B008 - immutable
+    is_followed: bool = False,
 ) -> str:
     """The grammar of an answer with one call of the tool that `choice` names, or, with "required",
     with one call or, if `is_parallel`, several calls of any.
 
-    token_ids: of the format's literals that are one token. Raises BadRequest.
+    token_ids: of the format's literals that are one token. is_followed: the grammar begins behind
+    reasoning, if there is some. Raises BadRequest.
     """
     if found.calls is None:
         raise refusal(choice, f"answers of the format {found.name!r}")
@@ -82,7 +87,7 @@ def call_grammar(
         raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where any call is required")
     try:
         grammar = _Grammar(found.calls, token_ids, functions, is_parallel).text(
-            found.reasoning, opened
+            found.reasoning, opened, is_followed=is_followed
         )
     except _NotForceable as error:
         raise refusal(choice, f"{error} (format {found.name!r})") from None
@@ -92,6 +97,52 @@ def call_grammar(
         allowed = f"at most {MAX_SCHEMA_BYTES} where a call is forced"
         raise BadRequest("tools", given, allowed)
     return grammar
+
+
+def free_call_grammar(
+    found: AnswerFormat,
+    token_ids: Mapping[str, int],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    is_parallel: bool,
+) -> tuple[str, tuple[int, ...]]:
+    """The grammar of one section of calls of an answer that need have none, and the tokens of which
+    one begins it. Functions that are `strict` have the arguments of their schemas, others any.
+
+    The grammar is empty where calls do not begin with one token, or are not written as JSON. Raises
+    BadRequest for a `strict` function that cannot be kept to its schema.
+    """
+    if found.calls is None:
+        return "", ()
+    functions = [tool["function"] for tool in tools]
+    is_strict = any(each.get("strict") is True for each in functions)
+    functions = [
+        each if each.get("strict") is True else {**each, "parameters": {"type": "object"}}
+        for each in functions
+    ]
+    sections = [each for each in found.calls.sections if not each.at_start]
+    firsts = [first_delimiter(each.elements) for each in sections]
+    triggers = [None if each is None else token_ids.get(each.literal) for each in firsts]
+    begun = [(one, at) for one, at in zip(sections, triggers, strict=True) if at is not None]
+    if not begun:
+        return "", ()
+    try:
+        if len(functions) > _MAX_FUNCTIONS:
+            given = Summary(f"{len(functions)} tools")
+            raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where one is strict")
+        writer = _Grammar(found.calls, token_ids, functions, is_parallel)
+        grammar = writer.one_of([each for each, _ in begun])
+        num_bytes = len(grammar.encode())
+        if num_bytes > MAX_SCHEMA_BYTES:
+            given = Summary(f"{num_bytes} bytes of names and schemas")
+            raise BadRequest("tools", given, f"at most {MAX_SCHEMA_BYTES} where one is strict")
+    except _NotForceable:
+        return "", ()
+    except BadRequest:
+        if is_strict:
+            raise
+        return "", ()
+    return grammar, tuple(dict.fromkeys(at for _, at in begun))
 
 
 def refusal(choice: str, where: str) -> BadRequest:
@@ -126,12 +177,31 @@ class _Grammar:
         self._is_parallel = is_parallel
         self._rules: list[str] = []
 
-    def text(self, reasoning: ReasoningFormat | None, opened: Opened) -> str:
+    def text(self, reasoning: ReasoningFormat | None, opened: Opened, *, is_followed: bool) -> str:
         """The grammar. Raises _NotForceable, BadRequest."""
         at_border = opened.at_border or opened.is_reasoning
         sections = [each for each in self._calls.sections if at_border or not each.at_start]
         if not sections:
             raise _NotForceable("an answer that begins with content")
+        self._write_arguments()
+        branches = [self._section(each) for each in sections]
+        calls = self._rule("calls", " | ".join(dict.fromkeys(branches)))
+        before = ""
+        if reasoning is not None:
+            may_begin = opened.is_start and self._tokens(reasoning.begins)
+            if not is_followed:
+                before = self._reasoning(reasoning, opened)
+            elif opened.is_reasoning or may_begin:
+                before = _BEHIND_REASONING
+        return "\n".join((f"start: {before}{calls}", *self._rules, ""))
+
+    def one_of(self, sections: Sequence[CallSection]) -> str:
+        """The grammar of one of these sections. Raises as `text`."""
+        self._write_arguments()
+        branches = [self._rule("section", self._sequence(each.elements)) for each in sections]
+        return "\n".join((f"start: {' | '.join(branches)}", *self._rules, ""))
+
+    def _write_arguments(self) -> None:
         for number, function in enumerate(self._functions):
             schema = _schema(function)
             for text in _strings(schema):
@@ -140,10 +210,6 @@ class _Grammar:
                     given = Summary(f"{literal!r} in the parameters of {function['name']!r}"[:300])
                     raise BadRequest("tools", given, "none of the model's delimiters there")
             self._rules.append(f"args_{number}: %json {json.dumps(schema)}")
-        branches = [self._section(each) for each in sections]
-        calls = self._rule("calls", " | ".join(dict.fromkeys(branches)))
-        before = self._reasoning(reasoning, opened) if reasoning is not None else ""
-        return "\n".join((f"start: {before}{calls}", *self._rules, ""))
 
     # Reasoning
 
@@ -155,7 +221,7 @@ class _Grammar:
         ends = self._tokens(reasoning.ends)
         # what ends reasoning in its middle, too
         sections = self._calls.sections if reasoning.calls_within else ()
-        firsts = [_first(each.elements) for each in sections if not each.at_start]
+        firsts = call_beginnings(self._calls) if reasoning.calls_within else []
         calls = self._tokens([each for each in firsts if each is not None])
         if not ends or len(calls) < len(firsts):
             if opened.is_reasoning:
@@ -166,7 +232,7 @@ class _Grammar:
         end = _any_of(ends)
         if firsts and len(firsts) == len(sections):
             end = f"({end})?"
-        end = f'{end} "\\n"? "\\n"?'
+        end = f"{end} {_BEHIND_REASONING}"
         if opened.is_reasoning:
             return f"{inside} {end} "
         return f"({_any_of(begins)} {inside} {end})? "
@@ -250,17 +316,6 @@ class _Grammar:
 
 
 _SPACE = '" "?'
-
-
-def _first(elements: Sequence[Element]) -> Delimiter | None:
-    """The delimiter that the elements begin with, if it is always the same."""
-    match elements[0]:
-        case Delimiter() as delimiter:
-            return delimiter
-        case Repeat(inner):
-            return _first(inner)
-        case _:
-            return None
 
 
 def _branches(texts: Sequence[str]) -> str:

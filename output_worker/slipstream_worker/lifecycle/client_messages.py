@@ -279,6 +279,7 @@ class ClientMessages:
                 fingerprint=stream.fingerprint,
                 answer=rendered.answer,
                 call_grammar=rendered.call_grammar,
+                reasoning=rendered.reasoning,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)

@@ -21,6 +21,7 @@ from slipstream_ipc.messages import (
     Admit,
     AnswerSettings,
     ModelCard,
+    ReasoningIds,
     SamplingParams,
     StructuredOutputs,
     Submit,
@@ -150,6 +151,9 @@ def _check_submit(submit: Submit) -> SamplingParams:
         )
     if len(submit.output_ids) % 4:
         raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
+    if params.thinking_token_budget not in (None, -1) and not submit.messages:
+        allowed = "None without messages: reasoning is told apart in answers to chats"
+        raise BadRequest("thinking_token_budget", params.thinking_token_budget, allowed)
     if submit.answer is not None:
         _check_choice(submit.answer.tool_choice, params)
     if submit.keep is not None and submit.others:
@@ -188,20 +192,31 @@ def register(
     fingerprint: bytes,
     answer: AnswerSettings | None = None,
     call_grammar: str = "",
+    reasoning: ReasoningIds | None = None,
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
     answer: how it is read as events; None: it is text alone. call_grammar: of an answer that has to
-    be calls; the core is given it as a grammar of the request's own.
+    be calls, or of calls alone; the core is given it as a grammar of the request's own. reasoning:
+    how the core can follow reasoning and calls, where there is something that depends on it.
 
     `params` and `fingerprint` come from its Submission. Without a given seed, the
     seed follows from the stream's id.
     """
-    if call_grammar:
-        params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
-    max_tokens = check_prompt(u32(prompt_ids), params, card)
     eos = () if params.ignore_eos else card.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
+    is_free = reasoning is not None and bool(reasoning.triggers)
+    if reasoning is not None and params.structured_outputs is not None:
+        reasoning = structs.replace(reasoning, calls=(), triggers=())  # its grammar has no calls
+    elif reasoning is not None and is_free and not stop_token_ids:
+        reasoning = structs.replace(reasoning, triggers=())  # it goes on without an end
+    elif call_grammar:
+        params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
+    if params.thinking_token_budget == -1:
+        params = structs.replace(params, thinking_token_budget=None)
+    if params.thinking_token_budget is None and params.structured_outputs is None:
+        reasoning = None
+    max_tokens = check_prompt(u32(prompt_ids), params, card)
     check_rules(
         params,
         unpack_words(bad_words.ids, bad_words.counts),
@@ -209,10 +224,13 @@ def register(
         stop_ids=stop_token_ids,
         max_tokens=max_tokens,
     )
-    if call_grammar and not stop_token_ids:
+    if call_grammar and not is_free and not stop_token_ids:
         given = Summary("a forced call without an id that ends the answer")
         raise BadRequest("tool_choice", given, "one: the model's, or one of stop_token_ids")
+    if is_free and reasoning is not None and reasoning.is_single and params.min_tokens > 0:
+        raise BadRequest("min_tokens", params.min_tokens, "0 where parallel_tool_calls is false")
     check_ending(params, stop_token_ids)
+    _check_budget(params, reasoning, stop_token_ids, bad_words)
     if answer is not None and not params.detokenize:
         allowed = "true where the answer is read as reasoning, content and tool calls"
         raise BadRequest("detokenize", False, allowed)
@@ -237,7 +255,37 @@ def register(
         bad_word_counts=bad_words.counts,
         answer=answer,
         keep=submit.keep,
+        reasoning=reasoning,
     )
+
+
+def _check_budget(
+    params: SamplingParams,
+    reasoning: ReasoningIds | None,
+    stop_token_ids: tuple[int, ...],
+    bad_words: BadWords,
+) -> None:
+    """Raise BadRequest for a budget that cannot be kept."""
+    budget, field = params.thinking_token_budget, "thinking_token_budget"
+    if budget is None:
+        return
+    if reasoning is None or not reasoning.ends:
+        allowed = "None with this model, whose reasoning has no end that is one token, or whose "
+        allowed += "format is not known: see `slipstream formats`"
+        raise BadRequest(field, budget, allowed)
+    end = reasoning.ends[0]
+    words = unpack_words(bad_words.ids, bad_words.counts)
+    for other, excludes in (
+        (
+            "allowed_token_ids",
+            params.allowed_token_ids is not None and end not in params.allowed_token_ids,
+        ),
+        ("bad_words", any(word[-1] == end for word in words)),
+        ("min_tokens", params.min_tokens > 0 and end in stop_token_ids),
+    ):
+        if excludes:
+            allowed = f"None with {other} that exclude token {end}, which ends reasoning"
+            raise BadRequest(field, budget, allowed)
 
 
 def open_output(

@@ -5,21 +5,24 @@ It is a function of the request alone, so that a worker that renders a prompt ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, digest
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
-from slipstream_ipc.messages import AnswerOptions, AnswerSettings
+from slipstream_ipc.messages import AnswerOptions, AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
-from slipstream_worker.formats.call_grammar import Opened, call_grammar, refusal
+from slipstream_worker.formats.call_grammar import Opened, call_grammar, free_call_grammar, refusal
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.places import Place
+from slipstream_worker.formats.reasoning_ids import reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.tokenizer.open_turn import split_at
 
 _JSON_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
+_BLANKS = ("\n", "\n\n", " ", "\r\n", "\t")  # that models write before they reason
 _MAX_DEPTH = 8  # of references and alternatives within a property's schema
 
 
@@ -31,6 +34,7 @@ class ReadFormat(NamedTuple):
     digest: bytes
     literals: tuple[str, ...]
     token_ids: dict[str, int]  # of the literals that are one token
+    blank_ids: tuple[int, ...] = ()  # of tokens that are white space
 
     def settings(
         self,
@@ -48,13 +52,29 @@ class ReadFormat(NamedTuple):
         start = start_state(self.compiled, pieces, decode_tool_types(known), options)
         return AnswerSettings(self.format.name, self.digest, start, known, options)
 
+    def reasoning_ids(self, settings: AnswerSettings, opened: str) -> ReasoningIds | None:
+        """How the core can follow the answer's reasoning; None where it cannot."""
+        return reasoning_ids(
+            self.format,
+            self.token_ids,
+            self.blank_ids,
+            self._place(settings),
+            is_start=not opened.strip(),
+        )
+
     def call_grammar(
-        self, settings: AnswerSettings, tools: Sequence[Mapping[str, Any]], opened: str
+        self,
+        settings: AnswerSettings,
+        tools: Sequence[Mapping[str, Any]],
+        opened: str,
+        *,
+        is_followed: bool,
     ) -> str:
-        """The grammar of an answer that has to be calls. Raises BadRequest."""
+        """The grammar of an answer that has to be calls; is_followed: behind its reasoning. Raises
+        BadRequest.
+        """
         options = settings.options
-        types = decode_tool_types(settings.tools)
-        place = self.compiled.reader(types, options, settings.start).place
+        place = self._place(settings)
         if place is None:
             raise refusal(options.tool_choice, "a turn that has begun a call")
         return call_grammar(
@@ -64,14 +84,58 @@ class ReadFormat(NamedTuple):
             options.tool_choice,
             is_parallel=options.parallel_tool_calls,
             opened=Opened(not opened.strip(), place.is_reasoning, place.at_border or not opened),
+            is_followed=is_followed,
         )
 
+    def free_calls(
+        self,
+        settings: AnswerSettings,
+        tools: Sequence[Mapping[str, Any]],
+        reasoning: ReasoningIds | None,
+    ) -> tuple[str, ReasoningIds | None]:
+        """The grammar of the calls of an answer that need have none, and how the core follows it;
+        empty where nothing asks for one, or the core cannot follow it. Raises BadRequest.
+        """
+        options = settings.options
+        is_strict = any(each["function"].get("strict") is True for each in tools)
+        if options.tool_choice != "auto" or not (is_strict or not options.parallel_tool_calls):
+            return "", reasoning
+        place = self._place(settings)
+        if reasoning is None and (self.format.reasoning is not None or place is None):
+            return "", None
+        grammar, triggers = free_call_grammar(
+            self.format, self.token_ids, tools, is_parallel=options.parallel_tool_calls
+        )
+        if not triggers:
+            return "", reasoning
+        if reasoning is None:
+            reasoning = ReasoningIds("content", begins=(), ends=())
+        is_single = not options.parallel_tool_calls
+        return grammar, replace(reasoning, triggers=triggers, is_single=is_single)
 
-def read_format(found: AnswerFormat, added_tokens: Mapping[str, int]) -> ReadFormat:
-    """The format, for a vocabulary with these added tokens."""
+    def _place(self, settings: AnswerSettings) -> Place | None:
+        """Where the prompt leaves the answer; None: within a call."""
+        types = decode_tool_types(settings.tools)
+        return self.compiled.reader(types, settings.options, settings.start).place
+
+
+def read_format(
+    found: AnswerFormat,
+    added_tokens: Mapping[str, int],
+    encode: Callable[[str], Sequence[int]] | None = None,
+) -> ReadFormat:
+    """The format, for a vocabulary with these added tokens. encode: a text to its ids."""
     literals = tuple(dict.fromkeys(each.literal for each in delimiters(found)))
     token_ids = {each: added_tokens[each] for each in literals if each in added_tokens}
-    return ReadFormat(found, compile_format(found, token_ids), digest(found), literals, token_ids)
+    blank_ids = sorted({each for blanks in _BLANKS for each in encode(blanks)}) if encode else ()
+    return ReadFormat(
+        found,
+        compile_format(found, token_ids),
+        digest(found),
+        literals,
+        token_ids,
+        tuple(blank_ids),
+    )
 
 
 def compact_tools(

@@ -201,9 +201,14 @@ def _with_format(ready: TokenizerReady, tokenizer: Any, config: TokenizerConfig)
 def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
     """What `render` has to know of the tokenizer's chats."""
     found = find_format(ready.answer_format)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
     return ChatTraits(
         find_dialect(tokenizer),
-        None if found is None else read_format(found, ready.delimiter_ids),
+        None if found is None else read_format(found, ready.delimiter_ids, encode),
     )
 
 

@@ -17,6 +17,7 @@ from slipstream_ipc.messages import (
     AnswerSettings,
     ChatMessage,
     Fault,
+    ReasoningIds,
     Render,
     Rendered,
 )
@@ -54,7 +55,8 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         if request.messages and not tokenizer.chat_template:
             fault = Fault("bad_request", "this model has no chat template", "messages")
             return Rendered(request.key, fault=fault)
-        ids, settings, grammar = _prompt(tokenizer, request, traits)
+        prompt = _prompt(tokenizer, request, traits)
+        ids = prompt.ids
         if request.is_query and 0 < request.max_tokens < len(ids):
             raise _too_long(request, f"{len(ids)} tokens")
         words = bad_word_ids(tokenizer, request.bad_words)
@@ -79,8 +81,9 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         bad_word_ids=pack_u32([token_id for word in words for token_id in word]),
         bad_word_counts=pack_u32([len(word) for word in words]),
         strings=tuple(strings),
-        answer=settings,
-        call_grammar=grammar,
+        answer=prompt.answer,
+        call_grammar=prompt.call_grammar,
+        reasoning=prompt.reasoning,
     )
 
 
@@ -107,12 +110,17 @@ class _Chat(NamedTuple):
         return text
 
 
-def _prompt(
-    tokenizer: Any, request: Render, traits: ChatTraits
-) -> tuple[list[int], AnswerSettings | None, str]:
-    """The prompt's ids, how its answer is to be read, and the grammar of one that is to be calls.
-    Raises BadRequest, and whatever the template raises.
-    """
+class _Prompt(NamedTuple):
+    """A prompt's ids, and of its answer what Rendered has."""
+
+    ids: list[int]
+    answer: AnswerSettings | None = None
+    call_grammar: str = ""
+    reasoning: ReasoningIds | None = None
+
+
+def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
+    """Raises BadRequest, and whatever the template raises."""
     text, add_special_tokens, chat = request.text, True, None
     if request.messages:
         template, dialect = request.template, traits.dialect
@@ -126,7 +134,7 @@ def _prompt(
         )
         add_special_tokens = False
     if text is None:
-        return [], None, ""
+        return _Prompt([])
 
     def num_tokens(part: str) -> int:
         return len(tokenizer(part, add_special_tokens=False)["input_ids"])
@@ -138,7 +146,7 @@ def _prompt(
         add_special_tokens = request.add_special_tokens
     ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
     if chat is None or request.answer is None:
-        return ids, None, ""
+        return _Prompt(ids)
     forces_calls = request.answer.forces_calls
     if forces_calls and not chat.tools:
         raise refusal(request.answer.tool_choice, "a request without tools")
@@ -146,12 +154,17 @@ def _prompt(
         if forces_calls:
             where = "answers of this model, whose format is not known: see `slipstream formats`"
             raise refusal(request.answer.tool_choice, where)
-        return ids, None, ""
+        return _Prompt(ids)
     opened = _opened(chat, text, request, traits.format.literals)
     settings = traits.format.settings(request.answer, chat.tools, opened)
-    if not forces_calls:
-        return ids, settings, ""
-    return ids, settings, traits.format.call_grammar(settings, chat.tools or (), opened)
+    reasoning, grammar = traits.format.reasoning_ids(settings, opened), ""
+    if forces_calls:
+        grammar = traits.format.call_grammar(
+            settings, chat.tools or (), opened, is_followed=reasoning is not None
+        )
+    elif chat.tools:
+        grammar, reasoning = traits.format.free_calls(settings, chat.tools, reasoning)
+    return _Prompt(ids, settings, grammar, reasoning)
 
 
 def _opened(chat: _Chat, text: str, request: Render, literals: Sequence[str]) -> str:

@@ -263,7 +263,7 @@ def test_a_grammar_that_breaks_ends_its_stream_alone(make_core, alone, monkeypat
     # not for the others, whose grammars may take longer to compile than this answer to end
     box.until(lambda: len(broken.token_ids) >= 3)
     grammars = box.core.handler._manager._grammars
-    state, _ = grammars._matchers[broken.row]
+    state = grammars._rows[broken.row].matcher
     monkeypatch.setattr(state, "_matcher", None, raising=False)
     box.until(lambda: broken.is_over and all(is_done(it) for it in held if it is not broken))
     assert broken.fault.code == "engine"
@@ -281,8 +281,8 @@ def test_nothing_is_kept_of_streams_that_are_over(make_core) -> None:
         worker.forget(it)
     box.until(lambda: box.core.handler.num_streams == 0)
     assert len(box.core.handler._manager._grammars) == 0
-    assert not np.any(box.core.scheduler._requests.has_grammar)
-    assert box.core.scheduler._requests._num_grammars == 0
+    assert not np.any(box.core.scheduler._requests.may_need_mask)
+    assert box.core.scheduler._requests._num_with_masks == 0
 
 
 def test_no_grammar_no_library(make_core) -> None:

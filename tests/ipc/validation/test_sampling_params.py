@@ -83,6 +83,7 @@ BAD_VALUES: dict[str, list[Any]] = {
     "allowed_token_ids": [[], [-1], [0, 2**32], [1] * (MAX_ALLOWED_TOKEN_IDS + 1)],
     "bad_words": [[""], ["a", ""], ["a"] * (MAX_BAD_WORDS + 1), ["a" * (MAX_BAD_WORD_CHARS + 1)]],
     "n": [0, -1, MAX_N + 1],
+    "thinking_token_budget": [-2, 2**31, HUGE],
     "structured_outputs": [{}, {"json_object": False}, {"regex": "a", "choice": ["b"]}],
 }
 
@@ -111,6 +112,7 @@ WRONG_TYPES: dict[str, list[Any]] = {
     "allowed_token_ids": [1, "1", ["1"], [1.0], [None]],
     "bad_words": ["a", [1], [None], [["a"]]],
     "n": ["1", None, 1.5, [1]],
+    "thinking_token_budget": ["1", True, 1.0],
     "structured_outputs": [
         StructuredOutputs(regex=1),
         1,
@@ -144,6 +146,7 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "prompt_logprobs": [None, 0, -1, MAX_LOGPROBS],
     "logprob_token_ids": [None, [0], [5, 2**32 - 1], [1] * MAX_LOGPROB_TOKEN_IDS],
     "stream_interval": [1, 1000],
+    "thinking_token_budget": [None, -1, 0, 2**31 - 1],
     "stop": [(), [], "a", ["a", "b"], "é" * MAX_STOP_CHARS, ["x"] * MAX_STOPS],
     "stop_token_ids": [(), [0, 2**32 - 1], [1] * MAX_STOP_TOKEN_IDS],
     "include_stop_str_in_output": [True, False],

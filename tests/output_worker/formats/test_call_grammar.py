@@ -16,12 +16,14 @@ from tests.helpers.answers import read
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, format_of, render
+from slipstream_core.reasoning import ReasoningState
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose
-from slipstream_ipc.messages.answer import AnswerEvent, EventKind
-from slipstream_worker.formats.call_grammar import Opened, call_grammar
+from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
+from slipstream_worker.formats.call_grammar import Opened, call_grammar, free_call_grammar
 from slipstream_worker.formats.compiled_format import compile_format
+from slipstream_worker.formats.reasoning_ids import call_beginnings, reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 
 END = "</s>"
@@ -219,6 +221,118 @@ def test_reasoning_stays_free(name: str, reasoning: str, prefilled: str, seed: i
     grammar = call_grammar(found, model.ids, TOOLS, "required", opened=opened)
     items = model.items(sampled(model, grammar, seed))
     check(read(compiled, items, TYPES, state=state), may_reason=True)
+
+
+@pytest.mark.parametrize("name", [each for each in FORCEABLE if each != "phi4_mini_json"])
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral"])
+@pytest.mark.parametrize("prefilled", ["", "<think>\n"])
+@settings(max_examples=5)
+@given(seed=seeds, text=st.text("ab \n<{", max_size=9))
+def test_a_grammar_behind_reasoning_is_read_as_calls(
+    name: str, reasoning: str, prefilled: str, seed: int, text: str
+) -> None:
+    """What the core lets pass before it: reasoning, up to one of the ids that end it."""
+    found, model = model_of(name, reasoning, True)
+    compiled = compile_format(found, model.ids)
+    items = model.items(model.encoded(prefilled))
+    state = start_state(
+        compiled, [(it, "") if isinstance(it, int) else (-1, it) for it in items], TYPES
+    )
+    place = compiled.reader(TYPES, AnswerOptions(), state).place
+    ids = reasoning_ids(found, model.ids, (), place, is_start=not prefilled)
+    assert ids is not None
+    opened = Opened(not prefilled, bool(prefilled))
+    grammar = call_grammar(found, model.ids, TOOLS, "required", opened=opened, is_followed=True)
+    calls = sampled(model, grammar, seed)
+    thought = [*model.encoded(text), ids.ends[0]]
+    begun = thought if prefilled else [ids.begins[0], *thought]
+    for before in (begun, [] if not prefilled else begun):
+        items = model.items([*before, *calls])
+        check(read(compiled, items, TYPES, state=state), may_reason=True)
+
+
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral", "cohere_command3"])
+@pytest.mark.parametrize("prefilled", [False, True])
+@settings(max_examples=60)
+@given(data=st.data())
+def test_the_core_and_the_reader_say_the_same_of_where_reasoning_is(
+    reasoning: str, prefilled: bool, data: st.DataObject
+) -> None:
+    found, model = model_of("hermes", reasoning, True)
+    compiled = compile_format(found, model.ids)
+    options = AnswerOptions(tool_choice="none")
+    start = found.reasoning.begins[0].literal if prefilled and found.reasoning else ""
+    items = model.items(model.encoded(start))
+    state = start_state(
+        compiled, [(it, "") if isinstance(it, int) else (-1, it) for it in items], None, options
+    )
+    reader = compiled.reader(None, options, state)
+    blanks = model.encoded(" ") + model.encoded("\n")
+    ids = reasoning_ids(found, model.ids, blanks, reader.place, is_start=not prefilled)
+    assert ids is not None
+    followed = ReasoningState(ids, 10**9, has_grammar=False)
+    choices = [*model.ids.values(), *blanks, *model.encoded("ab{")]
+    outputs = data.draw(st.lists(st.sampled_from(choices), max_size=30))
+    for index, token_id in enumerate(outputs):
+        [item] = model.items([token_id])
+        if isinstance(item, int):
+            reader.feed_delimiter(item)
+        else:
+            reader.feed(item)
+        followed.take(token_id, index)
+        place = reader.place
+        assert place is not None
+        assert followed.is_reasoning == place.is_reasoning
+
+
+@pytest.mark.parametrize("name", sorted(set(FORCEABLE) - {"phi4_mini_json"}))
+@settings(max_examples=10)
+@given(seed=seeds, is_parallel=st.booleans(), strict=st.sampled_from(["look", "count", ""]))
+def test_a_free_answer_has_calls_in_the_grammar(
+    name: str, seed: int, is_parallel: bool, strict: str
+) -> None:
+    found, model = model_of(name, "", True)
+    tools = [
+        {"type": "function", "function": {**each["function"], "strict": True}}
+        if each["function"]["name"] == strict
+        else each
+        for each in TOOLS
+    ]
+    grammar, triggers = free_call_grammar(found, model.ids, tools, is_parallel=is_parallel)
+    if not triggers:
+        assert name == "llama3_json" or not any(
+            first is not None and first.literal in model.ids
+            for first in call_beginnings(CALLS[name])
+        )
+        return
+    draw, matcher = random.Random(seed), model.matcher(grammar)
+    taken: list[int] = []
+    while not matcher.is_accepting():  # it is over with the first token that completes it
+        biases = matcher.compute_logit_bias()
+        allowed = [i for i, bias in enumerate(biases) if bias and i != model.end_id]
+        if not taken:
+            assert set(allowed) == set(triggers)
+        ends = [i for i in allowed if i in model.ids.values()] if len(taken) > 20 else []
+        if len(taken) > 100:  # nor does an object of any form
+            closing = [each for each in model.encoded('"}]') if each in allowed]
+            ends = ends or closing[:1]
+        taken.append(draw.choice(ends or allowed))
+        assert matcher.consume_token(taken[-1])
+        assert len(taken) < MAX_TOKENS
+    before, behind = model.encoded("Well: ["), model.encoded(" so")
+    events = read(compile_format(found, model.ids), model.items([*before, *taken, *behind]), TYPES)
+    begun = [each.text for each in events if each.kind == EventKind.CALL_BEGINS]
+    assert begun
+    assert is_parallel or len(begun) == 1
+    for number, function in enumerate(begun):
+        parts = [
+            each.text
+            for each in events
+            if each.kind == EventKind.CALL_ARGUMENTS and each.call == number
+        ]
+        arguments = json.loads("".join(parts))
+        assert isinstance(arguments, dict)
+        assert function != strict or ALLOWED[function](arguments)
 
 
 def test_reasoning_within_which_calls_begin_needs_no_end() -> None:

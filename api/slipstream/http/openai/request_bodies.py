@@ -71,6 +71,7 @@ class SampledRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
     repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None  # of answers with reasoning
     request_id: str | None = None  # as the header X-Request-Id, which goes before it
 
 

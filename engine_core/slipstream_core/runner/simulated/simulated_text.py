@@ -35,6 +35,7 @@ UInt32s = npt.NDArray[np.uint32]
 UInt64s = npt.NDArray[np.uint64]
 
 _DEFAULT_VOCAB_SIZE = 32_000
+_FEW_MASKED = 4  # ids
 _CORPUS_CHARS = 200_000  # enough for streams to differ; encoded in a fraction of a second
 _SYNTHETIC_CORPUS_LEN = 65_536
 
@@ -112,8 +113,8 @@ class SimulatedText:
         raise ValueError("every id that could be sampled is masked")
 
     def pick_allowed(self, start: Int64s, masks: npt.NDArray[np.int32]) -> Int64s:
-        """One of the ids that each row's mask allows, by hash of `start`, [G]: that of the answer
-        that is played, where it is allowed.
+        """One of the ids that each row's mask allows, [G]: that of the answer that is played, where
+        it is allowed; else, where hardly any id is masked, that of `pick`; else one by hash.
 
         `masks` is as in `Runner.sample`. Special ids are included, as a grammar ends with one.
         """
@@ -122,8 +123,13 @@ class SimulatedText:
         for i, hashed in enumerate(_scramble(_bits(start)).tolist()):
             allowed = np.flatnonzero(bits[i, : self.vocab_size])
             played = self._source[start[i] % len(self._source)]
-            is_played = self.answers is not None and bits[i, played]
-            picked[i] = played if is_played else allowed[hashed % len(allowed)]
+            if self.answers is not None and bits[i, played]:
+                picked[i] = played
+            elif len(allowed) >= self.vocab_size - _FEW_MASKED:
+                masked = np.flatnonzero(bits[i, : self.vocab_size] == 0)
+                picked[i] = self.pick(start[i : i + 1], np.zeros_like(masked), masked)[0]
+            else:
+                picked[i] = allowed[hashed % len(allowed)]
         return picked
 
     def logprobs(self, chosen: UInt64s, ids: Int64s, k: int) -> tuple[Float32s, UInt32s]:
