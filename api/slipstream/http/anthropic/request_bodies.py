@@ -177,3 +177,4 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     speed: Ignored = None
 
     container: Unsupported = None
+    thread: Any = None  # a conversation that the server holds: refused (see `chat_request`)
