@@ -50,7 +50,11 @@ if TYPE_CHECKING:
         RequestOutput,
     )
     from slipstream.prompts import TextPrompt, TokensPrompt
-    from slipstream.sampling_params import SamplingParams, StructuredOutputs
+    from slipstream.sampling_params import (
+        RepetitionDetection,
+        SamplingParams,
+        StructuredOutputs,
+    )
     from slipstream.stack.stack import Stack, StackError
     from slipstream_ipc.messages import ChatMessage, ModelCard
 
@@ -75,6 +79,7 @@ __all__ = [
     "ModelCard",
     "OverloadedError",
     "ReasoningDelta",
+    "RepetitionDetection",
     "RequestError",
     "RequestMetrics",
     "RequestOptions",
@@ -119,6 +124,7 @@ _MODULES = {
     "ModelCard": "slipstream_ipc.messages",
     "OverloadedError": "slipstream.errors",
     "ReasoningDelta": "slipstream.answers.events",
+    "RepetitionDetection": "slipstream.sampling_params",
     "RequestError": "slipstream.errors",
     "RequestMetrics": "slipstream.outputs",
     "RequestOptions": "slipstream.client.options",

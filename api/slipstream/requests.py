@@ -25,6 +25,7 @@ from slipstream_ipc.messages import (
     ClientToWorker,
     Frame,
     ModelCard,
+    RepetitionDetection,
     Resume,
     SamplingParams,
     StructuredOutputs,
@@ -39,6 +40,7 @@ from slipstream_ipc.validation.sampling_params import (
     check_num_logprobs,
     check_params,
     check_prompt,
+    check_repetition,
     params_from,
 )
 from slipstream_ipc.validation.structured_output import check_form, json_as_text
@@ -79,6 +81,16 @@ def check_outputs(outputs: StructuredOutputs) -> None:
         params = params_from({"structured_outputs": outputs})
         assert params.structured_outputs is not None
         check_form(params.structured_outputs)
+    except BadRequest as error:
+        raise bad_request(error) from None
+
+
+def check_detection(wanted: RepetitionDetection) -> None:
+    """Check a repetition detection by itself. Raises: BadRequestError."""
+    try:
+        params = params_from({"repetition_detection": wanted})
+        assert params.repetition_detection is not None
+        check_repetition(params.repetition_detection)
     except BadRequest as error:
         raise bad_request(error) from None
 
@@ -244,6 +256,8 @@ def _converted(params: SamplingParams) -> SamplingParams:
     fields = msgspec.structs.asdict(params)  # a Struct's constructor checks no types
     if isinstance(params.structured_outputs, StructuredOutputs):
         fields["structured_outputs"] = msgspec.structs.asdict(params.structured_outputs)
+    if isinstance(params.repetition_detection, RepetitionDetection):
+        fields["repetition_detection"] = msgspec.structs.asdict(params.repetition_detection)
     try:
         return msgspec.convert(fields, SamplingParams)
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""The public `SamplingParams` and `StructuredOutputs`: their values are checked at once."""
+"""The public `SamplingParams` and its parts: their values are checked at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from slipstream.errors import unknown_option
-from slipstream.requests import check_outputs, checked_params
+from slipstream.requests import check_detection, check_outputs, checked_params
 from slipstream.vllm_names import SAMPLING_PARAMS, without_unsupported
 from slipstream_ipc import messages
 
@@ -53,3 +53,16 @@ class StructuredOutputs(
 
     def __post_init__(self) -> None:
         check_outputs(self)
+
+
+class RepetitionDetection(
+    messages.RepetitionDetection, metaclass=_SuggestingKeywords, frozen=True, kw_only=True
+):
+    __doc__ = f"{messages.RepetitionDetection.__doc__}\n    Raises: BadRequestError.\n"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[messages.RepetitionOptions]) -> None: ...
+
+    def __post_init__(self) -> None:
+        check_detection(self)

@@ -26,6 +26,7 @@ from slipstream_core.step.plan import Runner
 from slipstream_core.workers.admission import Admission
 from slipstream_core.workers.crash_note import CrashNote, begin_note, read_note
 from slipstream_core.workers.handler import WorkerHandler
+from slipstream_core.workers.held_answers import HeldAnswers
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_core.workers.sender import CoreAcceptor, WorkerSender
 from slipstream_core.workers.stream_table import CoreStreamTable
@@ -177,6 +178,7 @@ def assemble_core(
             max_readmitted_tokens=_READMITTED_FACTOR * waiting_tokens,
         ),
         pending=PendingAdmissions(compiler, logprob_budget),
+        held=HeldAnswers(int(config.response_store_mib * 2**20)),
         note=note,
         incarnation=config.incarnation,
         suspects=suspects,

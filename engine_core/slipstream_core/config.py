@@ -34,6 +34,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit.
     `logprobs_gib` bounds the log-probabilities of all requests together; requests that find no room
     wait.
+    `response_store_mib` bounds the kept answers that are held for workers that die.
     `trust_remote_code` lets code beside the weights run in this process.
     """
 
@@ -55,6 +56,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_waiting_tokens: Positive | None = None
     max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
     logprobs_gib: Annotated[float, Meta(gt=0)] = 2.0
+    response_store_mib: Annotated[float, Meta(ge=0)] = 64.0
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     trust_remote_code: bool = False
     trace: str | None = None

@@ -82,6 +82,7 @@ def assemble_worker(
         answer_format=answer_format,
         stream_interval=config.stream_interval,
         grace_s=config.grace_s,
+        response_store_bytes=int(config.response_store_mib * 2**20),
         may_return=config.may_return,
         tracer=open_tracer(config.trace, "worker"),
         spans=spans,

@@ -14,6 +14,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     when few of its reader's messages are unacknowledged.
     grace_s: how long an ended stream can still be read, and how long a stream continues after its
     client has vanished.
+    response_store_mib: what answers that are kept after their streams may take; 0 keeps none.
     client_timeout_s: silence after which a client is pinged; after as long again it counts as gone.
     hang_timeout_s: silence after which the tokenizer process counts as hung.
     trace: file that the timeline will be written to; this process leaves its part beside it.
@@ -39,6 +40,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stream_interval: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
     client_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     grace_s: Annotated[float, Meta(ge=0)] = 60.0
+    response_store_mib: Annotated[float, Meta(ge=0)] = 64.0
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     trust_remote_code: bool = False
     tool_format: str | None = None

@@ -2,7 +2,8 @@
 
 After each attach the caller queues positions and registrations again.
 
-- State messages leave in order; registrations that share a prompt leave in one message.
+- State messages leave in order; registrations that share a prompt leave in one message. What may
+  wait leaves behind them.
 - A report says up to which step all tokens have been checked. While it waits for credit, a later
   one replaces it and adds its rows.
 - A step is answered with a single message: its report, which also acknowledges it.
@@ -20,7 +21,10 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, CoreToWorker, Report, WorkerToCore
 from slipstream_ipc.transport.codec import worker_codec
 from slipstream_ipc.transport.dealer import Dealer
+from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.shared_prompts import joined
+
+_MOST_UNACKED_BEHIND = WINDOW // 4  # messages, from which on what may wait is not sent
 
 
 class CoreLink:
@@ -131,6 +135,17 @@ class CoreLink:
                 return
             for _ in range(num):
                 self._messages.popleft()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no state waits and credit is left for many."""
+        is_free = self._dealer.has_credit and self._dealer.num_unacked < _MOST_UNACKED_BEHIND
+        return is_free and not self._messages
+
+    def send_last(self, body: WorkerToCore) -> bool:
+        """Send a message that yields to states; False if it cannot be sent now."""
+        self._dealer.take_receipts()
+        return self.is_idle and self._dealer.send(body, None)
 
     def beat(self, now: float) -> None:
         """Send pings and check for timeouts. Call it regularly."""

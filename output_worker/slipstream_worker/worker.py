@@ -27,6 +27,7 @@ from slipstream_worker.clients.ports import AUTO_MAX_UNACKED, FrontAcceptor
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
+from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
 from slipstream_worker.lifecycle.client_messages import ClientMessages
 from slipstream_worker.lifecycle.core_messages import CoreMessages
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
@@ -58,6 +59,7 @@ class Worker:
         stream_interval: int | Literal["auto"],
         grace_s: float,
         answer_format: str = "",
+        response_store_bytes: int = 0,
         may_return: bool = False,
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
@@ -66,7 +68,8 @@ class Worker:
         """`socket` is the one that `front` accepts on; `tokenizer` is the folder or hub id that
         clients load, `answer_format` the format of answers as clients see it on the model's card.
 
-        may_return, predecessor_ended_s: see `WorkerConfig`. spans: of the requests that are traced;
+        response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, predecessor_ended_s:
+        see `WorkerConfig`. spans: of the requests that are traced;
         None if none is.
         """
         self._spans = spans
@@ -101,6 +104,7 @@ class Worker:
             self.retention,
             render_queue,
             counters,
+            AnswerKeeper(core, self.columns, detokenizers, response_store_bytes),
             min_interval=1 if stream_interval == "auto" else stream_interval,
             spans=spans,
         )
@@ -160,6 +164,7 @@ class Worker:
             if arrived is None or self._front.is_among(arrived):
                 for session, body in self._front.receive(now):
                     self._from_clients.handle(session, body, card)
+            self._from_clients.flush()
         if arrived is None or self._prompts.is_among(arrived):
             for answer in self._prompts.receive():
                 if isinstance(answer, Rendered) and card is not None:
@@ -170,6 +175,7 @@ class Worker:
         if self.readers.flush() and tracer is not None:
             tracer.add(SpanKind.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
         self.columns.flush_deferred()
+        self.lifecycle.keeper.flush()
         if self._from_core.step != step_before:
             self._recent.add(now, monotonic())
 
@@ -205,6 +211,7 @@ class Worker:
             if self.card is not None:
                 self._from_clients.rendered(answer, self.card)
         self._from_clients.beat()
+        self.lifecycle.keeper.flush()
         self.retention.now = now
         self.lifecycle.beat()
 

@@ -14,6 +14,8 @@ from tests.helpers.pages import blocks
 
 from slipstream.stack.settings import StackOptions, StackSettings
 from slipstream_ipc.messages import (
+    RepetitionDetection,
+    RepetitionOptions,
     SamplingOptions,
     SamplingParams,
     StructuredOptions,
@@ -31,13 +33,15 @@ from collections.abc import Sequence
 from typing import Unpack
 
 from slipstream import LLM, AsyncClient, Client, SamplingParams, Stack, StructuredOutputs
-from slipstream import CallOptions, ChatMessage, RequestOptions
+from slipstream import CallOptions, ChatMessage, RepetitionDetection, RequestOptions
 from slipstream import TextPrompt, TokensPrompt
 from slipstream import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 
 params = SamplingParams(temperature=0.5, stop=["x"], stop_token_ids=[1, 2], bad_words=["no"])
 SamplingParams(stop="x", allowed_token_ids=[3], logit_bias={4: -1.0}, stream_interval=4)
 SamplingParams(stop=None, structured_outputs=StructuredOutputs(choice=["yes", "no"]))
+SamplingParams(repetition_detection=RepetitionDetection(max_pattern_size=20, min_count=4))
+SamplingParams(repetition_detection={"max_pattern_size": 20, "min_count": 4})
 prompts: list[TextPrompt] = [{"prompt": "a text"}]
 tokens: TokensPrompt = {"prompt_token_ids": [1, 2, 3]}
 messages = [{"role": "user", "content": "What is a list?"}]
@@ -169,6 +173,7 @@ def test_checkers_find_each_mistake(checker: str, tmp_path: Path) -> None:
     [
         (SamplingOptions, SamplingParams, set()),
         (StructuredOptions, StructuredOutputs, set()),
+        (RepetitionOptions, RepetitionDetection, set()),
         (StackOptions, StackSettings, {"model"}),
     ],
 )

@@ -165,6 +165,7 @@ VLLMS_DEFAULTS: dict[str, Any] = {
     "allowed_token_ids": None,
     "bad_words": None,  # an empty list there
     "structured_outputs": None,
+    "repetition_detection": None,
 }
 
 
@@ -241,6 +242,7 @@ SAMPLES: dict[str, Any] = {
     "bad_words": ["x"],
     "prompt_logprobs": 1,
     "structured_outputs": {"regex": "a"},
+    "repetition_detection": {"max_pattern_size": 20, "min_count": 4},
     "response_format": {"type": "json_object"},
     "priority": 1,
     "cache_salt": "x",

@@ -31,6 +31,8 @@ from slipstream_ipc.messages import (
     End,
     Fault,
     Forget,
+    Kept,
+    KeptEntry,
     LogprobColumns,
     Positions,
     Registered,
@@ -154,6 +156,7 @@ class StateWorker:
         self.is_reading = True
         self.is_reporting = True
         self.is_synced = False
+        self.kept: tuple[KeptEntry, ...] = ()
         self._last_incarnation = -1
         self.hop: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             context,
@@ -232,6 +235,8 @@ class StateWorker:
                     self._admit_again(self.streams[stream_id])
             case SyncDone():
                 self.is_synced = True
+            case Kept():
+                self.kept += body.entries
             case other:
                 raise AssertionError(f"unexpected {other}")
 

@@ -34,6 +34,8 @@ from slipstream_ipc.messages import (
     Goodbye,
     OtherAnswer,
     PromptLogprobs,
+    Recall,
+    Recalled,
     Rejected,
     Render,
     Rendered,
@@ -142,6 +144,7 @@ class RawClient:
         self._poller = zmq.Poller()
         self._waiting: list[ClientToWorker] = []
         self.streams: dict[int, Received] = {}
+        self.recalled: dict[int, Recalled] = {}
         self.is_reading = True
         self.resubmits = True
         self.hop: Dealer[ClientToWorker, WorkerToClient, None] = Dealer(
@@ -202,6 +205,13 @@ class RawClient:
         self._waiting.append(Resume(handle, it.stream_id, num_chars, num_tokens))
         return taken
 
+    def recall(self, stream_id: bytes, scope: bytes = b"", *, forget: bool = False) -> Recalled:
+        """What the worker has kept; steps the stack until it answers."""
+        number = len(self.recalled)
+        self._waiting.append(Recall(number, stream_id, scope, forget))
+        self._stack.until(lambda: number in self.recalled)
+        return self.recalled[number]
+
     def abort(self, received: Received) -> None:
         received.is_aborted = True
         self._waiting.append(Abort(received.stream_id, received.submit.handle))
@@ -252,6 +262,8 @@ class RawClient:
                 self.streams[body.handle].is_superseded = True
             case Deltas():
                 self._take_deltas(body)
+            case Recalled():
+                self.recalled[body.number] = body
             case other:
                 raise AssertionError(f"unexpected {other}")
 
@@ -342,6 +354,8 @@ class MiniStack:
             for name in ("grace_s", "client_timeout_s", "stream_interval", "listen", "keys")
             if name in settings
         }
+        store = {name: settings[name] for name in ("response_store_mib",) if name in settings}
+        self._worker_settings.update(store)  # for worker and core
         self._core_settings: dict[str, object] = {
             "model": model,
             "max_num_seqs": 64,

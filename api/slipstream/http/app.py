@@ -68,13 +68,22 @@ class App:
         *,
         is_traced: bool = False,
         strict_fields: bool = False,
+        strict_finish: bool = False,
     ) -> None:
-        """model_name, hang_timeout_s, is_traced, strict_fields: see `FrontConfig`."""
+        """model_name, hang_timeout_s, is_traced, strict_fields, strict_finish: see
+        `FrontConfig`.
+        """
         self._io = io
         self._model_name = model_name
         self._keys = keys
         self._endpoints = ModelEndpoints(
-            io, keys, texts, limits, is_traced=is_traced, strict_fields=strict_fields
+            io,
+            keys,
+            texts,
+            limits,
+            is_traced=is_traced,
+            strict_fields=strict_fields,
+            strict_finish=strict_finish,
         )
         self._cors = Cors(()) if cors is None else cors
         self._hosts = Hosts(None) if hosts is None else hosts

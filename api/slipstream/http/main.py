@@ -138,6 +138,7 @@ async def _serve(
         config.hang_timeout_s,
         is_traced=config.is_traced,
         strict_fields=config.strict_fields,
+        strict_finish=config.strict_finish,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":

@@ -227,6 +227,7 @@ def _front_specs(
         "access_log": settings.access_log,
         "forwarded_allow_ips": forwarded_allow_ips(settings),
         "strict_fields": settings.strict_fields,
+        "strict_finish": settings.openai_strict_finish,
         "is_traced": settings.otlp_traces_endpoint is not None,
     }
     return [

@@ -182,6 +182,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "ignored and named in the answer's headers",
         ),
     ] = False
+    openai_strict_finish: Annotated[
+        bool,
+        _about(
+            HTTP,
+            "finish the call of a function that tool_choice names with `stop`, as OpenAI does, "
+            "instead of `tool_calls`",
+        ),
+    ] = False
     max_num_seqs: Annotated[
         int, Meta(ge=1), _about(SCHEDULING, "maximum number of requests that run at the same time")
     ] = 256
@@ -430,6 +438,7 @@ class StackOptions(TypedDict, total=False):
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
     strict_fields: bool
+    openai_strict_finish: bool
     log_format: LogFormat
     otlp_traces_endpoint: str | None
     log_stats_interval_s: float

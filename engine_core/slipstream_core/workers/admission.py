@@ -123,6 +123,7 @@ class Admission:
             except ProtocolError as error:
                 return Fault("bad_request", str(error), "logprobs")
         num_bytes = 4 * total + admit.max_tokens * (8 * width + 4) + _OTHER_BYTES
+        num_bytes += 0 if admit.keep is None else len(admit.keep.record)
         if num_bytes > MAX_CORE_MESSAGE_BYTES:
             why = (
                 f"{total} tokens with {width} log-probabilities to an output may take {num_bytes} "
@@ -186,7 +187,7 @@ def new_request(stream: CoreStream) -> NewRequest:
         logprob_token_ids=params.logprob_token_ids or (),
         min_tokens=params.min_tokens,
         stop_token_ids=admit.stop_token_ids,
-        worker_ends=bool(admit.stop_token_ids or params.stop),
+        worker_ends=bool(admit.stop_token_ids or params.stop or params.repetition_detection),
         is_suspect=admit.strikes >= _STRIKES_TO_SUSPECT,
         cache_salt=admit.cache_salt,
         use_prefix_cache=not wants_prompt(admit),

@@ -10,6 +10,8 @@
   request goes on; a different request under its id is a conflict.
 - A stream whose grammar is not compiled, or that finds no room for its log-probabilities, is
   pending until then. An attach drops pending streams, as the worker asks again.
+- A stream whose answer is to be kept is not forgotten before the answer is here, or was given up:
+  until then its `keep` stays in its registration.
 - The streams that the previous core was computing when it died from within are sent to every worker
   that attaches, until they are admitted again. A stream that was in such a step twice without
   progress runs alone, as a suspect.
@@ -19,13 +21,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.workers.admission import Admission, WaitingLoad, is_same
 from slipstream_core.workers.crash_note import CrashNote
+from slipstream_core.workers.held_answers import HeldAnswers
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_core.workers.sender import CoreAcceptor, Receipt, WorkerSender
 from slipstream_core.workers.stream_table import CoreStream, CoreStreamTable
@@ -38,17 +43,21 @@ from slipstream_ipc.history.token_log import TokenLog, history_digest
 from slipstream_ipc.messages import (
     AdmissionRefused,
     Admit,
+    DropKept,
     End,
     Fault,
     Forget,
     Forgotten,
     Hello,
+    Keep,
+    KeptIds,
     ModelCard,
     Positions,
     Registered,
     Report,
     Suspects,
     SyncDone,
+    UnknownKept,
     UnknownToCore,
     Withdraw,
     WorkerToCore,
@@ -83,6 +92,7 @@ class WorkerHandler:
         *,
         admission: Admission,
         pending: PendingAdmissions,
+        held: HeldAnswers,
         note: CrashNote | None,
         incarnation: int,
         suspects: tuple[bytes, ...],
@@ -103,6 +113,7 @@ class WorkerHandler:
         self._logprobs = logprobs
         self._admission = admission
         self._pending = pending
+        self._held = held
         self._note = note
         self._num_in_flight = 0  # steps in flight
         self._incarnation = incarnation
@@ -203,12 +214,23 @@ class WorkerHandler:
                 self._pending.drop_of(session.identity, body.stream_ids)
                 for stream_id in body.stream_ids:
                     stream = self._owned(session.identity, stream_id)
-                    if stream is not None:
+                    if stream is not None and body.has_been:
+                        self._forget(stream)
+                    elif stream is not None:
                         self._manager.forget(stream)
                 if body.has_been:
                     self._forgotten.extend(body.stream_ids)
+            case KeptIds():
+                self._compare_kept(session.identity, body)
             case Positions():
                 self._resume(session.identity, body)
+            case Keep():
+                for entry in body.entries:
+                    self._held.put(session.identity, entry)
+                self._settle(session.identity, [entry.stream_id for entry in body.entries])
+            case DropKept():
+                self._held.drop(session.identity, body.stream_ids)
+                self._settle(session.identity, body.stream_ids)
             case _:
                 raise ProtocolError(f"a core does not accept {type(body).__name__}")
 
@@ -216,6 +238,40 @@ class WorkerHandler:
         """This worker's stream, or None where it is unknown or another worker's."""
         stream = self._streams.get(stream_id)
         return stream if stream is not None and stream.worker == worker else None
+
+    def _forget(self, stream: CoreStream) -> None:
+        """Forget a stream that its worker no longer keeps, once its answer is here."""
+        if stream.registration.keep is None:
+            self._manager.forget(stream)
+        else:
+            self._manager.stop(stream)
+            stream.is_left = True
+
+    def _settle(self, worker: bytes, stream_ids: Iterable[bytes]) -> None:
+        """The answers of these streams are here, or are not to be kept."""
+        for stream_id in stream_ids:
+            stream = self._owned(worker, stream_id)
+            if stream is None or stream.registration.keep is None:
+                continue
+            stream.registration = replace(stream.registration, keep=None)
+            if stream.is_left:
+                self._manager.forget(stream)
+
+    def _compare_kept(self, worker: bytes, stated: KeptIds) -> None:
+        """Drop the answers that a worker does not keep, and ask for those that are not here."""
+        held, kept = self._held.of_worker(worker), set(stated.stream_ids)
+        unstated = [stream_id for stream_id in held if stream_id not in kept]
+        sender = self._senders[worker]
+        if stated.is_complete:
+            self._held.drop(worker, unstated)
+        else:
+            sender.replay_kept([held[stream_id] for stream_id in unstated])
+        kept.update(stated.owed)
+        owned = [stream.registration for stream in self._streams.of_worker(worker)]
+        self._settle(worker, [it.stream_id for it in owned if it.stream_id not in kept])
+        unknown = tuple([id_ for id_ in stated.stream_ids if id_ not in held])
+        if unknown:
+            sender.enqueue(UnknownKept(unknown))
 
     def _attach(self, session: Session[Receipt]) -> None:
         sender = self._senders.get(session.identity)
@@ -233,6 +289,7 @@ class WorkerHandler:
         if not session.fresh:
             return  # the worker states its positions next
         for stream in owned:
+            stream.is_left = False
             registered = Registered(stream.row, stream.registration, stream.end, stream.is_over)
             sender.enqueue(registered)
             self._manager.send_prompt_logprobs(stream)
@@ -244,6 +301,7 @@ class WorkerHandler:
         for begin in range(0, len(forgotten), _FORGOTTEN_PER_MESSAGE):
             sender.enqueue(Forgotten(forgotten[begin : begin + _FORGOTTEN_PER_MESSAGE]))
         sender.enqueue(SyncDone())
+        sender.replay_kept(list(self._held.of_worker(session.identity).values()))
 
     def _admit(self, worker: bytes, admit: Admit) -> None:
         sender = self._senders[worker]
@@ -333,7 +391,7 @@ class WorkerHandler:
                 if stream.registration.stream_id not in stated_ids:
                     if stream.is_over:
                         self._forgotten.append(stream.registration.stream_id)
-                    self._manager.forget(stream)  # its Forget was lost with the link
+                    self._forget(stream)  # its Forget was lost with the link
             sender.stated_ids = None
             sender.enqueue(SyncDone())
 

@@ -3,6 +3,7 @@
 - States (Admitted, Registered, AdmissionRefused, …) are sent before tokens, so that a row is known
   before it is used. Both wait for credit; neither queues in a socket.
 - An attach drops queued states: every state is sent anew.
+- Kept answers for a worker that lacks them yield to both, and leave one message a turn.
 - A turn sends a bounded number of messages, so that catching up on many streams does not hold up
   running steps.
 - In the common case all that is new is one token for each row of the last step. Its row set is then
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +23,17 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.cursors import Cursors, Portion
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import CoreToWorker, Step, WorkerToCore
+from slipstream_ipc.messages import (
+    KEPT_ENTRY_BYTES,
+    CoreToWorker,
+    Kept,
+    KeptEntry,
+    Step,
+    WorkerToCore,
+)
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import NO_ROWS, RowSet
+from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.router import Router, Session
 
 # None for a state, which needs no receipt because every attach sends it anew
@@ -33,6 +43,7 @@ CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
 _MESSAGES_PER_TURN = 2
+_MOST_UNACKED_KEPT = WINDOW // 4  # messages, from which on kept answers wait: tokens need credit
 
 
 class WorkerSender:
@@ -51,6 +62,7 @@ class WorkerSender:
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
         self._messages: deque[CoreToWorker] = deque()
+        self._kept: deque[Kept] = deque()
         self._dirty = np.zeros(64, np.bool_)  # [rows] that may have new tokens
         self._is_dirty = False  # whether any row is set
         self._sampled: RowSet | None = None  # rows of the last step, if not yet in `_dirty`
@@ -78,6 +90,7 @@ class WorkerSender:
         """Begin a new session; none of `rows` is sent until `open` gives its position."""
         self._session = session
         self._messages.clear()
+        self._kept.clear()
         self.stated_ids = None if session.fresh else set()
         for row in rows:
             self.close(row)
@@ -89,6 +102,18 @@ class WorkerSender:
         """Queue a state; dropped where no worker is attached, as the next attach sends it anew."""
         if self.is_attached:
             self._messages.append(body)
+
+    def replay_kept(self, entries: Sequence[KeptEntry]) -> None:
+        """Send these answers, the last ones the worker lacks."""
+        part: list[KeptEntry] = []
+        num_bytes = 0
+        for entry in entries:
+            if num_bytes > MESSAGE_BUDGET_BYTES:
+                self._kept.append(Kept(tuple(part), last=False))
+                part, num_bytes = [], 0
+            part.append(entry)
+            num_bytes += len(entry.answer) + KEPT_ENTRY_BYTES
+        self._kept.append(Kept(tuple(part), last=True))
 
     def open(self, row: int, position: int, *, logprobs: bool) -> None:
         """Send `row` from `position` of its history on."""
@@ -134,8 +159,17 @@ class WorkerSender:
             if self._messages or not session.link.has_credit:
                 return False
             if not self._publish_tokens(session):
-                return False
+                return self._publish_kept(session)
         return session.link.has_credit
+
+    def _publish_kept(self, session: Session[Receipt]) -> bool:
+        """Send one message of kept answers, if any are left; whether there are more."""
+        if not self._kept or session.link.num_unacked >= _MOST_UNACKED_KEPT:
+            return False
+        if not self._acceptor.send(session, self._kept[0], None):
+            return False
+        self._kept.popleft()
+        return bool(self._kept) and session.link.has_credit
 
     def _publish_tokens(self, session: Session[Receipt]) -> bool:
         """Send one message of tokens; whether there are more that could be sent now."""

@@ -24,6 +24,7 @@ class CoreStream:
     worker: bytes  # identity of the worker that owns it
     is_over: bool = False
     end: End | None = None
+    is_left: bool = False  # its worker has forgotten it, and its answer has yet to come
     scheduled_at: float = 0.0  # when it was first in a step, if it is traced
     first_token_at: float = 0.0  # when its first token was known, if it is traced
 

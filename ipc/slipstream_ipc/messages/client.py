@@ -29,6 +29,7 @@ from slipstream_ipc.messages.handshake import (
     Starting,
     Welcome,
 )
+from slipstream_ipc.messages.kept import KeepOptions, KeptAnswer
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
@@ -76,6 +77,7 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     tenant: Identity = b""  # on whose behalf the request is made; empty: the client itself
     trace: TraceContext | None = None  # ignored unless the server exports traces
     answer: AnswerOptions | None = None  # of `messages`; None: the answer is text alone
+    keep: KeepOptions | None = None  # None: the answer is not kept after its stream
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):
@@ -128,6 +130,19 @@ class Cancel(Struct, array_like=True, frozen=True, tag=tags.CANCEL):
 
     number: U32
     stream_ids: Annotated[tuple[StreamId, ...], Meta(max_length=MAX_CANCELLED)]
+
+
+class Recall(Struct, array_like=True, frozen=True, tag=tags.RECALL):
+    """Request the kept answer of a stream, or of one that still runs and is to be kept.
+
+    scope: the one in the stream's `KeepOptions`. forget: keep it no longer; a stream that still
+    runs is ended.
+    """
+
+    number: U32
+    stream_id: StreamId
+    scope: Identity = b""
+    forget: bool = False
 
 
 # ---- worker -> client ----------------------------------------------------------------------
@@ -221,7 +236,17 @@ class Cancelled(Struct, array_like=True, frozen=True, tag=tags.CANCELLED):
     found: Annotated[tuple[CancelledState, ...], Meta(max_length=MAX_CANCELLED)]
 
 
-ClientToWorker = Hello | Ping | Submit | Resume | Abort | Goodbye | Tokenize | Detokenize | Cancel
+class Recalled(Struct, array_like=True, frozen=True, tag=tags.RECALLED):
+    """Answers a Recall: what is kept, as it was before it was forgotten; None: nothing is."""
+
+    number: U32
+    answer: KeptAnswer | None = None
+    fault: Fault | None = None
+
+
+ClientToWorker = (
+    Hello | Ping | Submit | Resume | Abort | Goodbye | Tokenize | Detokenize | Cancel | Recall
+)
 WorkerToClient = (
     Welcome
     | Reattach
@@ -237,4 +262,5 @@ WorkerToClient = (
     | Tokenized
     | Detokenized
     | Cancelled
+    | Recalled
 )

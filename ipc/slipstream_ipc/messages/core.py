@@ -21,6 +21,7 @@ from slipstream_ipc.messages.fields import (
     StreamIds,
 )
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
+from slipstream_ipc.messages.kept import KeepOptions
 from slipstream_ipc.messages.request import SamplingParams
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
@@ -87,6 +88,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     answer: AnswerSettings | None = None  # None: the answer is text alone
     # of the prompt, found in the cache when it was first computed; None: not computed yet
     num_cached_tokens: U32 | None = None
+    keep: KeepOptions | None = None  # until its answer is in a Keep; None: it is not to be kept
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
@@ -121,6 +123,36 @@ class Positions(Struct, array_like=True, frozen=True, tag=tags.POSITIONS):
     lengths: bytes  # output tokens
     digests: bytes  # u64, `history_digest` of those tokens
     last: bool
+
+
+class KeptEntry(Struct, array_like=True, frozen=True):
+    """A kept answer, encoded; a core does not read it."""
+
+    stream_id: StreamId
+    scope: Identity
+    answer: bytes
+
+
+class Keep(Struct, array_like=True, frozen=True, tag=tags.KEEP):
+    """Hold these answers for the worker's successor."""
+
+    entries: Annotated[tuple[KeptEntry, ...], Meta(max_length=2**20)]
+
+
+class DropKept(Struct, array_like=True, frozen=True, tag=tags.DROP_KEPT):
+    """These answers are not kept, or no longer."""
+
+    stream_ids: StreamIds
+
+
+class KeptIds(Struct, array_like=True, frozen=True, tag=tags.KEPT_IDS):
+    """After an attach, ahead of the positions: the answers that the worker keeps, and the streams
+    whose answers it is going to. is_complete: it has been sent all that the core held for it.
+    """
+
+    stream_ids: StreamIds
+    owed: StreamIds
+    is_complete: bool
 
 
 # ---- core -> worker ------------------------------------------------------------------------
@@ -209,13 +241,31 @@ class ComputedPromptLogprobs(
     logprobs: LogprobColumns
 
 
+class Kept(Struct, array_like=True, frozen=True, tag=tags.KEPT):
+    """Answers that the core holds for a worker that does not have them. last: there are no more.
+
+    They follow SyncDone, beside the steps.
+    """
+
+    entries: Annotated[tuple[KeptEntry, ...], Meta(max_length=2**20)]
+    last: bool
+
+
+class UnknownKept(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN_KEPT):
+    """The core does not hold these answers."""
+
+    stream_ids: StreamIds
+
+
 class Forgotten(Struct, array_like=True, frozen=True, tag=tags.FORGOTTEN):
     """The latest streams that must not run again, for a worker that knows of none."""
 
     stream_ids: StreamIds
 
 
-WorkerToCore = Hello | Ping | Admit | Report | Withdraw | Forget | Positions
+WorkerToCore = (
+    Hello | Ping | Admit | Report | Withdraw | Forget | Positions | Keep | DropKept | KeptIds
+)
 CoreToWorker = (
     Welcome
     | Reattach
@@ -231,4 +281,6 @@ CoreToWorker = (
     | ComputedPromptLogprobs
     | Forgotten
     | FirstToken
+    | Kept
+    | UnknownKept
 )

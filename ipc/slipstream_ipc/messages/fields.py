@@ -27,7 +27,7 @@ Identity = Annotated[bytes, Meta(max_length=MAX_IDENTITY_BYTES)]
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 LongText = Annotated[str, Meta(max_length=2**16)]
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "repetition"]
 ErrorCode = Literal[
     "bad_request",  # the caller's fault: a field is wrong
     "conflict",  # the caller's fault: the stream id is taken by other content

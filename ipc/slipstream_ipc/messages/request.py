@@ -50,6 +50,34 @@ class StructuredOutputs(
         def __init__(self, **options: Unpack[StructuredOptions]) -> None: ...
 
 
+class RepetitionOptions(TypedDict, total=False):
+    """The fields of `RepetitionDetection` as callers may write them."""
+
+    max_pattern_size: int
+    min_pattern_size: int
+    min_count: int
+
+
+class RepetitionDetection(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Ends an answer whose last tokens are one pattern, written several times in a row. Names and
+    defaults are those of vLLM's `RepetitionDetectionParams`.
+
+    max_pattern_size: the longest pattern, in tokens; 0 detects none.
+    min_pattern_size: the shortest; 0 is 1.
+    min_count: how often the pattern stands there, at least 2.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **options: Unpack[RepetitionOptions]) -> None: ...
+
+
 class SamplingOptions(TypedDict, total=False):
     """The fields of `SamplingParams` as callers may write them, lists in place of tuples."""
 
@@ -78,6 +106,7 @@ class SamplingOptions(TypedDict, total=False):
     n: int
     prompt_logprobs: int | None
     logprob_token_ids: Sequence[int] | None
+    repetition_detection: RepetitionDetection | RepetitionOptions | None
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -106,6 +135,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     logprob_token_ids: at most 128 ids whose log-probabilities are returned at each position, with
     the sampled token's and instead of the most likely ones'; `logprobs` is None or their number,
     and `max_logprobs` does not apply. The `rank` of such an id is its position in the list.
+    repetition_detection: ends the stream when its last tokens, `min_tokens` or more, repeat a
+    pattern; None never does.
     """
 
     temperature: float = 1.0
@@ -133,6 +164,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     n: int = 1
     prompt_logprobs: int | None = None
     logprob_token_ids: tuple[int, ...] | None = None
+    repetition_detection: RepetitionDetection | None = None
 
     if TYPE_CHECKING:
 

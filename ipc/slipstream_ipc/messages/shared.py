@@ -49,12 +49,16 @@ class TraceContext(Struct, array_like=True, frozen=True):
     state: Annotated[str, Meta(max_length=MAX_TRACE_STATE_CHARS)] = ""
 
 
+REPETITION_DETECTED = "repetition_detected"  # vLLM's word
+
+
 class End(Struct, array_like=True, frozen=True):
     """How a stream ended. Every accepted stream gets exactly one."""
 
     reason: FinishReason
     num_tokens: U32  # output tokens kept
-    stop_reason: int | str | None = None  # the stop id or string that ended it, None for EOS
+    # the stop id or string that ended it, None for EOS; REPETITION_DETECTED of a repetition
+    stop_reason: int | str | None = None
     fault: Fault | None = None
     num_cached_tokens: U32 = 0  # of the prompt, found in the cache when it was first computed
     num_reasoning_tokens: U32 = 0  # of the answer, between the delimiters of its reasoning

@@ -1,7 +1,8 @@
 """The tags with which the messages between client, worker and core begin.
 
 - A tag is used once over all hops, so that a message sent the wrong way is not taken for another.
-- Each direction of a hop has ten. PROTOCOL.md documents those of the client's hop: they are stable.
+- Each direction of a hop has ten, from the core to a worker twenty. PROTOCOL.md documents those of
+  the client's hop: they are stable.
 """
 
 # either way, on every hop
@@ -20,6 +21,7 @@ GOODBYE = 13
 TOKENIZE = 16
 DETOKENIZE = 17
 CANCEL = 18
+RECALL = 19
 
 # worker -> client
 ACCEPTED = 20
@@ -28,6 +30,7 @@ DELTAS = 22
 UNKNOWN_STREAMS = 23
 SUPERSEDED = 24
 PROMPT_LOGPROBS = 25
+RECALLED = 26
 TOKENIZED = 27
 DETOKENIZED = 28
 CANCELLED = 29
@@ -38,6 +41,9 @@ REPORT = 31
 WITHDRAW = 32
 FORGET = 33
 POSITIONS = 34
+KEEP = 35
+DROP_KEPT = 36
+KEPT_IDS = 37
 
 # core -> worker
 ADMITTED = 40
@@ -50,3 +56,5 @@ SUSPECTS = 46
 COMPUTED_PROMPT_LOGPROBS = 47
 FORGOTTEN = 48
 FIRST_TOKEN = 49
+KEPT = 50
+UNKNOWN_KEPT = 51

@@ -106,6 +106,8 @@ class WorkerGauges(Struct, frozen=True, omit_defaults=True):
 
     num_streams: Count = 0  # streams that have not ended
     num_kept_streams: Count = 0  # ended streams, kept for readers that come back
+    num_kept_answers: Count = 0  # answers that can be recalled after their streams
+    kept_answer_bytes: Count = 0
     num_clients: Count = 0  # attached clients, HTTP fronts included
     num_pending_spans: Count = 0  # made and not exported yet; lost if the worker dies
 

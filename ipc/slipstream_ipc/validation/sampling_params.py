@@ -20,6 +20,7 @@ from slipstream_ipc.messages import (
     MAX_LABEL_CHARS,
     Admit,
     ModelCard,
+    RepetitionDetection,
     SamplingParams,
     StructuredOutputs,
 )
@@ -39,6 +40,8 @@ MAX_N = 128
 MAX_STOPS = 64
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_PATTERN_SIZE = 2048  # tokens of a pattern that repetition_detection looks for
+MAX_PATTERN_COUNT = 2**16
 MAX_SEED = 2**63 - 1
 MAX_TEMPERATURE = 1e30  # far below float32's maximum
 MAX_PRIORITY = 2**31 - 1
@@ -59,6 +62,9 @@ def params_from(options: Mapping[str, Any]) -> SamplingParams:
     wanted = options.get("structured_outputs")
     if isinstance(wanted, StructuredOutputs):  # a Struct's constructor checks no types
         options = {**options, "structured_outputs": msgspec.structs.asdict(wanted)}
+    detection = options.get("repetition_detection")
+    if isinstance(detection, RepetitionDetection):
+        options = {**options, "repetition_detection": msgspec.structs.asdict(detection)}
     for name, value in options.items():
         if name not in SamplingParams.__struct_fields__:
             allowed = "one of " + ", ".join(sorted(SamplingParams.__struct_fields__))
@@ -101,8 +107,21 @@ def check_params(params: SamplingParams) -> None:
     _integer("stream_interval", params.stream_interval, 1, 2**31 - 1, "an integer >= 1")
     _check_stops(params)
     check_token_params(params)
+    if params.repetition_detection is not None:
+        check_repetition(params.repetition_detection)
     if params.structured_outputs is not None:
         check_structured(params.structured_outputs, params)
+
+
+def check_repetition(wanted: RepetitionDetection) -> None:
+    """Raise BadRequest for the first field of a repetition detection that is not allowed."""
+    field, most = "repetition_detection", wanted.max_pattern_size
+    allowed = f"an integer in [0, {MAX_PATTERN_SIZE}], 0 is off"
+    _integer(f"{field}.max_pattern_size", most, 0, MAX_PATTERN_SIZE, allowed)
+    allowed = "an integer in [0, max_pattern_size], 0 is 1"
+    _integer(f"{field}.min_pattern_size", wanted.min_pattern_size, 0, most, allowed)
+    allowed = f"an integer in [2, {MAX_PATTERN_COUNT}] where max_pattern_size is not 0"
+    _integer(f"{field}.min_count", wanted.min_count, 2 if most else 0, MAX_PATTERN_COUNT, allowed)
 
 
 def check_num_logprobs(params: SamplingParams, card: ModelCard) -> None:

@@ -1,4 +1,4 @@
-"""Clients' queries beside streams: tokenize a text, detokenize ids.
+"""Clients' queries beside streams: tokenize a text, detokenize ids. Recalls are answered elsewhere.
 
 - A query is not kept across sessions: the client repeats it after an attach. If its session ends,
   the query is withdrawn, or its answer dropped if it is already being processed.
@@ -17,7 +17,9 @@ from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
     Fault,
+    KeptAnswer,
     ModelCard,
+    Recalled,
     Render,
     Rendered,
     Tokenize,
@@ -38,6 +40,7 @@ from slipstream_worker.tokenizer.long_prompts import is_long, num_prompt_chars, 
 MAX_CHARS_IN_PROCESS = 2**16  # limit on the short queries in the tokenizer process, approximate
 MAX_UNREAD = 1024  # queued messages of a client, beyond which its queries fail
 MAX_UNREAD_BYTES = 2**25  # of the answers among them
+_UNREAD = Fault("overloaded", "the answers to earlier queries have not been read")
 
 
 class ClientQueries:
@@ -100,6 +103,13 @@ class ClientQueries:
         self._send_waiting(queue)
         return True
 
+    def respond(self, client: bytes, found: Recalled) -> None:
+        """Send the answer of a Recall, unless the client has left much unread."""
+        if self._is_here(client):
+            port = self._readers.port(client)
+            is_refused = _leaves_much_unread(port.unsent)
+            port.enqueue(Recalled(found.number, fault=_UNREAD) if is_refused else found)
+
     def withdraw(self, client: bytes) -> None:
         """Drop the queries of a client whose session has ended."""
         for queue in self._queues.values():
@@ -145,8 +155,7 @@ class ClientQueries:
             return  # its client has gone
         port = self._readers.port(query.client)
         if _leaves_much_unread(port.unsent):
-            why = "the answers to earlier queries have not been read"
-            answer = Rendered(0, fault=Fault("overloaded", why))
+            answer = Rendered(0, fault=_UNREAD)
         if query.render.token_ids is not None:
             port.enqueue(Detokenized(query.number, answer.text, answer.fault))
         else:
@@ -164,5 +173,8 @@ def _num_bytes(answer: WorkerToClient) -> int:
             return len(answer.token_ids) + sum(map(len, answer.strings))
         case Detokenized():
             return len(answer.text)
+        case Recalled(_, KeptAnswer() as kept):
+            num_chars = len(kept.text) + sum([len(event.text) for event in kept.events])
+            return len(kept.keep.record) + num_chars
         case _:
             return 0

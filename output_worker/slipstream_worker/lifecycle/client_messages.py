@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 
 from msgspec import structs
 
@@ -27,6 +28,8 @@ from slipstream_ipc.messages import (
     Hello,
     ModelCard,
     Ping,
+    Recall,
+    Recalled,
     Rejected,
     Render,
     Rendered,
@@ -59,6 +62,8 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
+_MAX_RECALLS = 4096  # that wait until the core has sent what is kept
+_NOT_RESTORED = Fault("overloaded", "kept answers are being restored")
 _CONFLICT = Fault("conflict", "this stream id is used by another request", "stream_id")
 
 
@@ -93,6 +98,7 @@ class ClientMessages:
         self._render_queue = render_queue
         self._detokenizers = detokenizers
         self._queries = ClientQueries(readers, prompts)
+        self._recalls: deque[tuple[Session[Receipt], Recall]] = deque()  # not answered yet
         self.is_draining = False  # new requests are rejected
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -120,6 +126,9 @@ class ClientMessages:
             case Cancel():
                 found = tuple([lifecycle.cancel(stream_id) for stream_id in body.stream_ids])
                 self._readers.port(session.identity).enqueue(Cancelled(body.number, found))
+            case Recall():
+                self._recalls.append((session, body))
+                self._answer_recalls()
             case Goodbye():
                 self._queries.withdraw(session.identity)
                 self._front.close(session)
@@ -144,14 +153,33 @@ class ClientMessages:
                 why = f"{type(error).__name__} while accepting the request"
                 self._lifecycle.fail(stream, why)
 
+    def flush(self) -> None:
+        """Answer Recalls that could not be answered when they came. Call it regularly."""
+        if self._recalls:
+            self._answer_recalls()
+
     def beat(self) -> None:
         """Drop queries of clients that have gone. Call it regularly."""
         self._queries.beat()
+
+    def _answer_recalls(self) -> None:
+        keeper = self._lifecycle.keeper
+        while self._recalls and (keeper.is_complete or len(self._recalls) > _MAX_RECALLS):
+            session, recall = self._recalls.popleft()
+            found = Recalled(recall.number, fault=_NOT_RESTORED)
+            if keeper.is_complete:
+                scope = session.public_key or recall.scope
+                answer = self._lifecycle.recall(recall.stream_id, scope, forget=recall.forget)
+                found = Recalled(recall.number, answer)
+            self._queries.respond(session.identity, found)
 
     def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
         lifecycle = self._lifecycle
         if session.public_key:  # a client with a key cannot choose its tenant
             submit = structs.replace(submit, tenant=session.public_key)
+            if submit.keep is not None:
+                keep = structs.replace(submit.keep, scope=session.public_key)
+                submit = structs.replace(submit, keep=keep)
         if self._is_traced:  # all answers are in one trace
             submit = structs.replace(submit, trace=trace_of(submit, 0.0).context)
         submission = _read(submit)
@@ -176,6 +204,7 @@ class ClientMessages:
         self, session: Session[Receipt], submit: Submit, submission: Submission, card: ModelCard
     ) -> None:
         """Accept one answer of a submission, or reject it."""
+        lifecycle = self._lifecycle
         known = self._streams.get(submit.stream_id)
         if known is not None:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
@@ -200,13 +229,20 @@ class ClientMessages:
             if why:
                 self._reject(session, submit, Fault("overloaded", why))
                 return
+        if submit.keep is not None:
+            why = lifecycle.keeper.why_full(submit.keep, was_accepted=submit.was_accepted)
+            if why:
+                self._reject(session, submit, Fault("overloaded", why))
+                return
         fingerprint = submission.fingerprint(submit)
         stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=fingerprint)
         stream.params = submission.params(submit)
+        stream.owner = session.identity
         stream.arrived_at = self._retention.now
         if self._is_traced:
             stream.trace = StreamTrace(trace_of(submit, self._retention.now))
         self._streams.add(stream)
+        lifecycle.keeper.owe(stream)
         self._readers.read(stream, session.identity, submit.handle, _position(submit))
         if render is None:
             self._register_and_submit(stream, Rendered(0), card)
@@ -231,13 +267,12 @@ class ClientMessages:
         """Register a stream whose tokens are all known, and submit it to the core."""
         assert stream.submit is not None
         assert stream.params is not None
-        assert stream.reader is not None
         try:
             prompt_ids = stream.submit.token_ids or rendered.token_ids
             admit = register(
                 stream.submit,
                 prompt_ids,
-                stream.reader.client,
+                stream.owner if stream.reader is None else stream.reader.client,
                 card,
                 bad_words=BadWords(rendered.bad_word_ids, rendered.bad_word_counts),
                 params=stream.params,

@@ -27,12 +27,14 @@ from slipstream_ipc.messages import (
     FirstToken,
     Forget,
     Forgotten,
+    Kept,
     ModelCard,
     Positions,
     Registered,
     Step,
     Suspects,
     SyncDone,
+    UnknownKept,
     UnknownToCore,
     Welcome,
 )
@@ -129,6 +131,10 @@ class CoreMessages:
                 self._prompt(message)
             case Forgotten():
                 self._retention.add_tombstones(message.stream_ids)
+            case Kept():
+                lifecycle.keeper.take(message)
+            case UnknownKept():
+                lifecycle.keeper.send_again(message.stream_ids)
             case Suspects():
                 self._core_ended_s = message.predecessor_ended_s
                 lifecycle.suspect(message.incarnation, message.stream_ids)
@@ -159,6 +165,7 @@ class CoreMessages:
             self._core.is_fresh = True
             self._lifecycle.clear()
             return
+        self._lifecycle.keeper.attached()
         known = [stream for stream in self._streams.all() if stream.output is not None]
         for cut in range(0, max(len(known), 1), _POSITIONS_PER_MESSAGE):
             part = known[cut : cut + _POSITIONS_PER_MESSAGE]

@@ -5,7 +5,7 @@
   acknowledged its end (or after the end, if it has no reader), then forgotten here and in the core;
   earlier if ended streams together take too much memory.
 - When a client is gone for good, its streams are aborted and forgotten. So is a stream without a
-  listening reader for the grace time.
+  listening reader for the grace time. A stream in the background goes on to its end.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from slipstream_ipc.messages import (
     Fault,
     FinishReason,
     Forget,
+    KeptAnswer,
     Withdraw,
 )
 from slipstream_ipc.row_set import RowSet
@@ -35,6 +36,7 @@ from slipstream_ipc.telemetry.statistics import WorkerGauges, WorkerNumbers
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
+from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.retention import ABORTED, Retention
@@ -62,6 +64,7 @@ class StreamLifecycle:
         retention: Retention,
         render_queue: RenderQueue[WorkerStream],
         counters: RequestCounters,
+        keeper: AnswerKeeper,
         *,
         min_interval: int = 1,
         spans: RequestSpans | None = None,
@@ -78,6 +81,7 @@ class StreamLifecycle:
         self._retention = retention
         self._render_queue = render_queue
         self._counters = counters
+        self.keeper = keeper
         self._min_interval = min_interval
         self._last_incarnation = -1  # incarnation of the core that sent the suspects counted last
         self._num_ended = 0  # ended streams that are kept
@@ -103,6 +107,7 @@ class StreamLifecycle:
         """Take over a stream of an earlier worker; its reader has yet to attach."""
         self._streams.add(stream)
         self.register(stream, admit, output)
+        self.keeper.owe(stream)
         self._streams.assign_core_row(stream, core_row)
         self._retention.expire_after_grace(stream)
 
@@ -241,6 +246,21 @@ class StreamLifecycle:
         self.abort(stream)
         return "running"
 
+    def recall(self, stream_id: bytes, scope: bytes, *, forget: bool) -> KeptAnswer | None:
+        """What is kept under this id and scope. forget: keep it no longer; a stream that still runs
+        is aborted.
+        """
+        stream = self._streams.get(stream_id)
+        answer = self.keeper.recall(stream_id, scope, stream)
+        if not forget or answer is None:
+            return answer
+        if answer.end is not None:
+            self.keeper.forget(stream_id)
+        elif stream is not None:
+            self.keeper.cancel(stream)
+            self.abort(stream)
+        return answer
+
     def fail(self, stream: WorkerStream, why: str) -> None:
         """End a stream whose handling raised, without using its detokeniser again."""
         fault = Fault("engine", why)
@@ -263,6 +283,8 @@ class StreamLifecycle:
     def remove_client(self, client: bytes) -> None:
         """A client is gone for good: end the streams that only it could read. Idempotent."""
         for stream in self._readers.remove(client):
+            if not stream.needs_reader:
+                continue
             if stream.stage is Stage.RENDERING:
                 self._remove(stream)
                 continue
@@ -321,6 +343,7 @@ class StreamLifecycle:
         if (outputs := stream.registration.params.structured_outputs) is not None:
             held_bytes += len(outputs.grammar or "")
         self._retention.ended(stream, held_bytes)
+        self.keeper.ended(stream)
         self._readers.ended(stream)
 
     def _report_end(self, stream: WorkerStream) -> None:
@@ -328,7 +351,7 @@ class StreamLifecycle:
         assert stream.output is not None
         end = stream.output.end
         assert end is not None
-        if end.reason in ("stop", "length"):
+        if end.reason in ("stop", "length", "repetition"):
             if stream.core_row is not None:
                 self._core.ended(stream.core_row, end.num_tokens)
         else:
@@ -348,6 +371,8 @@ class StreamLifecycle:
                 num_streams=self.num_running,
                 num_kept_streams=self._num_ended,
                 num_clients=self._readers.num_clients,
+                num_kept_answers=self.keeper.num_answers,
+                kept_answer_bytes=self.keeper.num_bytes,
                 num_pending_spans=0 if self._spans is None else self._spans.num_pending,
             )
         )
@@ -372,6 +397,7 @@ class StreamLifecycle:
         self.replaying.clear()
         self._readers.clear()
         self._retention.clear()
+        self.keeper.clear()
         self._num_ended = 0
 
     def _remove(self, stream: WorkerStream) -> None:
@@ -379,6 +405,7 @@ class StreamLifecycle:
             self._spans.removed(stream)
         self._render_queue.withdraw(stream)
         self.replaying.discard(stream)
+        self.keeper.removed(stream)
         self._readers.forget(stream)
         self._retention.removed(stream)
         self._columns.close(stream)

@@ -27,6 +27,7 @@ from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, Fault, FinishReason, StopScope
 from slipstream_worker.detokenizer.factory import Detokenizer
 from slipstream_worker.formats.answer_reader import AnswerReader, LocatedEvent
+from slipstream_worker.output.repetition import RepetitionDetector
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
@@ -94,6 +95,7 @@ class AnswerOutput(StreamOutput):
         max_tokens: int,
         include_stop: bool,
         unit_tokens: int = sys.maxsize,
+        repetition: RepetitionDetector | None = None,
     ) -> None:
         """`delimiter_ids`: those that the reader is given as such. The others: see
         `StreamOutput`.
@@ -107,6 +109,7 @@ class AnswerOutput(StreamOutput):
             max_tokens=max_tokens,
             include_stop=include_stop,
             unit_tokens=unit_tokens,
+            repetition=repetition,
         )
         self._reader = reader
         self._scope = stop_scope

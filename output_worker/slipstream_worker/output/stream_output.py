@@ -1,7 +1,7 @@
 """The output side of one stream: turns its tokens into released text, and finds its end.
 
-Checks the criteria that tokens imply: stop ids, stop strings and length. Token ids are not kept
-here.
+Checks the criteria that tokens imply: stop ids, stop strings, length and repetition. Token ids are
+not kept here, but for those that a repetition detector needs.
 
 - A pure function of the token history: the same tokens give the same units, cut and end, however
   they are split into calls.
@@ -9,10 +9,11 @@ here.
   held back (a possible stop string, or an incomplete character) the token is, too.
 - Held-back output that is too large for one message is released as several units.
 - The earliest end wins: a stop string completed before the stop id or the length limit of the same
-  token is the reason; a stop id wins over length.
+  token is the reason; a stop id wins over length, and length over a repetition.
 - If a stop string cuts the text, tokens that produced only text after the cut are cut with it.
 - The state of a settled output is nothing but counts. Whole tokens that cannot end the stream may
-  therefore bypass it; `resume_at` then sets the counts.
+  therefore bypass it; `resume_at` then sets the counts. A repetition detector is to be given these
+  tokens, too.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from slipstream_ipc.history.text_log import TextCursor, TextLog
-from slipstream_ipc.messages import End, Fault, FinishReason
+from slipstream_ipc.messages import REPETITION_DETECTED, End, Fault, FinishReason
 from slipstream_worker.detokenizer.factory import Detokenizer
+from slipstream_worker.output.repetition import RepetitionDetector
 from slipstream_worker.output.stop_strings import StopStrings
 
 
@@ -48,6 +50,7 @@ class StreamOutput:
         "end",
         "log",
         "num_tokens",
+        "repetition",
     )
 
     reads_events = False  # whether its text becomes events (see `answer_output`)
@@ -63,10 +66,11 @@ class StreamOutput:
         max_tokens: int,
         include_stop: bool,
         unit_tokens: int = sys.maxsize,
+        repetition: RepetitionDetector | None = None,
     ) -> None:
         """`detokenizer` None leaves the text empty. `stop_ids` are all ids that end the stream,
         `eos_ids` those among them that the request did not name itself. `unit_tokens` is the number
-        of tokens that fit into one message.
+        of tokens that fit into one message. `repetition` has seen nothing yet.
         """
         self._detokenizer = detokenizer
         self._stops = stops
@@ -76,6 +80,7 @@ class StreamOutput:
         self._max_tokens = max_tokens
         self._include_stop = include_stop
         self._unit_tokens = unit_tokens
+        self.repetition = repetition
         self._held = ""  # text that may begin a stop string
         self._num_chars = 0  # characters detokenised
         self._num_emitted = 0  # characters released, without those held back
@@ -137,11 +142,15 @@ class StreamOutput:
     def _push(self, token_id: int) -> None:
         self.num_tokens = num_tokens = self.num_tokens + 1
         end: End | None = None
+        repetition = self.repetition
+        repeats = repetition is not None and repetition.ends_with(num_tokens, token_id)
         if token_id in self._stop_ids and num_tokens > self._min_tokens:
             named = None if token_id in self._eos_ids else token_id
             end = End("stop", num_tokens, named)
         elif num_tokens >= self._max_tokens:
             end = End("length", num_tokens)
+        elif repeats:
+            end = End("repetition", num_tokens, REPETITION_DETECTED)
         text, num_pending = self._text_of(token_id, end)
         if self._stops is not None:
             self._push_text(text, num_pending, end)

@@ -17,6 +17,7 @@ from msgspec import structs
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
+    MAX_RECORD_BYTES,
     Admit,
     AnswerSettings,
     ModelCard,
@@ -41,6 +42,7 @@ from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.formats.call_grammar import shown_choice
 from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.answer_reading import open_reader
+from slipstream_worker.output.repetition import detector_of
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
@@ -83,8 +85,8 @@ class Submission:
         """Hash of an answer's content, 16 bytes; tells a duplicate from a conflict under the same
         id.
 
-        Independent of the client handle, of the label, of the other answers of the Submit, and of
-        how much of the answer its sender has.
+        Independent of the client handle, of the label, of how it is kept, of the other answers of
+        the Submit, and of how much of the answer its sender has.
         """
         submit = self._submit
         if not self._digest:
@@ -150,6 +152,11 @@ def _check_submit(submit: Submit) -> SamplingParams:
         raise BadRequest("output_ids", Summary(f"{len(submit.output_ids)} bytes"), "u32 values")
     if submit.answer is not None:
         _check_choice(submit.answer.tool_choice, params)
+    if submit.keep is not None and submit.others:
+        raise BadRequest("keep", Summary("several answers"), "one answer to a Submit with it")
+    if submit.keep is not None and len(submit.keep.record) > MAX_RECORD_BYTES:
+        size = Summary(f"a record of {len(submit.keep.record)} bytes")
+        raise BadRequest("keep", size, f"at most {MAX_RECORD_BYTES}")
     return params
 
 
@@ -229,6 +236,7 @@ def register(
         bad_word_ids=bad_words.ids,
         bad_word_counts=bad_words.counts,
         answer=answer,
+        keep=submit.keep,
     )
 
 
@@ -259,6 +267,7 @@ def open_output(
             max_tokens=admit.max_tokens,
             include_stop=params.include_stop_str_in_output,
             unit_tokens=_unit_tokens(params),
+            repetition=detector_of(params.repetition_detection, params.min_tokens),
         )
     else:
         reader, delimiter_ids = open_reader(
@@ -276,6 +285,7 @@ def open_output(
             max_tokens=admit.max_tokens,
             include_stop=params.include_stop_str_in_output,
             unit_tokens=_unit_tokens(params),
+            repetition=detector_of(params.repetition_detection, params.min_tokens),
         )
     output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
     return output

@@ -54,8 +54,11 @@ class Retention:
 
     def expire_after_grace(self, stream: WorkerStream) -> None:
         """Give the stream up after the grace time, unless it is read again before. A running stream
-        is kept for at least MIN_UNREAD_S, as long as clients take to attach again.
+        is kept for at least MIN_UNREAD_S, as long as clients take to attach again; one in the
+        background is not given up before it has ended.
         """
+        if not stream.needs_reader:
+            return
         least_s = 0.0 if stream.stage is Stage.ENDED else MIN_UNREAD_S
         self.expire_at(stream, self.now + max(least_s, self.grace_s))
 

@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.output.answer_output import AnswerOutput
+from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.streams.registration import open_output
 from slipstream_worker.streams.stream import WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns, is_settled
 
@@ -21,10 +26,33 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     """Process the last tokens of a stream's history; returns whether they end it. The row ends up
     slow.
     """
-    output, worker_row, fast = stream.output, stream.worker_row, columns.fast
-    assert output is not None
-    if columns.is_fast[worker_row]:
+    assert stream.output is not None
+    if columns.is_fast[stream.worker_row]:
         columns.make_slow(stream, columns.num_tokens(stream) - len(token_ids))
+    return _push(columns, stream, stream.output, token_ids)
+
+
+def whole_output(
+    columns: StreamColumns, stream: WorkerStream, detokenizers: DetokenizerFactory
+) -> StreamOutput:
+    """The output of an ended stream with all of its units: itself, or made anew of the history."""
+    output, admit = stream.output, stream.registration
+    assert output is not None
+    assert admit is not None
+    if output.log.starts_at_zero:
+        return output
+    whole = open_output(admit, detokenizers, outputs=np.zeros(0, np.uint32))
+    _push(columns, stream, whole, columns.token_ids(stream).tolist())
+    if whole.end is None and output.end is not None:
+        whole.finish(output.end.reason, output.end.fault)
+    return whole
+
+
+def _push(
+    columns: StreamColumns, stream: WorkerStream, output: StreamOutput, token_ids: Sequence[int]
+) -> bool:
+    """Pass the next tokens through an output of the stream; returns whether they end it."""
+    worker_row, fast, repetition = stream.worker_row, columns.fast, output.repetition
     first, most_tokens = columns.cells.firsts[worker_row], columns.cells.max_tokens[worker_row]
     at, num = 0, len(token_ids)
     while at < num:
@@ -35,11 +63,14 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
             num_left = most_tokens - output.num_tokens - 1  # before the length limit
             stop = min(num, begin + num_left)
             while at < stop and columns.is_plain_for(fast, worker_row, token_ids[at]):
+                num_tokens = output.num_tokens + at - begin + 1
+                if repetition is not None and repetition.ends_with(num_tokens, token_ids[at]):
+                    break
                 at += 1
             if at > begin:
                 output.append_whole([fast.texts[first + id_] for id_ in token_ids[begin:at]])
                 continue
-            columns.record_harmless(stream, token_ids[at])
+            columns.record_harmless(stream, output, token_ids[at])
         if output.push(token_ids[at : at + 1]):
             return True
         at += 1

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.history.text_log import START, TextCursor
-from slipstream_ipc.messages import Admit, End, SamplingParams, Submit
+from slipstream_ipc.messages import Admit, End, KeepOptions, SamplingParams, Submit
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.stream_trace import StreamTrace
@@ -87,6 +87,7 @@ class WorkerStream:
     worker_row: int = 0  # in `StreamColumns`; 0: none
     core_row: int | None = None
     reader: Reader | None = None
+    owner: bytes = b""  # identity of the client that submitted it, if that was to this worker
     past_readers: deque[tuple[bytes, int]] = field(  # superseded, by identity and handle
         default_factory=lambda: deque(maxlen=_MAX_PAST_READERS)
     )
@@ -107,6 +108,18 @@ class WorkerStream:
         """The client's name for the request, which logs show as its id."""
         request = self.registration or self.submit
         return "" if request is None else request.label
+
+    @property
+    def keep(self) -> KeepOptions | None:
+        """How its answer is to be kept; None: it is not, or it has been made."""
+        request = self.registration or self.submit
+        return None if request is None else request.keep
+
+    @property
+    def needs_reader(self) -> bool:
+        """Whether it is given up when nothing reads it."""
+        keep = self.keep
+        return self.stage is Stage.ENDED or keep is None or not keep.is_background
 
 
 class WorkerStreamTable:

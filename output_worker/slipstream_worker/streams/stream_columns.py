@@ -108,6 +108,7 @@ class StreamColumns(RowTable):
     _stop_low: UInt64s = column(np.uint64)  # first characters of its stop strings
     _stop_high: UInt64s = column(np.uint64)
     _sets: Int64s = column(np.int64)  # number of its set of stop strings; 0: not tracked
+    _has_detector: Bools = column(np.bool_)  # whether a repetition may end it
 
     def __init__(self, fast: TextColumns | None) -> None:
         """If `fast` is None, no row is ever fast."""
@@ -125,7 +126,7 @@ class StreamColumns(RowTable):
         self._constants = self._constants_of(NO_ROWS.array)
         self._is_stale = False  # whether a mode has changed since
         self._modes: dict[int, Hashable] = {}  # by row that is read as events
-        self._num_with_stops = 0
+        self._num_with_stops = self._num_with_detectors = 0
         self._plain = PlainTokens(fast)
         self.cells = self._new_cells()
 
@@ -187,6 +188,9 @@ class StreamColumns(RowTable):
         else:
             self._num_with_stops += bool(stops)
             self._assign_set(worker_row, *self._plain.set_of(_view(admit), stops))
+        has_detector = output is not None and output.repetition is not None
+        self._has_detector[worker_row] = has_detector
+        self._num_with_detectors += has_detector
         self.kinds[worker_row] = 0
         self._plain.add_stops(admit.stop_token_ids)
         self.is_fast[worker_row] = False
@@ -213,6 +217,7 @@ class StreamColumns(RowTable):
             del self._modes[worker_row]
         else:
             self._num_with_stops -= bool(stop_strings(stream.registration.params))
+        self._num_with_detectors -= bool(self._has_detector[worker_row])
         self._plain.remove_stops(stream.registration.stop_token_ids)
 
     # ---- tokens --------------------------------------------------------------------------
@@ -264,6 +269,8 @@ class StreamColumns(RowTable):
                 needs_check[some] |= ~self._plain.harmless[self._sets[of_token[some]], ids]
         if counts is not None:
             needs_check = np.logical_or.reduceat(needs_check, np.cumsum(counts) - counts)
+        if self._num_with_detectors:
+            self._detect(worker_rows, counts, token_ids, needs_check)
         needs_check |= ~self.is_fast.take(worker_rows)
         needs_check |= before + (1 if counts is None else counts) >= max_tokens
         return needs_check
@@ -284,6 +291,10 @@ class StreamColumns(RowTable):
                 or not is_fast[worker_row]
                 or lengths[index] >= max_tokens[worker_row]
                 or not self.is_plain_for(fast, worker_row, token_ids[index])
+                or (
+                    self._num_with_detectors
+                    and self._repeats(worker_row, token_ids[index : index + 1])
+                )
             ):
                 to_check.append(index)
         return to_check
@@ -327,8 +338,8 @@ class StreamColumns(RowTable):
         if stream.reader is not None:
             stream.reader.cursor = sent
 
-    def record_harmless(self, stream: WorkerStream, token_id: int) -> None:
-        """Record whether this token, after a settled output, is harmless for the row's stop
+    def record_harmless(self, stream: WorkerStream, output: StreamOutput, token_id: int) -> None:
+        """Record whether this token, after this settled output, is harmless for the row's stop
         strings.
         """
         fast, number = self.fast, self.cells.sets[stream.worker_row]
@@ -336,8 +347,7 @@ class StreamColumns(RowTable):
             return
         if not self._plain.is_known.item(number, token_id):
             at = self.cells.firsts[stream.worker_row] + token_id
-            assert stream.output is not None
-            is_harmless = fast.lens.item(at) >= 0 and stream.output.is_harmless(fast.texts[at])
+            is_harmless = fast.lens.item(at) >= 0 and output.is_harmless(fast.texts[at])
             self._plain.record_harmless(number, token_id, is_harmless=is_harmless)
 
     def follow_mode(self, stream: WorkerStream, output: AnswerOutput) -> None:
@@ -412,6 +422,31 @@ class StreamColumns(RowTable):
         if was_another:
             self._sets[self._sets == number] = 0
         self._sets[worker_row] = number
+
+    def _detect(
+        self, worker_rows: Int64s, counts: Int64s | None, token_ids: UInt32s, needs_check: Bools
+    ) -> None:
+        """Give the new tokens of fast rows to their repetition detectors, and note in `needs_check`
+        where they end the stream.
+        """
+        some = self._has_detector.take(worker_rows) & self.is_fast.take(worker_rows)
+        entries = np.flatnonzero(some)
+        if not len(entries):
+            return
+        ends = entries + 1 if counts is None else np.cumsum(counts)[entries]
+        begins = ends - (1 if counts is None else counts[entries])
+        ids = token_ids.tolist()
+        for entry, begin, end in zip(entries.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            if self._repeats(worker_rows.item(entry), ids[begin:end]):
+                needs_check[entry] = True
+
+    def _repeats(self, worker_row: int, token_ids: Sequence[int]) -> bool:
+        """Whether a repetition ends this fast row's stream within these new tokens."""
+        stream = self.streams[worker_row]
+        assert stream is not None
+        assert stream.output is not None
+        detector = stream.output.repetition
+        return detector is not None and detector.ends_within(token_ids)
 
     def _constants_of(self, worker_rows: Int64s) -> tuple[Int64s, Int64s, UInt64s, UInt64s]:
         """Columns of these rows that stay constant while a stream has its row."""

@@ -140,7 +140,7 @@ def test_every_option_reaches_a_process(tmp_path):
     }
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
-    of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields"}
+    of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields", "openai_strict_finish"}
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere.add("log_format")  # in the environment of all processes
     assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere

@@ -14,13 +14,20 @@ from hypothesis import strategies as st
 
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import ModelCard, SamplingParams, StructuredOutputs
+from slipstream_ipc.messages import (
+    ModelCard,
+    RepetitionDetection,
+    SamplingParams,
+    StructuredOutputs,
+)
 from slipstream_ipc.transport.codec import decode_params, encode_params
 from slipstream_ipc.validation.sampling_params import (
     MAX_LOGPROB_BYTES,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_LOGPROBS,
     MAX_N,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
     MAX_SEED,
     MAX_STOP_CHARS,
     MAX_STOP_TOKEN_IDS,
@@ -113,6 +120,16 @@ WRONG_TYPES: dict[str, list[Any]] = {
         {"choice": "a"},
         {"jason": {}},
     ],
+    "repetition_detection": [
+        RepetitionDetection(max_pattern_size="3"),
+        1,
+        "a",
+        [3, 1, 2],
+        {"max_pattern_size": "3"},
+        {"max_pattern_size": None},
+        {"min_count": 2.5},
+        {"max_size": 3},
+    ],
 }
 
 GOOD_VALUES: dict[str, list[Any]] = {
@@ -141,6 +158,17 @@ GOOD_VALUES: dict[str, list[Any]] = {
     "bad_words": [None, [], ["a", " b"], ["é" * MAX_BAD_WORD_CHARS] * MAX_BAD_WORDS],
     "n": [1, 2, MAX_N],
     "structured_outputs": [None, {"json": {"type": "null"}}, {"choice": ["a"]}, {"regex": "a+"}],
+    "repetition_detection": [
+        None,
+        {},
+        {"min_count": 3},
+        {"max_pattern_size": 1, "min_count": 2},
+        {
+            "max_pattern_size": MAX_PATTERN_SIZE,
+            "min_pattern_size": MAX_PATTERN_SIZE,
+            "min_count": MAX_PATTERN_COUNT,
+        },
+    ],
 }
 
 
@@ -162,7 +190,7 @@ def assert_names(error: BadRequest, field: str, value: Any) -> None:
     assert error.field == field
     assert str(error).startswith(f"{field}: got ")
     assert ", allowed: " in str(error)
-    assert len(str(error)) < 400
+    assert len(str(error)) < 500
     shown = repr(value)
     assert shown[:20] in str(error) or isinstance(value, list | str | dict | StructuredOutputs)
     assert (error.fault.code, error.fault.field) == ("bad_request", field)
@@ -176,13 +204,35 @@ def test_bad_values(field: str, value: Any) -> None:
     assert_names(caught.value, field, value)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "value"),
+    [
+        ("max_pattern_size", {"max_pattern_size": -1}),
+        ("max_pattern_size", {"max_pattern_size": MAX_PATTERN_SIZE + 1, "min_count": 2}),
+        ("max_pattern_size", {"max_pattern_size": HUGE, "min_count": 2}),
+        ("min_pattern_size", {"min_pattern_size": 1}),
+        ("min_pattern_size", {"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}),
+        ("min_pattern_size", {"max_pattern_size": 3, "min_pattern_size": -1, "min_count": 2}),
+        ("min_count", {"max_pattern_size": 3}),
+        ("min_count", {"max_pattern_size": 3, "min_count": 1}),
+        ("min_count", {"max_pattern_size": 3, "min_count": MAX_PATTERN_COUNT + 1}),
+        ("min_count", {"min_count": -1}),
+    ],
+)
+def test_bad_repetition_detections(wrong: str, value: dict[str, int]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        checked(repetition_detection=value)
+    assert_names(caught.value, f"repetition_detection.{wrong}", value.get(wrong, 0))
+
+
 @pytest.mark.parametrize(("field", "value"), cases(WRONG_TYPES))
 def test_wrong_types(field: str, value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
         params_from({field: value})
     part = caught.value.field
     assert part.startswith(field)
-    assert part[len(field) :] in ("", "[0]", ".regex", ".choice", ".jason")
+    parts = [".regex", ".choice", ".jason", ".max_pattern_size", ".min_count", ".max_size"]
+    assert part[len(field) :] in ("", "[0]", *parts)
     assert str(caught.value).startswith(f"{part}: ")
     assert "`" not in str(caught.value)  # msgspec's words
 

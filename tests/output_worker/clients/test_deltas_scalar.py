@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import find_format
-from slipstream_ipc.messages import Admit, AnswerSettings, LogprobColumns, SamplingParams
+from slipstream_ipc.messages import (
+    Admit,
+    AnswerSettings,
+    LogprobColumns,
+    RepetitionDetection,
+    SamplingParams,
+)
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import RowSet
 from slipstream_worker.clients import deltas
@@ -35,6 +41,10 @@ FACTORY = TableDetokenizerFactory(
 FORMAT = find_format("qwen3+hermes")
 assert FORMAT is not None
 TOKENS = st.sampled_from([1, 1, 1, 2, 2, 3, 4, 5, 6, 7, EOS, BEYOND, *range(THINK, len(PIECES))])
+DETECTIONS = [
+    RepetitionDetection(max_pattern_size=1, min_count=2),
+    RepetitionDetection(max_pattern_size=4, min_pattern_size=2, min_count=2),
+]
 
 
 @st.composite
@@ -44,6 +54,7 @@ def registrations(draw: st.DrawFn) -> Admit:
         min_tokens=draw(st.integers(0, 3)),
         skip_special_tokens=draw(st.booleans()),
         stream_interval=draw(st.sampled_from([1, 1, 3])),
+        repetition_detection=draw(st.sampled_from([None, None, *DETECTIONS])),
     )
     stops = draw(st.sampled_from([(), (EOS,), (2,)]))
     answer = draw(st.sampled_from([None, AnswerSettings(FORMAT.name, digest(FORMAT))]))
@@ -81,7 +92,7 @@ class World:
         for at in care:
             if columns.is_fast[worker_rows[at]]:
                 columns.make_slow(streams[at], columns.num_tokens(streams[at]) - 1)
-                columns.record_harmless(streams[at], ids[at])
+                columns.record_harmless(streams[at], streams[at].output, ids[at])
             streams[at].output.push([ids[at]])
         return care
 

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_ipc.history.text_log import START
-from slipstream_ipc.messages import Fault
+from slipstream_ipc.messages import REPETITION_DETECTED, Fault
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
+from slipstream_worker.output.repetition import RepetitionDetector
 from slipstream_worker.output.stop_strings import StopStrings
 from slipstream_worker.output.stream_output import StreamOutput
 
@@ -44,6 +45,7 @@ class Case:
     min_tokens: int
     max_tokens: int
     cuts: list[int]
+    sizes: tuple[int, int, int] | None = None  # of patterns, and how often they are repeated
 
 
 @st.composite
@@ -53,7 +55,9 @@ def cases(draw: st.DrawFn) -> Case:
     min_tokens = draw(st.integers(0, 5))
     max_tokens = draw(st.integers(max(1, min_tokens), 30))
     cuts = sorted(draw(st.lists(st.integers(0, len(ids)), max_size=6)))
-    return Case(ids, stops, draw(st.booleans()), min_tokens, max_tokens, cuts)
+    sizes = st.tuples(st.just(1), st.integers(1, 3), st.integers(2, 3))
+    detected = draw(st.one_of(st.none(), sizes))
+    return Case(ids, stops, draw(st.booleans()), min_tokens, max_tokens, cuts, detected)
 
 
 def make(case: Case, unit_tokens: int = 1000) -> StreamOutput:
@@ -66,6 +70,18 @@ def make(case: Case, unit_tokens: int = 1000) -> StreamOutput:
         max_tokens=case.max_tokens,
         include_stop=case.include,
         unit_tokens=unit_tokens,
+        repetition=case.sizes and RepetitionDetector(*case.sizes, case.min_tokens),
+    )
+
+
+def repeats(ids: list[int], case: Case) -> bool:
+    """Whether these tokens end with a pattern that is repeated often enough."""
+    if case.sizes is None or len(ids) < case.min_tokens:
+        return False
+    low, high, count = case.sizes
+    return any(
+        size * count <= len(ids) and ids[-size * count :] == ids[-size:] * count
+        for size in range(low, high + 1)
     )
 
 
@@ -90,6 +106,8 @@ def oracle(case: Case) -> tuple[str, int, str | None, str | int | None]:
         else:
             reason = "length" if n >= case.max_tokens else None
             shown = ids
+            if reason is None and repeats(ids, case):
+                reason, stop_reason = "repetition", REPETITION_DETECTED
         text = whole_text(shown, flushed=reason is not None)
         if n > case.min_tokens:
             for end in range(len(before) + 1, len(text) + 1):

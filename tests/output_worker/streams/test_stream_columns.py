@@ -21,6 +21,7 @@ from slipstream_ipc.messages import (
     AnswerSettings,
     EventKind,
     LogprobColumns,
+    RepetitionDetection,
     SamplingParams,
 )
 from slipstream_ipc.row_set import RowSet
@@ -65,6 +66,12 @@ class Sent:
     is_ended: bool = False
 
 
+DETECTIONS = [
+    RepetitionDetection(max_pattern_size=2, min_count=3),
+    RepetitionDetection(max_pattern_size=4, min_pattern_size=2, min_count=2),
+]
+
+
 @st.composite
 def registrations(draw: st.DrawFn) -> Admit:
     params = SamplingParams(
@@ -74,6 +81,7 @@ def registrations(draw: st.DrawFn) -> Admit:
         logprobs=draw(st.sampled_from([None, None, 0, 2])),
         skip_special_tokens=draw(st.booleans()),
         stream_interval=draw(st.sampled_from([1, 1, 3])),
+        repetition_detection=draw(st.sampled_from([None, None, *DETECTIONS])),
         stop_token_ids=draw(st.sampled_from([(), (STOP,), (BEYOND,)])),
     )
     eos = draw(st.sampled_from([(), (EOS,)]))
@@ -297,7 +305,7 @@ def test_what_is_harmless_is_learnt_for_each_set_of_stop_strings(monkeypatch) ->
         worker_row = RowSet(np.array([stream.worker_row]))
         [care] = columns.append(worker_row, None, np.array([token], np.uint32))
         if care:
-            columns.record_harmless(stream, token)
+            columns.record_harmless(stream, stream.output, token)
         return bool(care)
 
     ab = 3

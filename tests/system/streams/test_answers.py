@@ -1,4 +1,4 @@
-"""Answers that are read as events: the same ones whatever dies, and whoever reads them."""
+"""Answers that are read as events: the same ones whatever dies, and for every reader."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from tests.helpers.mini_stack import CHAIN, MiniStack, Received
 
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
 from slipstream_core.step.plan import Logprobs, StepPlan, StepResult
+from slipstream_ipc.messages import RepetitionDetection
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 
 PROMPTS = [list(range(40, 40 + 3 * n)) for n in range(1, 5)]  # of different lengths
@@ -171,6 +172,7 @@ KINDS: list[dict[str, object]] = [
     {"stop": ["e"]},
     {"stop": ["zz", "on"], "min_tokens": 5},
     {"logprobs": 2},
+    {"repetition_detection": RepetitionDetection(max_pattern_size=5, min_count=2)},
 ]
 
 

@@ -1,4 +1,4 @@
-"""A client's queries beside its streams: tokenize, detokenize, and cancel by stream id.
+"""A client's queries beside its streams: tokenize, detokenize, cancel and recall by stream id.
 
 - A query is sent again after each attach until it is answered, so it survives what a stream
   survives. Other answers are ignored.
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from slipstream.answers.functions import tool_definitions
+from slipstream.answers.tool_calls import with_call_ids
 from slipstream.errors import SlipstreamError, bad_request, error_from
 from slipstream.prompts import checked_prompt
 from slipstream.requests import fits_message
@@ -30,6 +31,8 @@ from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
     ModelCard,
+    Recall,
+    Recalled,
     TemplateOptions,
     Tokenize,
     Tokenized,
@@ -38,8 +41,8 @@ from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.chat_template import check_token_ids, template_options
 from slipstream_ipc.validation.sampling_params import token_ids_from
 
-Query = Tokenize | Detokenize | Cancel
-Found = Tokenized | Detokenized | Cancelled
+Query = Tokenize | Detokenize | Cancel | Recall
+Found = Tokenized | Detokenized | Cancelled | Recalled
 
 Send = Callable[[Query], bool]
 Post = Callable[[Callable[[], None]], None]
@@ -101,6 +104,8 @@ class PendingQueries:
         fault = None if isinstance(found, Cancelled) else found.fault
         if fault is not None:
             asked.future.set_exception(error_from(fault))
+        elif isinstance(found, Recalled) and isinstance(asked.query, Recall):
+            asked.future.set_result(_with_call_ids(found, asked.query.stream_id))
         else:
             asked.future.set_result(found)
 
@@ -180,6 +185,23 @@ def new_detokenize(
     return Detokenize(0, column, skip_special_tokens)
 
 
+def new_recall(stream_id: str, scope: bytes = b"", *, forget: bool = False) -> Recall:
+    """A Recall; `PendingQueries.ask` sets its number.
+
+    stream_id: 32 hexadecimal digits. scope: the one in the stream's `KeepOptions`. forget: keep the
+    answer no longer, and end the stream if it still runs.
+    """
+    return Recall(0, bytes.fromhex(stream_id), scope, forget)
+
+
+def _with_call_ids(found: Recalled, stream_id: bytes) -> Recalled:
+    """The answer, with an id for each call that the model gave none."""
+    answer = found.answer
+    if answer is None or not answer.events:
+        return found
+    return replace(found, answer=replace(answer, events=with_call_ids(answer.events, stream_id)))
+
+
 def _ids(given: object) -> npt.NDArray[np.uint32]:
     try:
         return token_ids_from(given)
@@ -198,6 +220,8 @@ def _check(query: Query, found: Found) -> None:
             is_right = True
         case Cancel(), Cancelled():
             is_right = len(found.found) == len(query.stream_ids)
+        case Recall(), Recalled():
+            is_right = True
         case _:
             is_right = False
     if not is_right:

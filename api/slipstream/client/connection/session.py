@@ -49,6 +49,7 @@ from slipstream_ipc.messages import (
     Goodbye,
     ModelCard,
     PromptLogprobs,
+    Recalled,
     Rejected,
     Superseded,
     Tokenized,
@@ -235,7 +236,7 @@ class ClientSession:
                     case UnknownStreams():
                         for state in table.lose(body):
                             self._requests.add(state)
-                    case Tokenized() | Detokenized() | Cancelled():
+                    case Tokenized() | Detokenized() | Cancelled() | Recalled():
                         self._queries.answer(body)
                         self._num_breaches = 0
                     case Welcome():

@@ -104,6 +104,7 @@ class AnswerPlan:
     event_checksum: int | None = None  # `request_checksum` from the client's last event
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
     has_all_logprobs: bool = False  # also of tokens that are not content
+    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
 
     @property
     def has_logprobs(self) -> bool:

@@ -26,7 +26,7 @@ from slipstream_ipc.messages import Submit
 MAX_CURSORS = 128  # streams; with more, events get no ids, which would be longer than the events
 _ANSWER = re.compile(r"(cmpl|chatcmpl|gen)-([0-9a-f]{32})(?:\.([1-9]\d{0,3})x([1-9]\d{0,3}))?")
 _NUMBER = r"(0|[1-9]\d{0,9})"
-_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6})(a)?)?(?:(u)(c)?(U)?)?")
+_OPTIONS = re.compile(_NUMBER + r"(?:l(0|[1-9]\d{0,6})(a)?)?(?:(u)(c)?(U)?)?(s)?")
 _OFFSET = rf"\.{_NUMBER}\.((?:[0-9a-f]{{2}}){{0,3}})"
 _CURSOR = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:{_OFFSET})?(t)?(e)?")
 _REQUEST = re.compile(_NUMBER)
@@ -99,6 +99,7 @@ class EventId:
     is_usage_sent: bool = False
     request: int | None = None
     has_all_logprobs: bool = False  # also of tokens that are not content
+    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
 
 
 class EventIdWriter:
@@ -153,8 +154,9 @@ class EventIdWriter:
         logprobs = "" if its.num_logprobs is None else f"l{its.num_logprobs}"
         logprobs += "a" * (its.has_all_logprobs and its.num_logprobs is not None)
         usage = "u" * its.with_usage + "c" * its.with_usage_so_far + "U" * its.is_usage_sent
+        finish = "s" * (not its.names_calls)
         request = "" if its.request is None else f"{its.request}"
-        return f"id: {its.answer}/{its.created}{logprobs}{usage}/{request}/".encode()
+        return f"id: {its.answer}/{its.created}{logprobs}{usage}{finish}/{request}/".encode()
 
 
 def parse_answer_id(text: str, field: str = "id") -> AnswerId:
@@ -182,7 +184,7 @@ def parse_event_id(text: str) -> EventId:
         raise _wrong(text)
     if parts[2] and not _REQUEST.fullmatch(parts[2]):
         raise _wrong(text)
-    created, num_logprobs, all_logprobs, usage, usage_so_far, usage_sent = options.groups()
+    created, num_logprobs, all_logprobs, usage, usage_so_far, usage_sent, finish = options.groups()
     return EventId(
         answer,
         int(created),
@@ -193,11 +195,12 @@ def parse_event_id(text: str) -> EventId:
         is_usage_sent=usage_sent is not None,
         request=int(parts[2]) if parts[2] else None,
         has_all_logprobs=all_logprobs is not None,
+        names_calls=finish is None,
     )
 
 
 def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
-    """A CRC-32 of a request, independent of its stream ids, labels, tenant and traces.
+    """A CRC-32 of a request, independent of its stream ids, labels, tenant, traces and records.
 
     submits: `num_answers` in a row for each prompt. Only the first of them is hashed as a whole,
     of the others only the sampling parameters.
@@ -208,7 +211,13 @@ def checksum_of(submits: Sequence[Submit], num_answers: int) -> int:
             found = crc32(submit.params, found)
         else:
             plain = msgspec.structs.replace(
-                submit, handle=0, stream_id=bytes(16), label="", tenant=b"", trace=None
+                submit,
+                handle=0,
+                stream_id=bytes(16),
+                label="",
+                tenant=b"",
+                trace=None,
+                keep=None,
             )
             found = crc32(msgspec.msgpack.encode(plain), found)
     return found

@@ -95,6 +95,7 @@ class LiveAnswer:
                     plan.is_usage_sent,
                     plan.request_checksum,
                     plan.has_all_logprobs,
+                    plan.names_calls,
                 )
             )
         exchange.on_disconnect = self._on_disconnect

@@ -278,7 +278,9 @@ class StreamedChoice:
             if portion.parts is not None:  # a call in the last chunk is not noticed by all clients
                 self._write(portion, None)
                 portion = _Portion()
-            self._write(portion, finish_reason(state.end, has_called=self._has_called))
+            names_calls = live.plan.names_calls
+            reason = finish_reason(state.end, has_called=self._has_called, names_calls=names_calls)
+            self._write(portion, reason)
         if not live.num_unwritten:
             self._finish()
 

@@ -86,7 +86,9 @@ class UnaryAnswer:
         if plan.shape.reads_events and kind_of(whole) != 0:
             events = events_of(whole)
             parts = parts_of(events)
-            end_reason = finish_reason(state.end, has_called=has_ended_call(events))
+            end_reason = finish_reason(
+                state.end, has_called=has_ended_call(events), names_calls=plan.names_calls
+            )
             if plan.num_logprobs is not None and not plan.has_all_logprobs:
                 entries = only_content(entries, whole)
         text, logprobs, reason = yield from live.choice_parts(

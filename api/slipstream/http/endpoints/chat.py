@@ -42,6 +42,7 @@ from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 from slipstream.parallel_sampling import params_of_answers
 from slipstream_ipc.messages import AnswerOptions, ChatMessage, ModelCard, TemplateOptions
+from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 
 _TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
@@ -56,8 +57,12 @@ def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatReque
     return body
 
 
-def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
-    """The streams of a new chat completion. Raises: ApiError, BadRequestError."""
+def plan_chat(body: ChatRequest, model: ModelCard, *, strict_finish: bool = False) -> AnswerPlan:
+    """The streams of a new chat completion. strict_finish: a call of a named function has OpenAI's
+    finish reason, `stop`.
+
+    Raises: ApiError, BadRequestError.
+    """
     num_logprobs = _num_logprobs(body)
     max_tokens, names = _max_tokens(body)
     params = sampling_params(
@@ -89,7 +94,12 @@ def plan_chat(body: ChatRequest, model: ModelCard) -> AnswerPlan:
         template=template,
         answer=answer,
     )
-    return replace(plan, has_all_logprobs=body.logprobs_scope == "all")
+    is_named = answer is not None and answer.tool_choice.startswith(FUNCTION_CHOICE)
+    return replace(
+        plan,
+        has_all_logprobs=body.logprobs_scope == "all",
+        names_calls=not (strict_finish and is_named),
+    )
 
 
 class ChatShape:

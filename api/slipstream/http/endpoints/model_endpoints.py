@@ -64,12 +64,15 @@ class ModelEndpoints:
         *,
         is_traced: bool = False,
         strict_fields: bool = False,
+        strict_finish: bool = False,
     ) -> None:
         """is_traced: whether requests carry their trace to the worker, which exports it.
-        strict_fields: whether unknown fields of OpenAI's bodies are refused.
+        strict_fields: whether unknown fields of OpenAI's bodies are refused. strict_finish: see
+        `plan_chat`.
         """
         self._is_traced = is_traced
         self._strict_fields = strict_fields
+        self._strict_finish = strict_finish
         self._logged: deque[str] = deque(maxlen=_MAX_LOGGED)  # ignored fields
         self._io = io
         self._keys = keys
@@ -116,7 +119,8 @@ class ModelEndpoints:
         """POST /v1/chat/completions. Raises: ApiError, BadRequestError."""
         body = self._read(read_chat, request)
         model = served_model(self._io, body.model)
-        plan = plan_or_resume(request, "chatcmpl", model, partial(plan_chat, body, model))
+        new_plan = partial(plan_chat, body, model, strict_finish=self._strict_finish)
+        plan = plan_or_resume(request, "chatcmpl", model, new_plan)
         self._start(plan, request, exchange)
 
     def generate(self, request: HttpRequest, exchange: Exchange) -> None:

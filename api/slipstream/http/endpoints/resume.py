@@ -45,7 +45,7 @@ _SAME_POST = (
     "POST the same request with this Last-Event-ID: it is computed again and continues after the "
     "event"
 )
-_OTHER_BODY = "the body is not the event's request; the same request would be computed again"
+_NO_REQUEST = "the body is no valid request; the event's own would be computed again"
 QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
 
@@ -104,7 +104,7 @@ def plan_resumed_stream(request: HttpRequest, model: ModelCard) -> AnswerPlan:
 
 
 def _submits(event_id: EventId, new_plan: Callable[[], AnswerPlan]) -> list[Submit]:
-    """What the streams were submitted as; empty if the body is no request.
+    """What the streams were submitted as; empty if the body is no valid request.
 
     Raises: ApiError for a body that is another request than the event's.
     """
@@ -128,9 +128,9 @@ def _submits(event_id: EventId, new_plan: Callable[[], AnswerPlan]) -> list[Subm
 def _plan(
     event_id: EventId, model: ModelCard, *, is_begun: bool, submits: Sequence[Submit] | None = None
 ) -> AnswerPlan:
-    """submits: made of the body; empty if it is another request, None without a body."""
+    """submits: made of the body; empty if it is no valid request, None without a body."""
     ids = event_id.answer.stream_ids()
-    hint = "" if submits else (_SAME_POST if submits is None else _OTHER_BODY)
+    hint = "" if submits else (_SAME_POST if submits is None else _NO_REQUEST)
     return AnswerPlan(
         id=event_id.answer,
         model=model.name,
@@ -152,6 +152,7 @@ def _plan(
         event_checksum=event_id.request,
         unknown_hint=hint,
         has_all_logprobs=event_id.has_all_logprobs,
+        names_calls=event_id.names_calls,
     )
 
 

@@ -90,12 +90,12 @@ def has_ended_call(events: Sequence[AnswerEvent]) -> bool:
     return any(event.kind == EventKind.CALL_ENDS for event in events)
 
 
-def finish_reason(end: End, *, has_called: bool) -> str:
-    """The finish reason as OpenAI has it: `tool_calls` where a call has ended and the model stopped
-    by itself, so not at a stop string.
+def finish_reason(end: End, *, has_called: bool, names_calls: bool = True) -> str:
+    """The finish reason of a chat: `tool_calls` where a call has ended and the model stopped by
+    itself, so not at a stop string. names_calls: False leaves it `stop`.
     """
     is_own = end.reason == "stop" and not isinstance(end.stop_reason, str)
-    return "tool_calls" if has_called and is_own else end.reason
+    return "tool_calls" if names_calls and has_called and is_own else end.reason
 
 
 def _call_chunk(call: ToolCallDelta) -> CallChunk:

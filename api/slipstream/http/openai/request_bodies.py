@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from slipstream_ipc.messages import SamplingParams, StructuredOutputs
+from slipstream_ipc.messages import RepetitionDetection, SamplingParams, StructuredOutputs
 
 Ignored = Any
 Unsupported = Any
@@ -75,6 +75,7 @@ class OpenAIRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     structured_outputs: StructuredOutputs | None = None
     prompt_logprobs: int | None = None  # not in streams
     logprob_token_ids: tuple[int, ...] | None = None  # needs logprobs, and replaces their number
+    repetition_detection: RepetitionDetection | None = None
     return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
     # OpenAI's form of a part of structured_outputs
     response_format: ResponseFormat | None = None

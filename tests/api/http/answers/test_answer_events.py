@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -37,10 +38,10 @@ USER = {"role": "user", "content": "x"}
 LOOK = {"type": "function", "function": {"name": "look"}}
 
 
-def chat(*, is_resumable: bool = False, **fields: Any) -> AnswerPlan:
+def chat(*, is_resumable: bool = False, strict_finish: bool = False, **fields: Any) -> AnswerPlan:
     """The plan of a chat with a tool."""
     body = {"messages": [USER], "tools": [LOOK], "stream": True, **fields}
-    plan = plan_chat(read_chat(json.dumps(body).encode()), CARD)
+    plan = plan_chat(read_chat(json.dumps(body).encode()), CARD, strict_finish=strict_finish)
     return replace(plan, is_resumable=is_resumable)
 
 
@@ -219,6 +220,36 @@ def test_finish_reasons(
     body = body_of(asked.wire.writes)
     last = identified_events(body)[-2][1] if is_stream else json.loads(body)
     assert last["choices"][0]["finish_reason"] == reason
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize(
+    ("choice", "end", "reason"),
+    [
+        (LOOK, End("stop", 1), "stop"),
+        (LOOK, End("length", 1), "length"),
+        ("required", End("stop", 1), "tool_calls"),
+        ("auto", End("stop", 1), "tool_calls"),
+    ],
+)
+def test_a_named_call_finishes_as_openais_do_where_that_is_wanted(
+    choice: Any, end: End, reason: str, is_stream: bool
+) -> None:
+    asked = Asked(
+        chat(stream=is_stream, is_resumable=is_stream, tool_choice=choice, strict_finish=True)
+    )
+    asked.table.say(Entry(asked.handle, "f{}", ids=[1], end=end, events=CALL))
+    body = body_of(asked.wire.writes)
+    if not is_stream:
+        assert json.loads(body)["choices"][0]["finish_reason"] == reason
+        return
+    events = identified_events(body)
+    assert events[-2][1]["choices"][0]["finish_reason"] == reason
+    request = HttpRequest(headers={b"last-event-id": events[1][0].encode()})  # before the end
+    same = partial(chat, tool_choice=choice)  # at a front without the option
+    again = Asked(plan_or_resume(request, "chatcmpl", CARD, same))
+    again.table.say(Entry(again.handle, "", 3, 1, [], end))
+    assert again.events[-2][1]["choices"][0]["finish_reason"] == reason
 
 
 def test_a_model_without_a_format_answers_in_text() -> None:

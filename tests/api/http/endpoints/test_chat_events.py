@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,9 @@ ANSWER: list[tuple[str, int, tuple[AnswerEvent, ...] | None]] = [
     ('"})</call>', 0, (AnswerEvent(ARGUMENTS, '"}'), AnswerEvent(ENDS))),
 ]
 BEGINNINGS = [sum(len(each[0]) for each in ANSWER[:at]) for at in range(len(ANSWER) + 1)]
+
+
+NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def messages(handle: int, begin: int = 0, end: int = len(ANSWER)) -> list[Deltas]:
@@ -288,3 +292,22 @@ def test_reasoning_effort_goes_to_the_template(played: FakeWorker, raw: Raw) -> 
         assert json.loads(submit.template.kwargs) == expected
         played.send(*messages(played.accept(submit)))
         assert raw.read().status == 200
+
+
+@pytest.mark.parametrize("strict_finish", [False, True])
+def test_the_finish_reason_of_a_named_call(tmp_path: Path, strict_finish: bool) -> None:
+    worker = FakeWorker(f"ipc://{tmp_path}/client.sock")
+    front = Front(worker.address, strict_finish=strict_finish)
+    try:
+        with Raw(front.port) as raw:
+            raw.post(PATH, {**CHAT, "stream": False, "tool_choice": NAMED})
+            submit = worker.expect(Submit)
+            worker.accept(submit)
+            for message in messages(submit.handle):
+                worker.send(message)
+            [choice] = raw.read().json["choices"]
+        assert choice["finish_reason"] == ("stop" if strict_finish else "tool_calls")
+        assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
+    finally:
+        front.stop()
+        worker.stop()

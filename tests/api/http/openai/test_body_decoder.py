@@ -21,7 +21,13 @@ from slipstream.http.openai.request_bodies import (
     Message,
 )
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import ModelCard, SamplingDefaults, SamplingParams, StructuredOutputs
+from slipstream_ipc.messages import (
+    ModelCard,
+    RepetitionDetection,
+    SamplingDefaults,
+    SamplingParams,
+    StructuredOutputs,
+)
 from slipstream_ipc.transport.codec import decode_params
 
 MODEL = ModelCard("m", "/nowhere", vocab_size=1000, max_model_len=2048, eos_token_ids=(2,))
@@ -109,10 +115,14 @@ def test_every_sampling_field_arrives():
         "logit_bias": {5: -100, 17: 3.5},  # as a JSON object its keys are strings
         "allowed_token_ids": (5, 17),
         "bad_words": ("a", "b c"),
+        "repetition_detection": {"max_pattern_size": 4, "min_count": 3},
     }
+    detection = RepetitionDetection(max_pattern_size=4, min_count=3)
     for plan in (complete, chat):
         found = params(plan(stream=True, stop=["a", "b"], **given))
-        assert found == SamplingParams(stop=("a", "b"), **given)
+        assert found == SamplingParams(
+            stop=("a", "b"), **{**given, "repetition_detection": detection}
+        )
         assert params(plan(stop="a")).stop == "a"
         assert plan(priority=-3).states[0].request.priority == -3
         assert plan(cache_salt="mine").states[0].request.cache_salt == "mine"
