@@ -313,7 +313,8 @@ def _list_items(kept: KeptResponse, query: dict[str, str], exchange: Exchange) -
     order, limit = query.get("order", "desc"), query.get("limit", str(_LISTED))
     if order not in ("asc", "desc"):
         raise bad_field("order", "order: allowed: asc, desc")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:4]) <= _MAX_LISTED):
+    is_number = limit.isascii() and limit.isdigit() and len(limit) <= _MAX_DIGITS
+    if not (is_number and 1 <= int(limit) <= _MAX_LISTED):
         raise bad_field("limit", f"limit: allowed: 1 to {_MAX_LISTED}")
     if order == "desc":
         items.reverse()

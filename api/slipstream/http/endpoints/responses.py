@@ -62,7 +62,7 @@ def named_streams(body: ResponsesRequest) -> tuple[str, ...]:
             raise unknown_response(body.previous_response_id, "previous_response_id")
         found[stream_id] = None
     for index, item in enumerate(input_items(body.input or ())):
-        if item.kind == "item_reference":
+        if _is_reference(item):
             found[_stream_of_item(item, index)] = None
     if len(found) > _MAX_NAMED:
         what = (
@@ -158,20 +158,34 @@ def _context(body: ResponsesRequest, kept: KeptResponses) -> tuple[InputItem, ..
             what = f"previous_response_id: {previous} has not ended"
             raise bad_field("previous_response_id", what)
         found += (*before.record.items, *before.output_items())
+    outputs: dict[str, dict[str | None, InputItem]] = {}
     for index, item in enumerate(given):
-        if item.kind == "item_reference":
-            item = _referenced(item, index, kept)
-        found.append(item)
+        found.append(_referenced(item, index, kept, outputs) if _is_reference(item) else item)
     return tuple(found)
 
 
-def _referenced(item: InputItem, index: int, kept: KeptResponses) -> InputItem:
-    owner = kept.get(_stream_of_item(item, index))
-    if owner is not None:
-        for each in owner.output_items():
-            if each.id == item.id:
-                return each
-    raise _unknown_item(item, index)
+def _is_reference(item: InputItem) -> bool:
+    return item.kind == "item_reference"
+
+
+def _referenced(
+    item: InputItem,
+    index: int,
+    kept: KeptResponses,
+    outputs: dict[str, dict[str | None, InputItem]],
+) -> InputItem:
+    """The item that is meant, each once: a body could name the longest ever again.
+
+    outputs: items of responses that no reference before has named, by response and id. Raises:
+    ApiError.
+    """
+    stream_id = _stream_of_item(item, index)
+    if stream_id in kept and stream_id not in outputs:
+        outputs[stream_id] = {each.id: each for each in kept[stream_id].output_items()}
+    found = outputs.get(stream_id, {}).pop(item.id, None)
+    if found is None:
+        raise _unknown_item(item, index)
+    return found
 
 
 def _stream_of_item(item: InputItem, index: int) -> str:
@@ -183,7 +197,10 @@ def _stream_of_item(item: InputItem, index: int) -> str:
 
 def _unknown_item(item: InputItem, index: int) -> ApiError:
     field = f"input[{index}].id"
-    what = f"{field}: unknown item {(item.id or '')[:100]!r} of a response: {_GONE}; send the item"
+    what = (
+        f"{field}: unknown item {(item.id or '')[:100]!r} of a response: {_GONE}, or an item before "
+        "names it, too; send the item"
+    )
     return bad_field(field, what, "item_not_found")
 
 

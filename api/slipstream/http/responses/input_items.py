@@ -148,7 +148,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self._turns: list[Message] = []
-        self._reasoning: str | None = None
+        self._reasoning: list[str] = []
         self._content: str | None = None
         self._calls: list[Call] = []
 
@@ -161,7 +161,7 @@ class _Turns:
         """Add reasoning, which begins a turn of the assistant, or goes on with its reasoning."""
         if self._content is not None or self._calls:
             self._close()
-        self._reasoning = (self._reasoning or "") + text
+        self._reasoning.append(text)
 
     def add_content(self, text: str) -> None:
         """Add the text of a turn of the assistant."""
@@ -179,7 +179,7 @@ class _Turns:
         return self._turns
 
     def _close(self) -> None:
-        reasoning, content, calls = self._reasoning, self._content, self._calls
+        reasoning, content, calls = "".join(self._reasoning), self._content, self._calls
         if reasoning or content is not None or calls:
             turn = Message(
                 role=_ASSISTANT,
@@ -188,7 +188,7 @@ class _Turns:
                 reasoning_content=reasoning or None,
             )
             self._turns.append(turn)
-        self._reasoning, self._content, self._calls = None, None, []
+        self._reasoning, self._content, self._calls = [], None, []
 
 
 def _check_item(item: InputItem, where: str) -> None:

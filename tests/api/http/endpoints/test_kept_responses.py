@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
@@ -101,6 +102,21 @@ def test_references_to_items_stand_for_them(client: OpenAI) -> None:
     assert [item.id for item in shown[1:4]] == [item.id for item in first.output]
     arguments = [json.loads(item.arguments) for item in shown if item.type == "function_call"]
     assert arguments == ARGUMENTS
+
+
+def test_an_item_is_named_once(client: OpenAI) -> None:
+    first = client.responses.create(input="hi", **TOOLS)
+    reference: Any = {"type": "item_reference", "id": first.output[0].id}
+    with pytest.raises(BadRequestError) as raised:
+        client.responses.create(input=[reference, reference, USER], **TOOLS)
+    assert raised.value.param == "input[1].id"
+
+
+def test_many_items_of_reasoning_take_no_front_along(client: OpenAI) -> None:
+    summary = [{"type": "summary_text", "text": "x" * 300}]
+    items: Any = [{"type": "reasoning", "id": "rs_1", "summary": summary}] * 35_000
+    with pytest.raises(BadRequestError, match="characters"):
+        client.responses.create(input=[*items, USER], **TOOLS)
 
 
 def test_a_response_is_read_again(stack: Stack, client: OpenAI) -> None:
@@ -223,3 +239,10 @@ def test_a_response_that_is_too_large_is_not_stored(client: OpenAI) -> None:
 )
 def test_what_is_wrong_is_said(stack: Stack, path: str, status: int) -> None:
     assert got(stack, f"{PATH}/{path}", ACCEPT).status == status
+
+
+@pytest.mark.parametrize("limit", ["0", "x", "²", "101", "0001999", "1" + "0" * 5000])
+def test_a_limit_that_is_none_is_refused(stack: Stack, client: OpenAI, limit: str) -> None:
+    response = client.responses.create(input="hi", **TOOLS)
+    answer = got(stack, f"{PATH}/{response.id}/input_items?limit={quote(limit)}")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "limit")
