@@ -198,8 +198,8 @@ def _stream_of_item(item: InputItem, index: int) -> str:
 def _unknown_item(item: InputItem, index: int) -> ApiError:
     field = f"input[{index}].id"
     what = (
-        f"{field}: unknown item {(item.id or '')[:100]!r} of a response: {_GONE}, or an item before "
-        "names it, too; send the item"
+        f"{field}: unknown item {(item.id or '')[:100]!r} of a response: {_GONE}, "
+        "or one before names it; send the item"
     )
     return bad_field(field, what, "item_not_found")
 
