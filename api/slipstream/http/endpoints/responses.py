@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from msgspec import structs
 
@@ -137,7 +138,7 @@ def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
         temperature=_first(body.temperature, defaults.temperature, 1.0),
         text=_echoed_text(body),
         tool_choice=body.tool_choice or "auto",
-        tools=body.tools or (),
+        tools=tuple([_echoed_tool(tool) for tool in body.tools or ()]),
         top_logprobs=body.top_logprobs or 0,
         top_p=_first(body.top_p, defaults.top_p, 1.0),
         user=body.user,
@@ -220,6 +221,12 @@ def _check_logprobs(per_token: int | None, body: ResponsesRequest, model: ModelC
 
 def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
+
+
+def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """A function as responses have it, also if it was given as chats do."""
+    function = tool.get("function")
+    return {"type": "function", **function} if isinstance(function, dict) else tool
 
 
 def _echoed_text(body: ResponsesRequest) -> EchoedText:

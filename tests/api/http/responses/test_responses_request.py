@@ -224,6 +224,13 @@ def test_the_response_repeats_the_request() -> None:
     Response.model_validate(found)
 
 
+def test_a_tool_as_chats_have_it_is_repeated_as_responses_do() -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
+    body = read_response_request(json.dumps({"input": "x", "tools": [tool]}).encode())
+    [echoed] = echo_of(body, MODEL).tools
+    assert echoed == {"type": "function", "name": "weather", "parameters": {}}
+
+
 # what agents' libraries send, written down from what they do
 AGENTS: dict[str, dict[str, Any]] = {
     "openai-agents": {
