@@ -304,8 +304,11 @@ def test_what_nobody_has_any_more_is_computed_again_for_the_same_request(stack, 
         assert raw.read().status == 409
         raw.post(path, {**body, "top_p": 9}, after(events[-1]))
         refused = raw.read()
-        assert refused.status == 404
-        assert "the body is no valid request" in refused.error["message"]
+        if path == "/generate":  # its body is checked as it is read
+            assert refused.status == 400
+        else:
+            assert refused.status == 404
+            assert "the body is no valid request" in refused.error["message"]
         raw.post(path, body, after(events[-1]))
         answer = raw.read()
         assert answer.status == 200, answer.body
