@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-_PING, _SUBMIT, _RESUME, _ABORT, _GOODBYE = 4, 10, 11, 12, 13
+_PING, _SUBMIT, _RESUME, _ABORT, _GOODBYE, _RECALL = 4, 10, 11, 12, 13, 19
 _NUM_SHARED = 64
 _TEMPLATE = ("", "", True, False)
 _WORDS = ("In", "Python,", "the", "function", "returns", "é", "漢字", "🙂", "\n", "x" * 40)
@@ -33,8 +33,11 @@ class HostileClient:
         roll = random.random()
         if roll < 0.16:
             return None
-        if roll < 0.28:
+        if roll < 0.24:
             return (_PING,)
+        if roll < 0.28:
+            number = random.choice((0, 1, 2**32 - 1))
+            return (_RECALL, number, self._some_id(), self._scope(), random.random() < 0.3)
         if roll < 0.4:
             return self._submit(self._new_id())
         if roll < 0.46:
@@ -152,6 +155,10 @@ class HostileClient:
                 body += (True, outputs, random.choice((0, 1, 3, 20, 2**40)))
                 if random.random() < 0.5:  # as if its token ids had been lost
                     body += ("", _TEMPLATE, random.choice((0, 1, 7, 2**32 - 1)), self._checksum())
+                    if random.random() < 0.5:
+                        record = bytes(random.choice((0, 5, 1000, 2**20, 2**20 + 1)))
+                        keep = (record, self._scope(), random.random() < 0.5)
+                        body += (None, (), b"", None, None, random.choice((None, keep)))
         return body
 
     def _ids(self, num: int) -> bytes:
@@ -174,6 +181,9 @@ class HostileClient:
             if random.random() < 0.5:
                 body += (self._checksum(),)
         return body
+
+    def _scope(self) -> bytes:
+        return self._random.choice((b"", b"s", b"t", bytes(64), bytes(65)))
 
     def _checksum(self) -> int | None:
         random = self._random

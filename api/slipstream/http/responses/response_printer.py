@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from msgspec.structs import replace
 
@@ -106,7 +107,7 @@ class ResponsePrinter:
 
     def fail(self, error: ApiError, number: int) -> bytes:
         given = error.body.error
-        if error.status < 500:  # the client's, as where it reads the stream elsewhere
+        if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:  # the stream has, not the response
             code = given.code or given.type
             failed = events.StreamError(number, code, given.message, given.param)
             return events.named_event(failed)

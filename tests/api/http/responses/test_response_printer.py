@@ -189,6 +189,15 @@ def test_how_a_response_ends(
     Response.model_validate(response)
 
 
+def test_a_failure_of_the_stream_alone_is_no_failed_response() -> None:
+    """It is superseded, or its front is leaving."""
+    for status in (409, 503):
+        answer = writer()
+        answer.begin(USAGE)
+        event = NumberedEvent(2, answer.fail(ApiError(status, "elsewhere")))
+        assert data_of(event)["type"] == "error"
+
+
 def test_a_failure_is_the_last_event() -> None:
     answer = writer()
     answer.begin(USAGE)

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 from openai.types.responses import Response
 from tests.helpers.fake_worker import MODEL
+from tests.helpers.foreign_bodies import recorded_bodies
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.endpoints.chat import plan_chat, read_chat
@@ -167,6 +168,12 @@ def test_a_response_is_computed_as_a_chat(fields: dict[str, Any], of_chat: Any) 
 )
 def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
     assert refused(**fields).param == param
+
+
+@pytest.mark.parametrize("program", ["openai_responses", "openai_agents_responses"])
+def test_no_field_of_a_recorded_body_is_unknown(program: str) -> None:
+    for body in recorded_bodies(program):
+        assert len(read_response_request(json.dumps(body).encode()).input) == len(body["input"])
 
 
 def test_log_probabilities_are_bounded() -> None:
