@@ -11,7 +11,7 @@ import pytest
 
 from slipstream import BadRequestError
 from slipstream.cli.keys import make_folder
-from slipstream.cli.stack_options import add_settings, given_settings
+from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
 from slipstream.stack.process_plan import model_and_tokenizer, plan_stack

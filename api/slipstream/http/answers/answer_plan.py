@@ -24,6 +24,11 @@ from slipstream.outputs import Delta
 WITH_IDS = "gen"  # answers of this kind always have token ids
 
 
+def prompt_name(number: int) -> str:
+    """The name in a request of one of several prompts."""
+    return f"prompt[{number}]"
+
+
 @dataclass(slots=True, eq=False)
 class ChoiceContent:
     """A choice or a chunk of one, before a shape gives it its JSON form.

@@ -217,7 +217,7 @@ class UnaryBlocks:
         if not (state.is_over and live.exchange.is_open):
             return
         try:
-            raise_failure(state)
+            raise_failure(state, live.plan)
             assert state.end is not None
             whole = join(state.deltas, state.end)
             state.deltas.clear()

@@ -11,7 +11,7 @@ from tests.helpers.fake_worker import Entry, FakeWorker, deltas
 from tests.helpers.http_front import JSON, Answer, Front, Raw
 
 from slipstream.http.endpoints.openapi import ENDPOINTS
-from slipstream_ipc.messages import End, Submit
+from slipstream_ipc.messages import Abort, End, Fault, Submit
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -275,3 +275,28 @@ def test_good_ones_are_taken(played, raw):
         played.accept(submit)
         played.send(deltas(Entry(submit.handle, "x", end=End("stop", 1))))
         assert raw.read().status == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_prompt_that_the_engine_refuses_is_named(played, raw, is_stream):
+    raw.post("/v1/completions", {"prompt": ["a", "b", "c"], "stream": is_stream})
+    submits = [played.expect(Submit) for _ in range(3)]
+    played.accept(submits[0])
+    played.reject(submits[2], Fault("bad_request", "prompt: got 9 tokens, allowed: 7", "prompt"))
+    answer = raw.read()
+    assert answer.status == 400
+    assert answer.error["message"] == "prompt[2]: prompt: got 9 tokens, allowed: 7"
+    for _ in range(2):
+        played.expect(Abort)
+    assert answer.error["param"] == "prompt"
+
+
+def test_a_prompt_that_the_front_refuses_is_named(played, raw):
+    for prompts, message in (
+        ([[1], [10**6]], "prompt[1]: "),
+        ([[10**6]], "prompt_token_ids: "),
+    ):
+        raw.post("/v1/completions", {"prompt": prompts})
+        answer = raw.read()
+        assert answer.status == 400
+        assert answer.error["message"].startswith(message)
