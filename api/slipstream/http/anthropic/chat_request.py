@@ -70,6 +70,7 @@ def chat_request(body: PromptFields) -> ChatRequest:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
+            "thinking_token_budget": body.thinking_token_budget,
         }
     return ChatRequest(
         model=body.model,

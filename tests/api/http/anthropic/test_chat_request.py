@@ -114,6 +114,7 @@ def test_options() -> None:
         stream=True,
         metadata={"user_id": "u"},
         service_tier="auto",
+        thinking_token_budget=9,
         tools=[
             {"name": "f", "description": "d", "input_schema": schema, "type": "custom"},
             {"name": "g", "input_schema": schema, "strict": True, "cache_control": {}},
@@ -126,7 +127,7 @@ def test_options() -> None:
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}},
         {"type": "function", "function": {"name": "g", "parameters": schema, "strict": True}},
     )
-    assert chat.reasoning_effort == "low"
+    assert (chat.reasoning_effort, chat.thinking_token_budget) == ("low", 9)
     assert chat.response_format is not None
     assert chat.response_format.json_schema is not None
     assert chat.response_format.json_schema.schema == schema
