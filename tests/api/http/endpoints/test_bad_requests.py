@@ -18,9 +18,9 @@ TOOL = {"type": "function", "function": {"name": "look"}}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": [USER]},
+    "/v1/responses": {"input": "x"},
     "/v1/messages": {"model": "fake", "max_tokens": 2, "messages": [USER]},
     "/v1/messages/count_tokens": {"model": "fake", "messages": [USER]},
-    "/v1/responses": {"input": "x"},
     "/generate": {"text": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
@@ -30,12 +30,10 @@ GOOD: dict[str, dict[str, Any]] = {
 TOLERANT = {
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
-    "/v1/responses",
 }
-# where errors have no code
-CODES = {401: "invalid_api_key", 404: "model_not_found", 405: "method_not_allowed"}
 NO_JSON = (b"", b"{", b"[]", b"null", b'"x"', b"[" * 9999, b"\xff")
 # path, fields that are added, which one is named
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -81,6 +79,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"continue_final_message": True}, "continue_final_message"),
     ("/v1/chat/completions", {"chat_template": "x"}, "chat_template"),
     ("/v1/chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ("/v1/responses", {"input": 1}, "input"),
+    ("/v1/responses", {"max_output_tokens": 0}, "max_output_tokens"),
     ("/v1/messages", {"messages": []}, "messages"),
     ("/v1/messages", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ("/v1/messages", {"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -151,10 +151,10 @@ def error_of(path: str, answer: Answer) -> dict[str, Any]:
     if not path.startswith("/v1/messages"):
         return answer.error
     error: dict[str, Any] = answer.json["error"]
-    assert set(error) == {"type", "message"}
+    assert set(error) - {"details"} == {"type", "message"}
     field = error["message"].partition(":")[0]
     param = None if field.startswith("the body") else field
-    return {**error, "param": param, "code": CODES.get(answer.status)}
+    return {**error, "param": param, "code": error.get("details", {}).get("error_code")}
 
 
 def refusal(raw: Raw, path: str, body: Any, *headers: str) -> dict[str, Any]:
