@@ -158,10 +158,6 @@ class DeltaBatch:
             token_ids, width, columns.values[begin:end], columns.ids[begin:end], ranks
         )
 
-    def is_read(self, entry: int) -> bool:
-        """Whether an entry is of a stream that is read as events."""
-        return entry in self.own_events or bool(self.message.kinds and self.kinds[entry])
-
     def events(self, entry: int, skip: int, text: str) -> tuple[AnswerEvent, ...]:
         """An entry's events. Text that is not read as events is content.
 
@@ -175,6 +171,16 @@ class DeltaBatch:
             return ()
         kind = self.kinds[entry] if self.message.kinds else EventKind.CONTENT
         return (AnswerEvent(_KINDS.get(kind & 0xFF, EventKind.CONTENT), text, kind >> 8),)
+
+    @cached_property
+    def read_entries(self) -> dict[int, int]:
+        """The kind of the text of each entry that is read as events, by entry; 0 where it lists its
+        events.
+        """
+        kinds = u32(self.message.kinds)
+        read = np.flatnonzero(kinds)
+        found = dict(zip(read.tolist(), kinds[read].tolist(), strict=True))
+        return found | dict.fromkeys(self.own_events, 0)
 
     @cached_property
     def own_events(self) -> dict[int, tuple[AnswerEvent, ...]]:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream.llm import LLM
 from slipstream_bench.common.measures import Row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.cli.parser import Command, Parser, add_commands
+from slipstream.cli.options.parser import Command, Parser, add_commands
 
 BENCHMARKS = {
     "serve": ("load test of an HTTP server, Slipstream or another", "serve"),

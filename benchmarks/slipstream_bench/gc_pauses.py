@@ -34,7 +34,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from tokenizers import Tokenizer
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.common.measures import Row

@@ -20,7 +20,7 @@ import numpy as np
 import uvloop
 from tqdm import tqdm
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream_bench.common.load.datasets import DatasetRequest, random_requests
 from slipstream_bench.common.load.native_target import open_target, run_at_once
 from slipstream_bench.common.load.openai_target import LoadRequestOptions

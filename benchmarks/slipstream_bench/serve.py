@@ -22,7 +22,7 @@ import numpy as np
 import uvloop
 from tqdm import tqdm
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.common.load.datasets import DatasetRequest, random_requests, requests_from
 from slipstream_bench.common.load.native_target import LoadTarget, open_target

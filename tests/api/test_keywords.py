@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import slipstream
-from slipstream.client.options import options_for_many, options_for_one
-from slipstream.spelling import suggesting_keywords
+from slipstream.client.options import options_for_many, options_for_one, suggesting_keywords
+from slipstream.errors import UnknownOptionError
 
 NOWHERE = "ipc:///nowhere/client.sock"
 CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
@@ -35,11 +35,11 @@ CALLS: dict[str, tuple[Callable[..., Any], str, str]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_the_nearest_keyword_is_named(call: str) -> None:
     function, given, nearest = CALLS[call]
-    with pytest.raises(TypeError, match=rf"{given}.*; did you mean {nearest}\?$") as caught:
+    with pytest.raises(TypeError, match=rf"{given}; did you mean {nearest}\?$") as caught:
         function(**{given: 3})
-    if isinstance(caught.value, slipstream.BadRequestError):
-        assert caught.value.field == given
-        assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, UnknownOptionError)
+    assert caught.value.field == given
+    assert isinstance(caught.value, ValueError)
 
 
 def test_where_none_is_near_those_that_there_are_are_named() -> None:

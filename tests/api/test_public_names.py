@@ -113,10 +113,10 @@ def test_the_command_line_loads_no_command_to_speak_of_itself(option: str) -> No
     own = {name for name in modules if name.startswith("slipstream.")}
     assert own == {
         "slipstream.cli",
-        "slipstream.cli.foreign_options",
+        "slipstream.cli.options.foreign_options",
         "slipstream.cli.main",
-        "slipstream.cli.option_names",
-        "slipstream.cli.parser",
+        "slipstream.cli.options.option_names",
+        "slipstream.cli.options.parser",
         "slipstream.spelling",
     }
     assert not modules & ALL_THAT_COSTS

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.cli.main import main
-from slipstream.cli.parser import installed_commands
+from slipstream.cli.options.parser import installed_commands
 from slipstream_bench import commands
 
 ROOT = Path(__file__).parents[2]

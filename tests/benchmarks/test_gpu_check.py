@@ -21,12 +21,13 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.processes import started
 
 from slipstream_bench.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
-from slipstream_bench.gpu_check import attention, bounds, decode, exactness, sampling
+from slipstream_bench.gpu_check import bounds
 from slipstream_bench.gpu_check.__main__ import main
 from slipstream_bench.gpu_check.bounds import work_of
 from slipstream_bench.gpu_check.device_use import idle_share
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, write_files
 from slipstream_bench.gpu_check.models import core_config
+from slipstream_bench.gpu_check.sections import attention, decode, exactness, sampling
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, GpuSetting
 from slipstream_core.runner.kv_cache_size import DeviceMemoryUse, cache_bytes
 from slipstream_core.runner.sampling.penalties import most_bytes
@@ -195,7 +196,7 @@ def names_of(part: str) -> list[str]:
     sorted({(one.module, one.function) for part in PARTS.values() for one in part}),
 )
 def test_every_section_has_its_function(module: str, function: str) -> None:
-    found = import_module(f"slipstream_bench.gpu_check.{module}")
+    found = import_module(f"slipstream_bench.gpu_check.sections.{module}")
     assert callable(getattr(found, function))
 
 

@@ -31,6 +31,7 @@ from slipstream_ipc.messages import (
     End,
     Fault,
     Forget,
+    Forgotten,
     Kept,
     KeptEntry,
     LogprobColumns,
@@ -41,6 +42,7 @@ from slipstream_ipc.messages import (
     Step,
     Suspects,
     SyncDone,
+    UnknownKept,
     UnknownToCore,
     Welcome,
     WorkerToCore,
@@ -237,6 +239,8 @@ class StateWorker:
                 self.is_synced = True
             case Kept():
                 self.kept += body.entries
+            case UnknownKept() | Forgotten():
+                pass
             case other:
                 raise AssertionError(f"unexpected {other}")
 

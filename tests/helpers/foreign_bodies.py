@@ -10,14 +10,16 @@ from typing import Any
 
 BODIES = Path(__file__).parents[1] / "system/foreign_clients/bodies"
 _MAX_TEXT_LEN = 400  # what is longer is a library's own prompt
-_GENERATED_ID = re.compile(r"\bcall_[0-9a-f]{24}\b")
+_GENERATED_ID = re.compile(r"\b(call|fc|msg|resp|rs|toolu)_[0-9a-f]{24,}\b")
 
 
 def as_lines(bodies: Iterable[Any]) -> str:
-    """JSON lines of bodies: ids of calls numbered as they come, long texts cut."""
-    text = "".join(json.dumps(_short(body), ensure_ascii=False) + "\n" for body in bodies)
+    """JSON lines of bodies: generated ids numbered as they come, long texts cut."""
+    text = "".join(
+        json.dumps(_short(body), ensure_ascii=False, sort_keys=True) + "\n" for body in bodies
+    )
     numbers: dict[str, int] = {}
-    return _GENERATED_ID.sub(lambda it: f"call_{numbers.setdefault(it[0], len(numbers))}", text)
+    return _GENERATED_ID.sub(lambda it: f"{it[1]}_{numbers.setdefault(it[0], len(numbers))}", text)
 
 
 def recorded_bodies(program: str) -> list[Any]:

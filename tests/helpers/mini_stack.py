@@ -153,6 +153,7 @@ class RawClient:
         self._waiting: list[ClientToWorker] = []
         self.streams: dict[int, Received] = {}
         self.recalled: dict[int, Recalled] = {}
+        self._recalls: dict[int, Recall] = {}  # not answered yet
         self.is_reading = True
         self.resubmits = True
         self.hop: Dealer[ClientToWorker, WorkerToClient, None] = Dealer(
@@ -216,7 +217,9 @@ class RawClient:
     def recall(self, stream_id: bytes, scope: bytes = b"", *, forget: bool = False) -> Recalled:
         """What the worker has kept; steps the stack until it answers."""
         number = len(self.recalled)
-        self._waiting.append(Recall(number, stream_id, scope, forget))
+        recall = Recall(number, stream_id, scope, forget)
+        self._waiting.append(recall)
+        self._recalls[number] = recall
         self._stack.until(lambda: number in self.recalled)
         return self.recalled[number]
 
@@ -243,7 +246,8 @@ class RawClient:
     def _take(self, body: WorkerToClient) -> None:
         match body:
             case Welcome():
-                self._waiting = [b for b in self._waiting if not isinstance(b, Resume)]
+                self._waiting = [b for b in self._waiting if not isinstance(b, Resume | Recall)]
+                self._waiting += self._recalls.values()
                 for handle, it in self.streams.items():
                     if it.is_over or it.is_superseded:
                         continue
@@ -271,6 +275,7 @@ class RawClient:
             case Deltas():
                 self._take_deltas(body)
             case Recalled():
+                self._recalls.pop(body.number, None)
                 self.recalled[body.number] = body
             case other:
                 raise AssertionError(f"unexpected {other}")

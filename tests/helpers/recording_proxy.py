@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.helpers.http_front import events_of
 from tests.helpers.patience import PATIENCE_S
 
 
@@ -27,10 +26,12 @@ class Recorded:
 
     @property
     def events(self) -> list[Any]:
-        """The answer as JSON: its events if it is a stream, else the one object."""
-        if self.headers["content-type"].startswith("text/event-stream"):
-            return [event for event in events_of(self.answer) if event != "[DONE]"]
-        return [json.loads(self.answer)]
+        """The answer as JSON: the data of its events if it is a stream, else the one object."""
+        if not self.headers["content-type"].startswith("text/event-stream"):
+            return [json.loads(self.answer)]
+        lines = self.answer.decode().split("\n")
+        found = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        return [json.loads(data) for data in found if data != "[DONE]"]
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from pathlib import Path
 from msgspec import structs
 
 from slipstream.cli.connection import add_client_options, connected
-from slipstream.cli.parser import Parser, one_line
-from slipstream.cli.sampling_options import add_sampling, sampling_params_of
-from slipstream.cli.stack_options import take_model
+from slipstream.cli.options.parser import Parser, one_line
+from slipstream.cli.options.sampling_options import add_sampling, sampling_params_of
+from slipstream.cli.options.stack_options import take_model
 from slipstream.client.client import Client
 from slipstream.errors import BadRequestError, RequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean

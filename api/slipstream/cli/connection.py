@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from slipstream.cli.configuration import add_config, of_short_stacks, source_of
-from slipstream.cli.parser import Parser
-from slipstream.cli.stack_options import add_settings, given_settings
+from slipstream.cli.options.configuration import add_config, of_short_stacks, source_of
+from slipstream.cli.options.parser import Parser
+from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.client.client import Client
 from slipstream.client.connection.server_presence import why_absent
 from slipstream.client.endpoints import (

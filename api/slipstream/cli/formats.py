@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slipstream.cli.parser import Parser, one_line
+from slipstream.cli.options.parser import Parser, one_line
 from slipstream.errors import wrong_option
 from slipstream.stack.model_source import check_hub
 from slipstream.stack.process_plan import model_and_tokenizer

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import zmq
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import bad_request
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.transport.curve import DEFAULT_CLIENT, PUBLIC_SUFFIX, SECRET_SUFFIX, SERVER

@@ -13,8 +13,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.cli.option_names import with_option_names
-from slipstream.cli.parser import Command, Parser, add_commands, installed_commands, one_line
+from slipstream.cli.options.option_names import with_option_names
+from slipstream.cli.options.parser import (
+    Command,
+    Parser,
+    add_commands,
+    installed_commands,
+    one_line,
+)
 
 _COMMANDS = {
     "serve": Command("serve a model over HTTP and to Python", "slipstream.cli.serve:add_serve"),

@@ -33,7 +33,7 @@ from msgspec import Raw, Struct
 from tqdm import tqdm
 
 from slipstream.cli.connection import access_of, add_client_options, running_or_started
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.endpoints import server_endpoint
 from slipstream.errors import BadRequestError, EngineError, wrong_option

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import urlsplit
 
-from slipstream.cli.configuration import SETTINGS, add_config
-from slipstream.cli.option_names import with_option_names
-from slipstream.cli.parser import Parser
-from slipstream.cli.stack_options import add_settings, given_settings
+from slipstream.cli.options.configuration import SETTINGS, add_config
+from slipstream.cli.options.option_names import with_option_names
+from slipstream.cli.options.parser import Parser
+from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.client.endpoints import (
     KEYS_VARIABLE,
     UNIX,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream.tracing.parts import merge_parts, part_paths
 from slipstream.tracing.picture import check_drawing, draw, window_of

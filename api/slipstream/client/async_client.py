@@ -39,6 +39,7 @@ from slipstream.client.options import (
     RequestOptions,
     options_for_many,
     options_for_one,
+    suggesting_keywords,
 )
 from slipstream.client.stream import BaseStream, ClientConnection, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, AsyncStreams
@@ -47,7 +48,6 @@ from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.prompts import Prompt
-from slipstream.spelling import suggesting_keywords
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
 

@@ -40,6 +40,7 @@ from slipstream.client.options import (
     RequestOptions,
     options_for_many,
     options_for_one,
+    suggesting_keywords,
 )
 from slipstream.client.stream import BaseStream, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, Streams
@@ -48,7 +49,6 @@ from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.prompts import Prompt
-from slipstream.spelling import suggesting_keywords
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, get_args
+from functools import wraps
+from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
 from slipstream.answers.functions import Tool
 from slipstream.answers.options import ToolChoice, answer_options
@@ -22,6 +24,9 @@ from slipstream_ipc.messages import (
     StopScope,
     TemplateOptions,
 )
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 _OF_TEMPLATE = (
     "tools",
@@ -161,6 +166,20 @@ def _renamed(
         stacklevel=4,  # the caller of the public method
     )
     return former, rest
+
+
+def suggesting_keywords(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
+    """Raises UnknownOptionError for unknown keywords. function: one without `**` parameters."""
+    known = inspect.signature(function).parameters.keys() - {"self"}
+
+    @wraps(function)
+    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> Returned:
+        for name in options:
+            if name not in known:
+                raise unknown_option(name, known)
+        return function(*args, **options)
+
+    return checked
 
 
 def _of_chats(options: dict[str, Any]) -> tuple[TemplateOptions | None, AnswerOptions | None]:

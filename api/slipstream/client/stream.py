@@ -239,7 +239,7 @@ class BaseStream:
         """Record a delta that was read."""
         self._last = delta
         self._texts.append(delta.text)
-        if delta._batch.has_events and delta._batch.is_read(delta._entry):
+        if delta._batch.has_events and delta._entry in delta._batch.read_entries:
             if self._events is None:
                 self._events = []
             self._events += events_of(delta)

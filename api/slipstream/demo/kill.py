@@ -25,7 +25,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.client.client import Client
 from slipstream.demo import screen
 from slipstream.demo.gaps import GapSpan, longest_gap

@@ -60,11 +60,18 @@ class ErrorBody(Struct, frozen=True):
     error: ErrorFields
 
 
+class AnthropicErrorDetails(Struct, frozen=True):
+    """What tells errors of one type apart."""
+
+    error_code: str
+
+
 class AnthropicErrorFields(Struct, frozen=True):
     """The fields of an Anthropic error."""
 
     type: str
     message: str
+    details: AnthropicErrorDetails | UnsetType = UNSET
 
 
 class AnthropicErrorBody(Struct, frozen=True, tag_field="type", tag="error"):
@@ -115,8 +122,10 @@ class ApiError(Exception):
         if shape == ErrorShape.OPENAI:
             return self.body
         kind = _ANTHROPIC_TYPES.get(self.status, _API_ERROR if self.status >= 500 else _INVALID)
+        code = self.body.error.code
+        details = UNSET if code is None else AnthropicErrorDetails(code)
         return AnthropicErrorBody(
-            AnthropicErrorFields(kind, str(self)), request_id if request_id else UNSET
+            AnthropicErrorFields(kind, str(self), details), request_id if request_id else UNSET
         )
 
 
@@ -165,8 +174,10 @@ def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:
         case ApiError():
             return error
         case BadRequestError(field=field):
-            name = param_names.get(field, field) if field is not None else None
-            return bad_field(name, str(error))
+            name, message = param_names.get(field or "", field), str(error)
+            if field and name and message.startswith(f"{field}:"):
+                message = name + message.removeprefix(field)
+            return bad_field(name, message)
         case ConflictError():
             return ApiError(409, str(error))
         case SupersededError():

@@ -66,6 +66,7 @@ _CORE_OPTIONS = (
     "max_waiting_tokens",
     "max_logprobs",
     "logprobs_gib",
+    "response_store_mib",
     "step_timeout_s",
     "trust_remote_code",
 )
@@ -73,6 +74,7 @@ _WORKER_OPTIONS = (
     "stream_interval",
     "client_timeout_s",
     "grace_s",
+    "response_store_mib",
     "hang_timeout_s",
     "trust_remote_code",
     "tool_format",

@@ -266,6 +266,16 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "GIB",
         ),
     ] = 2.0
+    response_store_mib: Annotated[
+        float,
+        Meta(ge=0),
+        _about(
+            MEMORY,
+            "memory for answers that are kept for later requests, in each of two processes, in "
+            "MiB; 0 keeps none",
+            "MIB",
+        ),
+    ] = 64.0
     threads: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         _about(
@@ -400,6 +410,7 @@ class StackOptions(TypedDict, total=False):
     max_waiting_tokens: int | None
     max_logprobs: int
     logprobs_gib: float
+    response_store_mib: float
     kv_cache_gib: float
     gpu_memory_utilization: float
     enforce_eager: bool

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream.stack.log_level import log_level
 from slipstream_bench.chaos.chaos_report import lines_of

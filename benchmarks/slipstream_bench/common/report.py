@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Struct
 from tqdm import tqdm
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row, median_row
 from slipstream_bench.common.options import Option, add, fill_in, integer

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream_bench.common.options import (
     Option,
     OptionType,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 from tqdm import tqdm
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.common.options import Option, add, fill_in, integer
 from slipstream_bench.common.report import Row, check_files, table, write_result

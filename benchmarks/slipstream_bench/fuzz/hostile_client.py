@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-_PING, _SUBMIT, _RESUME, _ABORT, _GOODBYE = 4, 10, 11, 12, 13
+_PING, _SUBMIT, _RESUME, _ABORT, _GOODBYE, _RECALL = 4, 10, 11, 12, 13, 19
 _NUM_SHARED = 64
 _TEMPLATE = ("", "", True, False)
 _WORDS = ("In", "Python,", "the", "function", "returns", "é", "漢字", "🙂", "\n", "x" * 40)
@@ -33,8 +33,11 @@ class HostileClient:
         roll = random.random()
         if roll < 0.16:
             return None
-        if roll < 0.28:
+        if roll < 0.24:
             return (_PING,)
+        if roll < 0.28:
+            number = random.choice((0, 1, 2**32 - 1))
+            return (_RECALL, number, self._some_id(), self._scope(), random.random() < 0.3)
         if roll < 0.4:
             return self._submit(self._new_id())
         if roll < 0.46:
@@ -103,6 +106,13 @@ class HostileClient:
             params["logit_bias"] = {random.randrange(self._vocab_size): 5.0}
             params["bad_words"] = random.choice((("the",), ("é", "a b"), ()))
             params["repetition_penalty"], params["presence_penalty"] = 1.1, -0.5
+        if random.random() < 0.1:
+            size = random.choice((1, 20, 2048))
+            params["repetition_detection"] = {
+                "max_pattern_size": size,
+                "min_pattern_size": random.choice((0, 1, size)),
+                "min_count": random.choice((2, 4, 65_536)),
+            }
         if random.random() < 0.03:
             params["allowed_token_ids"] = tuple(range(random.choice((1, 300, 60_000))))
         if random.random() < 0.06:  # values that are validated after decoding
@@ -145,6 +155,10 @@ class HostileClient:
                 body += (True, outputs, random.choice((0, 1, 3, 20, 2**40)))
                 if random.random() < 0.5:  # as if its token ids had been lost
                     body += ("", _TEMPLATE, random.choice((0, 1, 7, 2**32 - 1)), self._checksum())
+                    if random.random() < 0.5:
+                        record = bytes(random.choice((0, 5, 1000, 2**20, 2**20 + 1)))
+                        keep = (record, self._scope(), random.random() < 0.5)
+                        body += (None, (), b"", None, None, random.choice((None, keep)))
         return body
 
     def _ids(self, num: int) -> bytes:
@@ -167,6 +181,9 @@ class HostileClient:
             if random.random() < 0.5:
                 body += (self._checksum(),)
         return body
+
+    def _scope(self) -> bytes:
+        return self._random.choice((b"", b"s", b"t", bytes(64), bytes(65)))
 
     def _checksum(self) -> int | None:
         random = self._random
@@ -201,6 +218,10 @@ _WRONG: tuple[tuple[str, Any], ...] = (
     ("allowed_token_ids", ()),
     ("bad_words", ("",)),
     ("repetition_penalty", 0.0),
+    ("repetition_detection", {"max_pattern_size": 2**40, "min_count": 2}),
+    ("repetition_detection", {"max_pattern_size": 3, "min_count": 2**40}),
+    ("repetition_detection", {"min_pattern_size": -1}),
+    ("repetition_detection", (3, 1, 2)),
     ("frequency_penalty", float("nan")),
     ("top_k", msgspec.msgpack.Ext(1, b"")),
 )

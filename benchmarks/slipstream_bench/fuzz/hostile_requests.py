@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from slipstream_ipc.messages import SamplingParams, StructuredOutputs
+from slipstream_ipc.messages import RepetitionDetection, SamplingParams, StructuredOutputs
 from slipstream_ipc.validation import sampling_params as limits
 from slipstream_ipc.validation import structured_output, token_constraints
 
@@ -144,6 +144,16 @@ def _penalties(random: Random, bounds: Bounds) -> dict[str, Any]:
     }
 
 
+def _repetitions(random: Random, bounds: Bounds) -> dict[str, Any]:
+    size = _at(random, limits.MAX_PATTERN_SIZE)
+    wanted = RepetitionDetection(
+        max_pattern_size=size,
+        min_pattern_size=random.choice((0, 1, size)),
+        min_count=random.choice((2, 3, limits.MAX_PATTERN_COUNT)),
+    )
+    return {"repetition_detection": wanted}
+
+
 def _regex(random: Random, bounds: Bounds) -> dict[str, Any]:
     most = structured_output.MAX_REGEX_BYTES
     regex = random.choice(
@@ -207,6 +217,7 @@ _KINDS: dict[str, Callable[[Random, Bounds], dict[str, Any]]] = {
     "allowed": _allowed,
     "bad_words": _bad_words,
     "penalties": _penalties,
+    "repetitions": _repetitions,
     "regex": _regex,
     "schema": _schema,
     "choice": _choice,

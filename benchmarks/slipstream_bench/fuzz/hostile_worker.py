@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 _PING, _ADMIT, _REPORT, _WITHDRAW, _FORGET, _POSITIONS = 4, 30, 31, 32, 33, 34
+_KEEP, _DROP_KEPT, _KEPT_IDS = 35, 36, 37
 _ADMITTED, _REGISTERED, _STEP = 40, 41, 43
 _MAX_HELD = 8
 _ENDS = (
@@ -48,6 +49,8 @@ class HostileWorker:
             return self._report()
         if roll < 0.85:
             return (_WITHDRAW, self._some_id(), random.choice(_ENDS))
+        if roll < 0.87:
+            return self._kept()
         if roll < 0.94:
             return (_FORGET, tuple(self._some_id() for _ in range(random.choice((0, 1, 3, 40)))))
         if roll < 0.99:
@@ -124,6 +127,17 @@ class HostileWorker:
         column = b"".join(row.to_bytes(4, "little") for row in rows)
         lengths = column if random.random() < 0.99 else column[:-1] + b"xyz"
         return (_REPORT, step, column, lengths)
+
+    def _kept(self) -> tuple[Any, ...]:
+        random = self._random
+        ids = tuple(self._some_id() for _ in range(random.choice((0, 1, 3))))
+        roll = random.random()
+        if roll < 0.6:
+            size = random.choice((0, 10, 5000))
+            return (_KEEP, tuple((stream_id, b"scope", bytes(size)) for stream_id in ids))
+        if roll < 0.8:
+            return (_DROP_KEPT, ids)
+        return (_KEPT_IDS, ids, tuple(reversed(ids)), random.random() < 0.5)
 
     def _positions(self) -> tuple[Any, ...]:
         random = self._random

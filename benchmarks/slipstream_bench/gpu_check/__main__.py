@@ -136,7 +136,14 @@ def _run_sections(run: _SectionRun, sections: Sequence[Section]) -> None:
 def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float) -> None:
     """Run sections in one process; a crash or timeout becomes a row."""
     names = [section.name for section in sections]
-    command = [sys.executable, "-u", "-m", "slipstream_bench.gpu_check.section", run.part, *names]
+    command = [
+        sys.executable,
+        "-u",
+        "-m",
+        "slipstream_bench.gpu_check.section_process",
+        run.part,
+        *names,
+    ]
     command += ["--device", run.device, "--rows", str(run.rows_path), "--folder", str(run.folder)]
     command += ["--started-s", str(run.started_s), "--deadline-s", str(deadline_s)]
     if run.is_quick:

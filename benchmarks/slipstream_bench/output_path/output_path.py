@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import Row

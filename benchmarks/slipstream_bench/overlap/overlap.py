@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
 from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of, number
 from slipstream_bench.common.pictures import grouped_bars

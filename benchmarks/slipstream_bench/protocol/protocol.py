@@ -22,7 +22,7 @@ from typing import NamedTuple
 import msgspec
 import uvloop
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream_bench.common.live_streams import CLIENT, random_prompts
 from slipstream_bench.common.load.datasets import DatasetRequest
 from slipstream_bench.common.load.native_target import open_target, run_at_once

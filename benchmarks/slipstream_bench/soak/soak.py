@@ -19,7 +19,7 @@ import time
 from msgspec import Struct
 from tqdm import tqdm
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.client.async_client import AsyncClient
 from slipstream.stack.events import SpareReady
 from slipstream.stack.log_level import log_level

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.options import Option, add, fill_in, integer, many
 from slipstream_bench.common.pictures import grouped_bars

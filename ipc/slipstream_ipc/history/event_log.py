@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from msgspec.structs import replace
 
@@ -167,13 +167,15 @@ class EventLog(TextLog):
             isinstance(first, int) and of_units.count(first) == len(of_units)
         ):
             return first
-        ends = [start.num_tokens, *self._token_ends[start.unit : stop.unit]]
-        entries = zip(
-            self._texts[start.unit : stop.unit],
-            of_units,
-            [end - begin for begin, end in pairwise(ends)],
-            strict=True,
-        )
+        entries = []
+        at, num_before = start.unit, start.num_tokens
+        for kind, same in groupby(of_units):
+            begin, at = at, at + sum(1 for _ in same)
+            units = [(begin, at)] if isinstance(kind, int) else pairwise(range(begin, at + 1))
+            for first_unit, end in units:
+                num_tokens = self._token_ends[end - 1] - num_before
+                entries.append(("".join(self._texts[first_unit:end]), kind, num_tokens))
+                num_before += num_tokens
         num_tokens = stop.num_tokens - start.num_tokens
         return kind_of(self.text_between(start, stop), joined_entries(entries), num_tokens)
 

@@ -138,15 +138,15 @@ class SlowEntries:
         """Entries for as many of these streams as fit."""
         if not slow:
             return _NO_SLOW
-        entries = cls()
+        entries, has_events = cls(), columns.has_events
         for stream in slow:
             if entries.left <= 0:
                 entries.is_all = False
                 break
-            entries._add(columns, stream)
+            entries._add(columns, stream, has_events=has_events)
         return entries
 
-    def _add(self, columns: StreamColumns, stream: WorkerStream) -> None:
+    def _add(self, columns: StreamColumns, stream: WorkerStream, *, has_events: bool) -> None:
         output, reader, worker_row = stream.output, stream.reader, stream.worker_row
         assert output is not None
         assert reader is not None
@@ -167,7 +167,7 @@ class SlowEntries:
             self.ended.append(stream)
             self.ends.append(output.end)
         num_chars = len(text)
-        if columns.has_events:
+        if has_events:
             num_chars = self._add_events(output, start, stop, num_chars)
         self.chars.append(start.num_chars)
         self.texts.append(text)

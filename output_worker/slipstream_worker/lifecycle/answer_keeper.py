@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter, deque
 
 import msgspec
@@ -35,13 +36,13 @@ from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.streams.kept_answers import KeptAnswers
-from slipstream_worker.streams.slow_path import whole_output
+from slipstream_worker.streams.slow_path import catch_up, whole_output
 from slipstream_worker.streams.stream import Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
 logger = logging.getLogger(__name__)
 
-_TOKENS_PER_TURN = 2**13  # of the answers that are made in one turn of the loop, approximate
+_TOKENS_PER_TURN = 2**11  # of the answers that are made in one turn of the loop, approximate
 _READMITTED_FACTOR = 2  # records of streams that were accepted before may take this much more
 
 _encoder = msgspec.msgpack.Encoder()
@@ -69,6 +70,7 @@ class AnswerKeeper:
         self._owed: dict[WorkerStream, KeepOptions] = {}
         self._record_bytes: Counter[bytes] = Counter()  # of those, by scope
         self._ended: deque[WorkerStream] = deque()  # of those, oldest first
+        self._making: dict[WorkerStream, StreamOutput] = {}  # of these, as far as they are made
         self.is_complete = False  # whether the core has sent all that an earlier worker has kept
 
     @property
@@ -118,7 +120,7 @@ class AnswerKeeper:
     def removed(self, stream: WorkerStream) -> None:
         """A stream is forgotten: its answer is made now, or never."""
         if stream in self._owed and stream.stage is Stage.ENDED:
-            self._keep(stream)
+            self._make(stream)
         else:
             self.cancel(stream)
 
@@ -126,10 +128,12 @@ class AnswerKeeper:
         """Make answers of streams that have ended, and send some to the core. Call it regularly."""
         num_left = _TOKENS_PER_TURN
         while self._ended and num_left > 0:
-            stream = self._ended.popleft()
+            stream = self._ended[0]
             if stream in self._owed:
                 num_left -= self._columns.num_tokens(stream)
-                self._keep(stream)
+                self._make(stream, _TOKENS_PER_TURN)
+            if stream not in self._owed:
+                self._ended.popleft()
         if self._answers.has_unsent and self._core.is_idle:
             entries = self._answers.unsent(MESSAGE_BUDGET_BYTES)
             if self._core.send_last(Keep(entries)):
@@ -140,6 +144,7 @@ class AnswerKeeper:
         self._owed.clear()
         self._record_bytes.clear()
         self._ended.clear()
+        self._making.clear()
         self._answers.clear()
         self.is_complete = False
 
@@ -174,7 +179,7 @@ class AnswerKeeper:
                 return None
             if stream.stage is not Stage.ENDED:
                 return KeptAnswer(keep, _num_prompt_tokens(stream))
-            self._keep(stream)
+            self._make(stream)
         encoded = self._answers.get(stream_id, scope)
         return None if encoded is None else _decoder.decode(encoded)
 
@@ -185,16 +190,19 @@ class AnswerKeeper:
 
     # ---- inside ----------------------------------------------------------------------------
 
-    def _keep(self, stream: WorkerStream) -> None:
-        """Make the answer of a stream that has ended and owes it."""
-        keep = self._owed[stream]
+    def _make(self, stream: WorkerStream, max_tokens: int = sys.maxsize) -> None:
+        """Make the answer of a stream that has ended and owes it, or go on for `max_tokens`."""
         if not self._max_bytes:
             self.cancel(stream)
             return
         assert stream.output is not None
+        keep = self._owed[stream]
         answer = KeptAnswer(keep, _num_prompt_tokens(stream), stream.output.end)
         try:
-            output = whole_output(self._columns, stream, self._detokenizers)
+            output = self._making.get(stream) or whole_output(stream, self._detokenizers)
+            if not catch_up(self._columns, stream, output, max_tokens):
+                self._making[stream] = output
+                return
             answer = _with_text(answer, output)
         except Exception:
             logger.exception("an answer is kept without its text", extra=of_requests(stream.label))
@@ -204,6 +212,7 @@ class AnswerKeeper:
     def _settle(self, stream: WorkerStream) -> None:
         """A stream owes nothing any more."""
         keep = self._owed.pop(stream)
+        self._making.pop(stream, None)
         self._record_bytes[keep.scope] -= len(keep.record)
         if not self._record_bytes[keep.scope]:
             del self._record_bytes[keep.scope]

@@ -327,6 +327,7 @@ class StreamLifecycle:
         self._streams.ignore_tokens(stream)
         assert stream.registration is not None
         assert stream.output is not None
+        stream.output.repetition = None  # its memory is not counted
         if stream.output.end is not None and stream.registration.num_cached_tokens:
             num_cached = stream.registration.num_cached_tokens
             stream.output.end = structs.replace(stream.output.end, num_cached_tokens=num_cached)

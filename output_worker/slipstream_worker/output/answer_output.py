@@ -29,7 +29,7 @@ from slipstream_worker.detokenizer.factory import Detokenizer
 from slipstream_worker.formats.answer_reader import AnswerReader, LocatedEvent
 from slipstream_worker.output.repetition import RepetitionDetector
 from slipstream_worker.output.stop_strings import StopStrings
-from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.output.stream_output import StopCriteria, StreamOutput
 
 __all__ = ["AnswerOutput"]
 
@@ -83,34 +83,20 @@ class AnswerOutput(StreamOutput):
 
     def __init__(
         self,
-        *,
         reader: AnswerReader,
         delimiter_ids: frozenset[int],
         stop_scope: StopScope,
         detokenizer: Detokenizer,
         stops: StopStrings | None,
-        stop_ids: frozenset[int],
-        eos_ids: frozenset[int],
-        min_tokens: int,
-        max_tokens: int,
-        include_stop: bool,
+        criteria: StopCriteria,
         unit_tokens: int = sys.maxsize,
         repetition: RepetitionDetector | None = None,
     ) -> None:
-        """`delimiter_ids`: those that the reader is given as such. The others: see
+        """`delimiter_ids`: those that the reader is given as such. The last five: see
         `StreamOutput`.
         """
-        super().__init__(
-            detokenizer=detokenizer,
-            stops=StopStrings.none() if stops is None else stops,
-            stop_ids=stop_ids,
-            eos_ids=eos_ids,
-            min_tokens=min_tokens,
-            max_tokens=max_tokens,
-            include_stop=include_stop,
-            unit_tokens=unit_tokens,
-            repetition=repetition,
-        )
+        stops = StopStrings.none() if stops is None else stops
+        super().__init__(detokenizer, stops, criteria, unit_tokens, repetition)
         self._reader = reader
         self._scope = stop_scope
         self.delimiter_ids = delimiter_ids
@@ -122,7 +108,7 @@ class AnswerOutput(StreamOutput):
         self._events: deque[LocatedEvent] = deque(reader.feed(""))
         self._content_end = 0  # of the content that stop strings have seen
         # from here on a match of a stop string counts; None: not known yet
-        self._active_from: int | None = None if min_tokens else 0
+        self._active_from: int | None = None if criteria.min_tokens else 0
         self._num_reasoning = 0  # released tokens of reasoning
         self.log = self.event_log = EventLog()
 

@@ -21,12 +21,29 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from slipstream_ipc.history.text_log import TextCursor, TextLog
 from slipstream_ipc.messages import REPETITION_DETECTED, End, Fault, FinishReason
 from slipstream_worker.detokenizer.factory import Detokenizer
 from slipstream_worker.output.repetition import RepetitionDetector
 from slipstream_worker.output.stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopCriteria:
+    """What ends a stream besides its stop strings.
+
+    stop_ids: all ids that end it; eos_ids: those among them that the request did not name itself.
+    min_tokens: up to this number neither they nor stop strings count. include_stop: the text of the
+    id that ends the stream is released.
+    """
+
+    stop_ids: frozenset[int] = frozenset()
+    eos_ids: frozenset[int] = frozenset()
+    min_tokens: int = 0
+    max_tokens: int = sys.maxsize
+    include_stop: bool = False
 
 
 class StreamOutput:
@@ -57,28 +74,22 @@ class StreamOutput:
 
     def __init__(
         self,
-        *,
         detokenizer: Detokenizer | None,
         stops: StopStrings | None,
-        stop_ids: frozenset[int],
-        eos_ids: frozenset[int],
-        min_tokens: int,
-        max_tokens: int,
-        include_stop: bool,
+        criteria: StopCriteria,
         unit_tokens: int = sys.maxsize,
         repetition: RepetitionDetector | None = None,
     ) -> None:
-        """`detokenizer` None leaves the text empty. `stop_ids` are all ids that end the stream,
-        `eos_ids` those among them that the request did not name itself. `unit_tokens` is the number
-        of tokens that fit into one message. `repetition` has seen nothing yet.
+        """`detokenizer` None leaves the text empty. `unit_tokens` is the number of tokens that fit
+        into one message. `repetition` has seen nothing yet.
         """
         self._detokenizer = detokenizer
         self._stops = stops
-        self._stop_ids = stop_ids
-        self._eos_ids = eos_ids
-        self._min_tokens = min_tokens
-        self._max_tokens = max_tokens
-        self._include_stop = include_stop
+        self._stop_ids = criteria.stop_ids
+        self._eos_ids = criteria.eos_ids
+        self._min_tokens = criteria.min_tokens
+        self._max_tokens = criteria.max_tokens
+        self._include_stop = criteria.include_stop
         self._unit_tokens = unit_tokens
         self.repetition = repetition
         self._held = ""  # text that may begin a stop string

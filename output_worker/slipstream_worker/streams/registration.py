@@ -7,7 +7,6 @@ a registered stream. Pure.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -45,7 +44,7 @@ from slipstream_worker.output.answer_output import AnswerOutput
 from slipstream_worker.output.answer_reading import open_reader
 from slipstream_worker.output.repetition import detector_of
 from slipstream_worker.output.stop_strings import StopStrings
-from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.output.stream_output import StopCriteria, StreamOutput
 
 _STREAM_ID_BYTES = 16
 _TOOL_CHOICES = ("auto", "none", "required")
@@ -303,37 +302,32 @@ def open_output(
         detokenizer = detokenizers.create(prompt, params.skip_special_tokens)
     matcher = StopStrings(stops, params.include_stop_str_in_output) if stops else None
     stop_ids = frozenset(admit.stop_token_ids)
-    eos_ids = stop_ids - frozenset(params.stop_token_ids)
+    criteria = StopCriteria(
+        stop_ids=stop_ids,
+        eos_ids=stop_ids - frozenset(params.stop_token_ids),
+        min_tokens=params.min_tokens,
+        max_tokens=admit.max_tokens,
+        include_stop=params.include_stop_str_in_output,
+    )
+    repetition = detector_of(params.repetition_detection, params.min_tokens)
+    unit_tokens = _unit_tokens(params)
     output: StreamOutput
     if admit.answer is None or detokenizer is None:
-        output = StreamOutput(
-            detokenizer=detokenizer,
-            stops=matcher,
-            stop_ids=stop_ids,
-            eos_ids=eos_ids,
-            min_tokens=params.min_tokens,
-            max_tokens=admit.max_tokens,
-            include_stop=params.include_stop_str_in_output,
-            unit_tokens=_unit_tokens(params),
-            repetition=detector_of(params.repetition_detection, params.min_tokens),
-        )
+        output = StreamOutput(detokenizer, matcher, criteria, unit_tokens, repetition)
     else:
         reader, delimiter_ids = open_reader(
             admit.answer, detokenizers.delimiter_ids, admit.stream_id
         )
+        scope = admit.answer.options.stop_scope
         output = AnswerOutput(
-            reader=reader,
-            delimiter_ids=delimiter_ids,
-            stop_scope=admit.answer.options.stop_scope,
-            detokenizer=detokenizer,
-            stops=matcher,
-            stop_ids=stop_ids,
-            eos_ids=eos_ids,
-            min_tokens=params.min_tokens,
-            max_tokens=admit.max_tokens,
-            include_stop=params.include_stop_str_in_output,
-            unit_tokens=_unit_tokens(params),
-            repetition=detector_of(params.repetition_detection, params.min_tokens),
+            reader,
+            delimiter_ids,
+            scope,
+            detokenizer,
+            matcher,
+            criteria,
+            unit_tokens,
+            repetition,
         )
     output.push((u32(admit.output_ids) if outputs is None else outputs).tolist())
     return output
@@ -341,15 +335,7 @@ def open_output(
 
 def output_without_text() -> StreamOutput:
     """The output side of a stream that cannot be read here, and is to be ended."""
-    return StreamOutput(
-        detokenizer=None,
-        stops=None,
-        stop_ids=frozenset(),
-        eos_ids=frozenset(),
-        min_tokens=0,
-        max_tokens=sys.maxsize,
-        include_stop=False,
-    )
+    return StreamOutput(None, None, StopCriteria())
 
 
 def _unit_tokens(params: SamplingParams) -> int:

@@ -79,6 +79,7 @@ def _cursor_at(
         if whole.end is None:
             whole.finish(output.end.reason, output.end.fault)
         whole.end = output.end  # it says more than the history does
+        whole.repetition = None
     stream.output = whole
     reader = stream.reader
     if reader is not None and not reader.is_waiting:

@@ -32,20 +32,29 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     return _push(columns, stream, stream.output, token_ids)
 
 
-def whole_output(
-    columns: StreamColumns, stream: WorkerStream, detokenizers: DetokenizerFactory
-) -> StreamOutput:
-    """The output of an ended stream with all of its units: itself, or made anew of the history."""
-    output, admit = stream.output, stream.registration
-    assert output is not None
-    assert admit is not None
-    if output.log.starts_at_zero:
-        return output
-    whole = open_output(admit, detokenizers, outputs=np.zeros(0, np.uint32))
-    _push(columns, stream, whole, columns.token_ids(stream).tolist())
-    if whole.end is None and output.end is not None:
-        whole.finish(output.end.reason, output.end.fault)
-    return whole
+def whole_output(stream: WorkerStream, detokenizers: DetokenizerFactory) -> StreamOutput:
+    """The output of an ended stream if it has all units, else a new one to `catch_up` with it."""
+    assert stream.output is not None
+    assert stream.registration is not None
+    if stream.output.log.starts_at_zero:
+        return stream.output
+    return open_output(stream.registration, detokenizers, outputs=np.zeros(0, np.uint32))
+
+
+def catch_up(
+    columns: StreamColumns, stream: WorkerStream, output: StreamOutput, max_tokens: int
+) -> bool:
+    """Pass up to `max_tokens` of an ended stream's tokens through another output of it; whether
+    that has ended, too.
+    """
+    if output.end is None:
+        ids = columns.token_ids(stream)[output.num_tokens :]
+        _push(columns, stream, output, ids[:max_tokens].tolist())
+        if output.end is None and len(ids) <= max_tokens:
+            assert stream.output is not None
+            assert stream.output.end is not None
+            output.finish(stream.output.end.reason, stream.output.end.fault)
+    return output.end is not None
 
 
 def _push(

@@ -19,7 +19,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import Client
 from slipstream.cli import chat as chat_command
 from slipstream.cli.main import main
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 
 BRIEF = ("--max-tokens", "5", "--temperature", "0")
 

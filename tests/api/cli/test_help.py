@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from slipstream.cli.main import _COMMANDS, main
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.stack.settings import GROUPS, StackSettings, group_of, metavar_of
 
 COMMANDS = [[name] for name in _COMMANDS] + [["demo", "kill"], []]

@@ -11,7 +11,7 @@ import pytest
 
 from slipstream import BadRequestError
 from slipstream.cli.keys import make_folder
-from slipstream.cli.stack_options import add_settings, given_settings
+from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
 from slipstream.stack.process_plan import model_and_tokenizer, plan_stack
@@ -117,6 +117,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "max_waiting_tokens": 12345,
         "max_logprobs": 13,
         "logprobs_gib": 0.5,
+        "response_store_mib": 1.5,
         "step_timeout_s": 12.5,
         "kv_cache_gib": 0.25,
         "gpu_memory_utilization": 0.5,

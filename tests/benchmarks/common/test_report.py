@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from slipstream.cli.parser import Parser
+from slipstream.cli.options.parser import Parser
 from slipstream.errors import BadRequestError
 from slipstream_bench.common.pictures import check_plots, grouped_bars
 from slipstream_bench.common.report import (

@@ -10,6 +10,7 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, End, ModelCard, Registered, SamplingParams, Step, Welcome
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
 from slipstream_worker.lifecycle.core_messages import CoreMessages
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
 from slipstream_worker.streams.retention import Retention
@@ -44,7 +45,8 @@ class Told:
             anybody, self.columns, anybody, counters, self.retention, max_unacked=None
         )
         kept = self.streams, self.columns, readers, self.retention
-        self.lifecycle = StreamLifecycle(anybody, *kept, anybody, counters)
+        keeper = AnswerKeeper(anybody, self.columns, anybody, max_bytes=0)
+        self.lifecycle = StreamLifecycle(anybody, *kept, anybody, counters, keeper)
         self.from_core = CoreMessages(
             anybody, self.lifecycle, *kept, counters, anybody, tokenizer="t"
         )

@@ -23,7 +23,7 @@ from slipstream_worker.detokenizer.factory import Detokenizer, TableDetokenizerF
 from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.detokenizer.window import WindowDetokenizerFactory
 from slipstream_worker.output.stop_strings import StopStrings
-from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.output.stream_output import StopCriteria, StreamOutput
 from slipstream_worker.streams.stream import Reader, Stage, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
 
@@ -38,15 +38,8 @@ LATER_BYTES = [
 
 
 def output_of(detokenizer: Detokenizer, stops: Sequence[str] = ()) -> StreamOutput:
-    return StreamOutput(
-        detokenizer=detokenizer,
-        stops=StopStrings(stops) if stops else None,
-        stop_ids=frozenset(),
-        eos_ids=frozenset(),
-        min_tokens=0,
-        max_tokens=FOREVER,
-        include_stop=False,
-    )
+    matcher = StopStrings(stops) if stops else None
+    return StreamOutput(detokenizer, matcher, StopCriteria())
 
 
 def text_of(output: StreamOutput) -> str:

@@ -15,7 +15,7 @@ from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
 from slipstream_worker.output.repetition import RepetitionDetector
 from slipstream_worker.output.stop_strings import StopStrings
-from slipstream_worker.output.stream_output import StreamOutput
+from slipstream_worker.output.stream_output import StopCriteria, StreamOutput
 
 E_ACUTE = "é".encode()
 PIECES = [
@@ -62,15 +62,17 @@ def cases(draw: st.DrawFn) -> Case:
 
 def make(case: Case, unit_tokens: int = 1000) -> StreamOutput:
     return StreamOutput(
-        detokenizer=FACTORY.create([1], skip_special_tokens=True),
-        stops=StopStrings(case.stops, case.include) if case.stops else None,
-        stop_ids=frozenset({EOS, NAMED_STOP}),
-        eos_ids=frozenset({EOS}),
-        min_tokens=case.min_tokens,
-        max_tokens=case.max_tokens,
-        include_stop=case.include,
-        unit_tokens=unit_tokens,
-        repetition=case.sizes and RepetitionDetector(*case.sizes, case.min_tokens),
+        FACTORY.create([1], skip_special_tokens=True),
+        StopStrings(case.stops, case.include) if case.stops else None,
+        StopCriteria(
+            stop_ids=frozenset({EOS, NAMED_STOP}),
+            eos_ids=frozenset({EOS}),
+            min_tokens=case.min_tokens,
+            max_tokens=case.max_tokens,
+            include_stop=case.include,
+        ),
+        unit_tokens,
+        case.sizes and RepetitionDetector(*case.sizes, case.min_tokens),
     )
 
 

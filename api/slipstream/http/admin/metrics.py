@@ -133,6 +133,20 @@ def _worker_metrics() -> Iterator[_Family]:
     )
     yield _Family(
         _Gauge,
+        "num_answers_kept",
+        "Answers that are kept for later requests.",
+        WorkerNumbers,
+        lambda n: n.gauges.num_kept_answers,
+    )
+    yield _Family(
+        _Gauge,
+        "answers_kept_bytes",
+        "Memory of the answers that are kept for later requests.",
+        WorkerNumbers,
+        lambda n: n.gauges.kept_answer_bytes,
+    )
+    yield _Family(
+        _Gauge,
         "num_clients",
         "Attached clients, HTTP fronts included.",
         WorkerNumbers,

@@ -24,6 +24,11 @@ from slipstream.outputs import Delta
 WITH_IDS = "gen"  # answers of this kind always have token ids
 
 
+def prompt_name(number: int) -> str:
+    """The name in a request of one of several prompts."""
+    return f"prompt[{number}]"
+
+
 @dataclass(slots=True, eq=False)
 class ChoiceContent:
     """A choice or a chunk of one, before a shape gives it its JSON form.
@@ -105,8 +110,8 @@ class AnswerPlan:
     event_checksum: int | None = None  # `request_checksum` from the client's last event
     unknown_hint: str = ""  # hint for the error if its streams are no longer known
     has_all_logprobs: bool = False  # also of tokens that are not content
-    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
     is_background: bool = False  # its stream goes on without a reader
+    names_calls: bool = True  # a call's finish reason is `tool_calls`, else `stop`
 
     @property
     def has_logprobs(self) -> bool:
@@ -132,4 +137,6 @@ class AnswerPlan:
     def can_resume(self) -> bool:
         """Whether event ids can hold everything needed to resume the answer."""
         is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
+        if isinstance(self.shape, BlockShape) and self.num_logprobs is not None:
+            return False  # it is read from its beginning, whose log-probabilities may be dropped
         return self.is_stream and is_usual and self.id.num_streams <= MAX_CURSORS

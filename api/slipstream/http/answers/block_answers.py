@@ -10,10 +10,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
+from slipstream.http.answers.block_logprobs import LoggedDeltas, Made
 from slipstream.http.answers.block_printer import (
     NOTHING,
     AnswerHead,
@@ -23,7 +24,7 @@ from slipstream.http.answers.block_printer import (
     NumberedEvent,
     blocks_of,
 )
-from slipstream.http.answers.blocks import Block, BlockKind
+from slipstream.http.answers.blocks import Block, BlockKind, BlockReader
 from slipstream.http.answers.broadcast import ChunkFrame
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.answers.stream_queue import StreamQueue
@@ -32,9 +33,10 @@ from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.response_encoding import json_response
 from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of
 from slipstream_ipc.history.token_log import history_checksum
-from slipstream_ipc.messages import EventKind
+from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 _TOKEN_BYTES = 4
+_MAX_WITHHELD_BYTES = 2**22
 _KINDS = {
     BlockKind.CONTENT: EventKind.CONTENT,
     BlockKind.REASONING: EventKind.REASONING,
@@ -58,7 +60,9 @@ class StreamedBlocks:
         )
         self._num_tokens = 0  # taken so far
         self._checksum = 0  # of them, if events have ids
+        self._logged = _logged(live, self._writer.write, lambda: self._writer.open_block)
         self._withheld: list[NumberedEvent] = []  # until the client's tokens are compared
+        self._num_withheld_bytes = 0
         # what continues the open block has neither an id nor a number
         self._is_text_only = self._event_ids is None and not self._printer.has_numbers
         self._grows = False  # `write_delta` may continue the open block
@@ -121,11 +125,22 @@ class StreamedBlocks:
         for delta in deltas:
             self._count(delta)
         events = [event for delta in deltas for event in events_of(delta)]
-        found = self._withheld
-        if events:
-            found = found + self._begin() + self._writer.write(events)
-        self._withheld = found if self._is_behind else []
-        return [] if self._is_behind else found
+        found = self._begin() if events else []
+        if self._logged is not None:
+            found += [each for delta in deltas for each in self._logged.take(delta)]
+        elif events:
+            found += self._writer.write(events)
+        if not (self._is_behind or self._withheld):
+            return found
+        self._withheld += found
+        self._num_withheld_bytes += sum(len(event.data) for event in found)
+        # what follows the client's number but not its tokens was written with its event: little
+        if self._num_withheld_bytes > _MAX_WITHHELD_BYTES:
+            raise _diverged()
+        if self._is_behind:
+            return []
+        found, self._withheld = self._withheld, []
+        return found
 
     def _begin(self) -> list[NumberedEvent]:
         if self._writer.has_begun:
@@ -170,6 +185,7 @@ class StreamedBlocks:
         block, stream = self._writer.open_block, self.queue.stream
         self._grows = (
             block is not None
+            and self._logged is None
             and self._writer.is_past
             and not self._is_behind
             and self._exchange.has_begun
@@ -201,11 +217,11 @@ class UnaryBlocks:
         if not (state.is_over and live.exchange.is_open):
             return
         try:
-            raise_failure(state)
+            raise_failure(state, live.plan)
             assert state.end is not None
             whole = join(state.deltas, state.end)
             state.deltas.clear()
-            blocks = blocks_of(events_of(whole), state.end)
+            blocks = self._blocks(whole, state.end)
             live.num_unwritten -= 1
             body = self._printer.whole(blocks, state.end, live.usage())
             live.exchange.respond(json_response(200, body))
@@ -213,6 +229,27 @@ class UnaryBlocks:
             live.fail(error)
         except Exception:
             live.handle_exception()
+
+    def _blocks(self, whole: Delta, end: End) -> list[Block]:
+        reader = BlockReader()
+        logged = _logged(self._live, reader.read, lambda: reader.open_block)
+        if logged is None:
+            return blocks_of(events_of(whole), end)
+        logged.take(whole)
+        reader.close(is_complete=end.reason == "stop")
+        return reader.blocks
+
+
+def _logged(
+    live: LiveAnswer,
+    hand_on: Callable[[Sequence[AnswerEvent]], list[Made]],
+    open_block: Callable[[], Block | None],
+) -> LoggedDeltas[Made] | None:
+    """What adds log-probabilities to blocks; None if none are asked for."""
+    num_logprobs = live.plan.num_logprobs
+    if num_logprobs is None:
+        return None
+    return LoggedDeltas(num_logprobs, live.texts, hand_on, open_block)
 
 
 def _printer(live: LiveAnswer, shape: BlockShape) -> BlockPrinter:

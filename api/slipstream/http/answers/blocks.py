@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
 
+from msgspec import Raw
+
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
 
@@ -41,6 +43,7 @@ class Block:
 
     is_complete: it has ended, and was not cut off: a call has its CALL_ENDS, any other block is
     followed by something, or the model ended the answer.
+    logprobs: of content's tokens, as JSON; empty unless asked for.
     """
 
     index: int
@@ -49,6 +52,7 @@ class Block:
     call_id: str = ""
     name: str = ""
     is_complete: bool = False
+    logprobs: list[Raw] = field(default_factory=list)
     _text: StringIO = field(default_factory=StringIO)  # a list of pieces takes twenty times as much
 
     @property

@@ -5,15 +5,16 @@
 - Several messages in one turn mean that the front is late: then each stream's deltas are merged
   into one chunk. The same holds for a stream under backpressure or at its end. Both go through the
   stream's queue and its own wakeup (`streaming`, `unary`).
-- A message with streams that are read as events goes the same way, with the constant parts of each
-  entry's kind. Entries that list their events are written by their stream's `chunk_writer`.
+- Entries that are read as events go the same way, with the constant parts of their kind. Those that
+  list their events are written by their stream's `chunk_writer`. The others of a message with such
+  entries cost what they cost without.
 - An exception while one stream is written affects that stream only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress, repeat
 from typing import Protocol
 
 from msgspec import Struct
@@ -54,8 +55,9 @@ class BroadcastStream:
     """How the deltas of one stream are written: as text alone, by `chunk_writer`, or by its wakeup.
 
     is_text_only: each chunk but the last is `before`, the text and `after`, and an empty text gives
-    no chunk. num_framed: as in `ChunkFrame`. frames: by kind of text, instead of those three; kind
-    0 is text that is not read as events. on_exception: called while an exception is handled.
+    no chunk. num_framed: as in `ChunkFrame`. frames: instead of those three, for text that is read
+    as events: by its kind, those that `chunk_writer` has made. on_exception: called while an
+    exception is handled.
     """
 
     __slots__ = (
@@ -191,10 +193,15 @@ class Broadcast:
     def _write_batch(self, streams: Sequence[BroadcastStream], batch: DeltaBatch) -> None:
         texts, ends = batch.message.texts, batch.ends
         parts = json_parts(texts)
+        entries: Iterable[tuple[int, tuple[BroadcastStream, bytes]]]
+        entries = enumerate(zip(streams, parts, strict=True))
         if batch.has_events:
-            self._write_kinds(streams, batch, parts)
-            return
-        for entry, (stream, part) in enumerate(zip(streams, parts, strict=True)):
+            self._write_read(streams, batch, parts)
+            is_unread = bytearray(b"\1" * len(parts))
+            for entry in batch.read_entries:
+                is_unread[entry] = 0
+            entries = compress(entries, is_unread)
+        for entry, (stream, part) in entries:
             exchange = stream.exchange
             try:
                 if not exchange.is_ready or stream.deltas or entry in ends:
@@ -213,21 +220,21 @@ class Broadcast:
             except Exception:
                 stream.on_exception()
 
-    def _write_kinds(
+    def _write_read(
         self, streams: Sequence[BroadcastStream], batch: DeltaBatch, parts: Sequence[bytes]
     ) -> None:
-        """`_write_batch` of a message in which some streams are read as events."""
-        texts, ends, listed = batch.message.texts, batch.ends, batch.own_events
-        kinds = batch.kinds or [0] * len(texts)
-        for entry, (stream, part, kind) in enumerate(zip(streams, parts, kinds, strict=True)):
+        """Write those entries of a message that are read as events."""
+        texts, ends = batch.message.texts, batch.ends
+        for entry, kind in batch.read_entries.items():
+            stream, part = streams[entry], parts[entry]
             exchange, writer = stream.exchange, stream.chunk_writer
             try:
                 if not exchange.is_ready or stream.deltas or entry in ends or writer is None:
                     stream.queue(Delta(texts[entry], batch, entry))
                     stream.ring()
                     continue
-                frame = stream.frames.get(kind)
-                if frame is None or not stream.is_text_only or entry in listed:
+                frame = stream.frames.get(kind) if kind and stream.is_text_only else None
+                if frame is None:
                     writer.write_delta(Delta(texts[entry], batch, entry), part)
                 elif part:
                     if frame.repeat:

@@ -21,8 +21,14 @@ from msgspec import structs
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
-from slipstream.errors import SlipstreamError, SupersededError
-from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
+from slipstream.errors import (
+    BadRequestError,
+    EngineError,
+    SlipstreamError,
+    SupersededError,
+    of_prompt,
+)
+from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
 from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.echo import echo_logprobs
@@ -280,10 +286,16 @@ def is_whole(state: StreamState) -> bool:
     return state.error is None and state.end is not None and state.end.reason != "error"
 
 
-def raise_failure(state: StreamState) -> None:
-    """Raises the error of a stream that is over, or ApiError if its finish reason is `error`."""
-    if state.error is not None:
-        raise state.error
+def raise_failure(state: StreamState, plan: AnswerPlan) -> None:
+    """Raises the error of a stream of the plan that is over, or ApiError if its finish reason is
+    `error`.
+    """
+    error = state.error
+    if error is not None:
+        if plan.id.num_prompts > 1 and isinstance(error, BadRequestError | EngineError):
+            index = plan.states.index(state)
+            raise of_prompt(error, prompt_name(index // plan.id.num_answers))
+        raise error
     if not is_whole(state):
         why = "the request was aborted before its answer was complete"
         raise ApiError(500, why, code="aborted")

@@ -92,7 +92,7 @@ class StreamQueue:
                 return
         if not is_whole(state):
             self._writer.write_deltas(deltas)
-        raise_failure(state)
+        raise_failure(state, self._live.plan)
         self._has_ended = True
         self._live.num_unwritten -= 1
         self._writer.write_end(deltas)

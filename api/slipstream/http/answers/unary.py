@@ -46,7 +46,7 @@ class UnaryAnswer:
         if not (state.is_over and live.exchange.is_open):
             return
         try:
-            raise_failure(state)
+            raise_failure(state, live.plan)
         except (ApiError, SlipstreamError) as error:
             live.fail(error)
             return

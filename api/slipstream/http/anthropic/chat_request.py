@@ -42,6 +42,8 @@ _ASSISTANT, _SYSTEM, _TOOL = "assistant", "system", "tool"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _CUSTOM = (None, "custom")
 _ERROR = "Error: "
+# in a refusal it makes anthropic's client send the whole conversation instead
+_UNTHREADED = "thread_unsupported_request"
 # the caller's name for what a chat's body calls otherwise
 PARAM_NAMES = {
     "stop": "stop_sequences",
@@ -58,6 +60,9 @@ def chat_request(body: PromptFields) -> ChatRequest:
     form = None if output is None or output.format is None else output.format.schema
     sampling: dict[str, Any] = {}
     if isinstance(body, MessagesRequest):
+        if body.thread:
+            what = "thread: conversations that the server holds are not supported"
+            raise bad_field("thread", f"{what}; send all messages", _UNTHREADED)
         sampling = {
             "max_tokens": body.max_tokens,
             "stop": body.stop_sequences,
@@ -65,6 +70,7 @@ def chat_request(body: PromptFields) -> ChatRequest:
             "temperature": body.temperature,
             "top_p": body.top_p,
             "top_k": body.top_k,
+            "thinking_token_budget": body.thinking_token_budget,
         }
     return ChatRequest(
         model=body.model,

@@ -122,7 +122,7 @@ class Thinking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the model reasons before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: Ignored = None  # a target, which models are not told of
     display: Ignored = None
 
 
@@ -170,6 +170,7 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    thinking_token_budget: int | None = None  # vLLM's: a limit, where budget_tokens is a target
 
     inference_geo: Ignored = None
     metadata: Ignored = None
@@ -177,3 +178,4 @@ class MessagesRequest(PromptFields, frozen=True, kw_only=True):
     speed: Ignored = None
 
     container: Unsupported = None
+    thread: Any = None  # a conversation that the server holds: refused (see `chat_request`)

@@ -46,7 +46,11 @@ def read_count_tokens(content: bytes, ignored: IgnoredFields | None = None) -> C
 def plan_messages(body: MessagesRequest, model: ModelCard) -> AnswerPlan:
     """The stream of a new message. Raises: ApiError."""
     try:
-        plan = plan_chat(chat_request(body), model, kind=KIND, shape=MESSAGES)
+        chat = chat_request(body)
+        if body.max_tokens >= model.max_model_len:
+            # the field is required, so libraries fill in what their own models can
+            chat = replace_field(chat, max_tokens=None)
+        plan = plan_chat(chat, model, kind=KIND, shape=MESSAGES)
     except BadRequestError as error:
         raise error_of(error, PARAM_NAMES) from None
     return replace(plan, param_names={**plan.param_names, **PARAM_NAMES})

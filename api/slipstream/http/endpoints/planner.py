@@ -11,7 +11,8 @@ from itertools import islice
 from typing import Any
 
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
+from slipstream.errors import BadRequestError, of_prompt
+from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
 from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import AnswerId
@@ -45,6 +46,7 @@ _GUIDED = {
     "guided_json_object": "json_object",
 }
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_OF_A_PROMPT = ("prompt", "prompt_token_ids", "max_tokens")
 _PASSED_APART = ("max_tokens", "prompt_logprobs")  # endpoints compute them
 _SAMPLING = tuple(
     name
@@ -75,20 +77,24 @@ def plan_answer(
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
     options = body.stream_options or StreamOptions()
     stream_ids = iter(answer_id.stream_ids())
-    states = [
-        StreamState(submit, wants_whole=not body.stream)
-        for prompt in prompts
-        for submit in new_submits(
-            prompt,
-            answers,
-            stream_ids=list(islice(stream_ids, len(answers))),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt,
-            model=model,
-            template=template,
-            answer=answer,
-        )
-    ]
+    states: list[StreamState] = []
+    for number, prompt in enumerate(prompts):
+        try:
+            submits = new_submits(
+                prompt,
+                answers,
+                stream_ids=list(islice(stream_ids, len(answers))),
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                model=model,
+                template=template,
+                answer=answer,
+            )
+        except BadRequestError as error:
+            if len(prompts) > 1 and error.field in _OF_A_PROMPT:
+                raise of_prompt(error, prompt_name(number)) from None
+            raise
+        states += [StreamState(submit, wants_whole=not body.stream) for submit in submits]
     return AnswerPlan(
         id=answer_id,
         model=model.name,

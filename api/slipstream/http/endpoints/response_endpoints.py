@@ -270,7 +270,7 @@ class ResponseEndpoints:
         def take(future: Future[Recalled]) -> None:
             answer, stream_id = future.result().answer, left.pop()
             if answer is not None:
-                with contextlib.suppress(msgspec.MsgspecError):  # another version's record
+                with contextlib.suppress(msgspec.MsgspecError, RecursionError):  # another version's
                     found[stream_id] = KeptResponse(answer)
             if left:
                 ask()

@@ -33,6 +33,7 @@ KIND = "resp"
 _RESPONSE_ID = re.compile(ID_PREFIX + "([0-9a-f]{32})")
 _ITEM_ID = re.compile("(?:msg|rs|fc)_([0-9a-f]{32})[0-9a-f]{4}")
 _MAX_NAMED = 32  # responses that an input refers to
+_MAX_LOGPROBS = 2**17  # in a response
 _GONE = (
     "it never existed, was not kept, is no longer kept (the server keeps those that were used last)"
 )
@@ -87,6 +88,7 @@ def new_response(
     """
     items = _context(body, {} if kept is None else kept)
     plan = plan_chat(chat_of(body, items), model)
+    _check_logprobs(plan.num_logprobs, body, model)
     answer_id = AnswerId(KIND, plan.id.first)
     created = plan.created if created is None else created
     response = structs.replace(echo_of(body, model), id=str(answer_id), created_at=created)
@@ -183,6 +185,20 @@ def _unknown_item(item: InputItem, index: int) -> ApiError:
     field = f"input[{index}].id"
     what = f"{field}: unknown item {(item.id or '')[:100]!r} of a response: {_GONE}; send the item"
     return bad_field(field, what, "item_not_found")
+
+
+def _check_logprobs(per_token: int | None, body: ResponsesRequest, model: ModelCard) -> None:
+    """Raises ApiError for more than `_MAX_LOGPROBS`: they are written at once, several times."""
+    if per_token is None:
+        return
+    most_tokens = body.max_output_tokens or model.max_model_len
+    num = (1 + per_token) * min(most_tokens, model.max_model_len)
+    if num > _MAX_LOGPROBS:
+        what = (
+            f"top_logprobs: got {num} log-probabilities in all, allowed: {_MAX_LOGPROBS} in one "
+            "response; request fewer, or set max_output_tokens"
+        )
+        raise bad_field("top_logprobs", what)
 
 
 def _first(*values: float | None) -> float | None:

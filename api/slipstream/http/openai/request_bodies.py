@@ -70,6 +70,8 @@ class SampledRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] | None = None
     structured_outputs: StructuredOutputs | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: int | None = None  # of answers with reasoning
     request_id: str | None = None  # as the header X-Request-Id, which goes before it
 
 
@@ -82,8 +84,6 @@ class OpenAIRequest(SampledRequest, frozen=True, kw_only=True):
     # vLLM's
     prompt_logprobs: int | None = None  # not in streams
     logprob_token_ids: tuple[int, ...] | None = None  # needs logprobs, and replaces their number
-    repetition_detection: RepetitionDetection | None = None
-    thinking_token_budget: int | None = None  # in chats
     return_token_ids: bool | None = None  # of answer and prompt; such a stream is not resumable
     # OpenAI's form of a part of structured_outputs
     response_format: ResponseFormat | None = None

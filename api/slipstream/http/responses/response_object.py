@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from slipstream.http.openai.response_bodies import TokenLogprob
 
@@ -17,7 +18,7 @@ class OutputTextPart(Struct, frozen=True, tag_field="type", tag="output_text"):
 
     text: str
     annotations: list[Any] = []
-    logprobs: list[TokenLogprob] = []
+    logprobs: Sequence[TokenLogprob | Raw] = []
 
 
 class ReasoningTextPart(Struct, frozen=True, tag_field="type", tag="reasoning_text"):

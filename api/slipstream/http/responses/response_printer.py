@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from msgspec.structs import replace
 
 from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
 from slipstream.http.answers.blocks import Block, BlockKind
 from slipstream.http.errors import ApiError
-from slipstream.http.openai.response_bodies import TokenLogprob, Usage
+from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.responses import stream_events as events
 from slipstream.http.responses.response_object import (
     FailureDetails,
@@ -91,7 +92,7 @@ class ResponsePrinter:
             case BlockKind.REASONING:
                 done = [events.ReasoningTextDone(number, *place, block.text)]
             case BlockKind.CONTENT:
-                done = [events.OutputTextDone(number, *place, block.text, _logprobs(block))]
+                done = [events.OutputTextDone(number, *place, block.text, block.logprobs)]
         if block.kind != BlockKind.CALL:
             done.append(events.ContentPartDone(number + 1, *place, _part(block, block.text)))
         done.append(events.OutputItemDone(number + len(done), block.index, item))
@@ -106,7 +107,7 @@ class ResponsePrinter:
 
     def fail(self, error: ApiError, number: int) -> bytes:
         given = error.body.error
-        if error.status < 500:  # the client's, as where it reads the stream elsewhere
+        if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:  # the stream has, not the response
             code = given.code or given.type
             failed = events.StreamError(number, code, given.message, given.param)
             return events.named_event(failed)
@@ -124,6 +125,8 @@ class ResponsePrinter:
                 status, error = "failed", FailureDetails("server_error", _message(end))
             case "length":
                 status, details = "incomplete", IncompleteDetails("max_output_tokens")
+            case "repetition":
+                status, details = "incomplete", IncompleteDetails("repetition")
         return replace(
             self._response,
             status=status,
@@ -156,7 +159,7 @@ class ResponsePrinter:
                 texts = [] if is_new else [ReasoningTextPart(block.text)]
                 return ReasoningItem(item_id, status, texts)
             case BlockKind.CONTENT:
-                parts = [] if is_new else [OutputTextPart(block.text, logprobs=_logprobs(block))]
+                parts = [] if is_new else [OutputTextPart(block.text, logprobs=block.logprobs)]
                 return OutputMessage(item_id, status, parts)
 
 
@@ -174,10 +177,6 @@ def response_shape(response: ResponseObject) -> BlockShape:
 
 def _status(block: Block) -> ItemStatus:
     return "completed" if block.is_complete else "incomplete"
-
-
-def _logprobs(block: Block) -> list[TokenLogprob]:
-    return []
 
 
 def _part(block: Block, text: str) -> events.TextPart:

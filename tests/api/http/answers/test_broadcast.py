@@ -23,10 +23,11 @@ from slipstream.http.endpoints.completions import plan_completion, read_completi
 from slipstream.http.endpoints.generate import plan_generation, read_generate
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TokenTexts
-from slipstream_ipc.messages import End
+from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 NUM = 4  # streams
 PIECES = ["", "a", "\x7f", 'say "', "\u2028\x85", "é€", ",", "\\"]
+LOOK = {"type": "function", "function": {"name": "look"}}
 KINDS = ["completion", "chat", "resumable", "generate", "whole", "1.0"]
 
 
@@ -65,6 +66,9 @@ def asked(kind: str) -> Any:
     if kind == "chat":
         body = b'{"messages": [{"role": "user", "content": "x"}], "stream": true}'
         return plan_chat(read_chat(body), CARD)
+    if kind == "tools":
+        body = {"messages": [{"role": "user", "content": "x"}], "tools": [LOOK], "stream": True}
+        return plan_chat(read_chat(msgspec.json.encode(body)), CARD)
     if kind == "generate":
         return plan_generation(*read_generate(b'{"text": "x", "stream": true}'), CARD)
     stream = b"false" if kind == "whole" else b"true"
@@ -186,6 +190,25 @@ def test_a_message_alone_in_its_turn_is_written_once_to_each() -> None:
         front.table.wake()
     assert [len(wire.writes) for wire in front.wires] == [4, 5, 4]  # with head, and chat's role
     assert all(not state.deltas for state in front.states)
+
+
+def test_a_stream_with_events_changes_nothing_for_the_others() -> None:
+    kinds = ["completion", "chat", "resumable", "generate", "tools"]
+    front = Front(kinds, together=True)
+    *others, read = front.states
+    events = (AnswerEvent(EventKind.CONTENT, "y"),)
+    for tokens, (kind, own) in enumerate([(0, events), (EventKind.CONTENT, None)] * 2):
+        told = [Entry(state.handle, "x", tokens, tokens, [7]) for state in others]
+        told.insert(tokens, Entry(read.handle, "y", tokens, tokens, [7], None, kind, own))
+        assert front.table.deliver(deltas(*told))
+        front.table.wake()
+    assert [len(wire.writes) for wire in front.wires] == [5, 6, 5, 5, 6]
+    received = [front.received(which)[0] for which in range(5)]
+    assert received == ["xxxx", "xxxx", "xxxx", "xxxx", "yyyy"]
+    assert all(not state.deltas for state in front.states)
+    broadcast = front.states[0].group
+    assert isinstance(broadcast, Broadcast)
+    assert all(stream.frames.keys() == {0} for stream in broadcast._found if stream.state != read)
 
 
 def test_messages_of_one_turn_leave_in_one_chunk() -> None:

@@ -189,7 +189,7 @@ def test_one_stream_that_fails_is_the_answer_though_others_are_being_written(mon
         await asyncio.sleep(0)
         end = End("error", 0, fault=Fault("engine", "no"))
         asked.table.say(Entry(asked.plan.states[2].handle, "", ids=[], end=end))
-        assert asked.body["error"]["message"] == "no"
+        assert asked.body["error"]["message"] == "prompt[1]: no"
         while asked.slices._work:  # noqa: ASYNC110  (it has the loop turn)
             await asyncio.sleep(0)
         assert len(asked.wire.writes) == 1

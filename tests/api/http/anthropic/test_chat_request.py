@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.foreign_bodies import recorded_bodies
 
 from slipstream.http.anthropic.chat_request import chat_request
 from slipstream.http.anthropic.message_printer import whole_members
 from slipstream.http.endpoints.messages import read_count_tokens, read_messages
-from slipstream.http.errors import ApiError
+from slipstream.http.errors import ApiError, ErrorShape
 from slipstream.http.openai.chat_turns import chat_messages, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import ChatRequest
@@ -112,6 +114,7 @@ def test_options() -> None:
         stream=True,
         metadata={"user_id": "u"},
         service_tier="auto",
+        thinking_token_budget=9,
         tools=[
             {"name": "f", "description": "d", "input_schema": schema, "type": "custom"},
             {"name": "g", "input_schema": schema, "strict": True, "cache_control": {}},
@@ -124,7 +127,7 @@ def test_options() -> None:
         {"type": "function", "function": {"name": "f", "description": "d", "parameters": schema}},
         {"type": "function", "function": {"name": "g", "parameters": schema, "strict": True}},
     )
-    assert chat.reasoning_effort == "low"
+    assert (chat.reasoning_effort, chat.thinking_token_budget) == ("low", 9)
     assert chat.response_format is not None
     assert chat.response_format.json_schema is not None
     assert chat.response_format.json_schema.schema == schema
@@ -194,6 +197,29 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 )
 def test_refusals(fields: dict[str, Any], said: str) -> None:
     assert said in refusal(**fields)
+
+
+@pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
+)
+def test_a_thread_is_refused_in_words_that_the_client_knows(thread: dict[str, str]) -> None:
+    """It sends the whole conversation then; ignored, it would send the last turn alone."""
+    assert chat_of(thread=None) == chat_of(thread=False) == chat_of()
+    with pytest.raises(ApiError) as caught:
+        chat_of(thread=thread)
+    body = msgspec.to_builtins(caught.value.body_as(ErrorShape.ANTHROPIC))
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+
+
+@pytest.mark.parametrize(
+    "program", ["anthropic_messages", "langchain_messages", "pydantic_ai_messages"]
+)
+def test_no_field_of_an_agents_body_is_unknown(program: str) -> None:
+    for body in recorded_bodies(program):
+        if "thread" in body:
+            continue
+        chat = chat_request(read_messages(json.dumps(body).encode()))
+        assert len(chat_messages(chat.messages)) >= len(body["messages"])
 
 
 def test_unknown_fields_are_named() -> None:

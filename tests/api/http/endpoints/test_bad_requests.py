@@ -8,22 +8,32 @@ from typing import Any
 
 import pytest
 from tests.helpers.fake_worker import Entry, FakeWorker, deltas
-from tests.helpers.http_front import JSON, Front, Raw
+from tests.helpers.http_front import JSON, Answer, Front, Raw
 
 from slipstream.http.endpoints.openapi import ENDPOINTS
-from slipstream_ipc.messages import End, Submit
+from slipstream_ipc.messages import Abort, End, Fault, Submit
 
 USER = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "look"}}
 GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x"},
     "/v1/chat/completions": {"messages": [USER]},
+    "/v1/messages": {"model": "fake", "max_tokens": 2, "messages": [USER]},
+    "/v1/messages/count_tokens": {"model": "fake", "messages": [USER]},
     "/generate": {"text": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/abort": {"request_id": "cmpl-" + 32 * "0"},
 }
-TOLERANT = {"/v1/completions", "/v1/chat/completions"}  # they ignore unknown fields
+# they ignore unknown fields
+TOLERANT = {
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+}
+# where errors have no code
+CODES = {401: "invalid_api_key", 404: "model_not_found", 405: "method_not_allowed"}
 NO_JSON = (b"", b"{", b"[]", b"null", b'"x"', b"[" * 9999, b"\xff")
 # path, fields that are added, which one is named
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -64,6 +74,19 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/chat/completions", {"continue_final_message": True}, "continue_final_message"),
     ("/v1/chat/completions", {"chat_template": "x"}, "chat_template"),
     ("/v1/chat/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ("/v1/messages", {"messages": []}, "messages"),
+    ("/v1/messages", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ("/v1/messages", {"messages": [{"role": "user"}]}, "messages[0].content"),
+    ("/v1/messages", {"max_tokens": 0}, "max_tokens"),
+    ("/v1/messages", {"system": 1}, "system"),
+    ("/v1/messages", {"temperature": -1}, "temperature"),
+    ("/v1/messages", {"stop_sequences": "x"}, "stop_sequences"),
+    ("/v1/messages", {"stop_sequences": [""]}, "stop_sequences"),
+    ("/v1/messages", {"tools": [TOOL]}, "tools[0].name"),
+    ("/v1/messages", {"tool_choice": {"type": "x"}}, "tool_choice.type"),
+    ("/v1/messages", {"thinking": {"type": "x"}}, "thinking.type"),
+    ("/v1/messages/count_tokens", {"messages": []}, "messages"),
+    ("/v1/messages/count_tokens", {"tools": {}}, "tools"),
     ("/generate", {"text": 1}, "text"),
     ("/generate", {"prompt": "y"}, "prompt"),
     ("/generate", {"text": None}, "prompt"),
@@ -116,12 +139,24 @@ def undisturbed(played: FakeWorker, front: Front) -> Any:
         assert raw.read_event() == "[DONE]"
 
 
+def error_of(path: str, answer: Answer) -> dict[str, Any]:
+    """The fields of an error. Of Anthropic's the field is what its message begins with."""
+    if not path.startswith("/v1/messages"):
+        return answer.error
+    error: dict[str, Any] = answer.json["error"]
+    assert set(error) == {"type", "message"}
+    field = error["message"].partition(":")[0]
+    param = None if field.startswith("the body") else field
+    return {**error, "param": param, "code": CODES.get(answer.status)}
+
+
 def refusal(raw: Raw, path: str, body: Any, *headers: str) -> dict[str, Any]:
     raw.post(path, body, *headers)
     answer = raw.read()
     assert answer.status == 400, answer.body
-    assert answer.error["type"] == "invalid_request_error"
-    return answer.error
+    error = error_of(path, answer)
+    assert error["type"] == "invalid_request_error"
+    return error
 
 
 def test_the_table_has_every_path_that_takes_a_body():
@@ -158,8 +193,9 @@ def test_what_has_to_be_there(raw, path):
 def test_another_model(raw, path):
     raw.post(path, {**GOOD[path], "model": "gpt-4"})
     answer = raw.read()
-    assert (answer.status, answer.error["code"]) == (404, "model_not_found")
-    assert answer.error["param"] == "model"
+    error = error_of(path, answer)
+    assert (answer.status, error["code"]) == (404, "model_not_found")
+    assert error["param"] == "model"
 
 
 @pytest.mark.parametrize(("path", "fields", "param"), WRONG)
@@ -197,7 +233,8 @@ def test_other_methods(front, path):
             with Raw(front.port) as other:
                 other.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 answer = other.read()
-                assert (answer.status, answer.error["code"]) == (405, "method_not_allowed")
+                code = error_of(path, answer)["code"]
+                assert (answer.status, code) == (405, "method_not_allowed")
                 assert answer.headers["allow"] in ("GET", "POST")
         raw.send(f"OPTIONS {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = raw.read(with_body=False)
@@ -218,18 +255,48 @@ def test_without_the_key(worker, path):
                 else:
                     raw.post(path, GOOD[path], *headers)
                     answer = raw.read()
-                assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+                code = error_of(path, answer)["code"]
+                assert (answer.status, code) == (401, "invalid_api_key")
     finally:
         front.stop()
 
 
 def test_good_ones_are_taken(played, raw):
     """Or every refusal above could be for another reason."""
-    for path, kind in (("/v1/completions", "text"), ("/generate", "text"), (None, "messages")):
-        path = path or "/v1/chat/completions"
+    for path, kind in (
+        ("/v1/completions", "text"),
+        ("/generate", "text"),
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages", "messages"),
+    ):
         raw.post(path, {**GOOD[path]})
         submit = played.expect(Submit)
         assert getattr(submit, kind)
         played.accept(submit)
         played.send(deltas(Entry(submit.handle, "x", end=End("stop", 1))))
         assert raw.read().status == 200
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_prompt_that_the_engine_refuses_is_named(played, raw, is_stream):
+    raw.post("/v1/completions", {"prompt": ["a", "b", "c"], "stream": is_stream})
+    submits = [played.expect(Submit) for _ in range(3)]
+    played.accept(submits[0])
+    played.reject(submits[2], Fault("bad_request", "prompt: got 9 tokens, allowed: 7", "prompt"))
+    answer = raw.read()
+    assert answer.status == 400
+    assert answer.error["message"] == "prompt[2]: prompt: got 9 tokens, allowed: 7"
+    for _ in range(2):
+        played.expect(Abort)
+    assert answer.error["param"] == "prompt"
+
+
+def test_a_prompt_that_the_front_refuses_is_named(played, raw):
+    for prompts, message in (
+        ([[1], [10**6]], "prompt[1]: "),
+        ([[10**6]], "prompt_token_ids: "),
+    ):
+        raw.post("/v1/completions", {"prompt": prompts})
+        answer = raw.read()
+        assert answer.status == 400
+        assert answer.error["message"].startswith(message)

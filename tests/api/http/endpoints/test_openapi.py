@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from openapi_spec_validator import validate
 from tests.helpers.http_front import Raw, events_of
+from tests.helpers.message_events import content_of, named_events
 from tests.helpers.openapi import DOCUMENT, schema_of
 from tests.helpers.response_events import response_events
 from tests.helpers.stacks import spareless_stack
@@ -19,6 +20,7 @@ from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.openai.vocabulary import TokenTexts
 
+MODEL = "simulated:step_ms=0,prefill_us=0"
 TURNS = [{"role": "user", "content": "hi"}]
 ASKS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [[5, 6], [7]], "max_tokens": 3, "logprobs": 2, "n": 2},
@@ -29,6 +31,8 @@ ASKS: dict[str, dict[str, Any]] = {
         "top_logprobs": 1,
         "logit_bias": {"7": 1},
     },
+    "/v1/messages": {"model": MODEL, "messages": TURNS, "max_tokens": 3, "top_k": 2},
+    "/v1/messages/count_tokens": {"model": MODEL, "messages": TURNS},
     "/v1/responses": {"input": TURNS, "max_output_tokens": 3, "metadata": {"a": "b"}},
     "/generate": {
         "text": "a",
@@ -61,7 +65,7 @@ def test_what_is_not_supported_says_so():
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    with spareless_stack("simulated:step_ms=0,prefill_us=0", http_port=0) as running:
+    with spareless_stack(MODEL, http_port=0) as running:
         yield running
 
 
@@ -105,6 +109,15 @@ def test_events_of_a_response_are_as_it_says(connection):
     events = [data for _, data in response_events(connection.read().body)]
     assert events[-1]["type"] == "response.incomplete"
     for event in events:
+        jsonschema.validate(event, schema_of(path, "text/event-stream"))
+
+
+def test_events_of_messages_are_as_it_says(connection):
+    path = "/v1/messages"
+    connection.post(path, {**ASKS[path], "stream": True})
+    events = named_events(connection.read().body)
+    content_of(events)
+    for _, event in events:
         jsonschema.validate(event, schema_of(path, "text/event-stream"))
 
 

@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 from tests.helpers.http_front import Raw
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.played_responses import (
+    ACCEPT,
+    ARGUMENTS,
+    BODY,
+    PATH,
+    USER,
+    WEATHER,
+    openai_client,
+    playing_stack,
+    port_of,
+)
 from tests.helpers.response_events import response_events, with_joined_deltas
-from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
-
-CALLS = (
-    "<think>Two cities: I ask for both.</think>\n"
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich 🏔", "days": 2}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
-)
-LINES = [
-    {"text": '{"city": "Oslo", "degrees": -3}', "when": "as JSON"},
-    {"text": "<think>Both are here.</think>\nIt snows in both.", "when": "snow"},
-    {"text": CALLS},
-]
-WEATHER: Any = {
-    "type": "function",
-    "name": "weather",
-    "parameters": {
-        "type": "object",
-        "properties": {"city": {"type": "string"}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
-    "strict": True,
-}
-USER: Any = {"role": "user", "content": "How is the weather in Zürich and Oslo?"}
-ARGUMENTS = [{"city": "Zürich 🏔", "days": 2}, {"city": "Oslo"}]
-FORMATS = {"tool_format": "hermes", "reasoning_format": "qwen3"}
-PATH = "/v1/responses"
-BODY: dict[str, Any] = {"input": [USER], "tools": [WEATHER], "max_output_tokens": 400}
-ACCEPT = "Accept: text/event-stream"
 
 
 class Weather(BaseModel):
@@ -55,17 +35,13 @@ class Weather(BaseModel):
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    path = Path(tmp_path_factory.mktemp("answers")) / "answers.jsonl"
-    path.write_text("\n".join(map(json.dumps, LINES)))
-    model = f"simulated:step_ms=5,answers={path}"
-    with spareless_stack(model, http_port=0, served_model_name="played", **FORMATS) as running:
+    with playing_stack(tmp_path_factory.mktemp("answers")) as running:
         yield running
 
 
 @pytest.fixture
 def client(stack: Stack) -> Iterator[OpenAI]:
-    base_url = f"{stack.http_address}/v1"
-    with OpenAI(base_url=base_url, api_key="x", max_retries=0, timeout=PATIENCE_S) as client:
+    with openai_client(stack) as client:
         yield client
 
 
@@ -73,10 +49,6 @@ def client(stack: Stack) -> Iterator[OpenAI]:
 def raw(stack: Stack) -> Iterator[Raw]:
     with Raw(port_of(stack)) as connection:
         yield connection
-
-
-def port_of(stack: Stack) -> int:
-    return int(stack.http_address.rpartition(":")[2])
 
 
 def asked(client: OpenAI, *, is_stream: bool, **options: Any) -> Any:
@@ -137,6 +109,30 @@ def test_a_limit_makes_it_incomplete(client: OpenAI) -> None:
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_log_probabilities_are_those_of_the_text(client: OpenAI, is_stream: bool) -> None:
+    response = asked(
+        client,
+        is_stream=is_stream,
+        input="snow",
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    [part] = response.output[-1].content
+    shown = "".join([token.token for token in part.logprobs])
+    assert part.text in shown
+    assert {len(token.top_logprobs) for token in part.logprobs} <= {2, 3}
+
+
+def test_a_response_with_log_probabilities_has_no_event_ids(raw: Raw) -> None:
+    raw.post(PATH, {**BODY, "input": "snow", "stream": True, "top_logprobs": 1}, ACCEPT)
+    events = response_events(raw.read().body)
+    assert {event_id for event_id, _ in events} == {""}
+    [done] = [data for _, data in events if data["type"] == "response.output_text.done"]
+    assert done["logprobs"] == events[-1][1]["response"]["output"][-1]["content"][0]["logprobs"]
+    assert done["logprobs"]
 
 
 def test_an_answer_goes_on_after_each_event(stack: Stack, raw: Raw) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.anthropic.request_bodies import MessagesRequest
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import MAX_PROMPTS, plan_completion, read_completion
 from slipstream.http.errors import ApiError
@@ -222,8 +223,8 @@ def test_true_is_not_one():
 
 
 def test_every_neutral_value_belongs_to_a_field():
-    known = fields_not_yet(CompletionRequest) | fields_not_yet(ChatRequest)
-    assert known | fields_not_yet(Message) == set(NEUTRAL_VALUES)
+    types = (CompletionRequest, ChatRequest, Message, MessagesRequest)
+    assert set().union(*map(fields_not_yet, types)) == set(NEUTRAL_VALUES)
 
 
 @pytest.mark.parametrize(

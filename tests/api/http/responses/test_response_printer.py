@@ -108,7 +108,7 @@ def test_the_openai_client_puts_the_response_together(
         part.pop("parsed", None)
     for item in items:
         item.pop("parsed_arguments", None)
-    assert items == msgspec.to_builtins(expected.output)
+    assert items == msgspec.json.decode(msgspec.json.encode(expected.output))
     assert response.output_text == "".join(each.text for each in events if each.kind == CONTENT)
 
 
@@ -187,6 +187,15 @@ def test_how_a_response_ends(
     details = {"reason": "max_output_tokens"} if status == "incomplete" else None
     assert response["incomplete_details"] == details
     Response.model_validate(response)
+
+
+def test_a_failure_of_the_stream_alone_is_no_failed_response() -> None:
+    """It is superseded, or its front is leaving."""
+    for status in (409, 503):
+        answer = writer()
+        answer.begin(USAGE)
+        event = NumberedEvent(2, answer.fail(ApiError(status, "elsewhere")))
+        assert data_of(event)["type"] == "error"
 
 
 def test_a_failure_is_the_last_event() -> None:

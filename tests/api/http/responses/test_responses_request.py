@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from openai.types.responses import Response
 from tests.helpers.fake_worker import MODEL
+from tests.helpers.foreign_bodies import recorded_bodies
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.endpoints.chat import plan_chat, read_chat
@@ -168,6 +170,24 @@ def test_what_is_not_supported_is_refused_by_name(fields: dict[str, Any], param:
     assert refused(**fields).param == param
 
 
+@pytest.mark.parametrize("program", ["openai_responses", "openai_agents_responses"])
+def test_no_field_of_a_recorded_body_is_unknown(program: str) -> None:
+    for body in recorded_bodies(program):
+        assert len(read_response_request(json.dumps(body).encode()).input) == len(body["input"])
+
+
+def test_log_probabilities_are_bounded() -> None:
+    card = replace(MODEL, max_model_len=2**20)
+    for limit, is_refused in ((2**12, False), (2**13, True), (None, True)):
+        fields = {"input": "x", "top_logprobs": 20, "max_output_tokens": limit}
+        body = read_response_request(json.dumps(fields).encode())
+        if not is_refused:
+            new_response(body, card)
+            continue
+        with pytest.raises(ApiError, match="top_logprobs"):
+            new_response(body, card)
+
+
 def test_unknown_fields_are_ignored_and_named() -> None:
     ignored = IgnoredFields()
     body = {
@@ -202,3 +222,109 @@ def test_the_response_repeats_the_request() -> None:
             assert found[name] == value, name
     assert found["text"]["format"] == SCHEMA
     Response.model_validate(found)
+
+
+# what agents' libraries send, written down from what they do
+AGENTS: dict[str, dict[str, Any]] = {
+    "openai-agents": {
+        "model": "fake",
+        "instructions": "You look things up.",
+        "input": [
+            {"role": "user", "content": "x"},
+            {
+                "id": "rs_1",
+                "summary": [],
+                "type": "reasoning",
+                "content": [{"text": "hm", "type": "reasoning_text"}],
+                "encrypted_content": None,
+                "status": "completed",
+            },
+            {
+                "arguments": "{}",
+                "call_id": "call_1",
+                "name": "weather",
+                "type": "function_call",
+                "id": "fc_1",
+                "status": "completed",
+            },
+            {"call_id": "call_1", "output": "snow", "type": "function_call_output"},
+        ],
+        "include": [],
+        "tools": [{**WEATHER, "description": "Tells the weather."}],
+        "parallel_tool_calls": True,
+        "stream": True,
+        "store": True,
+        "metadata": {"run": "1"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"verbosity": "low"},
+        "truncation": "auto",
+        "prompt_cache_retention": "24h",
+    },
+    "codex": {
+        "model": "fake",
+        "instructions": "You write code.",
+        "input": [
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Rules."}],
+            },
+            {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Go."}],
+            },
+        ],
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "text": {"verbosity": "medium"},
+    },
+    "ai": {
+        "model": "fake",
+        "input": [
+            {"role": "developer", "content": "Rules."},
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "So"}],
+                "id": "msg_1",
+            },
+            {
+                "type": "function_call",
+                "call_id": "call_1",
+                "name": "weather",
+                "arguments": "{}",
+                "id": "fc_1",
+            },
+            {
+                "type": "function_call_output",
+                "call_id": "call_1",
+                "output": [{"type": "input_text", "text": "snow"}],
+            },
+        ],
+        "temperature": 0,
+        "max_output_tokens": 64,
+        "text": {"format": {**SCHEMA, "description": "A place."}},
+        "tools": [WEATHER],
+        "tool_choice": "auto",
+        "user": "u",
+    },
+}
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_field_of_an_agents_body_is_unknown(name: str) -> None:
+    body = read_response_request(json.dumps(AGENTS[name]).encode())
+    plan, response = new_response(body, MODEL)
+    assert plan.is_stream == AGENTS[name].get("stream", False)
+    assert response.store == AGENTS[name].get("store", True)
+    turns = submitted(plan).messages
+    assert [turn.tool_call_id for turn in turns if turn.role == "tool"] == ["call_1"] * (
+        name != "codex"
+    )

@@ -18,7 +18,7 @@ from slipstream_bench.common.provenance import commit, package_version
 from slipstream_bench.gpu_check.bounds import ceilings, matrix_size
 from slipstream_bench.gpu_check.setting import GpuSetting
 
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[4]
 
 _cudnn: Any = torch.backends.cudnn  # untyped in torch
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from slipstream.cli.foreign_options import in_our_words
-from slipstream.cli.parser import Parser, one_line
-from slipstream.cli.stack_options import Several, switch
+from slipstream.cli.options.foreign_options import in_our_words
+from slipstream.cli.options.parser import Parser, one_line
+from slipstream.cli.options.stack_options import Several, switch
 from slipstream.errors import BadRequestError, wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.settings import DIAGNOSIS, HTTP, NETWORK, StackSettings, group_of

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-from slipstream.cli.foreign_options import in_our_words
-from slipstream.cli.option_names import option_names
+from slipstream.cli.options.foreign_options import in_our_words
+from slipstream.cli.options.option_names import option_names
 from slipstream.spelling import did_you_mean
 
 _GROUP = "slipstream.commands"

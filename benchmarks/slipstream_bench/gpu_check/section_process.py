@@ -1,6 +1,6 @@
 """The process of one section, or of several one after another.
 
-`python -m slipstream_bench.gpu_check.section PART SECTION... --rows FILE ...`; started by
+`python -m slipstream_bench.gpu_check.section_process PART SECTION... --rows FILE ...`; started by
 `__main__`.
 
 - An exception raised by a section becomes a row with `ok` False; later sections still run.
@@ -50,7 +50,9 @@ def main() -> int:
             arguments.device, arguments.quick, arguments.folder, arguments.deadline_s, report
         )
         try:
-            module = importlib.import_module(f"slipstream_bench.gpu_check.{section.module}")
+            module = importlib.import_module(
+                f"slipstream_bench.gpu_check.sections.{section.module}"
+            )
             shapes = () if section.shape is None else (section.shape,)
             getattr(module, section.function)(setting, *shapes)
         except Exception as error:

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from slipstream.cli import configuration
 from slipstream.cli.generate import add_generate
 from slipstream.cli.main import main
-from slipstream.cli.parser import Parser
+from slipstream.cli.options import configuration
+from slipstream.cli.options.parser import Parser
+from slipstream.cli.options.sampling_options import sampling_params_of
+from slipstream.cli.options.stack_options import given_settings
 from slipstream.cli.run_batch import add_run_batch
-from slipstream.cli.sampling_options import sampling_params_of
 from slipstream.cli.serve import add_serve
-from slipstream.cli.stack_options import given_settings
 from slipstream.stack.settings import StackSettings
 
 
@@ -282,6 +282,6 @@ def test_keys_of_the_environment_are_used_where_a_server_listens(monkeypatch, ca
 
 
 def test_the_file_of_the_documentation_is_read(written):
-    text = Path(__file__).parents[3].joinpath("docs/serving.md").read_text()
+    text = Path(__file__).parents[4].joinpath("docs/serving.md").read_text()
     block = text.partition("```yaml\n")[2].partition("```")[0]
     assert {"model", "max_num_seqs"} < settings("--config", written(block)).keys()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from slipstream_bench.gpu_check.setting import GpuSetting
 
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[4]
 _TESTS = ("tests/engine_core/runner/triton",)
 _NOTHING_COLLECTED = 5  # pytest's exit code
 

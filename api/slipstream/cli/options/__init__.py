@@ -1,0 +1,1 @@
+"""The options of commands, and where their values come from: arguments, environment, a file."""

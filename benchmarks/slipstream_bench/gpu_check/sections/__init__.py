@@ -1,0 +1,1 @@
+"""The sections of a check, a module each: `run` measures a model or the machine."""

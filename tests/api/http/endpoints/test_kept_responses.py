@@ -1,0 +1,225 @@
+"""Responses that are kept: read again, gone on from, ended and forgotten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import BadRequestError, NotFoundError, OpenAI
+from tests.helpers.http_front import Raw
+from tests.helpers.patience import Patience
+from tests.helpers.played_responses import (
+    ACCEPT,
+    ARGUMENTS,
+    BODY,
+    PATH,
+    USER,
+    WEATHER,
+    openai_client,
+    playing_stack,
+    port_of,
+)
+from tests.helpers.response_events import response_events, with_joined_deltas
+
+from slipstream import Stack
+
+KEYS = ("first-key-of-the-test", "second-key-of-the-test")
+TOOLS: dict[str, Any] = {"model": "played", "tools": [WEATHER], "max_output_tokens": 400}
+UNKNOWN = "resp_" + "0" * 32
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with playing_stack(tmp_path_factory.mktemp("answers"), api_key=list(KEYS)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(stack: Stack) -> Iterator[OpenAI]:
+    with openai_client(stack, KEYS[0]) as client:
+        yield client
+
+
+def key_line(number: int = 0) -> str:
+    return f"Authorization: Bearer {KEYS[number]}"
+
+
+def got(stack: Stack, path: str, *headers: str) -> Any:
+    """The answer to a GET."""
+    with Raw(port_of(stack)) as raw:
+        return raw.get(path, key_line(), *headers)
+
+
+def streamed(stack: Stack, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The events of a streamed response."""
+    with Raw(port_of(stack)) as raw:
+        raw.post(PATH, {**BODY, "stream": True, **fields}, key_line())
+        return response_events(raw.read().body)
+
+
+def outputs(response: Any) -> list[dict[str, str]]:
+    """What the tools say to each call of a response."""
+    return [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "snow"}
+        for item in response.output
+        if item.type == "function_call"
+    ]
+
+
+def ended(client: OpenAI, response: Any) -> Any:
+    """The response once it has ended."""
+    patience = Patience()
+    while response.status in ("queued", "in_progress"):
+        patience.check()
+        response = client.responses.retrieve(response.id)
+    return response
+
+
+def test_a_tool_loop_from_response_to_response(client: OpenAI) -> None:
+    first = client.responses.create(input=[USER], **TOOLS)
+    assert first.store is True
+    second: Any = client.responses.create(
+        input=outputs(first), previous_response_id=first.id, **TOOLS
+    )
+    assert (second.output_text, second.previous_response_id) == ("It snows in both.", first.id)
+    items = client.responses.input_items.list(second.id, order="asc")
+    kinds = ["message", "reasoning", "function_call", "function_call"]
+    assert [item.type for item in items] == [*kinds, *["function_call_output"] * 2]
+    third = client.responses.create(input="as JSON", previous_response_id=second.id, model="played")
+    assert json.loads(third.output_text)["city"] == "Oslo"
+
+
+def test_references_to_items_stand_for_them(client: OpenAI) -> None:
+    first = client.responses.create(input=[USER], **TOOLS)
+    references: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
+    items: Any = [USER, *references, *outputs(first)]
+    second = client.responses.create(input=items, **TOOLS)
+    assert second.output_text == "It snows in both."
+    shown = list(client.responses.input_items.list(second.id, order="asc"))
+    assert [item.id for item in shown[1:4]] == [item.id for item in first.output]
+    arguments = [json.loads(item.arguments) for item in shown if item.type == "function_call"]
+    assert arguments == ARGUMENTS
+
+
+def test_a_response_is_read_again(stack: Stack, client: OpenAI) -> None:
+    """Whole, and as the same events after any of them."""
+    events = streamed(stack)
+    whole = with_joined_deltas(events)
+    response = whole[-1]["response"]
+    assert client.responses.retrieve(response["id"]).to_dict() == response
+    path = f"{PATH}/{response['id']}?stream=true"
+    assert with_joined_deltas(response_events(got(stack, path).body)) == whole
+    for number in range(0, len(events), 5):
+        after = events[number][1]["sequence_number"]
+        rest = response_events(got(stack, f"{path}&starting_after={after}").body)
+        assert with_joined_deltas(events[: number + 1] + rest) == whole
+
+
+def test_the_client_goes_on_after_an_event(client: OpenAI) -> None:
+    first = client.responses.create(input=[USER], **TOOLS)
+    events = list(client.responses.retrieve(first.id, stream=True))
+    rest = list(client.responses.retrieve(first.id, stream=True, starting_after=20))
+    assert rest[-1] == events[-1]
+    assert all(event.sequence_number > 20 for event in rest)
+    with client.responses.stream(response_id=first.id) as stream:
+        found = stream.get_final_response()
+    assert [item.id for item in found.output] == [item.id for item in first.output]
+
+
+def test_a_response_in_the_background(stack: Stack, client: OpenAI) -> None:
+    response = client.responses.create(input=[USER], background=True, **TOOLS)
+    assert response.status in ("queued", "in_progress")
+    assert (response.background, response.output) == (True, [])
+    path = f"{PATH}/{response.id}?stream=true"
+    events = with_joined_deltas(response_events(got(stack, path).body))
+    response = ended(client, response)
+    assert response.status == "completed"
+    assert response.to_dict() == events[-1]["response"]
+    assert with_joined_deltas(response_events(got(stack, path).body)) == events
+
+
+def test_its_readers_come_and_go(stack: Stack, client: OpenAI) -> None:
+    """In the background: the client that asked for the stream has gone, and the next one."""
+    body = {**BODY, "stream": True, "background": True}
+    with Raw(port_of(stack)) as raw:
+        raw.post(PATH, body, key_line())
+        raw.read(with_body=False)
+        events = response_events(raw.read_chunk())
+    response_id = events[0][1]["response"]["id"]
+    path = f"{PATH}/{response_id}?stream=true"
+    with Raw(port_of(stack)) as raw:
+        raw.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n{key_line()}\r\n\r\n".encode())
+        raw.read(with_body=False)
+        raw.read_chunk()
+    response = ended(client, client.responses.retrieve(response_id))
+    assert response.status == "completed"
+    assert [json.loads(item.arguments) for item in response.output[1:]] == ARGUMENTS  # type: ignore[union-attr]
+
+
+def test_a_response_is_cancelled(client: OpenAI) -> None:
+    response = client.responses.create(
+        input="x", background=True, model="played", extra_body={"ignore_eos": True}
+    )
+    response = client.responses.cancel(response.id)
+    assert response.status == "cancelled"
+    assert client.responses.retrieve(response.id).status == "cancelled"
+    assert client.responses.cancel(response.id).status == "cancelled"
+
+
+def test_a_response_that_is_deleted_is_unknown(client: OpenAI) -> None:
+    response = client.responses.create(input="snow", model="played")
+    client.responses.delete(response.id)
+    for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(NotFoundError, match="is no longer kept"):
+            call(response.id)
+    with pytest.raises(NotFoundError, match="is no longer kept"):
+        client.responses.create(input="x", model="played", previous_response_id=response.id)
+
+
+def test_a_response_is_of_its_key_alone(stack: Stack, client: OpenAI) -> None:
+    response = client.responses.create(input="snow", model="played")
+    messages = []
+    with openai_client(stack, KEYS[1]) as other:
+        for response_id in (response.id, UNKNOWN):
+            with pytest.raises(NotFoundError) as raised:
+                other.responses.retrieve(response_id)
+            messages.append(str(raised.value).replace(response_id, ""))
+            with pytest.raises(NotFoundError):
+                other.responses.create(input="x", model="played", previous_response_id=response_id)
+            with pytest.raises(NotFoundError):
+                other.responses.delete(response_id)
+    assert messages[0] == messages[1]
+    assert client.responses.retrieve(response.id).id == response.id
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(client: OpenAI) -> None:
+    response = client.responses.create(input="snow", model="played", store=False)
+    assert response.store is False
+    with pytest.raises(NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_a_response_that_is_too_large_is_not_stored(client: OpenAI) -> None:
+    thought = {"type": "reasoning", "summary": [], "encrypted_content": "x" * 2**20}
+    given: Any = {"model": "played", "input": [thought, {"role": "user", "content": "snow"}]}
+    response = client.responses.create(**given)
+    assert (response.store, response.output_text) == (False, "It snows in both.")
+    with pytest.raises(BadRequestError, match="too large"):
+        client.responses.create(**given, background=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("resp_1", 404),
+        (f"{UNKNOWN}/nothing", 404),
+        (f"{UNKNOWN}?stream=yes", 400),
+        (f"{UNKNOWN}?stream=true&starting_after=x", 400),
+        (f"{UNKNOWN}?nonsense=1", 400),
+        (f"{UNKNOWN}/input_items?limit=1000", 404),
+    ],
+)
+def test_what_is_wrong_is_said(stack: Stack, path: str, status: int) -> None:
+    assert got(stack, f"{PATH}/{path}", ACCEPT).status == status
