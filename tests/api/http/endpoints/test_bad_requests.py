@@ -20,6 +20,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [USER]},
     "/v1/messages": {"model": "fake", "max_tokens": 2, "messages": [USER]},
     "/v1/messages/count_tokens": {"model": "fake", "messages": [USER]},
+    "/v1/responses": {"input": "x"},
     "/generate": {"text": "x"},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
@@ -31,6 +32,7 @@ TOLERANT = {
     "/v1/chat/completions",
     "/v1/messages",
     "/v1/messages/count_tokens",
+    "/v1/responses",
 }
 # where errors have no code
 CODES = {401: "invalid_api_key", 404: "model_not_found", 405: "method_not_allowed"}
@@ -47,6 +49,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"best_of": 2}, "best_of"),
     ("/v1/completions", {"prompt_logprobs": -2}, "prompt_logprobs"),
     ("/v1/completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ("/v1/responses", {"input": []}, "input"),
+    ("/v1/responses", {"input": 7}, "input"),
+    ("/v1/responses", {"input": [{"role": "user"}]}, "input[0].content"),
+    ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ("/v1/responses", {"conversation": "conv_1"}, "conversation"),
     ("/v1/chat/completions", {"messages": []}, "messages"),
     ("/v1/chat/completions", {"messages": "x"}, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -228,14 +235,19 @@ def test_what_says_that_it_is_no_json(front, path):
 
 @pytest.mark.parametrize("path", [path.replace("{id}", "fake") for path in ENDPOINTS])
 def test_other_methods(front, path):
+    allowed = {"GET", "POST"}
+    methods = ["DELETE", "PUT", "PATCH"]
+    if path.startswith("/v1/responses/"):
+        allowed = {"GET, DELETE, POST"}
+        methods.remove("DELETE")
     with Raw(front.port) as raw:
-        for method in ("DELETE", "PUT", "PATCH"):
+        for method in methods:
             with Raw(front.port) as other:
                 other.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 answer = other.read()
                 code = error_of(path, answer)["code"]
                 assert (answer.status, code) == (405, "method_not_allowed")
-                assert answer.headers["allow"] in ("GET", "POST")
+                assert answer.headers["allow"] in allowed
         raw.send(f"OPTIONS {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = raw.read(with_body=False)
         assert answer.status == 204
