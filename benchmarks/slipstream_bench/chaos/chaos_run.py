@@ -242,7 +242,10 @@ def _num_calls(requests: Sequence[ChaosRequest], expected: Sequence[ChaosAnswer]
 
 
 def _interrupted(requests: Sequence[ChaosRequest], fault_run: _FaultRun) -> Counter[str]:
-    """In what part of an answer the faults of the stack's processes found it, for each of both."""
+    """In what part of an answer the faults of the stack's processes found it, for each of both.
+
+    Over HTTP a call goes on up to the next part, as chunks do not say where it ends.
+    """
     found: Counter[str] = Counter()
     times = [one.at_s for one in fault_run.injector.injected if one.fault.target != "client"]
     for request, streamed in zip(requests, fault_run.streams, strict=True):

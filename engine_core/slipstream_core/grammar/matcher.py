@@ -162,11 +162,11 @@ class CallMatcher:
         self._start = start
         self._state: GrammarMatcher | None = None
         self._token_ids: list[int] = []
-        self._error: GrammarBroken | None = None
+        self._error: Exception | None = None
 
     @property
     def current(self) -> GrammarMatcher:
-        """The position in the call. Raises GrammarBroken."""
+        """The position in the call. Raises GrammarBroken, or what the library raised."""
         if self._error is not None:
             raise self._error
         assert self._state is not None
@@ -174,7 +174,11 @@ class CallMatcher:
 
     def begin(self, token_id: int) -> bool:
         """See CallFollower."""
-        self._state, self._token_ids = self._start(), []
+        self._token_ids = []
+        try:
+            self._state = self._start()
+        except Exception as error:
+            self._error = error
         return self.take(token_id)
 
     def take(self, token_id: int) -> bool:
@@ -186,10 +190,10 @@ class CallMatcher:
                 state.accept_tokens((token_id,))
             except LexerFull:
                 state.renew(self._token_ids)
-        except GrammarBroken as error:
+            return state.is_complete
+        except Exception as error:  # the scheduler, which asks, must not fail for one stream
             self._error = error
             return False
-        return state.is_complete
 
     def renew(self) -> None:
         """Go on with a new lexer. Raises GrammarBroken."""

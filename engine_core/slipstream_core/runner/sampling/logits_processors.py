@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import torch
 
-from slipstream_core.runner.sampling.constraints import Constraints
+from slipstream_core.runner.sampling.logit_biases import LogitBiases
 from slipstream_core.runner.sampling.penalties import Penalties
 from slipstream_core.runner.staging import to_device
 from slipstream_core.step.constraint_plan import ConstraintPlan, StepConstraints
 
 
 class LogitsProcessors:
-    """Constraints and penalties of one runner, with state slots for `num_state_slots` rows."""
+    """Biases and penalties of one runner, with state slots for `num_state_slots` rows."""
 
     def __init__(
         self, vocab_size: int, device: torch.device, *, num_state_slots: int, max_model_len: int
     ) -> None:
         self._device = device
-        self._constraints = Constraints(vocab_size, device)
+        self._biases = LogitBiases(vocab_size, device)
         self._penalties = Penalties(
             vocab_size, device, num_state_slots=num_state_slots, max_model_len=max_model_len
         )
@@ -33,15 +33,15 @@ class LogitsProcessors:
     def apply(self, logits: torch.Tensor, plan: ConstraintPlan) -> torch.Tensor:
         """A copy of the model's logits, float32 [S, vocab], with the plan's constraints applied."""
         if plan.refill is not None:
-            self._constraints.refill(plan.refill)
+            self._biases.refill(plan.refill)
             self._penalties.refill(plan.refill)
         if plan.constraints is not self._loaded:
-            self._constraints.load(plan.constraints)
+            self._biases.load(plan.constraints)
             self._penalties.load(plan.constraints)
             self._loaded = plan.constraints
         self._rows = to_device(plan.rows, self._device)
         changed = logits[self._rows]
-        self._constraints.apply(changed)
+        self._biases.apply(changed)
         self._penalties.apply(changed)
         if len(changed) == len(logits):
             return changed  # rows are in ascending order, so these are all of them
@@ -50,5 +50,5 @@ class LogitsProcessors:
     def sampled(self, token_ids: torch.Tensor) -> None:
         """Record the tokens sampled by the step applied last, int64 [S]."""
         token_ids = token_ids[self._rows]
-        self._constraints.sampled(token_ids)
+        self._biases.sampled(token_ids)
         self._penalties.sampled(token_ids)

@@ -100,7 +100,7 @@ def test_the_command_line_comes_first_then_variables_then_the_file(written, monk
 
 
 def test_every_option_of_serve_can_stand_in_a_file_and_in_a_variable(written, monkeypatch):
-    values = {"true": True, "N": 7, "GIB": 0.5, "SECONDS": 2.5, "FRACTION": 0.25}
+    values = {"true": True, "N": 7, "GIB": 0.5, "MIB": 0.5, "SECONDS": 2.5, "FRACTION": 0.25}
     examples: dict[str, Any] = {}
     for action in serve_parser()._actions:
         name = action.dest

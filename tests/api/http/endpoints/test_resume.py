@@ -300,9 +300,9 @@ def test_what_nobody_has_any_more_is_computed_again_for_the_same_request(stack, 
         refused = raw.get(f"/v1/streams/{answer_id}", after(events[-1]))
         assert refused.status == 404
         assert "POST the same request" in refused.error["message"]
-        raw.post(path, {**body, "seed": 6}, after(events[-1]))  # another request than the event's
+        raw.post(path, {**body, "priority": 1}, after(events[-1]))  # another request
         assert raw.read().status == 409
-        raw.post(path, {**body, "top_p": 9}, after(events[-1]))
+        raw.post(path, {**body, "priority": 2**31}, after(events[-1]))
         refused = raw.read()
         assert refused.status == 404
         assert "the body is no valid request" in refused.error["message"]

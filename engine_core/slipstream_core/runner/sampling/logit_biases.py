@@ -23,8 +23,8 @@ _TAIL = MAX_BAD_WORD_TOKENS - 1
 _INITIAL_STATE_SLOTS = 16
 
 
-class Constraints:
-    """The constraints of one runner's rows."""
+class LogitBiases:
+    """The biases, allowed ids and bad words of one runner's rows."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._device = device
