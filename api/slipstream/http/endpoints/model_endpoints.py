@@ -35,6 +35,7 @@ from slipstream.http.endpoints.messages import (
     read_messages,
 )
 from slipstream.http.endpoints.response_endpoints import PATH, ResponseEndpoints, Starter
+from slipstream.http.endpoints.responses import KIND
 from slipstream.http.endpoints.resume import (
     accepts_events,
     plan_or_resume,
@@ -153,7 +154,9 @@ class ModelEndpoints:
         """GET /v1/streams/ID: resume an answer. Raises: ApiError."""
         if request.method == "HEAD":  # it would take the stream over from its reader
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
-        self._start(plan_resumed_stream(request, served_model(self._io)), request, exchange)
+        plan = plan_resumed_stream(request, served_model(self._io))
+        start = self.responses.resume if plan.id.kind == KIND else self._start
+        start(plan, request, exchange)
 
     def _read(
         self, read: Callable[[bytes, IgnoredFields | None], Body], request: HttpRequest

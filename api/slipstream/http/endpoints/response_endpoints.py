@@ -168,6 +168,21 @@ class ResponseEndpoints:
 
         self._with_kept(response_id, request, exchange, found)
 
+    def resume(self, plan: AnswerPlan, request: HttpRequest, exchange: Exchange) -> None:
+        """GET /v1/streams/ID of a response, whose events repeat its request if it is kept."""
+        stream_id = plan.id.first.hex()
+
+        def found(kept: dict[str, KeptResponse]) -> None:
+            resumed = plan
+            if stream_id in kept:
+                response = kept[stream_id].record.response
+                shape, created = response_shape(response), response.created_at
+                is_background = kept[stream_id].is_background
+                resumed = replace(plan, shape=shape, created=created, is_background=is_background)
+            self._start(resumed, request, exchange)
+
+        self._recall((stream_id,), request, exchange, found)
+
     # ---- within ------------------------------------------------------------------------------
 
     def _create(

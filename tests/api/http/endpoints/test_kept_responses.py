@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
-from tests.helpers.http_front import Raw
+from tests.helpers.http_front import Front, Raw
 from tests.helpers.patience import Patience
 from tests.helpers.played_responses import (
     ACCEPT,
@@ -25,6 +25,7 @@ from tests.helpers.played_responses import (
 from tests.helpers.response_events import response_events, with_joined_deltas
 
 from slipstream import Stack
+from slipstream.http.config import Limits
 
 KEYS = ("first-key-of-the-test", "second-key-of-the-test")
 TOOLS: dict[str, Any] = {"model": "played", "tools": [WEATHER], "max_output_tokens": 400}
@@ -131,6 +132,25 @@ def test_a_response_is_read_again(stack: Stack, client: OpenAI) -> None:
         after = events[number][1]["sequence_number"]
         rest = response_events(got(stack, f"{path}&starting_after={after}").body)
         assert with_joined_deltas(events[: number + 1] + rest) == whole
+
+
+def test_the_path_of_all_streams_prints_the_same(stack: Stack) -> None:
+    events = with_joined_deltas(streamed(stack, instructions="Be brief.", metadata={"a": "b"}))
+    path = f"/v1/streams/{events[0]['response']['id']}"
+    assert with_joined_deltas(response_events(got(stack, path).body)) == events
+
+
+def test_a_reader_there_ends_no_response_in_the_background(stack: Stack, client: OpenAI) -> None:
+    front = Front(stack.address, api_keys=KEYS, limits=Limits(resume_s=0.01))
+    try:
+        response = client.responses.create(input=[USER], background=True, **TOOLS)
+        with Raw(front.port) as raw:
+            path = f"/v1/streams/{response.id}"
+            raw.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n{key_line()}\r\n\r\n".encode())
+            raw.read(with_body=False)
+        assert ended(client, response).status == "completed"
+    finally:
+        front.stop()
 
 
 def test_the_client_goes_on_after_an_event(client: OpenAI) -> None:
