@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Collection
 from enum import IntEnum
 from typing import Protocol
 
@@ -123,14 +124,15 @@ class ReasoningState:
         return self._calls
 
     @property
-    def masked_ids(self) -> tuple[int, ...]:
-        """The ids of `masks_ids` of a grammar of calls."""
-        return self._ids.triggers
-
-    @property
     def begin_ids(self) -> tuple[int, ...]:
         """The ids that begin reasoning."""
         return self._ids.begins
+
+    def masked_ids(self, end_ids: Collection[int]) -> Collection[int]:
+        """The ids of `masks_ids`, whether or not they are masked now. end_ids: end the answer."""
+        if self._calls is not None:
+            return self._ids.triggers if self._ids.is_single else ()
+        return set(end_ids).difference(self._ids.ends)
 
     @property
     def masked_from(self) -> int:

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_core.reasoning import NEVER, Allowed, ReasoningState
+from slipstream_core.scheduler.reasoning_rows import ReasoningRows
+from slipstream_core.scheduler.request_table import NewRequest, RequestTable
 from slipstream_ipc.messages import ReasoningIds
 
 BEGIN, END, OTHER_END, CALL, BORDER, BLANK, A, B = range(8)
@@ -200,3 +202,31 @@ def test_calls_in_the_grammar_go_from_their_first_token_to_their_last(
     whole.take_all(np.array(outputs, np.uint32))
     assert whole.allowed_at(len(outputs)) == one_by_one.allowed_at(len(outputs))
     assert whole.masks_ids == one_by_one.masks_ids
+
+
+def test_what_ends_reasoning_is_not_masked_in_it() -> None:
+    state = state_of("reasoning", None, True)
+    assert state.masks_ids
+    assert state.masked_ids({END, A}) == {A}
+
+
+def test_tokens_sampled_before_ids_were_masked_do_not_count() -> None:
+    requests = RequestTable()
+    state = state_of("start", None, True)
+    request = NewRequest(
+        row=0,
+        prompt_len=2,
+        max_tokens=20,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        seed=0,
+        has_grammar=True,
+        reasoning=state,
+    )
+    requests.add(request, known=2, limit=22, run_ahead=20)
+    rows = ReasoningRows(requests)
+    rows.add(0, state, (A,))
+    assert rows.take(0, [BEGIN, B, A], 2) == 1
+    assert rows.take(0, [B, B, END, A], 3) == 3

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_core.grammar.bitmasks import GrammarBitmasks
+from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, ReasoningIds, SamplingParams, StructuredOutputs
 
@@ -240,6 +241,26 @@ def test_a_budget_is_of_the_whole_answer(
     ]
     box.until(lambda: all(it.is_over for it in again))
     assert [it.token_ids for it in again] == [it.token_ids for it in held]
+
+
+def test_where_a_grammar_decides_no_end_is_masked_beside(make_core: Any, alone: Any) -> None:
+    """Reasoning ends by itself while the plan in which its budget would be spent is in flight."""
+    free = alone(worker_admit(0))
+    end = next(at for at, each in enumerate(free) if at > 3 and each not in free[:at])
+    box = make_core(model=MODEL)
+    plans, launch = [], box.runner.launch
+
+    def watched(plan: StepPlan) -> None:
+        plans.append(plan)
+        launch(plan)
+
+    box.runner.launch = watched
+    ids = ids_of(ends=(free[end],))
+    it = ask(box.worker(), 0, 150, budget=end + 1, grammar=GRAMMAR, reasoning=ids)
+    box.until(lambda: is_done(it))
+    assert it.token_ids[end] == free[end]
+    assert any(len(plan.masked_rows) for plan in plans)
+    assert not any(len(plan.masked_rows) and len(plan.grammar_rows) for plan in plans)
 
 
 def test_nothing_is_kept_of_streams_that_are_over(make_core: Any) -> None:

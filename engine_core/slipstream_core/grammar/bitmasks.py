@@ -125,7 +125,8 @@ class GrammarBitmasks:
             return ids_as_mask((held.reasoning.forced_id,), self._vocab_size)
         masked: Collection[int] = ()
         if held.reasoning.masks_ids:
-            masked = held.reasoning.masked_ids if held.matcher is None else held.matcher.end_ids
+            end_ids = () if held.matcher is None else held.matcher.end_ids
+            masked = held.reasoning.masked_ids(end_ids)
         return ~ids_as_mask(masked, self._vocab_size)
 
     def _calls(self, row: int) -> CallMatcher | None:

@@ -72,8 +72,11 @@ class ReasoningRows:
             if num and position + num >= requests.masked_from[row]:
                 return num
             if state is not None and not state.is_final:
+                was_masking = state.masks_ids
                 state.take(token_id, position + num - int(requests.prompt_len[row]))
                 self._update(row, state)
+                if state.masks_ids and not was_masking:
+                    return num + 1
         return len(token_ids)
 
     def _update(self, row: int, state: ReasoningState) -> None:
@@ -81,7 +84,8 @@ class ReasoningRows:
         prompt_len = int(requests.prompt_len[row])
         requests.masked_from[row] = min(state.masked_from, NEVER - prompt_len) + prompt_len
         if self._masks_ids[row]:
-            requests.masked_until[row] = NEVER if state.masks_ids else 0
+            # where it has a mask, that alone decides: it knows the tokens that a plan does not
+            requests.masked_until[row] = requests.masked_from[row] if state.masks_ids else 0
         if state.watches_all:
             self._watching_all.add(row)
         else:

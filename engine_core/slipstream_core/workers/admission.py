@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -155,15 +155,6 @@ def _largest(reasoning: ReasoningIds | None) -> int:
     return max(max(each, default=0) for each in (*ids, reasoning.triggers))
 
 
-def _masked_ids(admit: Admit, grammar: GrammarMatcher | None) -> Collection[int]:
-    """See NewRequest."""
-    if admit.reasoning is None:
-        return ()
-    if grammar is not None:
-        return grammar.end_ids - set(admit.reasoning.ends)
-    return admit.reasoning.triggers if admit.reasoning.is_single else ()
-
-
 def num_tokens_of(admit: Admit) -> int:
     """Tokens that have to be computed before the next output."""
     return (len(admit.prompt_ids) + len(admit.output_ids)) // 4
@@ -196,6 +187,7 @@ def new_request(
     """The scheduler's request for a registration."""
     admit = stream.registration
     params = admit.params
+    end_ids = () if grammar is None else grammar.end_ids
     return NewRequest(
         row=stream.row,
         prompt_len=stream.prompt_len,
@@ -220,6 +212,6 @@ def new_request(
         ),
         has_grammar=grammar is not None,
         reasoning=reasoning,
-        masked_ids=_masked_ids(admit, grammar),
+        masked_ids=() if reasoning is None else reasoning.masked_ids(end_ids),
         tenant=admit.tenant,
     )

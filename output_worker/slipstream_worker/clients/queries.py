@@ -103,12 +103,17 @@ class ClientQueries:
         self._send_waiting(queue)
         return True
 
+    def why_refused(self, client: bytes) -> Fault | None:
+        """Why no answer is looked up for this client: it has left much unread."""
+        is_refused = self._is_here(client) and _leaves_much_unread(
+            self._readers.port(client).unsent
+        )
+        return _UNREAD if is_refused else None
+
     def respond(self, client: bytes, found: Recalled) -> None:
-        """Send the answer of a Recall, unless the client has left much unread."""
+        """Send the answer of a Recall."""
         if self._is_here(client):
-            port = self._readers.port(client)
-            is_refused = _leaves_much_unread(port.unsent)
-            port.enqueue(Recalled(found.number, fault=_UNREAD) if is_refused else found)
+            self._readers.port(client).enqueue(found)
 
     def withdraw(self, client: bytes) -> None:
         """Drop the queries of a client whose session has ended."""

@@ -166,8 +166,11 @@ class ClientMessages:
         keeper = self._lifecycle.keeper
         while self._recalls and (keeper.is_complete or len(self._recalls) > _MAX_RECALLS):
             session, recall = self._recalls.popleft()
-            found = Recalled(recall.number, fault=_NOT_RESTORED)
-            if keeper.is_complete:
+            fault = self._queries.why_refused(session.identity)
+            if not keeper.is_complete:
+                fault = _NOT_RESTORED
+            found = Recalled(recall.number, fault=fault)
+            if fault is None:
                 scope = session.public_key or recall.scope
                 answer = self._lifecycle.recall(recall.stream_id, scope, forget=recall.forget)
                 found = Recalled(recall.number, answer)

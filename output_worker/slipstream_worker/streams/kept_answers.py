@@ -15,6 +15,7 @@ from collections import Counter
 from slipstream_ipc.messages import KEPT_ENTRY_BYTES, MAX_KEPT_BYTES, KeptEntry
 
 _MIN_HEAP = 64
+MAX_ANSWERS = 2**20  # as many ids as a message may state
 
 
 class KeptAnswers:
@@ -54,7 +55,7 @@ class KeptAnswers:
         if num_bytes > self._max_answer_bytes:
             return [stream_id]
         dropped = []
-        while self._num_bytes + num_bytes > self._max_bytes:
+        while self._num_bytes + num_bytes > self._max_bytes or len(self) >= MAX_ANSWERS:
             dropped.append(self._drop_one())
         self._scopes[stream_id] = scope
         self._answers.setdefault(scope, {})[stream_id] = answer

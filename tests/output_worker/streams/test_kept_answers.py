@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream_ipc.messages import KEPT_ENTRY_BYTES, MAX_KEPT_BYTES, KeptEntry
+from slipstream_worker.streams import kept_answers as module
 from slipstream_worker.streams.kept_answers import KeptAnswers
 
 MAX_BYTES = 16 * KEPT_ENTRY_BYTES
@@ -128,3 +129,13 @@ def test_an_answer_has_a_size_of_its_own() -> None:
     assert store.put(bytes(16), b"", bytes(most)) == []
     assert store.put(bytes(16), b"", bytes(most + 1)) == [bytes(16)]
     assert len(store) == 0
+
+
+def test_there_are_no_more_than_a_message_can_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_ANSWERS", 3)
+    answers = KeptAnswers(2**20)
+    ids = [bytes([n]) * 16 for n in range(5)]
+    dropped = [answers.put(each, b"scope", b"answer") for each in ids]
+    assert dropped == [[], [], [], ids[:1], ids[1:2]]
+    assert answers.put(ids[4], b"scope", b"another") == []
+    assert answers.stream_ids == tuple(ids[2:])

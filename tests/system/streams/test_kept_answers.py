@@ -22,6 +22,7 @@ from slipstream_ipc.messages import (
     Submit,
 )
 from slipstream_ipc.transport.codec import encode_params
+from slipstream_worker.clients import queries
 
 GRACE_S = 12.0
 KEEP = KeepOptions(b"a record", b"a scope")
@@ -194,6 +195,17 @@ def test_what_is_forgotten_is_gone(stack: Any, client: Any, kept: Any) -> None:
     assert client.recall(it.stream_id, KEEP.scope, forget=True).answer == answer
     assert client.recall(it.stream_id, KEEP.scope, forget=True).answer is None
     stack.until(lambda: core_holds(stack, 0))
+
+
+def test_who_leaves_answers_unread_forgets_nothing(
+    client: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, answer = kept
+    with monkeypatch.context() as patched:
+        patched.setattr(queries, "MAX_UNREAD", -1)
+        refused = client.recall(it.stream_id, KEEP.scope, forget=True)
+    assert (refused.answer, refused.fault.code) == (None, "overloaded")
+    assert recall(client, it) == answer
 
 
 @pytest.mark.parametrize("is_forgotten", [True, False])
