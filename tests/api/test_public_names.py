@@ -32,6 +32,7 @@ PUBLIC = {
     "ModelCard",
     "OverloadedError",
     "ReasoningDelta",
+    "RepetitionDetection",
     "RequestError",
     "RequestMetrics",
     "RequestOptions",
@@ -113,6 +114,7 @@ def test_the_command_line_loads_no_command_to_speak_of_itself(option: str) -> No
     own = {name for name in modules if name.startswith("slipstream.")}
     assert own == {
         "slipstream.cli",
+        "slipstream.cli.options",
         "slipstream.cli.options.foreign_options",
         "slipstream.cli.main",
         "slipstream.cli.options.option_names",

@@ -19,9 +19,8 @@ class KeepOptions(Struct, array_like=True, frozen=True):
     """Of a Submit: its answer is kept once it has ended.
 
     record: what the client wants to find again with the answer, for it alone to read; at most
-    MAX_RECORD_BYTES. scope: only
-    a Recall with an equal one finds the answer. is_background: the stream runs to its end even
-    while nobody reads it, or after its client has left.
+    MAX_RECORD_BYTES. scope: only a Recall with an equal one finds the answer. is_background: the
+    stream runs to its end even while nobody reads it, or after its client has left.
     """
 
     # the worker checks the narrower limit, so that an error names the request

@@ -20,7 +20,6 @@ from tests.helpers.patience import PATIENCE_S
 
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.events import (
-    Event,
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -28,6 +27,7 @@ from slipstream.stack.events import (
     RequestsRunning,
     SpareReady,
     StackDraining,
+    StackEvent,
     StackFailed,
     StackReady,
     SupervisorConfig,
@@ -179,7 +179,7 @@ class Running:
         self.lines = []
         self.rest = b""
 
-    def event(self) -> Event | None:
+    def event(self) -> StackEvent | None:
         """The next event that is more than a start, None at the end."""
         while isinstance(event := self.any_event(), ProcessStarted):
             pass
@@ -197,7 +197,7 @@ class Running:
         """Have a whole child do something."""
         os.write(self.cues[name], deed.encode())
 
-    def any_event(self) -> Event | None:
+    def any_event(self) -> StackEvent | None:
         """The next event, None at the end."""
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -208,7 +208,7 @@ class Running:
                     return None
                 self.rest += chunk
         line, self.rest = self.rest.split(b"\n", 1)
-        return msgspec.json.decode(line, type=Event)
+        return msgspec.json.decode(line, type=StackEvent)
 
     def pids_when_ready(self) -> dict[str, int]:
         """Wait until the stack is ready."""

@@ -17,8 +17,10 @@ from slipstream_ipc.messages import (
     Admit,
     AnswerSettings,
     Frame,
+    KeepOptions,
     LogprobColumns,
     OtherAdmit,
+    ReasoningIds,
     RequestTrace,
     SamplingParams,
     TraceContext,
@@ -112,6 +114,8 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "cache_salt": "other",
         "was_accepted": True,
         "answer": AnswerSettings("qwen3", b"digest"),
+        "keep": KeepOptions(b"record"),
+        "reasoning": ReasoningIds("start", (5,), (6,)),
         "trace": RequestTrace(TraceContext(bytes(16)), "chat", 1.5),
     }.get(field, b"otherothe0123456" if isinstance(getattr(second, field), bytes) else 5)
     if field == "seed":

@@ -85,7 +85,8 @@ class SmallModel:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_special_tokens([AddedToken(END, special=True)])
-        tokenizer.add_tokens([AddedToken(each, special=False) for each in literals])
+        # as models have them: where `[ARGS]` is not special, llguidance takes it for text
+        tokenizer.add_tokens([AddedToken(each, special=each[0] == "[") for each in literals])
         self._tokenizer = tokenizer
         self.ids: dict[str, int] = {each: self._id_of(each) for each in literals}
         self.end_id = self._id_of(END)

@@ -25,7 +25,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.demo_model import MODEL_PATH
-from slipstream.stack.events import Event, ProcessEnded, ProcessRestarted, SpareReady
+from slipstream.stack.events import ProcessEnded, ProcessRestarted, SpareReady, StackEvent
 from slipstream_bench.common import process_census
 from slipstream_ipc.messages import Status
 
@@ -42,7 +42,7 @@ def stack() -> Iterator[Stack]:
         yield stack
 
 
-def wait_for(stack: Stack, kind: type[Event], name: str) -> Event:
+def wait_for(stack: Stack, kind: type[StackEvent], name: str) -> StackEvent:
     """The next event of this kind."""
     while event := stack.next_event(PATIENCE_S):
         if isinstance(event, kind) and event.name == name:

@@ -23,11 +23,11 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import OverloadedError, SlipstreamError, Stack
 from slipstream.client.client import Client
 from slipstream.stack.events import (
-    Event,
     ProcessEnded,
     ProcessRestarted,
     ProcessStarted,
     SpareReady,
+    StackEvent,
     StackFailed,
     StackReady,
 )
@@ -40,7 +40,7 @@ HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(8)]
 
 
-def wait_for(stack: Stack, kind: type[Event], name: str | None = None) -> Event:
+def wait_for(stack: Stack, kind: type[StackEvent], name: str | None = None) -> StackEvent:
     """The next event of this kind."""
     while event := stack.next_event(PATIENCE_S):
         if isinstance(event, kind) and name in (None, getattr(event, "name", None)):
@@ -298,7 +298,7 @@ def test_nobody_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, vict
         supervisor.stdin.write(msgspec.json.encode(plan) + b"\n")
         supervisor.stdin.flush()
         for line in supervisor.stdout:
-            event = msgspec.json.decode(line, type=Event)
+            event = msgspec.json.decode(line, type=StackEvent)
             if isinstance(event, ProcessStarted):
                 pids[event.name] = event.pid
             if isinstance(event, moment) and "worker" in pids:

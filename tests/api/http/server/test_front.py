@@ -243,7 +243,7 @@ def test_what_the_engine_does_not_take(played, raw, fault, status, code, param):
         played.reject(played.expect(Submit), fault)
         answer = raw.read()
         assert (answer.status, answer.error["code"]) == (status, code)
-        assert answer.error["message"] == fault.message
+        assert answer.error["message"] == fault.message.replace("prompt:", "messages:")
         assert answer.error["param"] == param
         kind = "invalid_request_error" if status < 500 else "server_error"
         assert answer.error["type"] == kind
