@@ -113,10 +113,15 @@ def test_how_it_is_can_be_asked_until_the_last_stream_has_ended():
             answer = raw.get("/ready")
             assert (answer.status, answer.error["code"]) == (503, "draining")
             assert answer.headers["retry-after"]
-        with found.connect() as raw:
-            answer = raw.get("/metrics")
-            assert answer.status == 200
-            assert b"\nslipstream:num_requests_running{" in answer.body
+        metrics, patience = b"", Patience()
+        while (
+            b"\nslipstream:num_requests_running{" not in metrics
+        ):
+            patience.check(metrics)
+            with found.connect() as raw:
+                answer = raw.get("/metrics")
+                assert answer.status == 200
+                metrics = answer.body
         said = rest_of(found.stream)
         assert said.endswith(b"data: [DONE]\n\n")
         assert b'"finish_reason":"length"' in said
