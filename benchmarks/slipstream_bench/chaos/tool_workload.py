@@ -83,6 +83,8 @@ def _request(
             random.random() < 0.7,
             "all" if random.random() < 0.2 else "content",
         )
+        if chat.tools and not chat.parallel_tool_calls:  # refused together
+            params = structs.replace(params, min_tokens=0)
     request = ChaosRequest(
         index,
         random.bytes(16).hex(),
