@@ -6,12 +6,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hypothesis import strategies as st
+from tests.helpers.answer_units import AnswerUnit, entry_of
 from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.broadcast import Broadcast
-from slipstream.http.exchange import Exchange
+from slipstream.http.answers.live_answer import AnswerContext
+from slipstream.http.answers.streaming import start_answer
+from slipstream.http.config import Limits
+from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import LogprobColumns, ModelCard
 
@@ -108,3 +115,46 @@ def identified_events(body: bytes) -> list[tuple[str, Any]]:
         found.append((lines.pop("id", ""), data if data == "[DONE]" else json.loads(data)))
         assert not lines
     return found
+
+
+class Asked:
+    """A request, its table and its wire."""
+
+    def __init__(self, plan: AnswerPlan, *, path: str = "/", version: str = "1.1") -> None:
+        self.plan, self.table, self.wire = plan, Table(), Wire()
+        request = HttpRequest(path=path, version=version)
+        self.exchange = self.wire.exchange = Exchange(request, self.wire)  # type: ignore[arg-type]
+        self.texts = TokenTexts("nowhere")
+        context = AnswerContext(self.table, self.texts, Limits(), self.table.broadcast)
+        start_answer(plan, self.exchange, context)
+
+    @property
+    def handle(self) -> int:
+        """Of the first choice's stream."""
+        return self.plan.states[0].handle
+
+    @property
+    def body(self) -> bytes:
+        """What has been written so far, without the head."""
+        return body_of(self.wire.writes)
+
+
+def say(asked: Asked, units: list[AnswerUnit], data: st.DataObject, begin: int = 0) -> None:
+    """The units from `begin` on: cut into entries, several of them in a turn, with pauses."""
+    unread: list[Entry] = []
+    while begin < len(units) or asked.plan.states[0].end is None:
+        end = data.draw(st.integers(min(begin + 1, len(units)), min(begin + 4, len(units))))
+        is_last = end == len(units) and (begin == end or data.draw(st.booleans()))
+        lists = data.draw(st.booleans())
+        entry = entry_of(asked.handle, units, begin, end, lists_events=lists, is_last=is_last)
+        unread.append(entry)
+        begin = end
+        if is_last or data.draw(st.booleans()):
+            for each in unread:
+                assert asked.table.streams.deliver(deltas(each))
+            asked.table.streams.wake()
+            unread.clear()
+        if asked.exchange.is_open and data.draw(st.integers(0, 5)) == 0:
+            asked.exchange.pause(not asked.exchange.is_paused)
+    if asked.exchange.is_open and asked.exchange.is_paused:
+        asked.exchange.pause(False)

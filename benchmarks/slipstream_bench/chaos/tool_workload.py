@@ -37,7 +37,7 @@ _FORCED_SHARE = 0.3
 _BROKEN_SHARE = 0.12
 _MAX_CALLS = 4
 _TOKENS_PER_WORD = 2  # of the bundled tokenizer, about
-_OTHER_ANSWER = {"text": "This is nobody's answer."}
+_OTHER_ANSWER = {"text": "No request asks for this answer."}
 
 
 def make_tool_requests(

@@ -20,7 +20,7 @@ class KeepOptions(Struct, array_like=True, frozen=True):
 
     record: what the client wants to find again with the answer, for it alone to read; at most
     MAX_RECORD_BYTES. scope: only a Recall with an equal one finds the answer. is_background: the
-    stream runs to its end even while nobody reads it, or after its client has left.
+    stream runs to its end without a reader, and after its client has left.
     """
 
     # the worker checks the narrower limit, so that an error names the request

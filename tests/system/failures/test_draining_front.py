@@ -114,9 +114,7 @@ def test_how_it_is_can_be_asked_until_the_last_stream_has_ended():
             assert (answer.status, answer.error["code"]) == (503, "draining")
             assert answer.headers["retry-after"]
         metrics, patience = b"", Patience()
-        while (
-            b"\nslipstream:num_requests_running{" not in metrics
-        ):
+        while b"\nslipstream:num_requests_running{" not in metrics:
             patience.check(metrics)
             with found.connect() as raw:
                 answer = raw.get("/metrics")

@@ -1,4 +1,4 @@
-"""Answers that are kept after their streams: what is kept, for whom, how long, and over deaths."""
+"""Kept answers: contents, scopes, bounds, and what survives the death of a process."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_an_aborted_stream_is_kept(make_stack: Any) -> None:
     assert it.end.reason == "abort"
 
 
-# ---- for whom ----------------------------------------------------------------------------------
+# ---- scopes ------------------------------------------------------------------------------------
 
 
 def test_another_scope_finds_nothing_and_forgets_nothing(make_stack: Any) -> None:

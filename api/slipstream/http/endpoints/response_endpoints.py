@@ -3,7 +3,7 @@
 - A response that runs is read by attaching to its stream, from its beginning; the reader before is
   told that it is superseded. One that has ended is printed from what the worker has kept.
 - A response that is not kept, and another key's, are the same 404.
-- A response in the background has no reader of its own: it runs to its end, whoever comes and goes.
+- A response in the background does not depend on a reader: it runs to its end without one.
 """
 
 from __future__ import annotations

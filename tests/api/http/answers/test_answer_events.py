@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
-from tests.helpers.answer_units import AnswerUnit, answer_units, entry_of
+from tests.helpers.answer_units import AnswerUnit, answer_units
 from tests.helpers.chat_message import Message, accumulated, message_of, shown
-from tests.helpers.fake_worker import Entry, deltas
-from tests.helpers.http_answer import CARD, Table, Wire, body_of, identified_events
+from tests.helpers.fake_worker import Entry
+from tests.helpers.http_answer import CARD, Asked, Table, Wire, body_of, identified_events, say
 from tests.helpers.patience import Patience
 
 from slipstream.answers.tool_calls import call_id
@@ -45,22 +45,8 @@ def chat(*, is_resumable: bool = False, strict_finish: bool = False, **fields: A
     return replace(plan, is_resumable=is_resumable)
 
 
-class Asked:
-    """A request, its table and its wire."""
-
-    def __init__(self, plan: AnswerPlan, *, version: str = "1.1") -> None:
-        self.plan, self.table, self.wire = plan, Table(), Wire()
-        request = HttpRequest()
-        request.version = version
-        self.exchange = self.wire.exchange = Exchange(request, self.wire)  # type: ignore[arg-type]
-        self.texts = TokenTexts("nowhere")
-        context = AnswerContext(self.table, self.texts, Limits(), self.table.broadcast)
-        start_answer(plan, self.exchange, context)
-
-    @property
-    def handle(self) -> int:
-        """Of the first choice's stream."""
-        return self.plan.states[0].handle
+class AskedChat(Asked):
+    """A chat, and what has been written of it."""
 
     @property
     def events(self) -> list[tuple[str, Any]]:
@@ -73,38 +59,17 @@ class Asked:
         return [data["choices"][0]["delta"] for _, data in self.events if data != "[DONE]"]
 
 
-def expected_of(asked: Asked, units: list[AnswerUnit]) -> Message:
+def expected_of(asked: AskedChat, units: list[AnswerUnit]) -> Message:
     """The message that an answer adds up to."""
     events = [event for unit in units for event in unit.events]
     return message_of(events, asked.plan.states[0].stream_id)
-
-
-def say(asked: Asked, units: list[AnswerUnit], data: st.DataObject, begin: int = 0) -> None:
-    """The units from `begin` on: cut into entries, several of them in a turn, with pauses."""
-    unread: list[Entry] = []
-    while begin < len(units) or asked.plan.states[0].end is None:
-        end = data.draw(st.integers(min(begin + 1, len(units)), min(begin + 4, len(units))))
-        is_last = end == len(units) and (begin == end or data.draw(st.booleans()))
-        lists = data.draw(st.booleans())
-        entry = entry_of(asked.handle, units, begin, end, lists_events=lists, is_last=is_last)
-        unread.append(entry)
-        begin = end
-        if is_last or data.draw(st.booleans()):
-            for each in unread:
-                assert asked.table.streams.deliver(deltas(each))
-            asked.table.streams.wake()
-            unread.clear()
-        if asked.exchange.is_open and data.draw(st.integers(0, 5)) == 0:
-            asked.exchange.pause(not asked.exchange.is_paused)
-    if asked.exchange.is_open and asked.exchange.is_paused:
-        asked.exchange.pause(False)
 
 
 @given(answer_units(), st.booleans(), st.sampled_from(["1.0", "1.1"]), st.data())
 def test_every_division_adds_up_to_one_message(
     units: list[AnswerUnit], is_resumable: bool, version: str, data: st.DataObject
 ) -> None:
-    asked = Asked(chat(is_resumable=is_resumable), version=version)
+    asked = AskedChat(chat(is_resumable=is_resumable), version=version)
     say(asked, units, data)
     expected = expected_of(asked, units)
     assert accumulated(asked.events) == expected
@@ -112,7 +77,7 @@ def test_every_division_adds_up_to_one_message(
 
 @given(answer_units(), st.data())
 def test_a_whole_message_says_the_same(units: list[AnswerUnit], data: st.DataObject) -> None:
-    asked = Asked(chat(stream=False))
+    asked = AskedChat(chat(stream=False))
     say(asked, units, data)
     [choice] = json.loads(body_of(asked.wire.writes))["choices"]
     content, _, calls, _ = expected = expected_of(asked, units)
@@ -125,7 +90,7 @@ def test_a_whole_message_says_the_same(units: list[AnswerUnit], data: st.DataObj
 @given(answer_units(), st.data())
 def test_every_event_id_gets_the_rest(units: list[AnswerUnit], data: st.DataObject) -> None:
     """In the middle of a call, too: its id and name are not said again, nor is the role."""
-    asked = Asked(chat(is_resumable=True))
+    asked = AskedChat(chat(is_resumable=True))
     say(asked, units, data)
     expected = expected_of(asked, units)
     events = asked.events
@@ -139,7 +104,7 @@ def test_every_event_id_gets_the_rest(units: list[AnswerUnit], data: st.DataObje
         for at in range(len(units) + 1)
     ]
     assert any(begins)  # an id is at a unit
-    again = Asked(plan)
+    again = AskedChat(plan)
     say(again, units, data, begins.index(True))
     if last == len(events) - 1:
         assert again.events == events[-1:]
@@ -149,7 +114,7 @@ def test_every_event_id_gets_the_rest(units: list[AnswerUnit], data: st.DataObje
 
 def test_the_chunks_of_an_answer() -> None:
     """Kinds are written by the broadcast, and units of several events as one chunk each."""
-    asked = Asked(chat())
+    asked = AskedChat(chat())
     stream_id = asked.plan.states[0].stream_id
     told: list[tuple[str, int, tuple[AnswerEvent, ...] | None]] = [
         ("<think>", 0, ()),
@@ -215,7 +180,7 @@ CALL = (AnswerEvent(BEGINS, "f"), AnswerEvent(ARGUMENTS, "{}"), AnswerEvent(ENDS
 def test_finish_reasons(
     events: tuple[AnswerEvent, ...], end: End, reason: str, is_stream: bool
 ) -> None:
-    asked = Asked(chat(stream=is_stream))
+    asked = AskedChat(chat(stream=is_stream))
     asked.table.say(Entry(asked.handle, "f{}", ids=[1], end=end, events=events))
     body = body_of(asked.wire.writes)
     last = identified_events(body)[-2][1] if is_stream else json.loads(body)
@@ -235,7 +200,7 @@ def test_finish_reasons(
 def test_a_named_call_finishes_as_openais_do_where_that_is_wanted(
     choice: Any, end: End, reason: str, is_stream: bool
 ) -> None:
-    asked = Asked(
+    asked = AskedChat(
         chat(stream=is_stream, is_resumable=is_stream, tool_choice=choice, strict_finish=True)
     )
     asked.table.say(Entry(asked.handle, "f{}", ids=[1], end=end, events=CALL))
@@ -247,7 +212,7 @@ def test_a_named_call_finishes_as_openais_do_where_that_is_wanted(
     assert events[-2][1]["choices"][0]["finish_reason"] == reason
     request = HttpRequest(headers={b"last-event-id": events[1][0].encode()})  # before the end
     same = partial(chat, tool_choice=choice)  # at a front without the option
-    again = Asked(plan_or_resume(request, "chatcmpl", CARD, same))
+    again = AskedChat(plan_or_resume(request, "chatcmpl", CARD, same))
     again.table.say(Entry(again.handle, "", 3, 1, [], end))
     assert again.events[-2][1]["choices"][0]["finish_reason"] == reason
 
@@ -297,7 +262,7 @@ def columns(ids: Sequence[int]) -> LogprobColumns:
 
 async def asked_for_logprobs(plan: AnswerPlan) -> Asked:
     """An answer of all `TOKENS`, a message for each part."""
-    asked = Asked(plan)
+    asked = AskedChat(plan)
     for number, (raw, text) in enumerate(zip(TOKENS, SHOWN, strict=True)):
         asked.texts._known[number] = TokenText(text, text, raw, is_added=len(raw) > 2)
     border = (

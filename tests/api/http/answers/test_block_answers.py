@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.helpers.answer_units import AnswerUnit, answer_units, entry_of
-from tests.helpers.fake_worker import Entry, deltas
-from tests.helpers.http_answer import CARD, Table, Wire, body_of
+from tests.helpers.answer_units import AnswerUnit, answer_units
+from tests.helpers.fake_worker import Entry
+from tests.helpers.http_answer import CARD, Asked, say
 from tests.helpers.message_events import (
     by_number,
     content_of,
@@ -22,13 +23,9 @@ from tests.helpers.message_events import (
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.event_ids import parse_event_id
-from slipstream.http.answers.live_answer import AnswerContext
-from slipstream.http.answers.streaming import start_answer
-from slipstream.http.config import Limits
 from slipstream.http.endpoints.messages import plan_messages, read_messages
 from slipstream.http.endpoints.resume import plan_or_resume
-from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.exchange import HttpRequest
 from slipstream_ipc.errors import Fault
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, Resume
 
@@ -55,54 +52,14 @@ def resumed_plan(event_id: str) -> AnswerPlan:
     return plan_or_resume(request, "msg", CARD, new_plan)
 
 
-class Asked:
-    """A request, its table and its wire."""
-
-    def __init__(self, plan: AnswerPlan, *, version: str = "1.1") -> None:
-        self.plan, self.table, self.wire = plan, Table(), Wire()
-        request = HttpRequest(path="/v1/messages", version=version)
-        self.exchange = self.wire.exchange = Exchange(request, self.wire)  # type: ignore[arg-type]
-        context = AnswerContext(self.table, TokenTexts("nowhere"), Limits(), self.table.broadcast)
-        start_answer(plan, self.exchange, context)
-
-    @property
-    def handle(self) -> int:
-        """Of its stream."""
-        return self.plan.states[0].handle
-
-    @property
-    def body(self) -> bytes:
-        """What has been written so far, without the head."""
-        return body_of(self.wire.writes)
-
-
-def say(asked: Asked, units: list[AnswerUnit], data: st.DataObject) -> None:
-    """The units, cut into entries, several of them in a turn, with pauses."""
-    begin = 0
-    unread: list[Entry] = []
-    while begin < len(units) or asked.plan.states[0].end is None:
-        end = data.draw(st.integers(min(begin + 1, len(units)), min(begin + 4, len(units))))
-        is_last = end == len(units) and (begin == end or data.draw(st.booleans()))
-        lists = data.draw(st.booleans())
-        entry = entry_of(asked.handle, units, begin, end, lists_events=lists, is_last=is_last)
-        unread.append(entry)
-        begin = end
-        if is_last or data.draw(st.booleans()):
-            for each in unread:
-                assert asked.table.streams.deliver(deltas(each))
-            asked.table.streams.wake()
-            unread.clear()
-        if asked.exchange.is_open and data.draw(st.integers(0, 5)) == 0:
-            asked.exchange.pause(not asked.exchange.is_paused)
-    if asked.exchange.is_open and asked.exchange.is_paused:
-        asked.exchange.pause(False)
+AskedMessage = partial(Asked, path="/v1/messages")
 
 
 @given(answer_units(), st.booleans(), st.sampled_from(["1.0", "1.1"]), st.data())
 def test_every_division_adds_up_to_one_message(
     units: list[AnswerUnit], is_resumable: bool, version: str, data: st.DataObject
 ) -> None:
-    asked = Asked(new_plan(is_resumable=is_resumable), version=version)
+    asked = AskedMessage(new_plan(is_resumable=is_resumable), version=version)
     say(asked, units, data)
     assert not asked.exchange.is_open
     events = named_events(asked.body)
@@ -116,7 +73,7 @@ def test_every_division_adds_up_to_one_message(
 
 @given(answer_units(), st.data())
 def test_a_whole_message_says_the_same(units: list[AnswerUnit], data: st.DataObject) -> None:
-    asked = Asked(new_plan(stream=False))
+    asked = AskedMessage(new_plan(stream=False))
     say(asked, units, data)
     answer = json.loads(asked.body)
     expected = content_of_units(units, asked.plan.states[0].stream_id)
@@ -133,18 +90,18 @@ def test_after_every_event_the_rest_is_the_same(
     units: list[AnswerUnit], data: st.DataObject
 ) -> None:
     """Read by another front, at another division; the first one may have been resumed already."""
-    first = Asked(new_plan(is_resumable=True))
+    first = AskedMessage(new_plan(is_resumable=True))
     say(first, units, data)
     events = named_events(first.body)
     at = data.draw(st.integers(0, len(events) - 1))
     before, last_id = events[: at + 1], events[at][0]
     if data.draw(st.booleans()):
-        again = Asked(resumed_plan(last_id))
+        again = AskedMessage(resumed_plan(last_id))
         say(again, units, data)
         more = named_events(again.body)
         before += more[: data.draw(st.integers(0, len(more)))]
         last_id = before[-1][0]
-    second = Asked(resumed_plan(last_id))
+    second = AskedMessage(resumed_plan(last_id))
     request = second.plan.states[0].request
     assert isinstance(request, Resume)
     assert (request.num_chars, request.num_tokens) == (0, 0)
@@ -158,7 +115,7 @@ def test_after_every_event_the_rest_is_the_same(
 @given(answer_units(), st.data())
 def test_another_answer_is_never_joined(units: list[AnswerUnit], data: st.DataObject) -> None:
     """What is computed again has another token before the client's number: nothing of it leaves."""
-    first = Asked(new_plan(is_resumable=True))
+    first = AskedMessage(new_plan(is_resumable=True))
     say(first, units, data)
     events = named_events(first.body)
     last_id = data.draw(st.sampled_from([each for each, _ in events]))
@@ -167,7 +124,7 @@ def test_another_answer_is_never_joined(units: list[AnswerUnit], data: st.DataOb
         return
     wrong = data.draw(st.integers(0, cursor.num_tokens - 1))
     is_short = data.draw(st.booleans())
-    second = Asked(resumed_plan(last_id))
+    second = AskedMessage(resumed_plan(last_id))
     num_tokens = num_chars = 0
     for unit in units:
         ids = [number + 7 * (number == wrong) for number in range(num_tokens, 99)]
@@ -199,7 +156,7 @@ def test_a_delta_is_one_write() -> None:
     """What continues a block is written by the broadcast, and all else at once."""
     call = (AnswerEvent(CONTENT, "So"), AnswerEvent(BEGINS, "f"), AnswerEvent(ARGUMENTS, "{"))
     for is_resumable in (False, True):
-        asked = Asked(new_plan(is_resumable=is_resumable))
+        asked = AskedMessage(new_plan(is_resumable=is_resumable))
         entries = entries_of(
             asked.handle,
             ("hm", REASONING, None),
@@ -225,7 +182,7 @@ def test_a_delta_is_one_write() -> None:
 
 def test_a_model_without_a_format_answers_in_text() -> None:
     for is_resumable in (False, True):
-        asked = Asked(new_plan(is_resumable=is_resumable))
+        asked = AskedMessage(new_plan(is_resumable=is_resumable))
         for at in range(3):
             asked.table.say(Entry(asked.handle, "<c>", 3 * at, at, [7]))
         asked.table.say(Entry(asked.handle, "", 9, 3, [], End("stop", 3)))
@@ -258,7 +215,7 @@ def test_stop_reasons(
     sequence: str | None,
     is_stream: bool,
 ) -> None:
-    asked = Asked(new_plan(stream=is_stream))
+    asked = AskedMessage(new_plan(stream=is_stream))
     asked.table.say(Entry(asked.handle, "f{}", ids=[1], end=end, events=events))
     if is_stream:
         shown = named_events(asked.body)[-2][1]["delta"]
@@ -270,7 +227,7 @@ def test_stop_reasons(
 
 def test_usage_has_cached_tokens_apart() -> None:
     for is_stream in (True, False):
-        asked = Asked(new_plan(stream=is_stream))
+        asked = AskedMessage(new_plan(stream=is_stream))
         asked.plan.states[0].prompt_ids = bytes(4 * 10)
         end = End("stop", 1, num_cached_tokens=8)
         asked.table.say(Entry(asked.handle, "x", ids=[1], end=end))
@@ -290,7 +247,7 @@ def test_usage_has_cached_tokens_apart() -> None:
 
 
 def test_a_failure_is_the_last_event() -> None:
-    asked = Asked(new_plan(is_resumable=True))
+    asked = AskedMessage(new_plan(is_resumable=True))
     asked.table.say(Entry(asked.handle, "x", ids=[1], kind=CONTENT))
     fault = Fault("engine", "the engine failed")
     asked.table.say(Entry(asked.handle, "y", 1, 1, [2], End("error", 2, fault=fault), CONTENT))
@@ -302,7 +259,7 @@ def test_a_failure_is_the_last_event() -> None:
 
 def test_a_failure_before_the_first_text_has_a_status() -> None:
     for is_stream in (True, False):
-        asked = Asked(new_plan(stream=is_stream))
+        asked = AskedMessage(new_plan(stream=is_stream))
         fault = Fault("overloaded", "no room")
         asked.table.say(Entry(asked.handle, "", end=End("error", 0, fault=fault)))
         answer = json.loads(asked.body)
