@@ -90,7 +90,7 @@ from slipstream_ipc.messages.fields import (
     ErrorCode,
     FinishReason,
 )
-from slipstream_ipc.messages.grammar import GrammarProcessConfig, Tried
+from slipstream_ipc.messages.grammar import FRAMED, GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.messages.handshake import (
     PROTOCOL_VERSION,
     AttachRefused,
@@ -140,6 +140,7 @@ from slipstream_ipc.messages.tokenizer import (
 )
 
 __all__ = [
+    "FRAMED",
     "KEPT_ENTRY_BYTES",
     "MAX_CALLS",
     "MAX_CANCELLED",
@@ -192,6 +193,7 @@ __all__ = [
     "FunctionCall",
     "Goodbye",
     "GrammarProcessConfig",
+    "GrammarToTry",
     "Hello",
     "Keep",
     "KeepOptions",

@@ -173,7 +173,7 @@ def test_a_refusal_is_kept_for_the_other_answers_of_its_request(make_core, monke
     asked = []
     ask_once = GrammarTrial.ask
     monkeypatch.setattr(
-        GrammarTrial, "ask", lambda self, it: [asked.append(it), ask_once(self, it)][1]
+        GrammarTrial, "ask", lambda self, *it: [asked.append(it), ask_once(self, *it)][1]
     )
     box = make_core(model=MODEL)
     worker = box.worker()
