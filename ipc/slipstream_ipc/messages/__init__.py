@@ -135,7 +135,6 @@ from slipstream_ipc.messages.tokenizer import (
     FromTokenizerProcess,
     Render,
     Rendered,
-    TokenizerBeat,
     TokenizerReady,
 )
 
@@ -236,7 +235,6 @@ __all__ = [
     "TemplateOptions",
     "Tokenize",
     "Tokenized",
-    "TokenizerBeat",
     "TokenizerReady",
     "TraceContext",
     "Tried",

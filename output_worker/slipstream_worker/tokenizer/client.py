@@ -117,6 +117,7 @@ class TokenizerClient:
         self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
         self._long = FairOrder()  # the long ones among them, one at a time
+        self._num_beats = 0  # of all children, that were noted at the last beat of ours
         self._num_long_beats = 0  # of the child, since it began the current long prompt
         self._has_culprit = False  # the child was killed over a prompt that is refused already
         self._strikes: dict[int, int] = {}
@@ -185,16 +186,15 @@ class TokenizerClient:
                 self._long.discard(answer.key)
                 self._send_long()
                 yield answer
-            elif isinstance(answer, TokenizerReady):
+            else:
                 if self._child is None or answer.pid != self._child.pid:
                     continue  # from an earlier child
                 self._ready(answer)
                 yield answer
-            elif self._long.current in self._note.in_progress():
-                self._num_long_beats += 1
 
     def beat(self, now: float) -> Iterator[Rendered]:
         """Restart a dead child, kill one that hangs; yields refusals of prompts given up."""
+        self._count_beats()
         if self._child is None:
             if now >= self._start_at:
                 self._restart(now)
@@ -219,6 +219,13 @@ class TokenizerClient:
             self._lost_at = now if self._lost_at is None else self._lost_at
             if now >= self._lost_at + self._wait_s:
                 yield from self._refuse_all()
+
+    def _count_beats(self) -> None:
+        num_new = self._note.num_beats - self._num_beats
+        self._num_beats += num_new
+        self._has_spoken = self._has_spoken or num_new > 0
+        if self._long.current in self._note.in_progress():
+            self._num_long_beats += num_new
 
     def condition(self, now: float) -> OwnProcess:
         """The child, for a `Status`."""
