@@ -90,7 +90,7 @@ from slipstream_ipc.messages.fields import (
     ErrorCode,
     FinishReason,
 )
-from slipstream_ipc.messages.grammar import GrammarProcessConfig, Tried
+from slipstream_ipc.messages.grammar import FRAMED, GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.messages.handshake import (
     PROTOCOL_VERSION,
     AttachRefused,
@@ -135,11 +135,11 @@ from slipstream_ipc.messages.tokenizer import (
     FromTokenizerProcess,
     Render,
     Rendered,
-    TokenizerBeat,
     TokenizerReady,
 )
 
 __all__ = [
+    "FRAMED",
     "KEPT_ENTRY_BYTES",
     "MAX_CALLS",
     "MAX_CANCELLED",
@@ -192,6 +192,7 @@ __all__ = [
     "FunctionCall",
     "Goodbye",
     "GrammarProcessConfig",
+    "GrammarToTry",
     "Hello",
     "Keep",
     "KeepOptions",
@@ -236,7 +237,6 @@ __all__ = [
     "TemplateOptions",
     "Tokenize",
     "Tokenized",
-    "TokenizerBeat",
     "TokenizerReady",
     "TraceContext",
     "Tried",
