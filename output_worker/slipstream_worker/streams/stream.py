@@ -115,6 +115,12 @@ class WorkerStream:
         request = self.registration or self.submit
         return None if request is None else request.keep
 
+    @property
+    def moves(self) -> int:
+        """How often it has changed its replica."""
+        request = self.registration or self.submit
+        return 0 if request is None else request.moves
+
     def is_open_to(self, scope: bytes) -> bool:
         """Whether messages with this scope may read and end it."""
         request = self.registration or self.submit

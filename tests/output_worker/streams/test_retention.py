@@ -51,34 +51,15 @@ def test_it_is_known_why_a_stream_is_gone() -> None:
     keeping = Retention(streams, grace_s=0.0)
     stream = ended(streams, keeping)
     keeping.expire_after_grace(stream)
-    assert not keeping.has_been(stream.stream_id)
+    assert keeping.why_gone(stream.stream_id) is None
     keeping.take_due()
-    assert keeping.has_been(stream.stream_id)
-    other = secrets.token_bytes(16)
+    assert keeping.why_gone(stream.stream_id) is not None
+    assert keeping.why_gone(stream.stream_id, 1) is None
+    other = ended(streams, keeping)
     keeping.aborted(other)
-    assert keeping.why_gone(other) == ABORTED
+    assert keeping.why_gone(other.stream_id) == ABORTED
     assert keeping.why_gone(secrets.token_bytes(16)) is None
-
-
-def test_a_stream_that_is_left_and_come_back_to_very_often_costs_no_more() -> None:
-    streams = WorkerStreamTable()
-    keeping = Retention(streams, grace_s=60.0)
-    stream, other = ended(streams, keeping), ended(streams, keeping)
-    keeping.expire_after_grace(other)
-    for _ in range(10_000):
-        keeping.expire_after_grace(stream)
-        stream.expires_at = inf
-    assert len(keeping._expiring) < 2000
-    keeping.now = 61.0
-    assert keeping.take_due() == [other]
-
-
-def test_one_that_goes_on_has_time_to_be_come_back_to() -> None:
-    streams = WorkerStreamTable()
-    keeping = Retention(streams, grace_s=0.0)
-    running = WorkerStream(secrets.token_bytes(16), Stage.RUNNING, worker_row=1)
-    streams.add(running)
-    keeping.expire_after_grace(running)
-    assert keeping.take_due() == []
-    keeping.now = module.MIN_UNREAD_S
-    assert keeping.take_due() == [running]
+    for moves in (0, 3):
+        keeping.add_tombstone(b"16 random bytes.", moves)
+    known = [m for m in range(5) if keeping.why_gone(b"16 random bytes.", m) is not None]
+    assert known == [0, 3]
