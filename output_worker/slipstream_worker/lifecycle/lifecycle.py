@@ -229,7 +229,7 @@ class StreamLifecycle:
     def abort(self, stream: WorkerStream) -> None:
         """End a stream at its reader's request, whatever its stage."""
         if stream.stage is Stage.RENDERING:
-            self._retention.aborted(stream.stream_id)
+            self._retention.aborted(stream)
             self.reject(stream, ABORTED)
         elif stream.output is not None and stream.output.end is None:
             if stream.stage is Stage.SUBMITTED:
@@ -240,7 +240,7 @@ class StreamLifecycle:
         """Abort the stream of this id, whichever client reads it; returns the state it was in."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            return "ended" if self._retention.has_been(stream_id) else "unknown"
+            return "ended" if self._retention.has_been(stream_id, scope) else "unknown"
         if not stream.is_open_to(scope):
             return "unknown"
         if stream.stage is Stage.ENDED:
