@@ -250,7 +250,7 @@ class StreamLifecycle:
         """Abort the stream of this id, whichever client reads it; returns the state it was in."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            return "unknown" if self._retention.why_gone(stream_id) is None else "ended"
+            return "ended" if self._retention.has_been(stream_id, scope) else "unknown"
         if not stream.is_open_to(scope):
             return "unknown"
         if stream.stage is Stage.ENDED:

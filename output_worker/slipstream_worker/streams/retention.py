@@ -7,7 +7,7 @@
 - A stream that comes back from another replica has a higher `moves`: it is another one here.
 - Ids of forgotten streams are remembered for long, so that an ended stream is not run again. The
   core remembers them too, and sends them to the next worker. Ids aborted before they were accepted
-  are remembered by this worker alone.
+  are remembered by this worker alone, and so are the scopes of forgotten ones.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _MIN_TOMBSTONES = 2**16
 _MIN_EXPIRING = 1024
 MIN_UNREAD_S = 10.0
 _MIN_ABORTED = 2**12
+_MIN_SCOPED = 2**13
 ABORTED = Fault("bad_request", "aborted before it was accepted")
 _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and its output is no longer kept")
 
@@ -41,6 +42,7 @@ class Retention:
         self._ended_bytes = 0
         self._tombstones = Tombstones(_MIN_TOMBSTONES)
         self._aborted = Tombstones(_MIN_ABORTED)  # while their prompts were being tokenised
+        self._scoped = Tombstones(_MIN_SCOPED)  # ids that have a scope, alone and with it
         self.grace_s = grace_s
         self.now = 0.0
 
@@ -83,16 +85,20 @@ class Retention:
             if stream is not None and stream.expires_at <= self.now:
                 stream.expires_at = inf  # the heap has an entry for each `expire_at`
                 self.add_tombstone(stream.stream_id, stream.moves)
+                self._remember_scope(stream)
                 due.append(stream)
         return due
 
     def add_tombstone(self, stream_id: bytes, moves: int = 0) -> None:
         """Remember a stream that is forgotten, or that was by an earlier worker."""
-        self._tombstones.add(_key_of(stream_id, moves))
+        self._tombstones.add(stream_id)
+        if moves:
+            self._tombstones.add(_key_of(stream_id, moves))
 
     def aborted(self, stream: WorkerStream) -> None:
         """Remember a stream that was aborted before it was accepted."""
         self._aborted.add(_key_of(stream.stream_id, stream.moves))
+        self._remember_scope(stream)
 
     def why_gone(self, stream_id: bytes, moves: int = 0) -> Fault | None:
         """The fault for a request of a stream that is gone; None if it is not known to be."""
@@ -100,6 +106,19 @@ class Retention:
         if key in self._aborted:
             return ABORTED
         return _FORGOTTEN if key in self._tombstones else None
+
+    def has_been(self, stream_id: bytes, scope: bytes = b"") -> bool:
+        """Whether a stream of this id and scope is over and forgotten. Of the ids that an earlier
+        worker has forgotten the scope is unknown: only messages without one are told.
+        """
+        if scope or stream_id in self._scoped:
+            return bool(scope) and stream_id + scope in self._scoped
+        return self.why_gone(stream_id) is not None
+
+    def _remember_scope(self, stream: WorkerStream) -> None:
+        if stream.scope:
+            self._scoped.add(stream.stream_id)
+            self._scoped.add(stream.stream_id + stream.scope)
 
     def clear(self) -> None:
         """Drop all streams; remembered ids stay."""
