@@ -228,7 +228,8 @@ class StreamColumns(RowTable):
 
     def flush_deferred(self) -> None:
         """Do the work that `append` has deferred; called once everything due has been sent."""
-        self.logprobs.flush_deferred()
+        if self.has_logprobs:
+            self.logprobs.flush_deferred()
 
     def in_order(self, worker_rows: bytes) -> RowSet:
         """These ascending rows (i64) in the order of the last `append`, if they are the same rows:
