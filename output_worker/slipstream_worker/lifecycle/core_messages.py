@@ -299,8 +299,9 @@ class CoreMessages:
     ) -> None:
         """Pass the tokens of these entries through their streams' outputs."""
         if counts is None:
-            for entry in entries:
-                self._push_one(worker_rows.array.item(entry), (token_ids.item(entry),))
+            rows, ids = worker_rows.array.take(entries).tolist(), token_ids.take(entries).tolist()
+            for worker_row, token_id in zip(rows, ids, strict=True):
+                self._push_one(worker_row, (token_id,))
             return
         ends = np.cumsum(counts)
         for entry in entries:
