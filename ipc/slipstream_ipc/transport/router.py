@@ -161,10 +161,12 @@ class Router(Generic[Out, In, Receipt]):
             session = self._receive_frame(route, frame, key, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body
-        if self._heard:
-            self._acknowledge(may_owe)
+        self.acknowledge(may_owe)
 
-    def _acknowledge(self, may_owe: int = 0) -> None:
+    def acknowledge(self, may_owe: int = 0) -> None:
+        """Acknowledge what has been received of peers of whom more than `may_owe` messages are."""
+        if not self._heard:
+            return
         waiting = []
         for session in self._heard:
             num = session.link.num_owed_acks if session.is_open else 0
@@ -230,7 +232,7 @@ class Router(Generic[Out, In, Receipt]):
         """
         if self._local is not None:
             self._local.beat()
-        self._acknowledge()
+        self.acknowledge()
         for session in list(self._routes.values()):
             beat = session.link.beat(now)
             if beat is Beat.PING:
