@@ -50,9 +50,13 @@ class MemoryConnection(LocalConnection):
         if peer is None:
             return False
         peer.messages.append(message)
-        if peer.listener is not None:
-            peer.listener.read_later(peer)
-        self._network.tap(self, message)
+        network, listener = self._network, peer.listener
+        if listener is None:
+            network.arrived.add(peer.fd)
+        else:
+            listener.read_later(peer)
+            network.arrived.add(listener.fd)
+        network.tap(self, message)
         return True
 
     def flush(self) -> None:
@@ -114,9 +118,13 @@ Tap = Callable[[MemoryConnection, bytes], None]  # the sending end, the message
 
 
 class MemoryNetwork:
-    """The listeners of one network, by address."""
+    """The listeners of one network, by address.
+
+    arrived: what a poller would report of all ends, until it is cleared.
+    """
 
     def __init__(self) -> None:
+        self.arrived: set[object] = set()
         self.tap: Tap = _untapped
         self._listeners: dict[str, MemoryListener] = {}
 

@@ -122,6 +122,7 @@ class OutputPath:
         # in the engine a step is in flight when a report comes, whose message acknowledges it
         self._core.handler.launching(0, np.empty(0, np.int64))
         network.tap = self._note_sent
+        self._arrived = network.arrived
 
     @property
     def is_done(self) -> bool:
@@ -161,15 +162,16 @@ class OutputPath:
         watch.lap("collect")
         core.handler.publish(plan.step)
         watch.lap("publish")
-        self._worker.run_once(now)
+        self._worker.run_once(now, self._arrived)
         watch.lap("settle")
         self._session.turn(now)
         watch.lap("client")
 
     def take_reports(self) -> None:
         """Finish a step after its deltas have been read: the core receives the worker's report."""
-        self._core.handler.receive(time.monotonic())
+        self._core.handler.receive(time.monotonic(), self._arrived)
         self._watch.lap("reports")
+        self._arrived.clear()
         if self._step == 1:
             self._watch.num_tracked.clear()
         elif self._step == self._num_steps - 1:
