@@ -15,7 +15,7 @@ from enum import Enum
 from math import inf
 from typing import TypeVar
 
-from slipstream_ipc.transport.link_numbers import LinkNumbers, LinkVerdict, NewLinkNumbers
+from slipstream_ipc.transport.link_numbers import LinkVerdict, NewLinkNumbers
 
 __all__ = ["MAY_OWE", "WINDOW", "Beat", "Link", "LinkVerdict"]
 

@@ -160,11 +160,12 @@ class Router(Generic[Out, In, Receipt]):
                     yield session, hello
         for route, frame, key in self._frames():
             session = self._routes.get(route)
-            body = None if session is None else session.link.take_next(frame, now)
-            if session is not None and body is not None:
-                self._heard.add(session)
-                yield session, body
-                continue
+            if session is not None:
+                body = session.link.take_next(frame, now)
+                if body is not None:
+                    self._heard.add(session)
+                    yield session, body
+                    continue
             session = self._receive_frame(route, frame, key, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body

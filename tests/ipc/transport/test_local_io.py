@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -123,10 +124,8 @@ def test_a_peer_that_is_gone_is_an_error_to_send_to(
 def test_what_is_no_descriptor_is_an_error(fd: int, send: SendMessage, read: ReadMessages) -> None:
     with pytest.raises((OSError, OverflowError)):
         send(fd, b"")
-    try:
+    with contextlib.suppress(OverflowError):
         assert read(fd, [].append, MAX_BYTES) is None
-    except OverflowError:
-        pass
 
 
 @both
