@@ -166,6 +166,10 @@ class Router(Generic[Out, In, Receipt]):
                     self._heard.add(session)
                     yield session, body
                     continue
+                if frame.body is None:  # an acknowledgement alone
+                    if session.link.receive(frame, False, now) is LinkVerdict.GAP:
+                        self.reattach(session)
+                    continue
             session = self._receive_frame(route, frame, key, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body
