@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -46,7 +46,8 @@ class Side:
     """One implementation, with what it wrote."""
 
     def __init__(self, kind: Any, epoch: int, window: int) -> None:
-        self.link, self.written, self.num = kind(epoch, 1.0, window), [], 0
+        self.link, self.num = kind(epoch, 1.0, window), 0
+        self.written: list[Any] = []
 
     def do(self, step: tuple[Any, ...], now: float) -> Any:
         link, name = self.link, step[0]
@@ -119,13 +120,16 @@ def test_wrong_arguments_are_errors() -> None:
         lambda: link.receive(Frame(7, 1, 0), True, "now"),
         lambda: link.take_next(object(), 0.0),
         lambda: link.take_next(Frame(7, 1, 0, BODY), None),
-        lambda: link.take_next(Frame(7, "one", 0, BODY), 0.0),
+        lambda: link.take_next(Frame(7, cast(int, "one"), 0, BODY), 0.0),
         lambda: link.send(BODY, 1, bytes),
         lambda: link.send_control(None, bytes),
     ):
         with pytest.raises((TypeError, AttributeError)):
             call()
-    assert NATIVE.__new__(NATIVE).take_receipts() == []
+    new: Any = object.__new__
+    with pytest.raises(TypeError):
+        new(NATIVE)
+    assert NATIVE.__new__(NATIVE).take_receipts() == []  # type: ignore[no-untyped-call]
 
 
 def test_a_link_in_a_circle_is_collected() -> None:

@@ -100,7 +100,7 @@ def test_a_full_kernel_takes_a_part_and_then_nothing(
 @both
 def test_nothing_there_is_no_end(ends: Ends, send: SendMessage, read: ReadMessages) -> None:
     left, right = ends
-    assert read(right.fileno(), [].append, MAX_BYTES) == b""
+    assert read(right.fileno(), list[bytes]().append, MAX_BYTES) == b""
     assert send(left.fileno(), b"last") == 4 + PREFIX_BYTES
     left.close()
     got: list[bytes] = []
@@ -125,7 +125,7 @@ def test_what_is_no_descriptor_is_an_error(fd: int, send: SendMessage, read: Rea
     with pytest.raises((OSError, OverflowError)):
         send(fd, b"")
     with contextlib.suppress(OverflowError):
-        assert read(fd, [].append, MAX_BYTES) is None
+        assert read(fd, list[bytes]().append, MAX_BYTES) is None
 
 
 @both
