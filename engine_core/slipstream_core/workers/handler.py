@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -154,21 +154,25 @@ class WorkerHandler:
             num = max(num, sender.num_unchecked)
         return num
 
-    def receive(self, now: float) -> None:
+    def receive(self, now: float, arrived: Container[object] | None = None) -> None:
         """Handle everything that has arrived; a malformed message ends only its sender's session.
 
         While a step is in flight, receipts may be delayed: the tokens of that step carry them.
+        arrived: what a poller has reported; None asks the sockets.
         """
         self._now = now
-        may_owe = MAY_OWE if self._num_in_flight else 0
-        for session, body in self._acceptor.receive(now, may_owe=may_owe):
-            try:
-                self._handle(session, body)
-            except ProtocolError:
-                logger.exception(
-                    "worker %r broke the protocol; asked to attach again", session.identity
-                )
-                self._acceptor.reattach(session)
+        if arrived is None or self._acceptor.is_among(arrived):
+            may_owe = MAY_OWE if self._num_in_flight else 0
+            for session, body in self._acceptor.receive(now, may_owe=may_owe):
+                try:
+                    self._handle(session, body)
+                except ProtocolError:
+                    logger.exception(
+                        "worker %r broke the protocol; asked to attach again", session.identity
+                    )
+                    self._acceptor.reattach(session)
+        elif not self._num_in_flight:
+            self._acceptor.acknowledge()
         for ready in self._pending.ready():
             if ready.fault is not None:
                 self._senders[ready.worker].enqueue(

@@ -233,9 +233,10 @@ class StreamManager:
         self._scheduler.remove(stream.row)
         self._grammars.drop(stream.row)
         self._possible_ends.drop(stream.row)
-        self._logprob_budget.shrink(
-            stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
-        )
+        if self._logprob_budget.holds(stream.row):
+            self._logprob_budget.shrink(
+                stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
+            )
 
     def forget(self, stream: CoreStream) -> None:
         """Drop everything kept of a stream; its row can be reused."""

@@ -45,7 +45,7 @@ class PendingRequests:
 
     def __init__(self, table: ClientStreamTable) -> None:
         self._table = table
-        self._due: deque[tuple[_Due, StreamState]] = deque()
+        self.due: deque[tuple[_Due, StreamState]] = deque()  # not sent yet
         self._is_attached = False
 
     def add(self, state: StreamState) -> None:
@@ -59,7 +59,7 @@ class PendingRequests:
     def clear(self) -> None:
         """Drop all messages, as no server is attached; see `refill`. Idempotent."""
         self._is_attached = False
-        self._due.clear()
+        self.due.clear()
 
     def refill(self) -> None:
         """Queue all messages anew, after an attach: the server may know none of the streams."""
@@ -76,24 +76,24 @@ class PendingRequests:
 
     def flush(self, send: Send) -> None:
         """Send messages until `send` returns False. The receipt of an Abort is the ended stream."""
-        while self._due:
-            due, state = self._due[0]
+        while self.due:
+            due, state = self.due[0]
             others = self._others(state) if due is _Due.REQUEST else []
             if not self._send(due, state, others, send):
                 return
             for _ in range(1 + len(others)):
-                self._due.popleft()
+                self.due.popleft()
 
     def _append(self, due: _Due, state: StreamState) -> None:
         if self._is_attached:
-            self._due.append((due, state))
+            self.due.append((due, state))
 
     def _others(self, first: StreamState) -> list[_Answer]:
         """The next due streams that can share one Submit with `first`."""
         submit, others = first.request, list[_Answer]()
         if not isinstance(submit, Submit) or not self._is_new(first):
             return others
-        for due, state in islice(self._due, 1, 1 + MAX_OTHERS):
+        for due, state in islice(self.due, 1, 1 + MAX_OTHERS):
             request = state.request
             if (
                 due is not _Due.REQUEST
