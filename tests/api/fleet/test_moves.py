@@ -60,6 +60,7 @@ class Replica:
     fences: dict[int, int] = field(default_factory=dict)
     sent: deque[tuple] = field(default_factory=deque)  # on its way to the reader
     late: deque[tuple] = field(default_factory=deque)  # of links that are no more
+    handles: set[int] = field(default_factory=set)  # of the streams it has been asked for
     aborts: set[int] = field(default_factory=set)  # that the reader owes it
     # as the reader knows it
     away_since: float = 0.0
@@ -85,6 +86,7 @@ class Reader:
     num_at_death: int = 0
     idle_moves: int = 0
     num_at_move: int = 0
+    held_at: float = 0.0
     ends: list[str] = field(default_factory=list)
 
 
@@ -125,16 +127,30 @@ class Fleet(RuleBasedStateMachine):
 
     # ---- rules -------------------------------------------------------------------------------
 
-    @rule(length=st.integers(2, 12))
-    @precondition(lambda self: len(self.readers) < 14)
-    def submit(self, length: int) -> None:
-        stream = len(self.readers)
-        self.readers.append(Reader(length))
-        members = self.moves.open_members()
-        member = self.choose(stream, members) if members else None
-        self.moves.place(stream, member, self.now)
-        if member is not None:
-            self.begin(stream, member, 0)
+    @rule(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6))
+    @precondition(lambda self: len(self.readers) < 24)
+    def submit(self, lengths: list[int]) -> None:
+        for length in lengths:
+            stream = len(self.readers)
+            self.readers.append(Reader(length))
+            members = self.moves.open_members()
+            member = self.choose(stream, members) if members else None
+            self.moves.place(stream, member, self.now)
+            if member is not None:
+                self.begin(stream, member, 0)
+
+    @rule(num=st.integers(0, 2))
+    def run(self, num: int) -> None:
+        """Every replica computes, and all that it sends is heard."""
+        for member in range(NUM_MEMBERS):
+            self.compute(member, num)
+            self.deliver(member, 1000)
+
+    @rule(member=st.integers(0, NUM_MEMBERS - 1))
+    def lose(self, member: int) -> None:
+        """A replica is away for longer than it is waited for."""
+        self.unlink(member)
+        self.pass_time(2 * PATIENCE_S)
 
     @rule(member=st.integers(0, NUM_MEMBERS - 1), num=st.integers(1, 4))
     def compute(self, member: int, num: int) -> None:
@@ -236,6 +252,24 @@ class Fleet(RuleBasedStateMachine):
             self.decide()
             assert self.moves.next_at > before, "a decision that is due again at once"
         self.now = end
+        self.check_none_waits_in_vain()
+
+    def check_none_waits_in_vain(self) -> None:
+        """No stream is left at a replica that is lost, where another could take it."""
+        for reader in self.readers:
+            if reader.member is None or reader.ends:
+                continue
+            replica = self.replicas[reader.member]
+            since = replica.core_away_since if replica.is_linked else replica.away_since
+            is_served = replica.is_linked and replica.has_core
+            if is_served or self.now <= since + PATIENCE_S:
+                continue
+            assert not any(self.could_take(reader, other) for other in self.replicas)
+
+    def could_take(self, reader: Reader, replica: Replica) -> bool:
+        is_open = replica.is_linked and replica.has_core and replica.is_listed
+        is_same = reader.bound is None or (reader.bound == replica.fingerprint != b"")
+        return is_open and is_same and replica.drains_until is None
 
     # ---- what the reader does ----------------------------------------------------------------
 
@@ -260,6 +294,7 @@ class Fleet(RuleBasedStateMachine):
         if not is_other_model:
             self.check_left(reader, replica)
         self.leave(decision.stream, decision.member)
+        reader.held_at = self.now
 
     def check_left(self, reader: Reader, replica: Replica) -> None:
         if replica.is_linked:
@@ -307,12 +342,9 @@ class Fleet(RuleBasedStateMachine):
         assert reader.member == decision.member
         match decision.why:
             case Failure.NO_MEMBER:
-                assert not any(
-                    replica.is_linked and replica.has_core and replica.is_listed
-                    and replica.drains_until is None
-                    and reader.bound in (None, replica.fingerprint) and reader.bound != b""
-                    for replica in self.replicas
-                )  # fmt: skip
+                assert not any(self.could_take(reader, replica) for replica in self.replicas)
+                wait_s = self.settings.accepted_wait_s if reader.is_accepted else 10.0
+                assert self.now >= reader.held_at + wait_s
             case Failure.STRIKES:
                 replica = self.replicas[decision.member]
                 assert replica.is_within
@@ -338,7 +370,9 @@ class Fleet(RuleBasedStateMachine):
         reader, replica = self.readers[stream], self.replicas[member]
         assert replica.is_linked
         known = replica.fences.get(stream, -1)
-        assert moves > known or stream not in replica.copies, "an older copy stands in its way"
+        assert moves >= known
+        assert moves > known or reader.handle in replica.handles, "it is known by an older copy"
+        replica.handles.add(reader.handle)
         replica.fences[stream] = max(moves, known)
         begin = list(reader.tokens)
         replica.copies[stream] = Copy(reader.handle, moves, begin, len(begin))
@@ -459,7 +493,7 @@ class Fleet(RuleBasedStateMachine):
 
 
 class TestFleet(Fleet.TestCase):
-    settings = settings(max_examples=150, stateful_step_count=60)
+    settings = settings(max_examples=200, stateful_step_count=40)
 
 
 # ---- single rules ----------------------------------------------------------------------------
