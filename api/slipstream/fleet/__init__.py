@@ -1,1 +1,1 @@
-"""Several replicas of a model behind one connection."""
+"""Several replicas behind one address: which of them computes a request."""
