@@ -204,8 +204,6 @@ class Engine:
         rows = self._scheduler.grammar_rows_of(plan)
         masks, broken = self._grammars.masks(rows)
         self._runner.sample(plan, masks)
-        if broken:
-            self._publish()  # an error comes behind the tokens before it
         for row, why in broken:
             self._manager.end_by_fault([row], why)
 

@@ -435,11 +435,9 @@ class WorkerHandler:
             # even where the stream ended before: none of its history can be sent
             sender.enqueue(AdmissionRefused(admit.stream_id, fault))
             return
-        stream_id = stream.registration.stream_id
-        if stream.end is not None and stream.end.fault is not None:
-            sender.enqueue(AdmissionRefused(stream_id, stream.end.fault))
-            return
         self._manager.send_admitted(stream)
         self._manager.send_prompt_logprobs(stream)
         self._manager.send_times(stream)
         self._manager.send_from(stream, stream.prompt_len + num_outputs)
+        if stream.end is not None and stream.end.fault is not None:
+            self._manager.send_fault(stream, stream.end.fault)

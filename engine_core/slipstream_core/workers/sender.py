@@ -1,7 +1,8 @@
 """Sends one worker the states of its streams and the new tokens of their histories.
 
 - States (Admitted, Registered, AdmissionRefused, …) are sent before tokens, so that a row is known
-  before it is used. Both wait for credit; neither queues in a socket.
+  before it is used. Both wait for credit; neither queues in a socket. The one exception is the last
+  state of a row (`close_with`), which is sent behind its tokens.
 - An attach drops queued states: every state is sent anew.
 - Kept answers for a worker that lacks them yield to both, and leave one message a turn.
 - A turn sends a bounded number of messages, so that catching up on many streams does not hold up
@@ -71,6 +72,7 @@ class WorkerSender:
         self._session: Session[Receipt] | None = None
         self._messages: deque[CoreToWorker] = deque()
         self._kept: deque[Kept] = deque()
+        self._last_states: dict[int, CoreToWorker] = {}  # by row: sent behind the row's tokens
         self._dirty = np.zeros(64, np.bool_)  # [rows] that may have new tokens
         self._is_dirty = False  # whether any row is set
         self._sampled: RowSet | None = None  # rows of the last step, if not yet in `_dirty`
@@ -139,8 +141,16 @@ class WorkerSender:
 
     def close(self, row: int) -> None:
         """Send nothing more of `row`."""
+        self._last_states.pop(row, None)
         if self._cursors.is_open(row):
             self._cursors.close(row)
+
+    def close_with(self, row: int, state: CoreToWorker) -> None:
+        """Send what is left of `row`'s history, then `state`, then nothing more of `row`; the
+        history gets nothing more. An attach drops `state`.
+        """
+        self._last_states[row] = state
+        self._close_sent_rows()
 
     def mark_dirty(self, rows: RowSet) -> None:
         """These rows have new tokens; all of them are open."""
@@ -186,14 +196,29 @@ class WorkerSender:
         return bool(self._sampled or self._is_dirty or self._messages or self._kept)
 
     def _publish_some(self, session: Session[Receipt]) -> bool:
-        while self._messages and self._acceptor.send(session, self._messages[0], None):
-            self._messages.popleft()
+        self._publish_states(session)
         for _ in range(_MESSAGES_PER_TURN):
             if self._messages or not session.link.has_credit:
                 return False
-            if not self._publish_tokens(session):
+            is_more = self._publish_tokens(session)
+            if self._last_states:
+                self._close_sent_rows()
+                self._publish_states(session)
+            if not is_more:
                 return self._publish_kept(session)
         return session.link.has_credit
+
+    def _publish_states(self, session: Session[Receipt]) -> None:
+        while self._messages and self._acceptor.send(session, self._messages[0], None):
+            self._messages.popleft()
+
+    def _close_sent_rows(self) -> None:
+        """Queue the last states of rows whose tokens are sent, and close these rows."""
+        rows = np.fromiter(self._last_states, np.int64)
+        lags = self._cursors.lags(rows, self._tokens.lengths(RowSet(rows)))
+        for row in rows[~lags].tolist():
+            self.enqueue(self._last_states[row])
+            self.close(row)
 
     def _publish_kept(self, session: Session[Receipt]) -> bool:
         """Send one message of kept answers, if any are left; whether there are more."""

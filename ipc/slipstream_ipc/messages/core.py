@@ -20,8 +20,10 @@ from slipstream_ipc.messages.fields import (
     StreamId,
     StreamIds,
 )
+from slipstream_ipc.messages.grammar import MAX_FRAME_CHARS
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
 from slipstream_ipc.messages.kept import KeepOptions
+from slipstream_ipc.messages.replica import Gauge
 from slipstream_ipc.messages.request import SamplingParams
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
@@ -92,6 +94,9 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     # None: a grammar applies to the whole answer, and there is no budget for reasoning
     reasoning: ReasoningIds | None = None
     scope: Identity = b""  # of the Submit; a core does not read it
+    # a grammar of the whole answer, in which FRAMED stands for `params.structured_outputs`; empty:
+    # these are of all that they apply to
+    frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
@@ -287,4 +292,5 @@ CoreToWorker = (
     | FirstToken
     | Kept
     | UnknownKept
+    | Gauge
 )

@@ -235,7 +235,7 @@ class ClientMessages:
         except BadRequest as error:
             self._reject(session, submit, error.fault)
             return
-        render = _render_of(submit, submission.bad_words, card)
+        render = _render_of(submit, submission, card)
         tenant = tenant_of(submit, session.identity)
         if render is not None and not submit.was_accepted:
             why = self._render_queue.why_full(render, tenant)
@@ -293,6 +293,7 @@ class ClientMessages:
                 answer=rendered.answer,
                 call_grammar=rendered.call_grammar,
                 reasoning=rendered.reasoning,
+                frame=rendered.frame,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)
@@ -338,8 +339,9 @@ def _read(submit: Submit) -> Submission | Fault:
         return Fault("engine", f"{type(error).__name__} while accepting the request")
 
 
-def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> Render | None:
+def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Render | None:
     """What the tokenizer process has to do for it; None if nothing."""
+    bad_words = submission.bad_words
     if submit.token_ids and not bad_words:
         return None
     return Render(
@@ -350,6 +352,7 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
         template=submit.template,
         max_tokens=card.max_model_len,
         answer=submit.answer if submit.messages else None,
+        is_structured=submission.is_structured,
     )
 
 

@@ -344,7 +344,7 @@ class StreamLifecycle:
         if stream.registration.answer is not None:
             held_bytes += len(stream.registration.answer.tools) + 16 * num_tokens
         if (outputs := stream.registration.params.structured_outputs) is not None:
-            held_bytes += len(outputs.grammar or "")
+            held_bytes += len(outputs.grammar or "") + len(stream.registration.frame)
         self._retention.ended(stream, held_bytes)
         self.keeper.ended(stream)
         self._readers.ended(stream)
