@@ -136,6 +136,11 @@ class _Member(Generic[S]):
         is_there = self.is_attached and not (self.is_removed or self.is_shut)
         return is_there and self.state == "serving"
 
+    @property
+    def may_serve_soon(self) -> bool:
+        """Whether it has said that it loads its model, or another core."""
+        return self.is_starting or (self.is_attached and self.state == "core_away")
+
     def room_at(self, now: float) -> float:
         """The earliest time at which one more stream may start."""
         is_full = len(self.starts) == MAX_STARTS
@@ -188,11 +193,8 @@ class Moves(Generic[S]):
             it.state, it.drains_until = "serving", inf
         if before is None or before == fingerprint:
             return []
-        gone: list[Hold[S]] = []
-        for stream in list(it.streams):
-            if self._bind(stream, before) is not None:
-                gone.append(self._hold(stream, now))
-        return gone
+        bound = [each for each in it.streams if self._bind(each, before) is not None]
+        return [self._hold(stream, now) for stream in bound]
 
     def detached(self, member: int, now: float) -> None:
         """The connection to a member broke, or it is silent. Idempotent."""
@@ -244,6 +246,9 @@ class Moves(Generic[S]):
             self.next_at = min(self.next_at, drains_until - _BEFORE_THE_END_S)
 
     # ---- streams -----------------------------------------------------------------------------
+
+    def __contains__(self, member: int) -> bool:
+        return member in self._members
 
     def open_members(self) -> list[int]:
         """The members at which new streams may start."""
@@ -417,7 +422,7 @@ class Moves(Generic[S]):
 
     def _has_waited(self, it: _Stream, read: ReadSoFar, now: float) -> bool:
         """Whether a held stream has waited for a member for as long as it may."""
-        if it.waits_since is None or any(each.is_starting for each in self._members.values()):
+        if it.waits_since is None or any(each.may_serve_soon for each in self._members.values()):
             it.waits_since = now
         settings = self._settings
         wait_s = settings.accepted_wait_s if read.is_accepted else settings.wait_s

@@ -1,4 +1,4 @@
-"""Streams over replicas that are lost, freeze, drain and come back: one reader, one text, one end."""
+"""Streams over replicas that are lost, drain and come back: one reader, one text, one end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from slipstream.fleet.moves import (
 )
 
 PATIENCE_S = 0.5
-NUM_MEMBERS = 4
+NUM_MEMBERS = 5
 
 
 def next_token(fingerprint: bytes, stream: int, before: list[int]) -> int:
@@ -47,6 +47,7 @@ class Copy:
     tokens: list[int]
     num_sent: int = 0
     is_accepted: bool = False
+    is_read: bool = True  # the reader has stated its position over the current link
 
 
 @dataclass
@@ -59,9 +60,8 @@ class Replica:
     copies: dict[int, Copy] = field(default_factory=dict)
     fences: dict[int, int] = field(default_factory=dict)
     sent: deque[tuple] = field(default_factory=deque)  # on its way to the reader
-    late: deque[tuple] = field(default_factory=deque)  # of links that are no more
     handles: set[int] = field(default_factory=set)  # of the streams it has been asked for
-    aborts: set[int] = field(default_factory=set)  # that the reader owes it
+    aborts: set[int] = field(default_factory=set)  # handles that the reader wants ended
     # as the reader knows it
     away_since: float = 0.0
     core_away_since: float = 0.0
@@ -87,6 +87,8 @@ class Reader:
     idle_moves: int = 0
     num_at_move: int = 0
     held_at: float = 0.0
+    last_member: int | None = None
+    num_moves: int = 0
     ends: list[str] = field(default_factory=list)
 
 
@@ -102,7 +104,7 @@ class Fleet(RuleBasedStateMachine):
         self.now = 100.0
         self.settings = MoveSettings(patience_s=PATIENCE_S, max_moves=3, accepted_wait_s=30.0)
         self.moves: Moves[int] = Moves(self.settings, self.read, self.choose)
-        self.replicas = [Replica(b"a") for _ in range(NUM_MEMBERS - 1)] + [Replica(b"b")]
+        self.replicas = [Replica(each) for each in (b"a", b"a", b"a", b"b", b"")]
         self.readers: list[Reader] = []
         self.num_handles = 0
         for member in range(NUM_MEMBERS):
@@ -140,6 +142,10 @@ class Fleet(RuleBasedStateMachine):
                 self.begin(stream, member, 0)
 
     @rule(num=st.integers(0, 2))
+    def run_on(self, num: int) -> None:
+        self.run(num)
+
+    @rule(num=st.integers(1, 2))
     def run(self, num: int) -> None:
         """Every replica computes, and all that it sends is heard."""
         for member in range(NUM_MEMBERS):
@@ -157,6 +163,7 @@ class Fleet(RuleBasedStateMachine):
         replica = self.replicas[member]
         if not (replica.is_up and replica.has_core):
             return
+        self.hear_aborts(member)
         for stream, copy in list(replica.copies.items()):
             for _ in range(num):
                 if len(copy.tokens) < self.readers[stream].length:
@@ -169,11 +176,31 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(min(num, len(sent))):
             self.hear(member, sent.popleft())
 
-    @rule(member=st.integers(0, NUM_MEMBERS - 1))
-    def deliver_late(self, member: int) -> None:
-        late = self.replicas[member].late
-        while late:
-            self.hear(member, late.popleft())
+    @rule(order=st.lists(st.integers(0, NUM_MEMBERS - 1), min_size=3, max_size=8))
+    def storm(self, order: list[int]) -> None:
+        """Replicas are lost in turn, faster than any of them computes."""
+        for member in order:
+            self.lose(member)
+            self.heal(member)
+
+    @rule(
+        order=st.lists(
+            st.tuples(st.integers(0, NUM_MEMBERS - 1), st.booleans()), min_size=2, max_size=5
+        )
+    )
+    def crash_cores(self, order: list[tuple[int, bool]]) -> None:
+        """Cores die of their own doing in turn, some of them after a few tokens."""
+        for member, computes in order:
+            if computes:
+                self.run(1)
+            self.lose_core(member, is_within=True)
+            self.pass_time(2 * PATIENCE_S)
+            self.replace_core(member)
+
+    @rule(member=st.integers(0, NUM_MEMBERS - 1), fingerprint=st.sampled_from([b"a", b"b", b""]))
+    def change_weights(self, member: int, fingerprint: bytes) -> None:
+        self.kill(member, is_told=False)
+        self.restart(member, fingerprint)
 
     @rule(member=st.integers(0, NUM_MEMBERS - 1))
     def partition(self, member: int) -> None:
@@ -310,11 +337,8 @@ class Fleet(RuleBasedStateMachine):
 
     def leave(self, stream: int, member: int) -> None:
         replica = self.replicas[member]
+        replica.aborts.add(self.readers[stream].handle)
         self.readers[stream].member, self.readers[stream].handle = None, -1
-        if replica.is_linked:
-            replica.copies.pop(stream, None)
-        else:
-            replica.aborts.add(stream)
 
     def start(self, decision: Start[int]) -> None:
         reader = self.readers[decision.stream]
@@ -327,11 +351,16 @@ class Fleet(RuleBasedStateMachine):
         replica.starts.append(self.now)
         recent = [at for at in replica.starts if at > self.now - 1.0]
         assert len(recent) <= self.max_starts
-        if decision.moves:
+        if reader.last_member is not None:
             has_grown = len(reader.tokens) > reader.num_at_move
             reader.idle_moves = 0 if has_grown else reader.idle_moves + 1
             assert reader.idle_moves <= self.settings.max_moves
+            assert decision.moves == reader.num_moves + (reader.last_member is not None)
+            if reader.bound == b"":
+                assert decision.member == reader.last_member, "two unnamed models"
         reader.num_at_move = len(reader.tokens)
+        reader.num_moves = decision.moves
+        reader.last_member = decision.member
         assert decision.strikes == reader.deaths
         if decision.source is not None:
             self.leave(decision.stream, decision.source)
@@ -363,20 +392,32 @@ class Fleet(RuleBasedStateMachine):
         reader = self.readers[stream]
         self.num_handles += 1
         reader.member, reader.handle = member, self.num_handles
+        reader.last_member = member
         self.submit_at(stream, member, moves)
 
     def submit_at(self, stream: int, member: int, moves: int) -> None:
         """The replica hears a Submit."""
         reader, replica = self.readers[stream], self.replicas[member]
         assert replica.is_linked
+        if reader.bound is not None:
+            assert reader.bound == replica.fingerprint, "two models' texts are joined"
         known = replica.fences.get(stream, -1)
         assert moves >= known
         assert moves > known or reader.handle in replica.handles, "it is known by an older copy"
         replica.handles.add(reader.handle)
+        self.hear_aborts(member)
         replica.fences[stream] = max(moves, known)
         begin = list(reader.tokens)
         replica.copies[stream] = Copy(reader.handle, moves, begin, len(begin))
         self.publish(member)
+
+    def hear_aborts(self, member: int) -> None:
+        replica = self.replicas[member]
+        if replica.is_linked:
+            for stream, copy in list(replica.copies.items()):
+                if copy.handle in replica.aborts:
+                    del replica.copies[stream]
+            replica.aborts.clear()
 
     # ---- the wire ----------------------------------------------------------------------------
 
@@ -385,6 +426,8 @@ class Fleet(RuleBasedStateMachine):
         if not (replica.is_linked and replica.has_core):
             return
         for stream, copy in list(replica.copies.items()):
+            if not copy.is_read:
+                continue
             if not copy.is_accepted:
                 copy.is_accepted = True
                 fingerprint = replica.fingerprint
@@ -419,8 +462,9 @@ class Fleet(RuleBasedStateMachine):
         if replica.is_linked:
             replica.is_linked = False
             replica.away_since = self.now
-            replica.late += replica.sent
-            replica.sent.clear()
+            replica.sent.clear()  # of an epoch that the reader hears no more
+            for copy in replica.copies.values():
+                copy.is_read = False
             self.moves.detached(member, self.now)
 
     def link(self, member: int) -> None:
@@ -435,11 +479,6 @@ class Fleet(RuleBasedStateMachine):
         if not replica.has_core:
             replica.core_away_since = self.now
             self.moves.load(member, "core_away", self.now, is_within=replica.is_within)
-        for stream in replica.aborts:
-            copy = replica.copies.get(stream)
-            if copy is not None and copy.handle != self.readers[stream].handle:
-                del replica.copies[stream]
-        replica.aborts.clear()
         for stream, reader in enumerate(self.readers):
             if reader.member == member and not reader.ends:
                 self.resume(stream, member)
@@ -451,7 +490,7 @@ class Fleet(RuleBasedStateMachine):
         if copy is not None and copy.handle == reader.handle:
             assert copy.tokens[: len(reader.tokens)] == reader.tokens
             copy.num_sent = len(reader.tokens)
-            copy.is_accepted = reader.is_accepted
+            copy.is_accepted, copy.is_read = reader.is_accepted, True
         else:
             self.submit_at(stream, member, self.moves._streams[stream].moves)
 
@@ -493,7 +532,7 @@ class Fleet(RuleBasedStateMachine):
 
 
 class TestFleet(Fleet.TestCase):
-    settings = settings(max_examples=200, stateful_step_count=40)
+    settings = settings(max_examples=300, stateful_step_count=50)
 
 
 # ---- single rules ----------------------------------------------------------------------------
@@ -561,7 +600,8 @@ def test_at_most_256_streams_start_within_a_second_the_shortest_first() -> None:
         starts.append([each.stream for each in few.moves.due(now) if isinstance(each, Start)])
         now = few.moves.next_at
     assert [len(each) for each in starts] == [256, 256, 88]
-    assert sum(starts, []) == [f"s{index}" for index in reversed(range(600))]
+    shortest_first = [f"s{index}" for index in reversed(range(600))]
+    assert [each for some in starts for each in some] == shortest_first
     assert now > 2.5
 
 
