@@ -23,6 +23,7 @@ from slipstream_ipc.messages.fields import (
 from slipstream_ipc.messages.grammar import MAX_FRAME_CHARS
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
 from slipstream_ipc.messages.kept import KeepOptions
+from slipstream_ipc.messages.replica import Gauge
 from slipstream_ipc.messages.request import SamplingParams
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
@@ -291,4 +292,5 @@ CoreToWorker = (
     | FirstToken
     | Kept
     | UnknownKept
+    | Gauge
 )

@@ -59,8 +59,4 @@ class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):
     delimiter_ids: dict[str, int] = {}  # literals of the table that are one token here
 
 
-class TokenizerBeat(Struct, array_like=True, frozen=True, tag=2):
-    """The tokenizer process' loop is turning."""
-
-
-FromTokenizerProcess = Rendered | TokenizerReady | TokenizerBeat
+FromTokenizerProcess = Rendered | TokenizerReady

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 import subprocess
 from collections.abc import Container, Iterable, Iterator
 from typing import Protocol
@@ -99,6 +101,8 @@ class TokenizerClient:
         self._wait_s = wait_s
         self._long_s = long_s
         self._note = RenderNote()
+        self._exits = select.epoll()
+        self._pidfd: int | None = None  # of the child, in `_exits`
         # before the socket, whose threads would rule out a fork
         self._child: TokenizerChild | None = self._start()
         self._socket = context.socket(zmq.PAIR)
@@ -111,12 +115,15 @@ class TokenizerClient:
             self._socket.close()
             self._child.kill()
             self._child.wait()
+            self._forget_exit()
+            self._exits.close()
             self._note.close()
             raise
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
         self._long = FairOrder()  # the long ones among them, one at a time
+        self._num_beats = 0  # of all children, that were noted at the last beat of ours
         self._num_long_beats = 0  # of the child, since it began the current long prompt
         self._has_culprit = False  # the child was killed over a prompt that is refused already
         self._strikes: dict[int, int] = {}
@@ -136,6 +143,11 @@ class TokenizerClient:
     def socket(self) -> zmq.Socket[bytes]:
         """The socket, to register with a poller."""
         return self._socket
+
+    @property
+    def exits(self) -> int:
+        """A descriptor that is readable from the child's death until `beat` has noticed it."""
+        return self._exits.fileno()
 
     def ask(self, request: Render) -> int:
         """Have a prompt rendered; returns the key of its answer (`request.key` is ignored)."""
@@ -185,16 +197,15 @@ class TokenizerClient:
                 self._long.discard(answer.key)
                 self._send_long()
                 yield answer
-            elif isinstance(answer, TokenizerReady):
+            else:
                 if self._child is None or answer.pid != self._child.pid:
                     continue  # from an earlier child
                 self._ready(answer)
                 yield answer
-            elif self._long.current in self._note.in_progress():
-                self._num_long_beats += 1
 
     def beat(self, now: float) -> Iterator[Rendered]:
         """Restart a dead child, kill one that hangs; yields refusals of prompts given up."""
+        self._count_beats()
         if self._child is None:
             if now >= self._start_at:
                 self._restart(now)
@@ -220,6 +231,13 @@ class TokenizerClient:
             if now >= self._lost_at + self._wait_s:
                 yield from self._refuse_all()
 
+    def _count_beats(self) -> None:
+        num_new = self._note.num_beats - self._num_beats
+        self._num_beats += num_new
+        self._has_spoken = self._has_spoken or num_new > 0
+        if self._long.current in self._note.in_progress():
+            self._num_long_beats += num_new
+
     def condition(self, now: float) -> OwnProcess:
         """The child, for a `Status`."""
         pid = 0 if self._child is None else self._child.pid
@@ -239,6 +257,8 @@ class TokenizerClient:
             except subprocess.TimeoutExpired:
                 self._child.kill()
                 self._child.wait()
+        self._forget_exit()
+        self._exits.close()
         self._socket.close()
         self._note.close()
 
@@ -274,6 +294,7 @@ class TokenizerClient:
         return ""
 
     def _died(self, now: float, how: str) -> Iterator[Rendered]:
+        self._forget_exit()
         served_s = 0.0 if self._ready_at is None else now - self._ready_at
         pause_s = self._pauses.after(served_s)
         more = f"; restarting it in {pause_s:g} s" if pause_s else "; restarting it"
@@ -349,4 +370,12 @@ class TokenizerClient:
             self._socket.send(self._encode(request), zmq.NOBLOCK)
 
     def _start(self) -> TokenizerChild:
-        return start_tokenizer_process(self._config, self._note.fd, self._name)
+        child = start_tokenizer_process(self._config, self._note.fd, self._name)
+        self._pidfd = os.pidfd_open(child.pid)
+        self._exits.register(self._pidfd, select.EPOLLIN)
+        return child
+
+    def _forget_exit(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None

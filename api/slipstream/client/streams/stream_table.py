@@ -38,6 +38,7 @@ from slipstream.client.streams.unread_deltas import (
     merge_unread,
 )
 from slipstream.delta_batch import DeltaBatch
+from slipstream.delta_objects import read_natively
 from slipstream.errors import SlipstreamError, StreamLostError, error_from, of_prompt
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
@@ -84,6 +85,7 @@ class ClientStreamTable:
 
     def __init__(self, group_ids: Iterator[int] | None = None) -> None:
         """group_ids: numbers from 1 on, shared by the tables whose streams may be of one group."""
+        read_natively(Delta)
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, StreamState] = {}
         self._received: ReceivedPositions[StreamState] = ReceivedPositions()
