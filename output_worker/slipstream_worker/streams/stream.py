@@ -116,6 +116,12 @@ class WorkerStream:
         return None if request is None else request.keep
 
     @property
+    def moves(self) -> int:
+        """How often it has changed its replica."""
+        request = self.registration or self.submit
+        return 0 if request is None else request.moves
+
+    @property
     def scope(self) -> bytes:
         """The scope whose messages alone may read and end it; empty: those of any."""
         request = self.registration or self.submit

@@ -52,13 +52,17 @@ def test_it_is_known_why_a_stream_is_gone() -> None:
     keeping = Retention(streams, grace_s=0.0)
     stream = ended(streams, keeping)
     keeping.expire_after_grace(stream)
-    assert not keeping.has_been(stream.stream_id)
+    assert keeping.why_gone(stream.stream_id) is None
     keeping.take_due()
-    assert keeping.has_been(stream.stream_id)
+    assert keeping.why_gone(stream.stream_id) is not None
+    assert keeping.why_gone(stream.stream_id, 1) is None
     other = WorkerStream(secrets.token_bytes(16), Stage.RENDERING)
     keeping.aborted(other)
     assert keeping.why_gone(other.stream_id) == ABORTED
     assert keeping.why_gone(secrets.token_bytes(16)) is None
+    keeping.add_tombstone(b"16 random bytes.", 3)
+    known = [m for m in range(5) if keeping.why_gone(b"16 random bytes.", m) is not None]
+    assert known == [0, 3]
 
 
 @pytest.mark.parametrize("is_aborted", [False, True])
@@ -80,7 +84,7 @@ def test_only_its_own_scope_is_told_that_a_stream_is_gone(*, is_aborted: bool) -
 
 def test_of_an_earlier_workers_streams_only_those_without_a_scope_are_told() -> None:
     keeping = Retention(WorkerStreamTable(), grace_s=0.0)
-    keeping.add_tombstones([b"f" * 16])
+    keeping.add_tombstone(b"f" * 16)
     assert keeping.has_been(b"f" * 16)
     assert not keeping.has_been(b"f" * 16, b"one")
 
