@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import time
 from pathlib import Path
@@ -19,11 +20,13 @@ import zmq
 
 from slipstream_ipc.messages import Status, TokenizerReady
 from slipstream_ipc.process import (
+    BEAT_S,
     Activate,
     Beats,
     Drain,
     ParentCommands,
     StopSignal,
+    next_multiple,
     process_name,
     report,
     run_child,
@@ -39,7 +42,6 @@ from slipstream_worker.tokenizer.child import import_tokenizer_process
 from slipstream_worker.tokenizer.client import TokenizerClient
 from slipstream_worker.worker import Worker
 
-_BEAT_S = 0.25
 _GOODBYE_MS = 200
 _MAX_STARTS = 3  # of a tokenizer process that has never been ready
 
@@ -69,7 +71,7 @@ def main() -> int:
         return 1
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
-    poller.register(tokenizer.socket, zmq.POLLIN)
+    tokenizer.register(poller)
     try:
         ready = _await_tokenizer(tokenizer, poller, stop)
         if ready is not None and ready.error:
@@ -128,7 +130,7 @@ def _await_tokenizer(
 ) -> TokenizerReady | None:
     """The tokenizer process's first `TokenizerReady`; None if the stop signal comes first."""
     while not stop.is_set:
-        poller.poll(int(_BEAT_S * 1e3))
+        poller.poll(int(BEAT_S / 2 * 1e3))
         for answer in tokenizer.receive():
             if isinstance(answer, TokenizerReady):
                 return answer
@@ -153,7 +155,7 @@ def _await_activation(
         list(tokenizer.receive())
         list(tokenizer.beat(time.monotonic()))
         beats.beat(time.monotonic())
-        poller.poll(int(_BEAT_S * 1e3))
+        poller.poll(int(BEAT_S * 1e3))
     return None
 
 
@@ -175,14 +177,17 @@ def _serve(
         worker.run_once(now, events)
         if now >= beat_at:
             worker.beat(now)
-            beats.beat(now, worker.numbers, {tokenizer_name: tokenizer.condition(now)})
-            beat_at = now + _BEAT_S
+            condition = tokenizer.condition(now)
+            beats.beat(now, worker.numbers, {tokenizer_name: condition}, news=condition)
+            beat_at = next_multiple(now, BEAT_S)
         if not is_ready and worker.card is not None:
             is_ready = True
             report(Status(ready=True, detail=f"serving {worker.card.name}"))
         if draining is not None:
             draining.turn(now)
-        events = dict(poller.poll(max(1, int((beat_at - time.monotonic()) * 1e3))))
+        events = dict(poller.poll(max(1, math.ceil((beat_at - time.monotonic()) * 1e3))))
+        if tokenizer.exits in events:
+            beat_at = 0.0
         if commands.fileno() in events:
             draining = _draining_of(worker, commands) or draining
     if draining is not None or any(isinstance(command, Drain) for command in commands.read()):

@@ -10,6 +10,8 @@ the line on the stack's throughput.
   same way), and when a child dies with its restart budget used up. Only the first failure is
   reported, as others follow from it. The exit code is 2 where a child reports, while the stack
   starts, that the configuration is at fault: another start would fail the same way.
+- Beats alone do not wake the supervisor while all processes serve: the status of a child that can
+  have no news (`Child.has_news`) is read in turns that others cause. Exits come as SIGCHLD.
 - A child without heartbeats for `hang_timeout_s` counts as hung and is killed. A dead process is
   reaped before its successor is activated. Spares are started one at a time, and only while all
   processes serve.
@@ -70,7 +72,7 @@ from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.fork_server import Preload
-from slipstream_ipc.process import SILENT_S, name_process
+from slipstream_ipc.process import BEAT_S, SILENT_S, name_process
 from slipstream_ipc.telemetry.logs import configure_logging
 
 FAILED = 1  # exit codes
@@ -81,6 +83,9 @@ _FLUSH_S = 1.0  # after `drain_s`, to send the last output
 # from SIGKILL until a child is abandoned: the kernel may need seconds to free its memory, more on a
 # busy machine; only a process that waits for a broken device takes for ever
 GIVE_UP_S = 10.0
+# between two readings of statuses that wake nobody: longer than between the beats of those that do
+_QUIET_S = 1.5 * BEAT_S
+_LEAST_QUIET_HANG_S = 8 * BEAT_S  # `hang_timeout_s` from which on a beat may be read that late
 _logger = logging.getLogger(__name__)
 
 
@@ -98,6 +103,8 @@ class Supervisor:
         self._status_broadcast = StatusBroadcast(self._roles, self._statistics)
         self._throughput_log = ThroughputLog(self._statistics, config.log_stats_interval_s)
         self._children: list[Child] = []  # all children not reaped yet
+        self._quiet: list[Child] = []  # of them, those whose status does not wake the selector
+        self._quiet_read_at = 0.0
         self._listeners: Listeners | None = None
         self._fork_server: ForkServer | None = None
         self._is_reaper = False  # of what its children leave behind
@@ -195,7 +202,9 @@ class Supervisor:
                 key.data()
             now = time.monotonic()
             if not self._is_ending:
+                self._read_quiet(now)
                 self._on_tick(now)
+            self._choose_quiet()
             if self._deadline is not None and now >= self._deadline:
                 if self._phase == "draining":
                     self._stop(f"drain_s={self._config.drain_s:g} is over")
@@ -223,6 +232,8 @@ class Supervisor:
                 if child.last_beat_at is not None
                 and (silent_at := child.last_beat_at + SILENT_S) > now
             ]
+            if self._quiet:
+                moments.append(self._quiet_read_at + _QUIET_S)
             if self._may_start_spare:
                 moments += [
                     role.spare_due_at
@@ -285,7 +296,7 @@ class Supervisor:
         num_before = child.num_running
         child.read_status()
         if child.status.has_ended():
-            self._selector.unregister(child.status)
+            self._unwatch_status(child)
         if self._is_ending:
             return
         role = self._roles[child.name]
@@ -304,6 +315,31 @@ class Supervisor:
             seconds = child.available_at - child.started_at
             _logger.debug("spare %s is ready as process %d", child.name, child.pid)
             self._report(SpareReady(child.name, child.pid, seconds))
+
+    def _choose_quiet(self) -> None:
+        """Wait for the status lines that may be urgent, and for no others."""
+        is_settled = self._config.hang_timeout_s >= _LEAST_QUIET_HANG_S and self._may_start_spare
+        quiet = [child for child in self._children if not child.has_news] if is_settled else []
+        if quiet == self._quiet:
+            return
+        for child in self._quiet:
+            if child not in quiet and not child.status.has_ended():
+                self._watch(child.status, partial(self._on_status, child))
+        for child in quiet:
+            if child not in self._quiet:
+                self._unwatch_status(child)
+        self._quiet = quiet
+
+    def _read_quiet(self, now: float) -> None:
+        """Read the statuses that nothing waits for, once in a while."""
+        if now >= self._quiet_read_at + BEAT_S / 2:
+            self._quiet_read_at = now
+            for child in self._quiet:
+                self._on_status(child)
+
+    def _unwatch_status(self, child: Child) -> None:
+        with contextlib.suppress(KeyError):  # it is quiet, or its status has ended
+            self._selector.unregister(child.status)
 
     def _on_fork_server(self) -> None:
         """A module was imported, or the server has ended."""
@@ -367,8 +403,7 @@ class Supervisor:
     def _on_exits(self) -> None:
         for child in [child for child in self._children if child.has_ended()]:
             self._on_status(child)  # read its last messages before its exit is handled
-            if not child.status.has_ended():
-                self._selector.unregister(child.status)
+            self._unwatch_status(child)
             self._statistics.note_exit(child)
             exit_ = child.reap()
             self._children.remove(child)

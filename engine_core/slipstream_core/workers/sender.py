@@ -1,7 +1,8 @@
 """Sends one worker the states of its streams and the new tokens of their histories.
 
 - States (Admitted, Registered, AdmissionRefused, …) are sent before tokens, so that a row is known
-  before it is used. Both wait for credit; neither queues in a socket.
+  before it is used. Both wait for credit; neither queues in a socket. The one exception is the last
+  state of a row (`close_with`), which is sent behind its tokens.
 - A flood of admissions does not hold up the streams that run: it leaves some credit to tokens,
   which pass queued Admitted of other rows. They pass no other state.
 - An attach drops queued states: every state is sent anew.
@@ -45,6 +46,7 @@ from slipstream_ipc.transport.router import Router, Session
 Receipt = Portion | None
 CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 
+_U32 = np.dtype("<u4")  # of columns
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
 _MESSAGES_PER_TURN = 2
@@ -78,6 +80,7 @@ class WorkerSender:
         self._num_firm = 0  # of these, states that no token may pass
         self._num_queued = np.zeros(64, np.int64)  # of these, Admitted of each row
         self._kept: deque[Kept] = deque()
+        self._last_states: dict[int, CoreToWorker] = {}  # by row: sent behind the row's tokens
         self._dirty = np.zeros(64, np.bool_)  # [rows] that may have new tokens
         self._is_dirty = False  # whether any row is set
         self._sampled: RowSet | None = None  # rows of the last step, if not yet in `_dirty`
@@ -148,8 +151,16 @@ class WorkerSender:
 
     def close(self, row: int) -> None:
         """Send nothing more of `row`."""
+        self._last_states.pop(row, None)
         if self._cursors.is_open(row):
             self._cursors.close(row)
+
+    def close_with(self, row: int, state: CoreToWorker) -> None:
+        """Send what is left of `row`'s history, then `state`, then nothing more of `row`; the
+        history gets nothing more. An attach drops `state`.
+        """
+        self._last_states[row] = state
+        self._close_sent_rows()
 
     def mark_dirty(self, rows: RowSet) -> None:
         """These rows have new tokens; all of them are open."""
@@ -175,8 +186,9 @@ class WorkerSender:
         if session is None or not session.is_open:
             return False
         receipts = session.link.take_receipts()
-        is_more = self._has_news and self._publish_some(session)
-        self._acknowledge(receipts)  # after sending, which is urgent
+        is_more = self._has_news() and self._publish_some(session)
+        if receipts:
+            self._acknowledge(receipts)  # after sending, which is urgent
         return is_more
 
     def take_acknowledgements(self) -> bool:
@@ -190,22 +202,23 @@ class WorkerSender:
             if portion is not None:
                 self._cursors.acknowledge(portion)
 
-    @property
     def _has_news(self) -> bool:
-        return bool(self._sampled or self._is_dirty or self._messages or self._kept)
+        has_tokens = self._sampled is not None or self._is_dirty
+        return has_tokens or bool(self._messages) or bool(self._kept)
 
     def _publish_some(self, session: Session[Receipt]) -> bool:
-        link = session.link
-        while self._messages and link.num_unacked < _MOST_UNACKED_STATES:
-            if not self._acceptor.send(session, self._messages[0], None):
-                break
-            self._count_queued(self._messages.popleft(), -1)
+        if self._messages:
+            self._publish_states(session)
         for _ in range(_MESSAGES_PER_TURN):
-            if self._num_firm or not link.has_credit:
+            if self._num_firm or not session.link.has_credit:
                 return False
-            if not self._publish_tokens(session):
-                return self._publish_kept(session)
-        return link.has_credit
+            is_more = self._publish_tokens(session)
+            if self._last_states:
+                self._close_sent_rows()
+                self._publish_states(session)
+            if not is_more:
+                return bool(self._kept) and self._publish_kept(session)
+        return session.link.has_credit
 
     def _count_queued(self, state: CoreToWorker, change: int) -> None:
         """Count a state that is queued (1), or is not any more (-1)."""
@@ -219,10 +232,23 @@ class WorkerSender:
         elif not isinstance(state, AdmissionRefused):  # of a stream that has no tokens
             self._num_firm += change
 
+    def _publish_states(self, session: Session[Receipt]) -> None:
+        while self._messages and session.link.num_unacked < _MOST_UNACKED_STATES:
+            if not self._acceptor.send(session, self._messages[0], None):
+                return
+            self._count_queued(self._messages.popleft(), -1)
+
+    def _close_sent_rows(self) -> None:
+        """Queue the last states of rows whose tokens are sent, and close these rows."""
+        rows = np.fromiter(self._last_states, np.int64)
+        lags = self._cursors.lags(rows, self._tokens.lengths(RowSet(rows)))
+        for row in rows[~lags].tolist():
+            self.enqueue(self._last_states[row])
+            self.close(row)
+
     def _publish_kept(self, session: Session[Receipt]) -> bool:
-        """Send one message of kept answers, if any are left; whether there are more."""
-        is_last = not self._messages and session.link.num_unacked < _MOST_UNACKED_KEPT
-        if not self._kept or not is_last:
+        """Send one of the messages of kept answers; whether there are more."""
+        if self._messages or session.link.num_unacked >= _MOST_UNACKED_KEPT:
             return False
         if not self._acceptor.send(session, self._kept[0], None):
             return False
@@ -237,11 +263,11 @@ class WorkerSender:
             if rows is None:
                 return False
             portion = None
-            if not self._logprobs.has_wide:
+            if not (self._wants_logprobs and self._logprobs.has_wide):
                 portion = self._cursors.next_in_streak(rows, budget, self._number)
             if portion is not None:
                 self._sampled = None
-                self._send(session, portion, rows, is_all=portion.is_all)
+                self._send(session, portion, rows, is_all=True)
                 return False
         rows = self._take_dirty()
         if not len(rows):
@@ -328,7 +354,8 @@ class WorkerSender:
 
     def _message(self, step: int, portion: Portion) -> Step:
         rows = portion.rows
-        counts = None if portion.is_one_each else portion.counts
+        # of a streak, no message has anything else
+        counts = None if portion.streak or portion.is_one_each else portion.counts
         if counts is None and portion.is_all:
             token_ids = self._tokens.last(rows)
         else:
@@ -342,7 +369,7 @@ class WorkerSender:
         return Step(
             step,
             self._packed[1],
-            pack_u32(token_ids),
+            token_ids.astype(_U32, copy=False).tobytes(),
             b"" if counts is None else pack_u32(counts),
             b"" if counts is None else pack_u32(portion.starts),
             logprobs,

@@ -190,6 +190,16 @@ class StreamLifecycle:
         self._readers.reject(stream, fault)
         self._remove(stream)
 
+    def replaced(self, stream: WorkerStream, client: bytes, handle: int) -> None:
+        """The stream comes back from another replica: drop the copy that is here. client, handle:
+        its new reader.
+        """
+        self._readers.supersede(stream, client, handle)
+        if stream.stage is not Stage.RENDERING:
+            self._core.enqueue(Forget((stream.stream_id,)))
+        self._retention.add_tombstone(stream.stream_id, stream.moves)
+        self._remove(stream)
+
     def count_rejection(self, label: str, fault: Fault) -> None:
         """Count and log a rejection. The fault's text is for the client: it may quote the
         prompt.
@@ -229,7 +239,7 @@ class StreamLifecycle:
     def abort(self, stream: WorkerStream) -> None:
         """End a stream at its reader's request, whatever its stage."""
         if stream.stage is Stage.RENDERING:
-            self._retention.aborted(stream.stream_id)
+            self._retention.aborted(stream)
             self.reject(stream, ABORTED)
         elif stream.output is not None and stream.output.end is None:
             if stream.stage is Stage.SUBMITTED:
@@ -240,7 +250,7 @@ class StreamLifecycle:
         """Abort the stream of this id, whichever client reads it; returns the state it was in."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            return "ended" if self._retention.has_been(stream_id) else "unknown"
+            return "ended" if self._retention.has_been(stream_id, scope) else "unknown"
         if not stream.is_open_to(scope):
             return "unknown"
         if stream.stage is Stage.ENDED:
@@ -345,7 +355,7 @@ class StreamLifecycle:
         if registration.answer is not None:
             held_bytes += len(registration.answer.tools) + 16 * num_tokens
         if (outputs := registration.params.structured_outputs) is not None:
-            held_bytes += len(outputs.grammar or "")
+            held_bytes += len(outputs.grammar or "") + len(registration.frame)
         self._retention.ended(stream, held_bytes)
         self.keeper.ended(stream)
         self._readers.ended(stream)
@@ -391,7 +401,9 @@ class StreamLifecycle:
                 self.abort(stream)
             self._remove(stream)
         if gone:
-            self._core.enqueue(Forget(tuple(stream.stream_id for stream in gone), has_been=True))
+            ids = tuple([stream.stream_id for stream in gone])
+            moves = pack_u32([stream.moves for stream in gone])
+            self._core.enqueue(Forget(ids, has_been=True, moves=moves))
 
     def clear(self) -> None:
         """Forget everything: the core replays it."""

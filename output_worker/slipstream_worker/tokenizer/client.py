@@ -21,6 +21,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import select
 import subprocess
 from collections.abc import Container, Iterable, Iterator
 from typing import Protocol
@@ -39,6 +41,7 @@ from slipstream_ipc.messages import (
     TokenizerReady,
 )
 from slipstream_ipc.process import BEAT_S, SILENT_S
+from slipstream_ipc.transport.poller import EVENTS, POLLIN, Poller
 from slipstream_worker.tokenizer.child import TokenizerChild, start_tokenizer_process
 from slipstream_worker.tokenizer.fair_order import FairOrder
 from slipstream_worker.tokenizer.long_prompts import is_long, size_of
@@ -99,8 +102,13 @@ class TokenizerClient:
         self._wait_s = wait_s
         self._long_s = long_s
         self._note = RenderNote()
+        self._exits = select.epoll()
+        self._pidfd: int | None = None  # of the child, in `_exits`
         # before the socket, whose threads would rule out a fork
         self._child: TokenizerChild | None = self._start()
+        # whether nothing was left unread when the socket was last asked, and nothing sent since:
+        # then its descriptor reports what comes
+        self._is_drained = False
         self._socket = context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         # no high-water mark: `_waiting` holds what is unanswered anyway, and is sent only once
@@ -111,12 +119,16 @@ class TokenizerClient:
             self._socket.close()
             self._child.kill()
             self._child.wait()
+            self._forget_exit()
+            self._exits.close()
             self._note.close()
             raise
+        self._fd = int(self._socket.getsockopt(zmq.FD))
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
         self._long = FairOrder()  # the long ones among them, one at a time
+        self._num_beats = 0  # of all children, that were noted at the last beat of ours
         self._num_long_beats = 0  # of the child, since it began the current long prompt
         self._has_culprit = False  # the child was killed over a prompt that is refused already
         self._strikes: dict[int, int] = {}
@@ -134,8 +146,18 @@ class TokenizerClient:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """The socket, to register with a poller."""
+        """The socket."""
         return self._socket
+
+    def register(self, poller: Poller) -> None:
+        """Have the poller report what arrives, for `is_among`, and the child's death."""
+        poller.register_input(self._fd, self._has_input)
+        poller.register(self.exits)
+
+    @property
+    def exits(self) -> int:
+        """A descriptor that is readable from the child's death until `beat` has noticed it."""
+        return self._exits.fileno()
 
     def ask(self, request: Render) -> int:
         """Have a prompt rendered; returns the key of its answer (`request.key` is ignored)."""
@@ -163,11 +185,12 @@ class TokenizerClient:
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether this client's socket is one that a poller has reported."""
-        return self._socket in arrived
+        return self._fd in arrived
 
     def receive(self) -> Iterator[Rendered | TokenizerReady]:
         """The answers that have arrived."""
-        while self._socket.poll(0):
+        self._is_drained = False
+        while self._has_input():
             data = self._socket.recv()
             try:
                 answer = self._decoder.decode(data)
@@ -185,16 +208,15 @@ class TokenizerClient:
                 self._long.discard(answer.key)
                 self._send_long()
                 yield answer
-            elif isinstance(answer, TokenizerReady):
+            else:
                 if self._child is None or answer.pid != self._child.pid:
                     continue  # from an earlier child
                 self._ready(answer)
                 yield answer
-            elif self._long.current in self._note.in_progress():
-                self._num_long_beats += 1
 
     def beat(self, now: float) -> Iterator[Rendered]:
         """Restart a dead child, kill one that hangs; yields refusals of prompts given up."""
+        self._count_beats()
         if self._child is None:
             if now >= self._start_at:
                 self._restart(now)
@@ -205,7 +227,8 @@ class TokenizerClient:
         elif self._heard_at is None:
             self._heard_at = self._started_at = now
         else:
-            if self._has_spoken or self._socket.poll(0):  # unread messages are signs of life, too
+            self._is_drained = False
+            if self._has_spoken or self._has_input():  # unread messages are signs of life, too
                 self._heard_at = now
             if why := self._why_hung(now):
                 logger.error("the tokenizer process hangs: %s", why)
@@ -219,6 +242,13 @@ class TokenizerClient:
             self._lost_at = now if self._lost_at is None else self._lost_at
             if now >= self._lost_at + self._wait_s:
                 yield from self._refuse_all()
+
+    def _count_beats(self) -> None:
+        num_new = self._note.num_beats - self._num_beats
+        self._num_beats += num_new
+        self._has_spoken = self._has_spoken or num_new > 0
+        if self._long.current in self._note.in_progress():
+            self._num_long_beats += num_new
 
     def condition(self, now: float) -> OwnProcess:
         """The child, for a `Status`."""
@@ -239,6 +269,8 @@ class TokenizerClient:
             except subprocess.TimeoutExpired:
                 self._child.kill()
                 self._child.wait()
+        self._forget_exit()
+        self._exits.close()
         self._socket.close()
         self._note.close()
 
@@ -274,6 +306,7 @@ class TokenizerClient:
         return ""
 
     def _died(self, now: float, how: str) -> Iterator[Rendered]:
+        self._forget_exit()
         served_s = 0.0 if self._ready_at is None else now - self._ready_at
         pause_s = self._pauses.after(served_s)
         more = f"; restarting it in {pause_s:g} s" if pause_s else "; restarting it"
@@ -344,9 +377,24 @@ class TokenizerClient:
             self._send(self._waiting[key])
 
     def _send(self, request: Render) -> None:
+        self._is_drained = False
         # if the child has died unnoticed, the request is sent again to the next one
         with contextlib.suppress(zmq.Again):
             self._socket.send(self._encode(request), zmq.NOBLOCK)
 
+    def _has_input(self) -> bool:
+        """Whether there is input that the descriptor does not report, or all of it is read."""
+        if not self._is_drained:
+            self._is_drained = not int(self._socket.getsockopt(EVENTS)) & POLLIN
+        return not self._is_drained
+
     def _start(self) -> TokenizerChild:
-        return start_tokenizer_process(self._config, self._note.fd, self._name)
+        child = start_tokenizer_process(self._config, self._note.fd, self._name)
+        self._pidfd = os.pidfd_open(child.pid)
+        self._exits.register(self._pidfd, select.EPOLLIN)
+        return child
+
+    def _forget_exit(self) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None

@@ -34,7 +34,7 @@ from slipstream_ipc.atomic_file import write_atomically
 from slipstream_ipc.errors import BadRequest, brief
 from slipstream_ipc.formats.choose import choose_format, delimiter_ids
 from slipstream_ipc.formats.table import find_format
-from slipstream_ipc.messages import Render, Rendered, TokenizerBeat, TokenizerReady
+from slipstream_ipc.messages import Render, Rendered, TokenizerReady
 from slipstream_ipc.process import BEAT_S, start_child
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import is_panic
@@ -81,7 +81,8 @@ def main() -> int:
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(stop.fileno(), zmq.POLLIN)
-    with beating(socket):
+    note = RenderNote(config.note_fd)
+    with beating(note):
         tokenizer, ready = prepare(config)
         traits = ChatTraits() if ready.error else chat_traits(tokenizer, ready)
     socket.send(encode(replace(ready, pid=os.getpid())))
@@ -89,7 +90,6 @@ def main() -> int:
         socket.close(linger=_LAST_WORDS_MS)
         context.term()
         return 1
-    note = RenderNote(config.note_fd)
 
     def render_noted(request: Render, *, is_long: bool = True) -> Rendered:
         note.begin(request.key, is_long=is_long)
@@ -105,7 +105,7 @@ def main() -> int:
         now = monotonic()
         if now >= beat_at:
             beat_at = now + BEAT_S / 2
-            socket.send(encode(TokenizerBeat()))
+            note.beat()
         if arrived.get(socket):
             request = decoder.decode(socket.recv())
             if is_long(request):
@@ -121,17 +121,15 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def beating(socket: zmq.Socket[bytes]) -> Iterator[None]:
-    """Send beats from a thread; the socket must not be used otherwise meanwhile."""
-    beat = msgspec.msgpack.encode(TokenizerBeat())
+def beating(note: RenderNote) -> Iterator[None]:
+    """Note beats from a thread; the caller notes none meanwhile."""
     is_over = threading.Event()
 
-    def send_beats() -> None:
+    def note_beats() -> None:
         while not is_over.wait(BEAT_S / 2):
-            with contextlib.suppress(zmq.Again):
-                socket.send(beat, zmq.NOBLOCK)
+            note.beat()
 
-    thread = threading.Thread(target=send_beats, name="beats", daemon=True)
+    thread = threading.Thread(target=note_beats, name="beats", daemon=True)
     thread.start()
     try:
         yield
@@ -187,6 +185,7 @@ def _with_format(ready: TokenizerReady, tokenizer: Any, config: TokenizerConfig)
         added_tokens,
         tool_format=config.tool_format,
         reasoning_format=config.reasoning_format,
+        response_template=getattr(tokenizer, "response_template", None),
     )
     advice = "`slipstream formats` lists those that --tool-format and --reasoning-format can name"
     if choice.is_ambiguous:

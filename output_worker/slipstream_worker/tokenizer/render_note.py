@@ -1,9 +1,9 @@
-"""A note of the prompts being rendered by a tokenizer process, for its worker to read after it has
-died.
+"""A note of the prompts being rendered by a tokenizer process, and of its beats, for its worker to
+read while it lives and after it has died.
 
 It is memory mapped by both: it outlives the process however that ends, and writing to it takes no
-system call or message. A key is present from before its rendering begins until after it has ended,
-and no longer, so an idle process leaves none.
+system call or message, and wakes nobody. A key is present from before its rendering begins until
+after it has ended, and no longer, so an idle process leaves none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import mmap
 import os
 
-_NUM_BYTES = 16  # two u64 keys: of the short prompt and of the long one, 0 if none is rendered
+# u64 each: the keys of the short prompt and of the long one, 0 if none is rendered; the beats
+_NUM_BYTES = 24
+_NUM_KEYS = 2
 
 
 class RenderNote:
@@ -35,7 +37,16 @@ class RenderNote:
 
     def in_progress(self) -> list[int]:
         """Keys of the prompts being rendered now, or when the process died; the short one first."""
-        return [key for key in self._keys if key]
+        return [key for key in self._keys[:_NUM_KEYS] if key]
+
+    def beat(self) -> None:
+        """Note that the process's loop is turning."""
+        self._keys[_NUM_KEYS] += 1
+
+    @property
+    def num_beats(self) -> int:
+        """The number of beats of all processes that had this note."""
+        return self._keys[_NUM_KEYS]
 
     def clear(self) -> None:
         """Remove both keys, before another process starts."""

@@ -13,9 +13,13 @@ from slipstream.client.streams.received_positions import (
     ReceivedPositions,
     ends_of,
     native_ends_of,
+    native_plain_ends,
     native_rows,
+    plain_ends,
 )
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import check_deltas, pack_u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, LogprobColumns
 
 HANDLES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300, unique=True)
 
@@ -216,3 +220,45 @@ def test_columns_that_do_not_match_are_refused(columns: tuple[bytes, bytes]) -> 
         native_ends_of()(bytes(4), bytes(4), ["a"], bytes(8))
     with pytest.raises(TypeError):
         native_ends_of()(bytes(4), bytes(4), [b"a"], b"")  # type: ignore[list-item]
+
+
+EVENTS = st.sampled_from([(), ((),), ((AnswerEvent(EventKind.CONTENT, "a", 0),),)])
+COLUMNS = st.sampled_from([b"", column(0), column(1), column(3, 4), column(2**32 - 1, 0)])
+
+
+@given(
+    st.builds(
+        Deltas,
+        COLUMNS,
+        COLUMNS,
+        COLUMNS,
+        st.lists(st.sampled_from(["", "a", "ü€𝄞"]), max_size=2),
+        COLUMNS,
+        counts=st.sampled_from([b"", b"", b"", column(1)]),
+        ended=st.sampled_from([b"", b"", b"", column(0)]),
+        ends=st.sampled_from([(), (), (), (End("stop", 1),)]),
+        logprobs=st.sampled_from([None, None, None, LogprobColumns(0, b"", b"", b"")]),
+        kinds=st.sampled_from([b"", b"", b"", column(0)]),
+        event_entries=st.sampled_from([b"", b"", b"", column(0)]),
+        events=EVENTS,
+    ),
+    st.tuples(COLUMNS, COLUMNS, COLUMNS),
+    st.booleans(),
+)
+def test_only_what_is_plain_and_continues_is_taken_by_its_ends(
+    message: Deltas, columns: tuple[bytes, bytes, bytes], is_next: bool
+) -> None:
+    if is_next:
+        columns = (message.handles, message.chars, message.tokens)
+    found: list[object] = []
+    for ends in (plain_ends, native_plain_ends()):
+        try:
+            found.append(ends(message, *columns))
+        except (ValueError, ProtocolError) as error:
+            assert len(columns[1]) != len(columns[0]) or len(columns[2]) != len(columns[0])
+            found.append(type(error) is not None)
+    assert found[0] == found[1]
+    if found[0] is not None and found[0] is not True:
+        check_deltas(message)
+        ends_at = ends_of(message.chars, message.tokens, message.texts, message.counts)
+        assert found[0] == ends_at

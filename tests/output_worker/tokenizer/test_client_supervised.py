@@ -25,16 +25,15 @@ from slipstream_ipc.backoff import STEADY_S
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import (
     ChatMessage,
-    FromTokenizerProcess,
     Render,
     Rendered,
-    TokenizerBeat,
     TokenizerReady,
 )
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_worker.tokenizer.client import LOAD_S, LONG_CHARS_PER_S, LONG_S, TokenizerClient
 from slipstream_worker.tokenizer.long_prompts import LONG_CHARS
 from slipstream_worker.tokenizer.process import beating
+from slipstream_worker.tokenizer.render_note import RenderNote
 
 PATIENCE_MS = int(PATIENCE_S * 1e3)
 HANG_TIMEOUT_S = 10.0
@@ -51,12 +50,16 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 class Played(PlayedPrompts):
     """One that speaks for its children, four beats a second."""
 
-    def say(self, what: TokenizerReady | TokenizerBeat | Rendered) -> None:
+    def say(self, what: TokenizerReady | Rendered) -> None:
         if isinstance(what, TokenizerReady) and not what.pid:
             what = msgspec.structs.replace(what, pid=self.children[-1].pid)
         self.socket.send(msgspec.msgpack.encode(what))
         assert self.prompts.socket.poll(PATIENCE_MS)
         list(self.prompts.receive())
+
+    def beat(self) -> None:
+        """A beat of the child."""
+        self.prompts._note.beat()
 
     def pass_time(self, seconds: float) -> list[Rendered]:
         """With a beat of the worker's four times a second."""
@@ -83,7 +86,7 @@ def test_a_child_that_beats_no_more_is_replaced(played: Played) -> None:
     assert played.prompts.condition(played.now).state == "ready"
     for _ in range(100):
         played.pass_time(HANG_TIMEOUT_S - 2)
-        played.say(TokenizerBeat())
+        played.beat()
         played.pass_time(0.25)
         assert played.prompts.condition(played.now).state == "ready"
     played.pass_time(SILENT_S)
@@ -99,11 +102,13 @@ def test_an_answer_says_that_it_lives_and_so_does_one_that_is_unread(played: Pla
     """Where the worker itself was stopped, what its child said meanwhile lies there unread."""
     played.say(READY)
     played.pass_time(1)
-    played.socket.send(msgspec.msgpack.encode(TokenizerBeat()))
+    played.socket.send(msgspec.msgpack.encode(Rendered(76)))
     assert played.prompts.socket.poll(PATIENCE_MS)
     played.now += 100 * HANG_TIMEOUT_S
     played.pass_time(1)
     list(played.prompts.receive())
+    played.beat()
+    played.now += 100 * HANG_TIMEOUT_S
     played.pass_time(HANG_TIMEOUT_S - 2)
     played.say(Rendered(77))
     played.pass_time(HANG_TIMEOUT_S - 2)
@@ -122,7 +127,7 @@ def test_the_first_may_load_for_as_long_as_it_takes_and_a_successor_while_it_bea
     between_s = WAIT_S / 2 - 1
     for _ in range(int(LOAD_S / between_s)):
         played.pass_time(between_s)
-        played.say(TokenizerBeat())
+        played.beat()
         assert len(played.children) == 2
     played.pass_time(between_s)
     assert len(played.children) == 3
@@ -211,13 +216,13 @@ def test_a_long_prompt_has_as_many_beats_as_its_size_takes(played: Played) -> No
     assert asked(played) == [hung, short]
     note = played.prompts._note
     for _ in range(1000):  # it has not begun with it
-        played.say(TokenizerBeat())
+        played.beat()
         assert played.pass_time(0.25) == []
     note.begin(hung, is_long=True)
     most = int((LONG_S + 8) / (BEAT_S / 2))
     for num_deaths in (1, 2):  # it begins anew where another process does
         for _ in range(most - 1):
-            played.say(TokenizerBeat())
+            played.beat()
             assert played.pass_time(0.25) == []
         if num_deaths == 1:
             note.end(is_long=True)  # it is not to blame for the death
@@ -228,7 +233,7 @@ def test_a_long_prompt_has_as_many_beats_as_its_size_takes(played: Played) -> No
             note.begin(hung, is_long=True)
     num_children = len(played.children)
     note.begin(short, is_long=False)
-    played.say(TokenizerBeat())
+    played.beat()
     (refusal,) = played.pass_time(1.0)
     assert refusal.key == hung
     assert refusal.fault is not None
@@ -254,7 +259,7 @@ class Real:
         config: dict[str, object] = {"tokenizer": str(self.model), "cache_dir": str(path / "c")}
         self.prompts = TokenizerClient(context, f"ipc://{path}/p", config, **options)
         self.answers: dict[int, Rendered] = {}
-        self.num_heard = 0  # in the last turn: whether anything was
+        self.num_heard = 0  # beats that the last turn found
         self.wait_for("ready")
 
     @property
@@ -266,7 +271,7 @@ class Real:
     def turn(self) -> None:
         self.prompts.socket.poll(50)
         found = [*self.prompts.receive()]
-        self.num_heard = int(self.prompts._has_spoken)
+        self.num_heard = self.prompts._note.num_beats - self.prompts._num_beats
         found += self.prompts.beat(time.monotonic())
         self.answers |= {one.key: one for one in found if isinstance(one, Rendered)}
 
@@ -318,20 +323,18 @@ def test_a_stopped_process_is_seen_and_replaced_and_what_it_was_asked_is_answere
     assert real.pid != before
 
 
-def test_a_process_beats_while_it_loads(
-    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
-) -> None:
-    with context.socket(zmq.PAIR) as worker, context.socket(zmq.PAIR) as process:
-        worker.bind(f"ipc://{tmp_path}/p")
-        process.connect(f"ipc://{tmp_path}/p")
-        with beating(process):
-            for _ in range(3):
-                assert worker.poll(PATIENCE_MS)
-                beat = msgspec.msgpack.decode(worker.recv(), type=FromTokenizerProcess)
-                assert beat == TokenizerBeat()
-        process.send(b"its own from now on")
-        while (said := worker.recv()) != b"its own from now on":
-            assert msgspec.msgpack.decode(said, type=FromTokenizerProcess) == TokenizerBeat()
+def test_a_process_beats_while_it_loads() -> None:
+    note = RenderNote()
+    at_workers = RenderNote(os.dup(note.fd))
+    patience = Patience()
+    with beating(note):
+        while at_workers.num_beats < 3:
+            patience.check()
+    num_beats = at_workers.num_beats
+    note.beat()
+    assert at_workers.num_beats == num_beats + 1, "it is the caller's from now on"
+    note.close()
+    at_workers.close()
 
 
 def test_the_loop_beats_beside_a_long_prompt(make_real) -> None:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import Deltas
 from slipstream_ipc.native.extension import load_extension
 
 Item = TypeVar("Item")
@@ -33,6 +34,8 @@ _NOBODY = -1
 _LEAST_ROWS = 64
 _SOURCE = Path(__file__).with_name("entry_ends.c")
 _ROWS_SOURCE = Path(__file__).with_name("received_rows.c")
+_Columns = tuple[bytes, bytes]
+PlainEnds = Callable[[Deltas, bytes, bytes, bytes], _Columns | None]
 EndsOf = Callable[[bytes, bytes, Sequence[str], bytes], tuple[bytes, bytes]]
 
 
@@ -59,6 +62,7 @@ class ReceivedPositions(Generic[Item]):
         self._found: FoundStreams[Item] | None = (
             None  # the last result: most messages have the same streams
         )
+        self._plain_ends = native_plain_ends()
         self._is_ahead = False  # `_found` has positions that are not written to the rows yet
         self._resize(_LEAST_ROWS)
 
@@ -130,6 +134,20 @@ class ReceivedPositions(Generic[Item]):
             return are_at
         is_there = (self._tokens[rows] == u32(tokens)).all()
         return bool(is_there and (self._chars[rows] == u32(chars)).all())
+
+    def continued(self, message: Deltas) -> FoundStreams[Item] | None:
+        """The streams of a message that has nothing but a token's text for each of the streams of
+        the message before it, behind that; None for any other. Sets their positions.
+        """
+        found = self._found
+        if found is None or not found.tokens:
+            return None
+        ends = self._plain_ends(message, found.handles, found.chars, found.tokens)
+        if ends is None:
+            return None
+        found.chars, found.tokens = ends
+        self._is_ahead = True
+        return found
 
     def _find(self, column: bytes) -> FoundStreams[Item] | None:
         if self._native is not None:
@@ -221,3 +239,24 @@ def native_ends_of() -> EndsOf:
 def native_rows() -> ModuleType | None:
     """The C extension `received_rows`, where it is available."""
     return load_extension("received_rows", _ROWS_SOURCE)
+
+
+def plain_ends(message: Deltas, handles: bytes, chars: bytes, tokens: bytes) -> _Columns | None:
+    """`ends_of` a message with these columns that has nothing but one token and its text to each
+    entry; None for any other, which may be invalid.
+    """
+    if message.handles != handles or message.tokens != tokens or message.chars != chars:
+        return None
+    if message.logprobs is not None or message.counts or message.ended or message.ends:
+        return None
+    if message.kinds or message.event_entries or message.events:
+        return None
+    if not len(message.token_ids) == 4 * len(message.texts) == len(handles):
+        return None
+    return ends_of(chars, tokens, message.texts, b"")
+
+
+def native_plain_ends() -> PlainEnds:
+    """`plain_ends` by the C extension `entry_ends`, where that is available."""
+    native = load_extension("entry_ends", _SOURCE)
+    return plain_ends if native is None else native.plain_ends

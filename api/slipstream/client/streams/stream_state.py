@@ -54,6 +54,9 @@ class StreamState:
     group: GroupMember | None = None  # the group that the stream is read in
     index: int = 0  # in the group
     resubmittable: Submit | None = None
+    member: int = -1  # of a fleet, that the stream is at; -1: at none
+    moves: int = 0  # between the members of a fleet
+    strikes: int = 0  # cores of other members that crashed while they ran it
     where: str = ""
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ from slipstream_ipc.process import (
     Drain,
     installed_version,
 )
-from slipstream_ipc.telemetry.statistics import Numbers
+from slipstream_ipc.telemetry.statistics import CoreNumbers, Numbers
 
 _STANDARD_ERROR = 2
 _VERSION = installed_version()  # when this process began; another may be installed later
@@ -156,6 +156,11 @@ class Child:
         self.is_active = True
         self.available_at = None
         self._send(activation)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether its beats may say what somebody waits for: the load, or processes of its own."""
+        return isinstance(self.numbers, CoreNumbers) or bool(self.processes and self.is_active)
 
     def drain(self, within_s: float) -> None:
         """Tell it to take no new requests, and to end those that still run after `within_s`."""

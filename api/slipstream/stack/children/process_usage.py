@@ -1,13 +1,16 @@
 """CPU time, memory and state of processes, and the cgroup's out-of-memory kills.
 
-psutil reads them, except for three files: the children of a process (psutil would scan all
-processes of the machine), its threads' time in run queues, and the cgroup's count of kills. The CPU
-time of a process that has ended can be read until it is reaped.
+psutil reads the state alone. It reads three files twice for a process's times and memory, which one
+line of /proc/PID/stat says, scans all processes of the machine for its children, and knows neither
+its threads' time in run queues nor the cgroup's count of kills. The CPU time of a process that has
+ended can be read until it is reaped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +18,9 @@ import psutil
 
 _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MOST_BYTES = 65536  # of a file that is read in one call
 
 
 class ProcessUsage(NamedTuple):
@@ -70,33 +76,46 @@ def num_oom_kills() -> int:
     cgroup v2 only. A container sees its cgroup as the root, or by its path.
     """
     try:
-        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
-        own = next(line[3:].lstrip("/") for line in lines if line.startswith("0::"))
-        path = _CGROUPS / own / "memory.events"
-        path = path if path.is_file() else _CGROUPS / "memory.events"
-        events = dict(line.split() for line in path.read_text().splitlines())
+        try:
+            said = _text(f"{_CGROUPS}/{_own_cgroup(_PROC)}/memory.events")
+        except OSError:
+            said = _text(f"{_CGROUPS}/memory.events")
+        events = dict(line.split() for line in said.splitlines())
         return int(events.get("oom_kill", 0))
     except (OSError, ValueError, StopIteration):
         return 0
 
 
+@functools.cache
+def _own_cgroup(proc: Path) -> str:
+    """The path of our cgroup, read once for each beat otherwise. Raises: OSError, StopIteration."""
+    lines = _text(f"{proc}/self/cgroup").splitlines()
+    return next(line[3:].strip("/") for line in lines if line.startswith("0::"))
+
+
 def _read(pid: int) -> ProcessUsage | None:
     try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            times = process.cpu_times()
-            rss_bytes = process.memory_info().rss
-    except psutil.Error:
+        said = _text(f"{_PROC}/{pid}/stat")
+    except OSError:
         return None
-    # children_user and children_system cover reaped children only
-    return ProcessUsage(
-        sum((times.user, times.system, times.children_user, times.children_system)), rss_bytes
-    )
+    fields = said[said.rindex(")") + 2 :].split()  # behind the name, which may hold anything
+    # user and system time, its own and that of children that were reaped
+    ticks = sum(int(field) for field in fields[11:15])
+    return ProcessUsage(ticks / _TICKS_PER_S, int(fields[21]) * _PAGE_BYTES)
 
 
 def children_of(pid: int) -> list[int]:
     """The children started by its main thread."""
     try:
-        return [int(one) for one in (_PROC / f"{pid}/task/{pid}/children").read_text().split()]
+        return [int(one) for one in _text(f"{_PROC}/{pid}/task/{pid}/children").split()]
     except (OSError, ValueError):
         return []
+
+
+def _text(path: str) -> str:
+    """The content of a small file. Raises: OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _MOST_BYTES).decode(errors="replace")
+    finally:
+        os.close(fd)
