@@ -35,6 +35,7 @@ class MemoryConnection(LocalConnection):
         self.max_bytes = 0
         self.address = address
         self.is_accepted = is_accepted
+        self.number = 0  # of an accepted one, among those of its listener
         self.peer: MemoryConnection | None = None
         self.listener: MemoryListener | None = None  # of an accepted one
         self._network = network
@@ -87,7 +88,7 @@ class MemoryListener(LocalListener):
 
     def accept(self, connection: MemoryConnection) -> None:
         """Add the listener's end of a connection."""
-        connection.listener = self
+        connection.listener, connection.number = self, len(self._connections)
         self._connections[connection.fd] = connection
 
     def ready(self) -> deque[LocalConnection]:
