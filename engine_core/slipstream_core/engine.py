@@ -33,6 +33,7 @@ from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.process import BEAT_S, next_multiple
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 _PLAN_AHEAD_S = 0.0015  # upper bound for planning and launching a step on a busy host
 _MAX_UNCHECKED = 3  # steps, beyond which the device waits for the workers …
 _MAX_CHECK_WAIT_S = 0.05  # … for as long as a step takes, and no longer than this
-_BEAT_S = 0.5
 _POLL_RESOLUTION_S = 0.001
 _SMOOTHING = 0.2
 
@@ -100,7 +100,7 @@ class Engine:
         self._logprobs.flush_deferred()
         if now >= self._beat_at:
             self._handler.beat(now)
-            self._beat_at = now + _BEAT_S
+            self._beat_at = next_multiple(now, BEAT_S)
         if wait and not is_more:
             self._wait()
 

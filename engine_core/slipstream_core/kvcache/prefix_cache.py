@@ -78,7 +78,9 @@ class PrefixCache:
         digest = chain[-1]
         size = self._block_bytes
         for start in range(0, len(data), size):  # as `next_digest`, whose call takes as long
-            digest = blake2b(digest + data[start : start + size], digest_size=_DIGEST_BYTES).digest()
+            digest = blake2b(
+                digest + data[start : start + size], digest_size=_DIGEST_BYTES
+            ).digest()
             chain.append(digest)
 
     def lookup(self, row: int, max_blocks: int, *, start: int = 0) -> Int32s:

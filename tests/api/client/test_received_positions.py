@@ -14,6 +14,7 @@ from slipstream.client.streams.received_positions import (
     ends_of,
     native_ends_of,
     native_plain_ends,
+    native_rows,
     plain_ends,
 )
 from slipstream_ipc.columns import check_deltas, pack_u32
@@ -27,9 +28,11 @@ def column(*values: int) -> bytes:
     return pack_u32(np.array(values, np.uint32))
 
 
-@given(HANDLES, st.data())
-def test_positions_stay_with_their_handles(handles: list[int], data: st.DataObject) -> None:
-    received: ReceivedPositions[str] = ReceivedPositions()
+@given(HANDLES, st.booleans(), st.data())
+def test_positions_stay_with_their_handles(
+    handles: list[int], is_native: bool, data: st.DataObject
+) -> None:
+    received: ReceivedPositions[str] = ReceivedPositions(is_native=is_native)
     expected: dict[int, tuple[int, int]] = {}
     for handle in handles:
         if not received.is_free(handle):
@@ -63,8 +66,9 @@ def test_positions_stay_with_their_handles(handles: list[int], data: st.DataObje
         assert received.position(handle) == (num_chars + 3, num_tokens + 1)
 
 
-def test_what_is_not_exactly_so_is_not_found() -> None:
-    received: ReceivedPositions[str] = ReceivedPositions()
+@pytest.mark.parametrize("is_native", [True, False])
+def test_what_is_not_exactly_so_is_not_found(is_native: bool) -> None:
+    received: ReceivedPositions[str] = ReceivedPositions(is_native=is_native)
     for handle in (1, 2, 3):
         received.open(handle, "x", 10, 4)
     both = pack_u32([1, 2])
@@ -81,9 +85,9 @@ def test_what_is_not_exactly_so_is_not_found() -> None:
 class AgainstDict(RuleBasedStateMachine):
     """Columns that go on and others, single moves, streams that come and go."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.received: ReceivedPositions[int] = ReceivedPositions()
+    @initialize(is_native=st.booleans())
+    def begin(self, is_native: bool) -> None:
+        self.received: ReceivedPositions[int] = ReceivedPositions(is_native=is_native)
         self.at: dict[int, tuple[int, int]] = {}
         self.last: list[int] = []
 
@@ -172,6 +176,39 @@ def test_ends_are_begins_and_what_comes(
         column(*[(at + len(text)) % 2**32 for at, text in zip(chars, texts, strict=True)]),
         column(*[(at + num) % 2**32 for at, num in zip(tokens, more, strict=True)]),
     )
+
+
+def tables(**others: np.ndarray) -> list[np.ndarray]:
+    """The arrays that `find` takes, with two rows."""
+    numbers = {name: np.zeros(2, np.int64) for name in ("handles", "scratch", "groups")}
+    objects = {name: np.zeros(2, object) for name in ("numbers", "items")}
+    return list((numbers | objects | others).values())
+
+
+@pytest.mark.skipif(native_rows() is None, reason="no C compiler")
+def test_rows_that_do_not_fit_are_refused() -> None:
+    native, row, one = native_rows(), np.zeros(1, np.int64), np.zeros(1, np.uint32)
+    assert native is not None
+    for wrong in (
+        {"handles": np.zeros(3, np.int64)},
+        {"handles": np.zeros(0, np.int64)},
+        {"scratch": np.zeros(1, np.int64)},
+        {"groups": np.zeros(2, np.int32)},
+        {"items": np.zeros(1, object)},
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            native.find(column(1), *tables(**wrong))
+    with pytest.raises(TypeError, match="objects"):
+        native.find(column(1), *tables(numbers=np.zeros(2, np.int64)))
+    with pytest.raises(ValueError, match="column"):
+        native.find(bytes(5), *tables())
+    for rows in (row + 1, row - 1):
+        with pytest.raises(IndexError):
+            native.are_at(rows, column(0), column(0), one, one)
+    for wrong_column in (b"", bytes(3), bytes(8), row):
+        with pytest.raises(ValueError, match="column"):
+            native.are_at(row, column(0), wrong_column, one, one)
+    assert native.are_at(row, column(0), column(0), one, one)
 
 
 @pytest.mark.skipif(native_ends_of() is ends_of, reason="no C compiler")
