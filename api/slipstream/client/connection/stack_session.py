@@ -151,7 +151,9 @@ class StackSession:
         only sessions with news have to turn then.
         """
         self._now = now
-        if len(self._sessions) > 1 and arrived is not None and now < self._all_due_at:
+        if len(self._sessions) == 1:
+            return self._sessions[0].turn(now)
+        if arrived is not None and now < self._all_due_at:
             some = [session for session in self._sessions if session.is_among(arrived)]
         else:
             some = self._sessions
