@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
+from slipstream.delta_objects import EntryObjects, native_objects
 from slipstream_ipc.columns import f32, pack_u32, u32
 from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, LogprobColumns
 
@@ -222,6 +223,13 @@ class DeltaBatch:
         return _Layout(
             widths, list(accumulate(sizes, initial=0)), list(accumulate(ranks, initial=0))
         )
+
+    @cached_property
+    def objects(self) -> EntryObjects | None:
+        """What makes the objects of `token_ids` and `logprobs` in C; None where that is not to be
+        had.
+        """
+        return native_objects(self.message, Logprob)
 
     @property
     def token_widths(self) -> npt.NDArray[np.int64]:

@@ -22,6 +22,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Container
 
 import zmq
 
@@ -78,6 +79,7 @@ class Engine:
         self._step_started_at = 0.0
         self._step_s = 0.0  # duration of a step, exponentially smoothed
         self._beat_at = 0.0
+        self._arrived: Container[object] | None = None  # what the last wait has reported
         runner_fd = runner.fileno()
         if runner_fd is not None:
             poller.register(runner_fd, zmq.POLLIN)
@@ -85,7 +87,8 @@ class Engine:
     def run_once(self, *, wait: bool = True) -> None:
         """One turn of the loop."""
         now = time.monotonic()
-        self._handler.receive(now)
+        self._handler.receive(now, self._arrived)
+        self._arrived = None
         while self._in_flight and self._is_done():
             self._collect()
         if self._in_flight or self._handler.num_unchecked:
@@ -204,8 +207,6 @@ class Engine:
         rows = self._scheduler.grammar_rows_of(plan)
         masks, broken = self._grammars.masks(rows)
         self._runner.sample(plan, masks)
-        if broken:
-            self._publish()  # an error comes behind the tokens before it
         for row, why in broken:
             self._manager.end_by_fault([row], why)
 
@@ -259,4 +260,4 @@ class Engine:
         done_at = self._runner.done_at()
         if done_at is not None:
             wait_ms = min(wait_ms, max(0, int((done_at - now) * 1e3)))
-        self._poller.poll(wait_ms)
+        self._arrived = dict(self._poller.poll(wait_ms))

@@ -71,8 +71,7 @@ def main() -> int:
         return 1
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
-    poller.register(tokenizer.socket, zmq.POLLIN)
-    poller.register(tokenizer.exits, zmq.POLLIN)
+    tokenizer.register(poller)
     try:
         ready = _await_tokenizer(tokenizer, poller, stop)
         if ready is not None and ready.error:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slipstream.delta_batch import DeltaBatch, TokenLogprobs
+from slipstream.delta_objects import items_of, read_natively
 from slipstream.outputs import (
     CompletionOutput,
     Delta,
@@ -94,6 +95,90 @@ def test_every_entry_reads_back(batch: list[tuple[int, list[Token]]], data: st.D
         assert delta.token_ids == [token[0] for token in tokens[skip:]]
         assert delta.num_tokens == len(tokens) - skip
         assert delta.logprobs == expected_logprobs(width, tokens[skip:])
+
+
+@given(st.lists(entries(), min_size=1, max_size=5), st.data())
+def test_c_makes_the_objects_that_the_reference_makes(
+    batch: list[tuple[int, list[Token]]], data: st.DataObject
+) -> None:
+    found = DeltaBatch(message_of(batch), {})
+    if found.objects is None:
+        pytest.skip("there is no C compiler, or there are no headers of Python")
+    read_natively(Delta)
+    for index, (_, tokens) in enumerate(batch):
+        skip = data.draw(st.integers(0, len(tokens) + 1))
+        ids, logprobs = found.token_ids(index, skip), found.logprobs(index, skip)
+        assert (found.objects.token_ids(index, skip), ids) == (
+            ids,
+            Delta("", found, index, skip).token_ids,
+        )
+        for each in (found.objects.logprobs(index, skip), Delta("", found, index, skip).logprobs):
+            assert each == logprobs
+            assert [list(own) for own in each or ()] == [list(own) for own in logprobs or ()]
+
+
+@given(st.lists(st.text(max_size=3), max_size=300), st.integers(0, 400))
+def test_c_makes_the_deltas_that_the_reference_makes(texts: list[str], num_taken: int) -> None:
+    batch = DeltaBatch(message_of([(0, [(7, [], 1)])] * len(texts)), {}) if texts else None
+    indices = [2 * at for at in range(len(texts))]
+    found = items_of(Delta)(indices, texts, batch)
+    kept = []
+    for (index, delta), at in zip(found, range(min(num_taken, len(texts))), strict=False):
+        assert (index, delta.text, delta._batch, delta._entry) == (2 * at, texts[at], batch, at)
+        assert delta._skip == 0
+        assert delta.token_ids == [7]
+        kept.append(delta)
+    del found
+    pairs = list(items_of(Delta)(indices, texts, batch))  # each a tuple of its own
+    assert [(index, delta.text) for index, delta in pairs] == list(zip(indices, texts, strict=True))
+    assert all(type(delta) is Delta for _, delta in pairs)
+    assert [each.text for each in kept] == texts[: len(kept)]
+
+
+def test_deltas_need_an_index_each() -> None:
+    with pytest.raises(ValueError):
+        list(items_of(Delta)([1], ["a", "b"], None))
+
+
+def test_classes_of_another_layout_are_made_by_their_call() -> None:
+    class Other(Delta, frozen=True, gc=False, eq=False):
+        more: int = 7
+
+    batch = DeltaBatch(message_of([(0, [(7, [], 1)])]), {})
+    ((index, delta),) = items_of(Other)([5], ["a"], batch)
+    assert (index, delta.text, delta.more, delta._entry) == (5, "a", 7, 0)
+
+
+ONE = pack_u32([1])
+WRONG_COLUMNS = [
+    (1, b"", b"", 0, b"", b"", b"", b""),
+    (1, ONE + b"1", b"", 0, b"", b"", b"", b""),
+    (1, ONE, pack_u32([2]), 0, b"", b"", b"", b""),
+    (2, ONE, ONE, 0, b"", b"", b"", b""),
+    (1, ONE, b"", 1, ONE, b"", ONE, b""),
+    (1, ONE, b"", 1, ONE, ONE, b"", b""),
+    (1, ONE, b"", 2, ONE, ONE, ONE, b""),
+    (1, ONE, b"", 0, ONE, ONE, ONE, pack_u32([2])),
+    (2, ONE + ONE, b"", 0, ONE, ONE, ONE, ONE),
+    (1, b"", pack_u32([2**32 - 1]), 0, b"", b"", b"", pack_u32([2**32 - 1])),
+    (-1, b"", b"", 0, b"", b"", b"", b""),
+    (1, ONE, b"", -1, b"", b"", b"", b""),
+]
+
+
+@pytest.mark.parametrize("columns", WRONG_COLUMNS)
+def test_columns_that_do_not_fit_are_no_objects(columns: tuple[object, ...]) -> None:
+    objects = DeltaBatch(message_of([(1, [(5, [(5, -1.0)], 1)])]), {}).objects
+    if objects is None:
+        pytest.skip("there is no C compiler, or there are no headers of Python")
+    for entry, skip in ((1, 0), (-1, 0), (0, -1), (2**70, 0)):
+        for make in (objects.token_ids, objects.logprobs):
+            with pytest.raises((IndexError, OverflowError)):
+                make(entry, skip)
+    with pytest.raises(ValueError, match=r"columns|range|fit"):
+        type(objects)(*columns, Logprob)
+    with pytest.raises(TypeError):
+        type(objects)(1, "a", b"", 0, b"", b"", b"", b"", Logprob)
 
 
 @given(st.integers(0, 4), st.data())

@@ -53,6 +53,17 @@ class SmallModel:
         assert token_id is not None
         return token_id
 
+    @property
+    def as_json(self) -> str:
+        """The tokenizer's file."""
+        text: str = self._tokenizer.to_str()
+        return text
+
+    @property
+    def vocab_size(self) -> int:
+        size: int = self._tokenizer.get_vocab_size()
+        return size
+
     def matcher(self, grammar: str) -> Any:
         text = llguidance.LLMatcher.grammar_from_lark(grammar)
         matcher = llguidance.LLMatcher(self.library, text, log_level=0)

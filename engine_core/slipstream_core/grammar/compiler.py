@@ -151,7 +151,7 @@ class GrammarCompiler:
             except (ValueError, OSError) as error:
                 raise GrammarError(f"{_FIELD}: not supported for this model: {error}") from error
             self._trial = GrammarTrial(self._vocabulary)
-        grammar = self._compiled(self._vocabulary, outputs)
+        grammar = self._compiled(self._vocabulary, outputs, admit.frame)
         if has_triggers(admit):
             nothing = ids_as_mask((), self._vocabulary.vocab_size)
             ends = self._vocabulary.ends
@@ -171,11 +171,13 @@ class GrammarCompiler:
             state.renew(token_ids)
         return state
 
-    def _compiled(self, vocabulary: Vocabulary, outputs: StructuredOutputs) -> SharedGrammar:
-        key = grammar_key(outputs)
+    def _compiled(
+        self, vocabulary: Vocabulary, outputs: StructuredOutputs, frame: str
+    ) -> SharedGrammar:
+        key = grammar_key(outputs, frame)
         kept = self._kept.get(key)
         if kept is None:
-            kept = self._kept[key] = self._compile(vocabulary, outputs)
+            kept = self._kept[key] = self._compile(vocabulary, outputs, frame)
             self._num_kept_bytes += len(key)
             while len(self._kept) > _MAX_KEPT or self._num_kept_bytes > _MAX_KEPT_BYTES:
                 oldest, _ = self._kept.popitem(last=False)
@@ -187,12 +189,12 @@ class GrammarCompiler:
         return kept
 
     def _compile(
-        self, vocabulary: Vocabulary, outputs: StructuredOutputs
+        self, vocabulary: Vocabulary, outputs: StructuredOutputs, frame: str
     ) -> SharedGrammar | GrammarError:
         """The grammar, or the error that refuses it."""
         assert self._trial is not None
         try:
-            return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs)))
+            return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs, frame)))
         except GrammarError as error:
             return GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}")
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.errors import brief
-from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.messages import FRAMED, StructuredOutputs
 from slipstream_ipc.validation.structured_output import kind_of
 
 _JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
@@ -48,9 +48,9 @@ class GrammarError(ValueError):
     """A grammar that cannot be compiled; the message says why."""
 
 
-def grammar_key(outputs: StructuredOutputs) -> bytes:
+def grammar_key(outputs: StructuredOutputs, frame: str = "") -> bytes:
     """The key of a compiled grammar in the cache."""
-    return msgspec.json.encode(outputs, order="deterministic")
+    return msgspec.json.encode((outputs, frame) if frame else outputs, order="deterministic")
 
 
 class Vocabulary:
@@ -86,13 +86,14 @@ class Vocabulary:
         """
         return self.compile_text(self.text_of(outputs))
 
-    def text_of(self, outputs: StructuredOutputs) -> str:
-        """A grammar in the library's own form. Holds the GIL.
+    def text_of(self, outputs: StructuredOutputs, frame: str = "") -> str:
+        """A grammar in the library's own form. frame: as in Admit. Holds the GIL.
 
         Raises GrammarError where it has none.
         """
         try:
-            return self._text(kind_of(outputs), outputs)
+            text = self._text(kind_of(outputs), outputs)
+            return _framed(text, frame) if frame else text
         except (ValueError, RecursionError) as error:
             raise GrammarError(_first_of(error)) from error
 
@@ -137,6 +138,24 @@ class Vocabulary:
                 except Exception as error:  # its GBNF converter raises any exception
                     raise GrammarError(str(error)) from error
         return text
+
+
+class _Grammars(msgspec.Struct):
+    """Several grammars in the library's own form; the first is the whole."""
+
+    grammars: tuple[dict[str, Any], ...]
+
+
+def _framed(text: str, frame: str) -> str:
+    """The grammar `frame`, in which FRAMED is the grammar `text`. Raises ValueError."""
+    inner: tuple[dict[str, Any], ...] = ({"lark_grammar": text},)
+    if text.lstrip().startswith("{"):
+        inner = msgspec.json.decode(text, type=_Grammars).grammars
+    first, *others = inner
+    whole = {"lark_grammar": frame}
+    return msgspec.json.encode(
+        _Grammars((whole, {**first, "name": FRAMED.removeprefix("@")}, *others))
+    ).decode()
 
 
 def fill_masks(matchers: Sequence[tuple[Any, int]], masks: npt.NDArray[np.int32]) -> None:

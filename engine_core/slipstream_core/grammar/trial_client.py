@@ -23,7 +23,7 @@ import msgspec
 
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_core.grammar.trial_process import MAX_CPU_S
-from slipstream_ipc.messages import GrammarProcessConfig, StructuredOutputs, Tried
+from slipstream_ipc.messages import GrammarProcessConfig, GrammarToTry, StructuredOutputs, Tried
 from slipstream_ipc.process import CONTROL_FD_VARIABLE, PARENT_PID_VARIABLE, STATUS_FD_VARIABLE
 
 logger = logging.getLogger(__name__)
@@ -50,15 +50,16 @@ class GrammarTrial:
         self._lock = threading.Lock()  # guards starting and ending the process
         self._is_closed = False
 
-    def ask(self, outputs: StructuredOutputs) -> str:
-        """The text of a grammar that compiles, in the library's own form.
+    def ask(self, outputs: StructuredOutputs, frame: str = "") -> str:
+        """The text of a grammar that compiles, in the library's own form. frame: as in Admit.
 
         Raises GrammarError with the reason where it does not; OSError where no process starts.
         """
+        asked = msgspec.json.encode(GrammarToTry(outputs, frame))
         for _ in range(_MAX_DEATHS):
             lines = self._ready_lines()
             try:
-                tried = self._answer(lines, msgspec.json.encode(outputs))
+                tried = self._answer(lines, asked)
             except _Died as death:
                 logger.warning("the grammar process died while compiling a grammar (%s)", death)
                 if death.code == -signal.SIGPROF:

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
-from slipstream_ipc.messages import GrammarProcessConfig, StructuredOutputs, Tried
+from slipstream_ipc.messages import GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.process import start_child
 
 MAX_CPU_S = 3.0  # per grammar
@@ -52,13 +52,13 @@ def _serve(config: GrammarProcessConfig) -> None:
             if not asked:
                 return
             signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)  # SIGPROF ends the process
-            answer = _try(vocabulary, msgspec.json.decode(asked, type=StructuredOutputs))
+            answer = _try(vocabulary, msgspec.json.decode(asked, type=GrammarToTry))
             signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-def _try(vocabulary: Vocabulary, outputs: StructuredOutputs) -> Tried:
+def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:
     try:
-        text = vocabulary.text_of(outputs)
+        text = vocabulary.text_of(asked.outputs, asked.frame)
         vocabulary.compile_text(text)
     except GrammarError as error:
         return Tried(error=str(error))

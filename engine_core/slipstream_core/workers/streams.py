@@ -133,7 +133,7 @@ class StreamManager:
     def send_admitted(self, stream: CoreStream) -> None:
         """Send a stream's row, and how much of its prompt was cached if that has been computed."""
         admit = stream.registration
-        admitted = Admitted(admit.stream_id, stream.row, admit.num_cached_tokens or 0)
+        admitted = Admitted(admit.stream_id, stream.row, admit.num_cached_tokens or 0, admit.moves)
         self._senders[stream.worker].enqueue(admitted)
 
     def send_times(self, stream: CoreStream) -> None:
@@ -168,8 +168,10 @@ class StreamManager:
     def send_prompt_logprobs(self, stream: CoreStream) -> None:
         """Send the prompt's log-probabilities, if all are computed, ahead of any token."""
         sender = self._senders[stream.worker]
+        admit = stream.registration
         for start, columns in self._prompts.pieces(stream.row):
-            sender.enqueue(ComputedPromptLogprobs(stream.registration.stream_id, start, columns))
+            piece = ComputedPromptLogprobs(admit.stream_id, start, columns, admit.moves)
+            sender.enqueue(piece)
 
     def add_prompt_logprobs(
         self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
@@ -197,17 +199,21 @@ class StreamManager:
         return [stream.registration.label for stream in streams if stream is not None]
 
     def end_by_fault(self, rows: Sequence[int], why: str) -> None:
-        """End the streams of these rows with an engine error."""
+        """End the streams of these rows with an engine error, which is sent behind their tokens."""
         for row in rows:
             stream = self._streams.at(row)
             if stream is None or stream.is_over:
                 continue
             logger.warning("the request ends by a fault", extra=of_requests(*self.labels([row])))
             fault = Fault("engine", why)
-            self.end(stream, End("error", self.num_outputs(stream), fault=fault))
-            self._senders[stream.worker].enqueue(
-                AdmissionRefused(stream.registration.stream_id, fault)
-            )
+            stream.end = End("error", self.num_outputs(stream), fault=fault)
+            self._compute_no_more(stream)
+            self.send_fault(stream, fault)
+
+    def send_fault(self, stream: CoreStream, fault: Fault) -> None:
+        """Send what is left of a stream's tokens, then the fault that ended it."""
+        refused = AdmissionRefused(stream.registration.stream_id, fault, stream.registration.moves)
+        self._senders[stream.worker].close_with(stream.row, refused)
 
     def end(self, stream: CoreStream, end: End) -> None:
         """End a stream for a reason that its tokens do not imply."""
@@ -218,12 +224,16 @@ class StreamManager:
     def stop(self, stream: CoreStream) -> None:
         """Compute and send nothing more of a stream. Idempotent."""
         if not stream.is_over:
-            stream.is_over = True
-            self._untimed.pop(stream.row, None)
-            self._scheduler.remove(stream.row)
-            self._grammars.drop(stream.row)
-            self._possible_ends.drop(stream.row)
+            self._compute_no_more(stream)
             self._senders[stream.worker].close(stream.row)
+
+    def _compute_no_more(self, stream: CoreStream) -> None:
+        stream.is_over = True
+        self._untimed.pop(stream.row, None)
+        self._scheduler.remove(stream.row)
+        self._grammars.drop(stream.row)
+        self._possible_ends.drop(stream.row)
+        if self._logprob_budget.holds(stream.row):
             self._logprob_budget.shrink(
                 stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
             )
@@ -231,6 +241,7 @@ class StreamManager:
     def forget(self, stream: CoreStream) -> None:
         """Drop everything kept of a stream; its row can be reused."""
         self.stop(stream)
+        self._senders[stream.worker].close(stream.row)
         self._tokens.drop(stream.row)
         self._logprobs.drop(stream.row)
         self._prompts.drop(stream.row)

@@ -90,7 +90,7 @@ from slipstream_ipc.messages.fields import (
     ErrorCode,
     FinishReason,
 )
-from slipstream_ipc.messages.grammar import GrammarProcessConfig, Tried
+from slipstream_ipc.messages.grammar import FRAMED, GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.messages.handshake import (
     PROTOCOL_VERSION,
     AttachRefused,
@@ -107,6 +107,17 @@ from slipstream_ipc.messages.kept import (
     MAX_RECORD_BYTES,
     KeepOptions,
     KeptAnswer,
+)
+from slipstream_ipc.messages.replica import (
+    WANTS_LOAD,
+    WANTS_MEMBERS,
+    Gauge,
+    Inspect,
+    Inspected,
+    Load,
+    Locate,
+    Located,
+    ReplicaState,
 )
 from slipstream_ipc.messages.request import (
     ChatMessage,
@@ -139,6 +150,7 @@ from slipstream_ipc.messages.tokenizer import (
 )
 
 __all__ = [
+    "FRAMED",
     "KEPT_ENTRY_BYTES",
     "MAX_CALLS",
     "MAX_CANCELLED",
@@ -156,6 +168,8 @@ __all__ = [
     "PROTOCOL_VERSION",
     "REPETITION_DETECTED",
     "TEXT_KINDS",
+    "WANTS_LOAD",
+    "WANTS_MEMBERS",
     "Abort",
     "Accepted",
     "AdmissionRefused",
@@ -189,15 +203,22 @@ __all__ = [
     "Frame",
     "FromTokenizerProcess",
     "FunctionCall",
+    "Gauge",
     "Goodbye",
     "GrammarProcessConfig",
+    "GrammarToTry",
     "Hello",
+    "Inspect",
+    "Inspected",
     "Keep",
     "KeepOptions",
     "Kept",
     "KeptAnswer",
     "KeptEntry",
     "KeptIds",
+    "Load",
+    "Locate",
+    "Located",
     "LogprobColumns",
     "ModelCard",
     "OtherAdmit",
@@ -216,6 +237,7 @@ __all__ = [
     "Rendered",
     "RepetitionDetection",
     "RepetitionOptions",
+    "ReplicaState",
     "Report",
     "RequestTrace",
     "Resume",

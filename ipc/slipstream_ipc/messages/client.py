@@ -30,6 +30,7 @@ from slipstream_ipc.messages.handshake import (
     Welcome,
 )
 from slipstream_ipc.messages.kept import KeepOptions, KeptAnswer
+from slipstream_ipc.messages.replica import Inspect, Inspected, Load, Locate, Located
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
@@ -80,6 +81,10 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     keep: KeepOptions | None = None  # None: the answer is not kept after its stream
     # only messages with an equal scope read or end the stream; empty: its id is enough
     scope: Identity = b""
+    # how often the stream has changed its replica: a higher number replaces what is known under its
+    # id, a lower one is superseded
+    moves: U32 = 0
+    strikes: U32 = 0  # deaths of other replicas' cores of their own doing, see `Admit`
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):
@@ -92,6 +97,7 @@ class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):
     digest: U64 | None = None  # `history_digest` of the reader's tokens; None: it did not keep them
     checksum: U32 | None = None  # `history_checksum` of them; None: not computed
     scope: Identity = b""  # of the stream; one of another scope is unknown
+    moves: U32 = 0  # a stream that has changed its replica less often is unknown
 
 
 class Abort(Struct, array_like=True, frozen=True, tag=tags.ABORT):
@@ -249,7 +255,18 @@ class Recalled(Struct, array_like=True, frozen=True, tag=tags.RECALLED):
 
 
 ClientToWorker = (
-    Hello | Ping | Submit | Resume | Abort | Goodbye | Tokenize | Detokenize | Cancel | Recall
+    Hello
+    | Ping
+    | Submit
+    | Resume
+    | Abort
+    | Goodbye
+    | Tokenize
+    | Detokenize
+    | Cancel
+    | Recall
+    | Locate
+    | Inspect
 )
 WorkerToClient = (
     Welcome
@@ -267,4 +284,7 @@ WorkerToClient = (
     | Detokenized
     | Cancelled
     | Recalled
+    | Located
+    | Inspected
+    | Load
 )

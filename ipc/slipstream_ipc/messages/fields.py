@@ -14,6 +14,7 @@ MAX_TEMPLATE_CHARS = 2**20  # a chat's tools, and likewise its template variable
 MAX_OTHERS = 127  # further answers that a Submit requests
 MAX_TRACE_STATE_CHARS = 512
 MAX_CANCELLED = 4096  # streams per Cancel
+MAX_LOCATED = 4096  # streams per Locate
 MAX_OUTPUT_WORKERS = 64  # of a stack
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers

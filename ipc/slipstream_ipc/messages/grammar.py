@@ -1,8 +1,13 @@
-"""Messages between a core and its grammar process, except for the requests' grammars."""
+"""Messages between a core and its grammar process, and what is said of grammars beside them."""
 
 from __future__ import annotations
 
 from msgspec import Struct
+
+from slipstream_ipc.messages.request import StructuredOutputs
+
+FRAMED = "@structured_output"  # in a frame: where the structured output stands
+MAX_FRAME_CHARS = 2**18
 
 
 class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -12,6 +17,13 @@ class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     eos_ids: tuple[int, ...]
     fd: int
+
+
+class GrammarToTry(Struct, frozen=True, omit_defaults=True):
+    """A grammar, a line of JSON; frame: as in Admit."""
+
+    outputs: StructuredOutputs
+    frame: str = ""
 
 
 class Tried(Struct, frozen=True, omit_defaults=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from slipstream_ipc.messages import tags
-from slipstream_ipc.messages.fields import U32, Identity, NumWorkers
+from slipstream_ipc.messages.fields import U32, U64, Identity, NumWorkers
 from slipstream_ipc.messages.shared import Fault, ModelCard
 
 PROTOCOL_VERSION = 2
@@ -17,6 +17,7 @@ class Hello(Struct, array_like=True, frozen=True, tag=tags.HELLO):
     version: U32
     identity: Identity  # the same for all attaches of one process or client
     fresh: bool = True
+    wants: U32 = 0  # WANTS_LOAD, WANTS_MEMBERS
 
 
 class Welcome(Struct, array_like=True, frozen=True, tag=tags.WELCOME):
@@ -30,6 +31,9 @@ class Welcome(Struct, array_like=True, frozen=True, tag=tags.WELCOME):
     model: ModelCard
     worker: U32 = 0
     num_workers: NumWorkers = 1
+    replica: Identity = b""  # the stack's name, the same after a restart; empty: it has none
+    incarnation: U64 = 0  # another one after each start of the stack
+    members: tuple[str, ...] = ()  # addresses of the fleet's replicas, to who wants them
 
 
 class Reattach(Struct, array_like=True, frozen=True, tag=tags.REATTACH):

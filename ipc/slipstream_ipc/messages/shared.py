@@ -12,6 +12,7 @@ from slipstream_ipc.messages.fields import (
     U64,
     ErrorCode,
     FinishReason,
+    Identity,
     Label,
     LongText,
 )
@@ -102,3 +103,5 @@ class ModelCard(Struct, array_like=True, frozen=True):
     # the most that a request may ask for, per output or prompt token; -1: the whole vocabulary
     max_logprobs: Annotated[int, Meta(ge=-1, le=2**31 - 1)] = 20
     answer_format: Label = ""  # how reasoning and tool calls are written; empty: unknown
+    # of weights, dtype, tokenizer and template: a stream moves among equal ones; empty: unknown
+    fingerprint: Identity = b""

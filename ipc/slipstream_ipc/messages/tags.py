@@ -1,8 +1,8 @@
 """The tags with which the messages between client, worker and core begin.
 
 - A tag is used once over all hops, so that a message sent the wrong way is not taken for another.
-- Each direction of a hop has ten, from the core to a worker twenty. PROTOCOL.md documents those of
-  the client's hop: they are stable.
+- Each direction of a hop has ten, from the core to a worker and from a worker to a client twenty.
+  PROTOCOL.md documents those of the client's hop: they are stable.
 """
 
 # either way, on every hop
@@ -18,6 +18,8 @@ SUBMIT = 10
 RESUME = 11
 ABORT = 12
 GOODBYE = 13
+LOCATE = 14
+INSPECT = 15
 TOKENIZE = 16
 DETOKENIZE = 17
 CANCEL = 18
@@ -34,6 +36,9 @@ RECALLED = 26
 TOKENIZED = 27
 DETOKENIZED = 28
 CANCELLED = 29
+LOCATED = 70
+INSPECTED = 71
+LOAD = 72
 
 # worker -> core
 ADMIT = 30
@@ -58,3 +63,4 @@ FORGOTTEN = 48
 FIRST_TOKEN = 49
 KEPT = 50
 UNKNOWN_KEPT = 51
+GAUGE = 52

@@ -28,6 +28,7 @@ class Render(Struct, array_like=True, frozen=True):
     # a longer prompt cannot be run or returned, so tokenizing may stop there; 0: no limit
     max_tokens: int = 0
     answer: AnswerOptions | None = None  # of `messages`; as in Submit
+    is_structured: bool = False  # the answer is to be structured output
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):
@@ -43,6 +44,7 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     answer: AnswerSettings | None = None  # None also where the model's format is unknown
     call_grammar: str = ""  # of an answer that is to be calls; empty: its form is free
     reasoning: ReasoningIds | None = None  # None also where it is not followed by ids
+    frame: str = ""  # as in Admit
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

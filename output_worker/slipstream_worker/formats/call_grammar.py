@@ -24,6 +24,7 @@ from slipstream_ipc.formats.answer_format import (
     CallFormat,
     CallId,
     CallSection,
+    ChannelFormat,
     Delimiter,
     Element,
     JsonCall,
@@ -36,6 +37,7 @@ from slipstream_ipc.formats.answer_format import (
     Repeat,
     TaggedParameters,
 )
+from slipstream_ipc.messages import FRAMED
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
 from slipstream_worker.formats.argument_grammar import (
@@ -89,9 +91,7 @@ def call_grammar(
         is_parallel = False
     if not functions:
         raise BadRequest("tool_choice", Summary(shown_choice(choice)), "a function of the tools")
-    if len(functions) > _MAX_FUNCTIONS:
-        given = Summary(f"{len(functions)} tools")
-        raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where any call is required")
+    _check_number(functions, "any call is required")
     try:
         if found.channels is not None:
             grammar = channel_grammar(
@@ -137,14 +137,9 @@ def free_call_grammar(
     is_strict = any(each.get("strict") is True for each in functions)
     if found.channels is not None and not is_strict:
         return "", ()  # there is one call at most in any case
-    functions = [
-        each if each.get("strict") is True else {**each, "parameters": {"type": "object"}}
-        for each in functions
-    ]
+    functions = [_loosened(each) for each in functions]
     try:
-        if len(functions) > _MAX_FUNCTIONS:
-            given = Summary(f"{len(functions)} tools")
-            raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where one is strict")
+        _check_number(functions, "one is strict")
         triggers: tuple[int, ...] = ()
         if found.channels is not None:
             grammar = channel_grammar(
@@ -169,6 +164,40 @@ def free_call_grammar(
     return grammar, triggers
 
 
+def structured_frame(
+    channels: ChannelFormat,
+    token_ids: Mapping[str, int],
+    tools: Sequence[Mapping[str, Any]],
+    opened: Opened,
+) -> str:
+    """The grammar of an answer in channels that ends with a call, or with structured output, which
+    is FRAMED in it. Empty where the vocabulary lacks the format's tokens. Raises BadRequest.
+    """
+    functions = [_loosened(tool["function"]) for tool in tools]
+    _check_number(functions, "there is structured output")
+    try:
+        grammar = channel_grammar(
+            channels,
+            token_ids,
+            functions,
+            is_forced=False,
+            is_header=opened.is_header,
+            is_reasoning=opened.is_reasoning,
+            final_text=FRAMED,
+        )
+    except NoTokens:
+        return ""
+    _check_size(grammar, "there is structured output")
+    return grammar
+
+
+def _loosened(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function, with any arguments unless it is `strict`."""
+    if function.get("strict") is True:
+        return function
+    return {**function, "parameters": {"type": "object"}}
+
+
 def _free_sections(
     calls: CallFormat, token_ids: Mapping[str, int], writer: _Grammar, opened: Opened
 ) -> tuple[str, tuple[int, ...]]:
@@ -181,6 +210,12 @@ def _free_sections(
         ids = dict.fromkeys(at for _, at in begun)
         return writer.one_of([each for each, _ in begun]), tuple(ids)
     return writer.free_text(sections), ()
+
+
+def _check_number(functions: Sequence[Mapping[str, Any]], where: str) -> None:
+    if len(functions) > _MAX_FUNCTIONS:
+        given = Summary(f"{len(functions)} tools")
+        raise BadRequest("tools", given, f"at most {_MAX_FUNCTIONS} where {where}")
 
 
 def _check_size(grammar: str, where: str) -> None:

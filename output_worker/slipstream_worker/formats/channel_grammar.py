@@ -1,4 +1,5 @@
-"""Grammars of answers as messages in channels, in which calls follow the tools' schemas.
+"""Grammars of answers as messages in channels, in which calls follow the tools' schemas, and the
+last message's text a grammar of its own.
 
 A message to a function ends the answer, as its end is one of the model's stop ids: so there is one
 call at most. Messages with reasoning before it are free.
@@ -15,7 +16,8 @@ from slipstream_worker.formats.argument_grammar import ArgumentGrammar, literal_
 
 ROLE = "assistant"
 _CALLS = "commentary"
-_CONTENT = ("final", _CALLS)
+_FINAL = "final"
+_CONTENT = (_FINAL, _CALLS)
 
 
 class NoTokens(Exception):  # noqa: N818  (says what is wrong)
@@ -30,9 +32,10 @@ def channel_grammar(
     is_forced: bool,
     is_header: bool,
     is_reasoning: bool,
+    final_text: str = "",
 ) -> str:
     """The grammar of an answer with a call of one of the functions, or, unless `is_forced`, with
-    messages of content.
+    messages of content. final_text: content is one message with this text, the last.
 
     is_header: the prompt has begun the first message's header, up to its role. is_reasoning: it has
     begun a message with reasoning. Raises BadRequest, NoTokens.
@@ -48,7 +51,7 @@ def channel_grammar(
     end = arguments.literal(channels.ends[0])
     next_message = f"{end} {start} {literal_text(ROLE)}"
     constrained = _constrained(arguments, channels.constrain, token_ids)
-    kinds = list(channels.reasoning) + ([] if is_forced else list(_CONTENT))
+    kinds = [*channels.reasoning, *(() if is_forced or final_text else _CONTENT)]
     free = arguments.rule("free", f"{channel} {_any_of(kinds)} {constrained}? {message} {text}")
     calls = []
     for number, function in enumerate(functions):
@@ -59,8 +62,13 @@ def channel_grammar(
         to = literal_text(f" to={channels.function_prefix}{name}")
         header = f"({to} {channel} {literal_text(_CALLS)} | {channel} {literal_text(_CALLS)} {to})"
         calls.append(f"{header} {constrained}? {message} {arguments.json(number, function)}")
-    call = arguments.rule("call", " | ".join(calls))
-    last = call if is_forced else f"({call} | {free})"
+    lasts = [arguments.rule("call", " | ".join(calls))] if calls else []
+    if final_text:
+        header = f"{channel} {literal_text(_FINAL)} {constrained}? {message}"
+        lasts.append(arguments.rule("final", f"{header} {final_text}"))
+    elif not is_forced:
+        lasts.append(free)
+    last = f"({' | '.join(lasts)})"
     opened = f"{text} {next_message} " if is_reasoning else ""
     if not is_reasoning and not is_header:
         opened = f"{start} {literal_text(ROLE)} "

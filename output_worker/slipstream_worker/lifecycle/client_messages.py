@@ -35,6 +35,7 @@ from slipstream_ipc.messages import (
     Rendered,
     Resume,
     Submit,
+    Superseded,
     Tokenize,
     UnknownStreams,
 )
@@ -219,10 +220,13 @@ class ClientMessages:
         """Accept one answer of a submission, or reject it."""
         lifecycle = self._lifecycle
         known = self._streams.get(submit.stream_id)
+        if known is not None and submit.moves > known.moves and known.is_open_to(submit.scope):
+            lifecycle.replaced(known, session.identity, submit.handle)
+            known = None
         if known is not None:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
             return
-        fault = self._retention.why_gone(submit.stream_id)
+        fault = self._retention.why_gone(submit.stream_id, submit.moves)
         if fault is not None:
             self._reject(session, submit, fault)
             return
@@ -235,7 +239,7 @@ class ClientMessages:
         except BadRequest as error:
             self._reject(session, submit, error.fault)
             return
-        render = _render_of(submit, submission.bad_words, card)
+        render = _render_of(submit, submission, card)
         tenant = tenant_of(submit, session.identity)
         if render is not None and not submit.was_accepted:
             why = self._render_queue.why_full(render, tenant)
@@ -267,6 +271,9 @@ class ClientMessages:
         self, session: Session[Receipt], submit: Submit, known: WorkerStream, fingerprint: bytes
     ) -> None:
         """A duplicate: its client attached again before it got an answer, or was replaced."""
+        if submit.moves < known.moves and known.is_open_to(submit.scope):
+            self._readers.port(session.identity).enqueue(Superseded(submit.handle))
+            return
         if known.fingerprint != fingerprint or not known.is_open_to(submit.scope):
             self._reject(session, submit, _CONFLICT)
             return
@@ -293,6 +300,7 @@ class ClientMessages:
                 answer=rendered.answer,
                 call_grammar=rendered.call_grammar,
                 reasoning=rendered.reasoning,
+                frame=rendered.frame,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)
@@ -307,7 +315,8 @@ class ClientMessages:
 
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:
         stream = self._streams.get(resume.stream_id)
-        if stream is None or not stream.is_open_to(session.public_key or resume.scope):
+        scope = session.public_key or resume.scope
+        if stream is None or not stream.is_open_to(scope) or stream.moves < resume.moves:
             self._readers.port(session.identity).enqueue(UnknownStreams((resume.handle,)))
             return
         position = ResumePoint(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
@@ -338,8 +347,9 @@ def _read(submit: Submit) -> Submission | Fault:
         return Fault("engine", f"{type(error).__name__} while accepting the request")
 
 
-def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> Render | None:
+def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Render | None:
     """What the tokenizer process has to do for it; None if nothing."""
+    bad_words = submission.bad_words
     if submit.token_ids and not bad_words:
         return None
     return Render(
@@ -350,6 +360,7 @@ def _render_of(submit: Submit, bad_words: tuple[str, ...], card: ModelCard) -> R
         template=submit.template,
         max_tokens=card.max_model_len,
         answer=submit.answer if submit.messages else None,
+        is_structured=submission.is_structured,
     )
 
 

@@ -76,6 +76,11 @@ class Submission:
         """Strings that its answers must not contain."""
         return self._params.bad_words or ()
 
+    @property
+    def is_structured(self) -> bool:
+        """Whether its answers are to be structured output."""
+        return self._params.structured_outputs is not None
+
     def params(self, answer: Submit) -> SamplingParams:
         """The sampling params of one of its answers; each allowed token id is listed once."""
         if answer.seed is None:
@@ -193,12 +198,14 @@ def register(
     answer: AnswerSettings | None = None,
     call_grammar: str = "",
     reasoning: ReasoningIds | None = None,
+    frame: str = "",
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
     answer: how it is read as events; None: it is text alone. call_grammar: of an answer that has to
     be calls, or of calls alone; the core is given it as a grammar of the request's own. reasoning:
-    how the core can follow reasoning and calls, where there is something that depends on it.
+    how the core can follow reasoning and calls, where there is something that depends on it. frame:
+    what structured output stands in.
 
     `params` and `fingerprint` come from its Submission. Without a given seed, the
     seed follows from the stream's id.
@@ -270,6 +277,9 @@ def register(
         keep=submit.keep,
         reasoning=reasoning,
         scope=submit.scope,
+        frame=frame,
+        moves=submit.moves,
+        strikes=submit.strikes if submit.was_accepted else 0,
     )
 
 

@@ -10,11 +10,18 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, digest
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import AnswerOptions, AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
-from slipstream_worker.formats.call_grammar import Opened, call_grammar, free_call_grammar, refusal
+from slipstream_worker.formats.call_grammar import (
+    Opened,
+    call_grammar,
+    free_call_grammar,
+    refusal,
+    structured_frame,
+)
 from slipstream_worker.formats.channel_grammar import ROLE
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.places import Place
@@ -117,6 +124,27 @@ class ReadFormat(NamedTuple):
             reasoning = ReasoningIds("content", begins=(), ends=())
         is_single = not options.parallel_tool_calls
         return grammar, replace(reasoning, triggers=triggers, is_single=is_single)
+
+    def structured_frame(
+        self, settings: AnswerSettings, tools: Sequence[Mapping[str, Any]], opened: str
+    ) -> str:
+        """What structured output stands in where answers are messages in channels (see Admit);
+        empty where it begins at once. Raises BadRequest.
+        """
+        channels = self.format.channels
+        if channels is None:
+            return ""
+        found = self._opened(settings, opened)
+        if found is None:
+            given = Summary("a turn that has begun a call, or the header of a message")
+            raise BadRequest(
+                "structured_outputs", given, "one that has not, in this model's format"
+            )
+        ends = tuple(each.literal for each in channels.ends)
+        is_message_next = found.is_start or found.is_header or opened.rstrip().endswith(ends)
+        if not (is_message_next or found.is_reasoning):
+            return ""
+        return structured_frame(channels, self.token_ids, tools, found)
 
     def _opened(self, settings: AnswerSettings, opened: str) -> Opened | None:
         """What the prompt has of the answer; None: a part of a call."""

@@ -84,6 +84,7 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         answer=prompt.answer,
         call_grammar=prompt.call_grammar,
         reasoning=prompt.reasoning,
+        frame=prompt.frame,
     )
 
 
@@ -117,6 +118,7 @@ class _Prompt(NamedTuple):
     answer: AnswerSettings | None = None
     call_grammar: str = ""
     reasoning: ReasoningIds | None = None
+    frame: str = ""
 
 
 def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
@@ -157,14 +159,16 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         return _Prompt(ids)
     opened = _opened(chat, text, request, traits.format.literals)
     settings = traits.format.settings(request.answer, chat.tools, opened)
-    reasoning, grammar = traits.format.reasoning_ids(settings, opened), ""
+    reasoning, grammar, frame = traits.format.reasoning_ids(settings, opened), "", ""
     if forces_calls:
         grammar = traits.format.call_grammar(
             settings, chat.tools or (), opened, is_followed=reasoning is not None
         )
+    elif request.is_structured and traits.format.format.channels is not None:
+        frame = traits.format.structured_frame(settings, chat.tools or (), opened)
     elif chat.tools:
         grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)
-    return _Prompt(ids, settings, grammar, reasoning)
+    return _Prompt(ids, settings, grammar, reasoning, frame)
 
 
 def _opened(chat: _Chat, text: str, request: Render, literals: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ GRAMMARS = [
     StructuredOutputs(choice=("one thing", "another thing", "neither of these two")),
     StructuredOutputs(grammar='start: word{6}\nword: /[a-z]{2,9}/ " "'),
 ]
+NOT_OVER_AT_ONCE = StructuredOutputs(regex="[a-z ]{200,}")
 PROMPTS = [[n + 1, 5, 9 * n + 2, 7] for n in range(8)]
 
 
@@ -171,7 +173,7 @@ def test_a_refusal_is_kept_for_the_other_answers_of_its_request(make_core, monke
     asked = []
     ask_once = GrammarTrial.ask
     monkeypatch.setattr(
-        GrammarTrial, "ask", lambda self, it: [asked.append(it), ask_once(self, it)][1]
+        GrammarTrial, "ask", lambda self, *it: [asked.append(it), ask_once(self, *it)][1]
     )
     box = make_core(model=MODEL)
     worker = box.worker()
@@ -258,7 +260,7 @@ def test_a_step_that_fails_ends_only_who_fails_alone(make_core, alone) -> None:
 def test_a_grammar_that_breaks_ends_its_stream_alone(make_core, alone, monkeypatch) -> None:
     box = make_core(model=MODEL)
     worker = box.worker()
-    broken = ask(worker, 3, grammar=StructuredOutputs(regex="[a-z ]{200,}"))  # not over at once
+    broken = ask(worker, 3, grammar=NOT_OVER_AT_ONCE)
     held = [*(ask(worker, n) for n in range(3)), broken]
     # not for the others, whose grammars may take longer to compile than this answer to end
     box.until(lambda: len(broken.token_ids) >= 3)
@@ -270,6 +272,70 @@ def test_a_grammar_that_breaks_ends_its_stream_alone(make_core, alone, monkeypat
     assert broken.fault.message.startswith("structured_outputs: ")
     for it in held[:3]:
         assert answer_of(it) == alone(it.admit)
+
+
+def use_up_credit(box, worker, it, *, outputs: int = 3) -> None:
+    """Until the core has tokens of a stream for which its worker has given no credit."""
+    box.until(lambda: len(it.token_ids) >= outputs)
+    worker.is_reading = False
+    [session] = box.core.handler._acceptor.sessions
+    box.until(lambda: not session.link.has_credit)
+    for _ in range(3):
+        box.step()
+    assert len(history_of(box, it)) > len(it.token_ids)
+
+
+def history_of(box, it) -> list[int]:
+    begin = len(it.admit.prompt_ids) // 4
+    tokens = box.core.tokens
+    return tokens.read(it.row, begin, tokens.length(it.row)).tolist()
+
+
+def break_grammar(box, it, monkeypatch) -> None:
+    """The grammar of a stream breaks, whose end the core then has."""
+    manager = box.core.handler._manager
+    monkeypatch.setattr(manager._grammars._rows[it.row].matcher, "_matcher", None, raising=False)
+    box.until(lambda: manager._streams.at(it.row).is_over)
+
+
+def test_an_error_comes_behind_the_tokens_before_it(make_core, monkeypatch) -> None:
+    """Also where the worker has no credit for them."""
+    box = make_core(model=MODEL)
+    worker = box.worker()
+    it = ask(worker, 3, 200, grammar=NOT_OVER_AT_ONCE)
+    use_up_credit(box, worker, it)
+    break_grammar(box, it, monkeypatch)
+    worker.is_reading = True
+    box.until(lambda: it.is_over)
+    assert it.token_ids == history_of(box, it)
+    assert it.fault.message.startswith("structured_outputs: ")
+
+
+def test_a_step_that_fails_ends_its_stream_behind_its_tokens(make_core) -> None:
+    box = make_core(model=MODEL)
+    worker = box.worker()
+    it = worker.admit(PROMPTS[0], 200)
+    use_up_credit(box, worker, it)
+    box.runner.fails = lambda ids: it.admit.stream_id in ids
+    box.until(lambda: box.core.handler._manager._streams.at(it.row).is_over)
+    worker.is_reading = True
+    box.until(lambda: it.is_over)
+    assert it.token_ids == history_of(box, it)
+    assert it.fault.code == "engine"
+
+
+def test_an_error_before_an_attach_comes_behind_the_tokens_after_it(make_core, monkeypatch) -> None:
+    box = make_core(model=MODEL)
+    worker = box.worker()
+    it = ask(worker, 3, 200, grammar=NOT_OVER_AT_ONCE)
+    use_up_credit(box, worker, it, outputs=8)
+    break_grammar(box, it, monkeypatch)
+    it.token_ids = it.token_ids[:5]
+    worker.hop.attach(time.monotonic())
+    worker.is_reading = True
+    box.until(lambda: it.is_over)
+    assert it.token_ids == history_of(box, it)
+    assert it.fault.message.startswith("structured_outputs: ")
 
 
 def test_nothing_is_kept_of_streams_that_are_over(make_core) -> None:

@@ -231,6 +231,45 @@ def test_a_row_that_is_closed_is_sent_no_more() -> None:
     assert side.received() == {0: [0]}
 
 
+def test_the_last_state_of_a_row_leaves_behind_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream_core.workers.sender._TOKEN_BUDGET", 4)
+    side = Side()
+    side.tokens.extend(1, np.arange(10, dtype=np.uint32))
+    side.port.mark_dirty(RowSet(np.array([1])))
+    side.port.close_with(1, SyncDone())
+    while side.port.publish():
+        pass
+    assert [type(body) for body in side.sent] == [Step, Step, Step, SyncDone]
+    assert side.is_whole()
+    assert not side.cursors.is_open(1)
+
+
+def test_the_last_state_of_a_row_without_news_leaves_at_once() -> None:
+    side = Side()
+    side.sample(0, 1)
+    side.port.publish()
+    side.port.close_with(1, SyncDone())
+    side.sample(0)
+    side.port.publish()
+    assert [type(body) for body in side.sent] == [Step, SyncDone, Step]
+
+
+@pytest.mark.parametrize("is_attach", [False, True])
+def test_a_row_that_is_closed_or_attached_anew_has_no_last_state(*, is_attach: bool) -> None:
+    side = Side()
+    side.credit, side.session.link.has_credit = 0, False
+    side.sample(1)
+    side.port.close_with(1, SyncDone())
+    if is_attach:
+        side.port.attach(side.session, [0, 1, 2, 3])
+    else:
+        side.port.close(1)
+    side.credit, side.session.link.has_credit = 16, True
+    side.port.open(1, 0, logprobs=False)
+    side.port.publish()
+    assert [type(body) for body in side.sent] == [Step]
+
+
 class AgainstHistories(RuleBasedStateMachine):
     """Steps of the same rows and of others, rows opened anew, a session that takes what it can."""
 

@@ -13,12 +13,19 @@ from tests.helpers.answers import read
 from tests.helpers.grammar_walk import SmallModel, model_of, walk
 
 from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, format_of, render
+from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_core.reasoning import ReasoningState
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose
+from slipstream_ipc.messages import FRAMED, StructuredOutputs
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
-from slipstream_worker.formats.call_grammar import Opened, call_grammar, free_call_grammar
+from slipstream_worker.formats.call_grammar import (
+    Opened,
+    call_grammar,
+    free_call_grammar,
+    structured_frame,
+)
 from slipstream_worker.formats.compiled_format import compile_format
 from slipstream_worker.formats.property_types import property_types
 from slipstream_worker.formats.reasoning_ids import call_beginnings, reasoning_ids
@@ -339,6 +346,7 @@ def test_calls_in_channels_are_read_as_one_whole_call(
 
 
 HEADER = "<|start|>assistant"
+FRAME_ALONE = f"start: {FRAMED}"
 CALL_HEADER = "<|channel|>commentary to=functions.count <|constrain|>json<|message|>"
 
 
@@ -367,6 +375,66 @@ def test_a_free_answer_in_channels_keeps_strict_functions_to_their_schema(
     matcher, token_ids = HARMONY_MODEL.matcher(grammar), HARMONY_MODEL.encoded(text)
     num_taken = matcher.try_consume_tokens(token_ids)
     assert (num_taken == len(token_ids) and matcher.is_accepting()) is is_allowed
+
+
+@pytest.fixture(scope="module")
+def harmony_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    file = tmp_path_factory.mktemp("model") / "tokenizer.json"
+    file.write_text(HARMONY_MODEL.as_json)
+    return Vocabulary(file, HARMONY_MODEL.vocab_size, (HARMONY_MODEL.end_id,))
+
+
+OUTPUTS = {
+    "json": (StructuredOutputs(json={"enum": [{"a/b": 1}]}), '{"a/b": 1}', '{"a/b": 2}'),
+    "regex": (StructuredOutputs(regex="[a-c]/\n+"), "b/\n\n", "d/\n"),
+    "choice": (StructuredOutputs(choice=("yes", 'n"o')), 'n"o', "maybe"),
+    "lark": (StructuredOutputs(grammar='start: call\ncall: "c"+'), "cc", "call"),
+    "gbnf": (StructuredOutputs(grammar='root ::= "a" x\nx ::= [b-d]'), "ad", "ae"),
+    "json_object": (StructuredOutputs(json_object=True), '{"a": [1]}', "[1]"),
+}
+FINAL = "<|channel|>final<|message|>"
+THOUGHT = f"<|channel|>analysis<|message|>so<|end|>{HEADER}"
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("prefilled", [HEADER, "", "<|channel|>analysis<|message|>"])
+def test_structured_output_is_the_text_of_the_final_message(
+    name: str, prefilled: str, harmony_vocabulary: Vocabulary
+) -> None:
+    outputs, fitting, other = OUTPUTS[name]
+    is_header = prefilled == HEADER
+    opened = Opened(not prefilled, bool(prefilled) and not is_header, is_header=is_header)
+    channels = HARMONY.channels
+    assert channels is not None
+    frame = structured_frame(channels, HARMONY_MODEL.ids, TOOLS, opened)
+    text = harmony_vocabulary.text_of(outputs, frame)
+
+    def allows(answer: str) -> bool:
+        matcher, token_ids = harmony_vocabulary.compile_text(text), HARMONY_MODEL.encoded(answer)
+        num_taken = matcher.try_consume_tokens(token_ids)
+        return num_taken == len(token_ids) and matcher.is_accepting()
+
+    before = {HEADER: "", "": HEADER}.get(prefilled, f"hm<|end|>{HEADER}")
+    assert allows(f"{before}{FINAL}{fitting}")
+    assert allows(f"{before}{THOUGHT}{FINAL}{fitting}")
+    assert allows(f"{before}{THOUGHT}<|channel|>final <|constrain|>json<|message|>{fitting}")
+    assert allows(f"{before}{THOUGHT}{CALL_HEADER}{{}}")
+    assert not allows(f"{before}{FINAL}{other}")
+    assert not allows(fitting)
+    assert not allows(f"{before}<|channel|>commentary<|message|>I look.<|end|>{FINAL}{fitting}")
+    assert not allows(f"{before}{FINAL}{fitting}<|end|>{HEADER}{FINAL}{fitting}")
+
+
+@pytest.mark.parametrize("grammar", ['{"a": 1}', "{", "start: @no"])
+def test_structured_output_that_is_no_grammar_is_refused(
+    grammar: str, harmony_vocabulary: Vocabulary
+) -> None:
+    def compile_it(outputs: StructuredOutputs) -> None:
+        harmony_vocabulary.compile_text(harmony_vocabulary.text_of(outputs, FRAME_ALONE))
+
+    compile_it(StructuredOutputs(grammar='start: "a"'))
+    with pytest.raises(GrammarError):
+        compile_it(StructuredOutputs(grammar=grammar))
 
 
 COUNT = '{"name": "count", "arguments": {"to": 7}}'

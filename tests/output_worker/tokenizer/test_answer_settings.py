@@ -23,6 +23,7 @@ from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import (
+    FRAMED,
     AnswerOptions,
     AnswerSettings,
     ChatMessage,
@@ -73,9 +74,12 @@ class Chat:
         messages: tuple[ChatMessage, ...] = HI,
         template: TemplateOptions | None = None,
         options: AnswerOptions | None = AnswerOptions(),  # noqa: B008
+        *,
+        is_structured: bool = False,
     ) -> Rendered:
         template = template_options(TOOLS) if template is None else template
         request = Render(1, messages=messages, template=template, answer=options)
+        request = replace(request, is_structured=is_structured)
         answer = render(self.tokenizer, request, self.traits)
         assert answer.fault is None
         return answer
@@ -186,6 +190,36 @@ def test_channels_go_on(tokenizer):
     template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
     settings = chat.rendered(turns, template).answer
     assert chat.events(settings, " you<|return|>") == [("CONTENT", " you")]
+
+
+def test_structured_output_stands_in_the_final_channel(tokenizer):
+    chat = Chat(tokenizer_with(None, CHANNEL_TOKENS), CHANNELS, "harmony")
+    tools = template_options(TOOLS)
+    frame = chat.rendered(template=tools, is_structured=True).frame
+    assert FRAMED in frame
+    assert "functions.look" in frame
+    assert (
+        "functions"
+        not in chat.rendered(
+            template=tools, options=AnswerOptions("none"), is_structured=True
+        ).frame
+    )
+    assert not chat.rendered(template=tools).frame
+    turns = (*HI, ChatMessage("assistant", "Hello"))
+    template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
+    assert not chat.rendered(turns, template, is_structured=True).frame
+    plain = Chat(tokenizer, HYBRID)
+    assert not plain.rendered(template=tools, is_structured=True).frame
+
+
+def test_vllm_57726_structured_output_of_a_plain_prompt_applies_at_once(tokenizer):
+    """It waited for the end of reasoning that nothing had begun."""
+    channels = Chat(tokenizer_with(None, CHANNEL_TOKENS), CHANNELS, "harmony")
+    for chat in (Chat(tokenizer, ALWAYS_REASONS), channels):
+        request = Render(1, "text", answer=AnswerOptions(), is_structured=True)
+        answer = render(chat.tokenizer, request, chat.traits)
+        assert answer.reasoning is None
+        assert not answer.frame
 
 
 def test_a_turn_alone_goes_on(tokenizer):

@@ -14,6 +14,7 @@ import pytest
 from openai import OpenAI
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
+from tokenizers import Tokenizer
 
 from slipstream import BadRequestError, Stack
 from slipstream_bench.chaos.workload.played_formats import PLAYED_FORMATS, write_tokenizer
@@ -141,6 +142,37 @@ def test_calls_are_forced_in_formats_that_are_not_json(
             assert 60 <= len(note["text"]) <= 80
             assert note["count"] in range(10)
         assert streamed(client, stack.pids["worker"], seed=seed, **options) == expected
+
+
+def test_structured_output_of_channels_is_their_content(tmp_path: Path) -> None:
+    """Behind a header, as the model was trained to write."""
+    write_tokenizer(tmp_path / "model", PLAYED_FORMATS["harmony"])
+    model = f"simulated:step_ms=1,mode=chain,tokenizer={tmp_path / 'model'}"
+    tokenizer = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    channel = tokenizer.token_to_id("<|channel|>")
+    schema = {"type": "json_schema", "json_schema": {"name": "note", "schema": NOTE}}
+    options: dict[str, Any] = {"response_format": schema, "tools": [], "max_tokens": 300}
+    with (
+        spareless_stack(
+            model, http_port=0, served_model_name="demo", tool_format="harmony", max_restarts=9
+        ) as stack,
+        OpenAI(
+            base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+        ) as client,
+    ):
+        num_whole = 0
+        for seed in range(8):
+            [choice] = client.chat.completions.create(
+                **{**CHAT, **options, "seed": seed}, extra_body={"return_token_ids": True}
+            ).choices
+            assert choice.token_ids[0] == channel  # type: ignore[attr-defined]
+            calls, content, reason = whole(client, seed=seed, **options)
+            assert not calls
+            if reason == "stop":  # else it reasons to the end, as a random model may
+                assert json.loads(content or "").keys() == {"text", "count"}
+                num_whole += 1
+                assert streamed(client, seed=seed, **options) == (calls, content, reason)
+        assert num_whole
 
 
 def test_the_native_client_forces_calls(stack: Stack) -> None:

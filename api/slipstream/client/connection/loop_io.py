@@ -19,9 +19,9 @@ from typing import Any
 
 import zmq
 
+from slipstream.client.connection.fleet_session import open_session
 from slipstream.client.connection.queries import Query
 from slipstream.client.connection.session import GOODBYE_S, TICK_S
-from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
@@ -48,7 +48,7 @@ class LoopIO:
         self.loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = _LoopPoller(self.loop, self._turn)
-        self._session = StackSession(
+        self._session = open_session(
             self._context,
             address,
             timeout_s,

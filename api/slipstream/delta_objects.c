@@ -1,0 +1,589 @@
+/* The Python objects of deltas: ids and log-probabilities, made from the columns of a message.
+ *
+ * EntryObjects does the same as the methods token_ids and logprobs of DeltaBatch, which are the
+ * reference; a test holds the two together. ColumnGetter replaces a property of Delta, and
+ * DeltaMaker calls its class. Columns come from another process: their lengths are compared with
+ * each other before anything is read.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <structmember.h>
+
+enum { IDS, COUNTS, VALUES, CANDIDATES, RANKS, WIDTHS, NUM_COLUMNS };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *logprob; /* the class */
+    PyObject *columns[NUM_COLUMNS]; /* bytes, or NULL */
+    Py_ssize_t num;                 /* entries */
+    Py_ssize_t width;               /* of each token's candidates; -1: by entry; 0: none */
+    /* [num + 1], the first token, candidate and rank of each entry; NULL where each has one token
+     * and all have the same width */
+    Py_ssize_t *firsts;
+} EntryObjects;
+
+static uint32_t u32_at(const EntryObjects *self, int column, Py_ssize_t at)
+{
+    uint32_t value; /* columns need not be aligned */
+    memcpy(&value, PyBytes_AS_STRING(self->columns[column]) + 4 * at, 4);
+    return value;
+}
+
+static Py_ssize_t length_of(const EntryObjects *self, int column)
+{
+    return self->columns[column] == NULL ? 0 : PyBytes_GET_SIZE(self->columns[column]);
+}
+
+/* ---- where an entry lies ---------------------------------------------------------------- */
+
+typedef struct {
+    Py_ssize_t token, num_tokens, width, candidate, rank;
+} Place;
+
+/* The part of an entry behind its first `skip` tokens. */
+static Place place_of(const EntryObjects *self, Py_ssize_t entry, Py_ssize_t skip)
+{
+    Place at;
+    if (self->firsts == NULL)
+        at = (Place){entry, 1, self->width, entry * self->width, entry};
+    else {
+        const Py_ssize_t *first = self->firsts + 3 * entry;
+        at = (Place){first[0], first[3] - first[0], self->width, first[1], first[2]};
+        if (at.width < 0)
+            at.width = u32_at(self, WIDTHS, entry);
+    }
+    skip = skip < at.num_tokens ? skip : at.num_tokens;
+    at.token += skip;
+    at.num_tokens -= skip;
+    at.candidate += skip * at.width;
+    at.rank += at.width ? skip : 0;
+    return at;
+}
+
+static int lay_out(EntryObjects *self)
+{
+    Py_ssize_t tokens = 0, candidates = 0, ranks = 0;
+    if (self->columns[COUNTS] == NULL && self->width >= 0) {
+        tokens = self->num;
+        candidates = self->num * self->width;
+        ranks = self->width ? self->num : 0;
+    } else {
+        self->firsts = PyMem_Malloc(3 * (self->num + 1) * sizeof(Py_ssize_t));
+        if (self->firsts == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        for (Py_ssize_t i = 0;; i++) {
+            Py_ssize_t *first = self->firsts + 3 * i;
+            first[0] = tokens;
+            first[1] = candidates;
+            first[2] = ranks;
+            if (i == self->num)
+                break;
+            Py_ssize_t count = self->columns[COUNTS] == NULL ? 1 : u32_at(self, COUNTS, i);
+            Py_ssize_t width = self->width < 0 ? u32_at(self, WIDTHS, i) : self->width;
+            Py_ssize_t more;
+            tokens += count; /* at most 2**32 entries of 2**32 tokens: no overflow */
+            ranks += width ? count : 0;
+            if (__builtin_mul_overflow(count, width, &more) ||
+                __builtin_add_overflow(candidates, more, &candidates)) {
+                PyErr_SetString(PyExc_ValueError, "logprobs: more than fit");
+                return -1;
+            }
+        }
+    }
+    if (tokens > PY_SSIZE_T_MAX / 4 || candidates > PY_SSIZE_T_MAX / 4 ||
+        length_of(self, IDS) != 4 * tokens || length_of(self, VALUES) != 4 * candidates ||
+        length_of(self, CANDIDATES) != 4 * candidates || length_of(self, RANKS) != 4 * ranks) {
+        PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+        return -1;
+    }
+    return 0;
+}
+
+/* ---- objects ---------------------------------------------------------------------------- */
+
+static PyObject *ids_of(const EntryObjects *self, Py_ssize_t entry, Py_ssize_t skip)
+{
+    Place at = place_of(self, entry, skip);
+    PyObject *ids = PyList_New(at.num_tokens);
+    for (Py_ssize_t i = 0; i < at.num_tokens && ids != NULL; i++) {
+        PyObject *id = PyLong_FromUnsignedLong(u32_at(self, IDS, at.token + i));
+        if (id == NULL)
+            Py_CLEAR(ids);
+        else
+            PyList_SET_ITEM(ids, i, id);
+    }
+    return ids;
+}
+
+/* Add Logprob(value, rank, id) to a token's candidates. */
+static int add_candidate(const EntryObjects *self, PyObject *found, Py_ssize_t at, uint32_t rank)
+{
+    float value;
+    memcpy(&value, PyBytes_AS_STRING(self->columns[VALUES]) + 4 * at, 4);
+    PyObject *fields[4] = {NULL, PyFloat_FromDouble((double)value), PyLong_FromUnsignedLong(rank),
+                           PyLong_FromUnsignedLong(u32_at(self, CANDIDATES, at))};
+    PyObject *made = NULL;
+    if (fields[1] != NULL && fields[2] != NULL && fields[3] != NULL)
+        made = PyObject_Vectorcall(self->logprob, fields + 1, 3 | PY_VECTORCALL_ARGUMENTS_OFFSET,
+                                   NULL);
+    int failed = made == NULL || PyDict_SetItem(found, fields[3], made) < 0;
+    Py_XDECREF(made);
+    for (int i = 1; i < 4; i++)
+        Py_XDECREF(fields[i]);
+    return failed ? -1 : 0;
+}
+
+static PyObject *new_dict(Py_ssize_t num)
+{
+#if PY_VERSION_HEX < 0x030D0000
+    return _PyDict_NewPresized(num);
+#else
+    (void)num;
+    return PyDict_New();
+#endif
+}
+
+static PyObject *logprobs_of(const EntryObjects *self, Py_ssize_t entry, Py_ssize_t skip)
+{
+    Place at = place_of(self, entry, skip);
+    if (!at.width)
+        Py_RETURN_NONE;
+    PyObject *positions = PyList_New(at.num_tokens);
+    for (Py_ssize_t i = 0; i < at.num_tokens && positions != NULL; i++) {
+        PyObject *found = new_dict(at.width);
+        uint32_t rank = u32_at(self, RANKS, at.rank + i); /* the likeliest follow, in order */
+        Py_ssize_t first = at.candidate + i * at.width;
+        for (Py_ssize_t j = 0; j < at.width && found != NULL; j++)
+            if (add_candidate(self, found, first + j, j ? (uint32_t)j : rank) < 0)
+                Py_CLEAR(found);
+        if (found == NULL)
+            Py_CLEAR(positions);
+        else
+            PyList_SET_ITEM(positions, i, found);
+    }
+    return positions;
+}
+
+/* ---- EntryObjects ----------------------------------------------------------------------- */
+
+static int take_bytes(EntryObjects *self, int column, PyObject *given)
+{
+    if (!PyBytes_Check(given)) {
+        PyErr_Format(PyExc_TypeError, "column %d: expected bytes", column);
+        return -1;
+    }
+    if (PyBytes_GET_SIZE(given))
+        self->columns[column] = Py_NewRef(given);
+    return 0;
+}
+
+/* EntryObjects(num, token_ids, counts, width, values, ids, ranks, widths, Logprob) */
+static PyObject *new_objects(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *given[NUM_COLUMNS], *logprob;
+    Py_ssize_t num, width;
+    if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "EntryObjects takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "nOOnOOOOO", &num, &given[IDS], &given[COUNTS], &width,
+                          &given[VALUES], &given[CANDIDATES], &given[RANKS], &given[WIDTHS],
+                          &logprob))
+        return NULL;
+    if (num < 0 || num > UINT32_MAX || width < 0 || width > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "num, width: out of range");
+        return NULL;
+    }
+    EntryObjects *self = (EntryObjects *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->logprob = Py_NewRef(logprob);
+    self->num = num;
+    for (int i = 0; i < NUM_COLUMNS; i++)
+        if (take_bytes(self, i, given[i]) < 0)
+            goto failed;
+    self->width = self->columns[WIDTHS] == NULL ? width : -1;
+    if ((self->columns[COUNTS] != NULL && length_of(self, COUNTS) != 4 * num) ||
+        (self->columns[WIDTHS] != NULL && length_of(self, WIDTHS) != 4 * num)) {
+        PyErr_SetString(PyExc_ValueError, "columns of different lengths");
+        goto failed;
+    }
+    if (lay_out(self) < 0)
+        goto failed;
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void dealloc_objects(PyObject *object)
+{
+    EntryObjects *self = (EntryObjects *)object;
+    Py_XDECREF(self->logprob);
+    for (int i = 0; i < NUM_COLUMNS; i++)
+        Py_XDECREF(self->columns[i]);
+    PyMem_Free(self->firsts);
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+typedef PyObject *(*Make)(const EntryObjects *, Py_ssize_t, Py_ssize_t);
+
+static PyObject *make_checked(const EntryObjects *self, Make make, PyObject *entry, PyObject *skip)
+{
+    Py_ssize_t at = PyLong_AsSsize_t(entry);
+    if (at == -1 && PyErr_Occurred())
+        return NULL;
+    Py_ssize_t skipped = PyLong_AsSsize_t(skip);
+    if (skipped == -1 && PyErr_Occurred())
+        return NULL;
+    if (at < 0 || at >= self->num || skipped < 0) {
+        PyErr_Format(PyExc_IndexError, "entry %zd of %zd, without %zd tokens", at, self->num,
+                     skipped);
+        return NULL;
+    }
+    return make(self, at, skipped);
+}
+
+static PyObject *make_of_args(PyObject *self, Make make, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 2) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments, expected 2", num_args);
+        return NULL;
+    }
+    return make_checked((const EntryObjects *)self, make, args[0], args[1]);
+}
+
+static PyObject *token_ids(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return make_of_args(self, ids_of, args, num_args);
+}
+
+static PyObject *logprobs(PyObject *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return make_of_args(self, logprobs_of, args, num_args);
+}
+
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
+
+static PyMethodDef object_methods[] = {METHOD(token_ids), METHOD(logprobs), {NULL, NULL, 0, NULL}};
+static PyType_Slot object_slots[] = {{Py_tp_new, new_objects},
+                                     {Py_tp_dealloc, dealloc_objects},
+                                     {Py_tp_methods, object_methods},
+                                     {0, NULL}};
+static PyType_Spec object_spec = {
+    .name = "delta_objects.EntryObjects",
+    .basicsize = sizeof(EntryObjects),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE,
+    .slots = object_slots,
+};
+
+/* ---- the fields of a Delta -------------------------------------------------------------- */
+
+/* Where in an instance the fields of a Delta are. */
+typedef struct {
+    Py_ssize_t text, batch, entry, skip;
+} Fields;
+
+/* The place of a field, which a class with slots keeps as an object; -1 if it is none. */
+static Py_ssize_t offset_of(PyTypeObject *owner, const char *name)
+{
+    PyObject *member = PyObject_GetAttrString((PyObject *)owner, name);
+    if (member == NULL)
+        return -1;
+    Py_ssize_t offset = -1;
+    if (Py_TYPE(member) == &PyMemberDescr_Type) {
+        PyMemberDef *field = ((PyMemberDescrObject *)member)->d_member;
+        if (field->type == T_OBJECT_EX || field->type == T_OBJECT)
+            offset = field->offset;
+    }
+    if (offset < 0)
+        PyErr_Format(PyExc_TypeError, "%s is not a field of the instances", name);
+    Py_DECREF(member);
+    return offset;
+}
+
+static int find_fields(PyTypeObject *owner, Fields *fields)
+{
+    return (fields->text = offset_of(owner, "text")) < 0 ||
+                   (fields->batch = offset_of(owner, "_batch")) < 0 ||
+                   (fields->entry = offset_of(owner, "_entry")) < 0 ||
+                   (fields->skip = offset_of(owner, "_skip")) < 0
+               ? -1
+               : 0;
+}
+
+static PyObject **field_of(PyObject *delta, Py_ssize_t offset)
+{
+    return (PyObject **)((char *)delta + offset);
+}
+
+/* ---- ColumnGetter ----------------------------------------------------------------------- */
+
+static PyTypeObject *objects_type; /* EntryObjects: the module is loaded once in a process */
+static PyObject *objects_name;     /* "objects", the attribute of DeltaBatch */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner; /* Delta */
+    PyObject *doc;
+    Make make;
+    Fields fields;
+} ColumnGetter;
+
+/* ColumnGetter(owner, name, doc); name: "token_ids" or "logprobs" */
+static PyObject *new_getter(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    (void)keywords;
+    PyObject *owner, *doc;
+    const char *name;
+    if (!PyArg_ParseTuple(args, "O!sO", &PyType_Type, &owner, &name, &doc))
+        return NULL;
+    ColumnGetter *self = (ColumnGetter *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->owner = Py_NewRef(owner);
+    self->doc = Py_NewRef(doc);
+    self->make = strcmp(name, "token_ids") == 0 ? ids_of : logprobs_of;
+    if (find_fields((PyTypeObject *)owner, &self->fields) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static void dealloc_getter(PyObject *object)
+{
+    ColumnGetter *self = (ColumnGetter *)object;
+    Py_XDECREF(self->owner);
+    Py_XDECREF(self->doc);
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyObject *get(PyObject *object, PyObject *delta, PyObject *owner)
+{
+    (void)owner;
+    ColumnGetter *self = (ColumnGetter *)object;
+    if (delta == NULL || delta == Py_None)
+        return Py_NewRef(object);
+    if (!PyObject_TypeCheck(delta, (PyTypeObject *)self->owner)) {
+        PyErr_SetString(PyExc_TypeError, "not a Delta");
+        return NULL;
+    }
+    const Fields *fields = &self->fields;
+    PyObject *batch = *field_of(delta, fields->batch), *entry = *field_of(delta, fields->entry);
+    PyObject *skip = *field_of(delta, fields->skip);
+    if (batch == NULL || entry == NULL || skip == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "a Delta without its fields");
+        return NULL;
+    }
+    PyObject *objects = PyObject_GetAttr(batch, objects_name), *made = NULL;
+    if (objects == NULL)
+        return NULL;
+    if (Py_TYPE(objects) == objects_type)
+        made = make_checked((EntryObjects *)objects, self->make, entry, skip);
+    else
+        PyErr_SetString(PyExc_TypeError, "objects: expected EntryObjects");
+    Py_DECREF(objects);
+    return made;
+}
+
+static PyMemberDef getter_members[] = {
+    {"__doc__", T_OBJECT, offsetof(ColumnGetter, doc), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyType_Slot getter_slots[] = {{Py_tp_new, new_getter},
+                                     {Py_tp_dealloc, dealloc_getter},
+                                     {Py_tp_descr_get, get},
+                                     {Py_tp_members, getter_members},
+                                     {0, NULL}};
+static PyType_Spec getter_spec = {
+    .name = "delta_objects.ColumnGetter",
+    .basicsize = sizeof(ColumnGetter),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = getter_slots,
+};
+
+/* ---- DeltaMaker ------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *made; /* Delta */
+    Fields fields;
+    PyObject *zero;
+} DeltaMaker;
+
+/* An iterator over (index, Delta), made one by one. */
+typedef struct {
+    PyObject_HEAD
+    DeltaMaker *maker;
+    PyObject *indices, *texts, *batch;
+    PyObject *pair; /* the last one, used again where nothing else refers to it */
+    Py_ssize_t at;
+} DeltaItems;
+
+static PyTypeObject *items_type;
+
+/* DeltaMaker(Delta). Raises TypeError for a class whose instances are laid out otherwise. */
+static PyObject *new_maker(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    (void)keywords;
+    PyTypeObject *made;
+    Fields fields;
+    if (!PyArg_ParseTuple(args, "O!", &PyType_Type, &made) || find_fields(made, &fields) < 0)
+        return NULL;
+    if (made->tp_basicsize != (Py_ssize_t)(sizeof(PyObject) + 4 * sizeof(PyObject *)) ||
+        made->tp_itemsize || PyType_IS_GC(made) || made->tp_dictoffset ||
+        made->tp_weaklistoffset) {
+        PyErr_SetString(PyExc_TypeError, "instances have more than their four fields");
+        return NULL;
+    }
+    DeltaMaker *self = (DeltaMaker *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->made = (PyTypeObject *)Py_NewRef(made);
+    self->fields = fields;
+    self->zero = PyLong_FromLong(0);
+    return (PyObject *)self;
+}
+
+static void dealloc_maker(PyObject *object)
+{
+    DeltaMaker *self = (DeltaMaker *)object;
+    Py_XDECREF(self->made);
+    Py_XDECREF(self->zero);
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+/* items(indices, texts, batch) -> iterator over (indices[i], Delta(texts[i], batch, i)) */
+static PyObject *items(PyObject *maker, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "expected two lists and a batch");
+        return NULL;
+    }
+    if (PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[1])) {
+        PyErr_Format(PyExc_ValueError, "%zd indices of %zd texts", PyList_GET_SIZE(args[0]),
+                     PyList_GET_SIZE(args[1]));
+        return NULL;
+    }
+    DeltaItems *self = (DeltaItems *)items_type->tp_alloc(items_type, 0);
+    if (self == NULL)
+        return NULL;
+    self->maker = (DeltaMaker *)Py_NewRef(maker);
+    self->indices = Py_NewRef(args[0]);
+    self->texts = Py_NewRef(args[1]);
+    self->batch = Py_NewRef(args[2]);
+    return (PyObject *)self;
+}
+
+static PyObject *new_delta(const DeltaItems *self, PyObject *text)
+{
+    const DeltaMaker *maker = self->maker;
+    PyObject *entry = PyLong_FromSsize_t(self->at);
+    PyObject *delta = entry == NULL ? NULL : PyType_GenericAlloc(maker->made, 0);
+    if (delta == NULL) {
+        Py_XDECREF(entry);
+        return NULL;
+    }
+    *field_of(delta, maker->fields.text) = Py_NewRef(text);
+    *field_of(delta, maker->fields.batch) = Py_NewRef(self->batch);
+    *field_of(delta, maker->fields.entry) = entry;
+    *field_of(delta, maker->fields.skip) = Py_NewRef(maker->zero);
+    return delta;
+}
+
+static PyObject *next_item(PyObject *object)
+{
+    DeltaItems *self = (DeltaItems *)object;
+    if (self->at >= PyList_GET_SIZE(self->indices) || self->at >= PyList_GET_SIZE(self->texts))
+        return NULL;
+    PyObject *index = PyList_GET_ITEM(self->indices, self->at);
+    PyObject *delta = new_delta(self, PyList_GET_ITEM(self->texts, self->at));
+    if (delta == NULL)
+        return NULL;
+    self->at++;
+    if (self->pair != NULL && Py_REFCNT(self->pair) == 1) {
+        PyObject *old_index = PyTuple_GET_ITEM(self->pair, 0);
+        PyObject *old_delta = PyTuple_GET_ITEM(self->pair, 1);
+        PyObject *pair = Py_NewRef(self->pair);
+        PyTuple_SET_ITEM(pair, 0, Py_NewRef(index));
+        PyTuple_SET_ITEM(pair, 1, delta);
+        Py_DECREF(old_index);
+        Py_DECREF(old_delta);
+        return pair;
+    }
+    PyObject *pair = PyTuple_Pack(2, index, delta);
+    Py_DECREF(delta);
+    if (pair != NULL)
+        Py_XSETREF(self->pair, Py_NewRef(pair));
+    return pair;
+}
+
+static void dealloc_items(PyObject *object)
+{
+    DeltaItems *self = (DeltaItems *)object;
+    Py_XDECREF(self->maker);
+    Py_XDECREF(self->indices);
+    Py_XDECREF(self->texts);
+    Py_XDECREF(self->batch);
+    Py_XDECREF(self->pair);
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef maker_methods[] = {METHOD(items), {NULL, NULL, 0, NULL}};
+static PyType_Slot maker_slots[] = {{Py_tp_new, new_maker},
+                                    {Py_tp_dealloc, dealloc_maker},
+                                    {Py_tp_methods, maker_methods},
+                                    {0, NULL}};
+static PyType_Spec maker_spec = {
+    .name = "delta_objects.DeltaMaker",
+    .basicsize = sizeof(DeltaMaker),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = maker_slots,
+};
+static PyType_Slot items_slots[] = {{Py_tp_dealloc, dealloc_items},
+                                    {Py_tp_iter, PyObject_SelfIter},
+                                    {Py_tp_iternext, next_item},
+                                    {0, NULL}};
+static PyType_Spec items_spec = {
+    .name = "delta_objects.DeltaItems",
+    .basicsize = sizeof(DeltaItems),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = items_slots,
+};
+
+/* ---- the module ------------------------------------------------------------------------- */
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "delta_objects", .m_size = -1};
+
+PyMODINIT_FUNC PyInit_delta_objects(void)
+{
+    PyObject *module = PyModule_Create(&definition), *getter = NULL, *maker = NULL;
+    if (module == NULL)
+        return NULL;
+    objects_name = PyUnicode_InternFromString("objects");
+    objects_type = (PyTypeObject *)PyType_FromSpec(&object_spec);
+    items_type = (PyTypeObject *)PyType_FromSpec(&items_spec);
+    getter = PyType_FromSpec(&getter_spec);
+    maker = PyType_FromSpec(&maker_spec);
+    if (objects_name == NULL || objects_type == NULL || items_type == NULL || getter == NULL ||
+        maker == NULL || PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
+        PyModule_AddObjectRef(module, "EntryObjects", (PyObject *)objects_type) < 0 ||
+        PyModule_AddObjectRef(module, "ColumnGetter", getter) < 0)
+        Py_CLEAR(module);
+    Py_XDECREF(getter);
+    Py_XDECREF(maker);
+    return module;
+}

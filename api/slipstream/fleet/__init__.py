@@ -1,0 +1,1 @@
+"""Several replicas behind one address: which of them computes a request."""
