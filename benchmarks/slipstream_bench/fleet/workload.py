@@ -24,6 +24,8 @@ _GOES_ON = 0.86
 _MAX_LEN = 16_000
 _PAUSE_S = 18.0
 _U64 = 2**64 - 1
+# what a hash is of: numbers, as hashes of words differ from process to process
+_SHARED, _OWN, _FIRST, _SECOND, _POPULAR = range(5)
 _LENGTHS = CHUNK * np.arange(1, 257)
 
 
@@ -43,7 +45,7 @@ class Conversation:
     """
 
     session: int
-    shared: int | None
+    shared: int
     shared_len: int
     length: int
     turn: int = 0
@@ -53,9 +55,8 @@ class Conversation:
         """Hashes of the full chunks of the first `length` tokens."""
         for at in range(len(self.chunks), length // CHUNK):
             is_shared = CHUNK * (at + 1) <= self.shared_len
-            self.chunks.append(
-                hash(("shared", self.shared, at) if is_shared else (self.session, at))
-            )
+            owner = (_SHARED, self.shared) if is_shared else (_OWN, self.session)
+            self.chunks.append(hash((*owner, at)))
         return self.chunks[: length // CHUNK]
 
 
@@ -77,7 +78,7 @@ class Workload:
             return Conversation(session, system, length, length)
         if self._is_popular:
             return Conversation(session, -1, _POPULAR_CHUNKS * CHUNK, _OWN_LEN)
-        return Conversation(session, None, 0, _OWN_LEN)
+        return Conversation(session, 0, 0, _OWN_LEN)
 
     def turn(self, conversation: Conversation) -> tuple[SimulatedKey, int]:
         """The prompt of the conversation's next turn, and the length of its answer."""
@@ -89,10 +90,10 @@ class Workload:
         answer_len = int(self._random.lognormvariate(5.2, 0.6)) + 10
         chunks = one.chunks_of(prompt_len)
         is_popular = one.shared == -1
-        first = hash(("popular",) if is_popular else (one.session, "first"))
+        first = hash((_POPULAR, 0) if is_popular else (_FIRST, one.session))
         key = SimulatedKey(
             first & _U64,
-            hash((one.session, "second")) & _U64 if turn else None,
+            hash((_SECOND, one.session)) & _U64 if turn else None,
             min(2, turn),
             prompt_len,
             prior_len if turn else 0,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.fleet.load_view import MemberLoad
-from slipstream.fleet.placement import Placement
+from slipstream.fleet.placement import PREFIX_WEIGHT, Placement
 from slipstream.fleet.prefix_memory import PrefixMemory
 from slipstream.fleet.prompt_keys import PromptKey, chat_key, text_key
 from slipstream.fleet.rendezvous import homes
@@ -53,7 +53,7 @@ def oracle(
                 known = length
         if at == order[0] and key.num_continued:
             known = max(known, key.prior_len)
-        costs[at] = loads[at] + 2 * (key.prompt_len - known)
+        costs[at] = loads[at] + 4 * (key.prompt_len - known)
         if at != order[0] and not key.num_continued:
             costs[at] += 4096
     return sorted(costs.items(), key=lambda item: item[1])
@@ -104,7 +104,7 @@ def test_a_busy_home_is_left_where_computing_again_costs_less() -> None:
     members, placement = members_of(8), new_placement()
     key = conversation("a", 2)
     home = home_of(key.first, members)
-    gain = 2 * key.prior_len
+    gain = int(PREFIX_WEIGHT * key.prior_len)
     members[home].note_load(1.0, running=0, queued_tokens=gain - 1, kept_since_s=None)
     assert placement.choose(key, key.prompt_len, members, 1.0)[0] == home
     members[home].note_load(2.0, running=0, queued_tokens=gain + 1, kept_since_s=None)
