@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from slipstream.errors import ConnectionLostError, bad_request
+from slipstream.fleet.members import member_source, names_fleet
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.addresses import (
@@ -84,6 +86,8 @@ def server_endpoint(
     if keys is None and (insecure or not found.startswith(TCP)):
         given = None  # the environment's keys apply only where keys are required
     try:
+        if names_fleet(found):
+            return _fleet_endpoint(found, keys, insecure=insecure)
         check_server_address(found, has_keys=given is not None, insecure=insecure)
         check_socket_folder(found)
         if given is not None:
@@ -97,6 +101,29 @@ def server_endpoint(
         field, value = ("keys", os.fspath(given)) if given is not None else ("address", found)
         raise bad_request(BadRequest(field, value, str(error))) from None
     return ServerEndpoint(found, Access(insecure=True) if insecure else None)
+
+
+def _fleet_endpoint(
+    address: str, keys: str | os.PathLike[str] | None, *, insecure: bool
+) -> ServerEndpoint:
+    """The members of a fleet, with the keys for those at tcp:// addresses. Raises: BadRequest."""
+    has_tcp = TCP in address or not address.startswith(IPC)
+    given = keys if keys is not None else os.environ.get(KEYS_VARIABLE) or None
+    if keys is None and (insecure or not has_tcp):
+        given = None
+    access = Access(insecure=True) if insecure else None
+    if given is not None:
+        access = Access(load_client_keys(Path(given).expanduser()))
+    member_source(address, partial(check_member, access=access))
+    return ServerEndpoint(address, access)
+
+
+def check_member(address: str, *, access: Access | None) -> None:
+    """Check an address of a fleet's member. access: for tcp:// members. Raises: BadRequest."""
+    is_tcp = address.startswith(TCP)
+    has_keys = is_tcp and access is not None and access.keys is not None
+    insecure = is_tcp and access is not None and access.insecure
+    check_server_address(address, has_keys=has_keys, insecure=insecure)
 
 
 def _has_socket(address: str) -> bool:

@@ -122,11 +122,12 @@ def test_handles_are_free_again_only_when_the_server_knows() -> None:
     table = ClientStreamTable()
     first, second = new_state(table), new_state(table)
     first.was_sent = True
-    table.give_up(first, None)
-    table.give_up(second, None)
+    abort = table.give_up(first, None)
+    assert abort is not None
+    assert table.give_up(second, None) is None
     table._next_handle = 0
     assert new_state(table).handle == second.handle
-    table.forget(first)
+    table.forget(abort)
     table._next_handle = 0
     assert new_state(table).handle == first.handle
 

@@ -30,7 +30,7 @@ from slipstream_ipc.columns import u32
 from slipstream_ipc.history.token_log import history_digest
 from slipstream_ipc.messages import MAX_OTHERS, Abort, ClientToWorker, Resume, Submit
 
-Send = Callable[[ClientToWorker, StreamState | None], bool]
+Send = Callable[[ClientToWorker, Abort | None], bool]
 _Answer = tuple[StreamState, Submit]
 
 
@@ -45,7 +45,8 @@ class PendingRequests:
 
     def __init__(self, table: ClientStreamTable) -> None:
         self._table = table
-        self._due: deque[tuple[_Due, StreamState]] = deque()
+        self.due: deque[tuple[_Due, StreamState]] = deque()  # not sent yet
+        self.abandoned: deque[Abort] = deque()  # of streams that are not in the table any more
         self._is_attached = False
 
     def add(self, state: StreamState) -> None:
@@ -56,10 +57,16 @@ class PendingRequests:
         """Queue the request to end the stream."""
         self._append(_Due.ABORT, state)
 
+    def abandon(self, abort: Abort | None) -> None:
+        """Queue what a stream's end or its leaving requires, if anything."""
+        if abort is not None and self._is_attached:
+            self.abandoned.append(abort)
+
     def clear(self) -> None:
         """Drop all messages, as no server is attached; see `refill`. Idempotent."""
         self._is_attached = False
-        self._due.clear()
+        self.due.clear()
+        self.abandoned.clear()
 
     def refill(self) -> None:
         """Queue all messages anew, after an attach: the server may know none of the streams."""
@@ -71,29 +78,34 @@ class PendingRequests:
             self._append(_Due.RESUME if is_accepted else _Due.REQUEST, state)
             if state.is_abort_wanted:
                 self.abort(state)
-        for state in self._table.abandoned:
-            self.abort(state)
+        self.abandoned.extend(self._table.abandoned)
 
     def flush(self, send: Send) -> None:
-        """Send messages until `send` returns False. The receipt of an Abort is the ended stream."""
-        while self._due:
-            due, state = self._due[0]
+        """Send messages until `send` returns False. The receipt of an abandoned stream's Abort is
+        that Abort.
+        """
+        while self.due:
+            due, state = self.due[0]
             others = self._others(state) if due is _Due.REQUEST else []
             if not self._send(due, state, others, send):
                 return
             for _ in range(1 + len(others)):
-                self._due.popleft()
+                self.due.popleft()
+        while self.abandoned:
+            if not send(self.abandoned[0], self.abandoned[0]):
+                return
+            self.abandoned.popleft()
 
     def _append(self, due: _Due, state: StreamState) -> None:
         if self._is_attached:
-            self._due.append((due, state))
+            self.due.append((due, state))
 
     def _others(self, first: StreamState) -> list[_Answer]:
         """The next due streams that can share one Submit with `first`."""
         submit, others = first.request, list[_Answer]()
         if not isinstance(submit, Submit) or not self._is_new(first):
             return others
-        for due, state in islice(self._due, 1, 1 + MAX_OTHERS):
+        for due, state in islice(self.due, 1, 1 + MAX_OTHERS):
             request = state.request
             if (
                 due is not _Due.REQUEST
@@ -108,7 +120,7 @@ class PendingRequests:
 
     def _is_new(self, state: StreamState) -> bool:
         """Whether the stream is neither accepted nor over, and nothing of it has been received."""
-        is_over = state.is_over or state.prompt_ids is not None
+        is_over = state.is_over or state.prompt_ids is not None or state.moves > 0
         return not is_over and self._table.position(state) == (0, 0)
 
     def _send(
@@ -119,11 +131,10 @@ class PendingRequests:
         send: Send,
     ) -> bool:
         """Send one message; True if it was sent or is obsolete. others: share its Submit."""
-        if due is _Due.ABORT:
-            abort = Abort(state.stream_id, state.handle)
-            return not state.was_sent or send(abort, state if state.is_over else None)
-        if state.is_over:
+        if state.is_over or not self._table.has(state):
             return True
+        if due is _Due.ABORT:
+            return not state.was_sent or send(Abort(state.stream_id, state.handle), None)
         is_submit = isinstance(state.request, Submit) or state.was_resubmitted
         if due is _Due.REQUEST and is_submit and state.resubmittable is not None:
             submit = self._submit(state, state.resubmittable)
@@ -147,6 +158,8 @@ class PendingRequests:
             handle=state.handle,
             was_accepted=state.prompt_ids is not None,
             num_chars=num_chars,
+            moves=state.moves,
+            strikes=state.strikes,
         )
         ids = self._table.token_ids(state)
         if ids is not None:
@@ -159,4 +172,13 @@ class PendingRequests:
         digest = None if ids is None else history_digest(u32(ids))
         checksum = self._table.checksum(state) if digest is None else None
         scope = state.request.scope
-        return Resume(state.handle, state.stream_id, num_chars, num_tokens, digest, checksum, scope)
+        return Resume(
+            state.handle,
+            state.stream_id,
+            num_chars,
+            num_tokens,
+            digest,
+            checksum,
+            scope,
+            state.moves,
+        )

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -45,6 +45,7 @@ from slipstream.errors import (
 )
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
+    Abort,
     Accepted,
     AttachRefused,
     Cancelled,
@@ -53,6 +54,8 @@ from slipstream_ipc.messages import (
     Detokenized,
     Fault,
     Goodbye,
+    Load,
+    Located,
     ModelCard,
     PromptLogprobs,
     Recalled,
@@ -88,6 +91,27 @@ class _Caller:
     since: float
 
 
+class SessionObserver(Protocol):
+    """What is told of a session that is one of several. Its calls come from inside `turn`."""
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """The server has answered, and nothing was said to it yet: streams may leave."""
+
+    def loaded(self, load: Load) -> None:
+        """The server has told its load."""
+
+    def refused(self, error: Callable[[], SlipstreamError]) -> bool:
+        """The server refuses the client, or breaks the protocol: whether the streams go elsewhere,
+        else they fail with this error.
+        """
+
+    def turned_away(self, state: StreamState) -> None:
+        """The server leaves and has not accepted this stream."""
+
+    def over(self, state: StreamState) -> None:
+        """A stream is over."""
+
+
 class ClientSession:
     """Carries all streams of one client over successive attaches. Starts to attach at once.
 
@@ -107,13 +131,16 @@ class ClientSession:
         fails_early: bool = False,
         group_ids: Iterator[int] | None = None,
         on_welcome: Callable[[Welcome], None] | None = None,
+        observer: SessionObserver | None = None,
     ) -> None:
         """outlives_server: whether to wait for another server when the server says goodbye.
         fails_early: until the first attach, whether to wait no longer than _ABSENT_S where no
         server is to be expected (`why_absent`).
         group_ids: see `ClientStreamTable`. on_welcome: called with each Welcome before anything is
-        sent after it; it may take streams and queries.
+        sent after it; it may take streams and queries. observer: of a session that is one of
+        several; it is told of a Welcome before `on_welcome`.
         """
+        self._observer = observer
         self._fails_early = fails_early
         self._outlives_server = outlives_server
         self._has_left = False  # the server has said goodbye
@@ -121,7 +148,8 @@ class ClientSession:
         self.timeout_s = timeout_s
         self.model: ModelCard | None = None  # as last reported by the server
         self._on_welcome = on_welcome
-        self._table = ClientStreamTable(group_ids)
+        on_over = None if observer is None else observer.over
+        self._table = ClientStreamTable(group_ids, on_over)
         self._callers: list[_Caller] = []
         self._requests = PendingRequests(self._table)
         self._queries = PendingQueries()
@@ -130,7 +158,7 @@ class ClientSession:
         self._lost_at: float | None = now
         self._num_breaches = 0  # of the protocol, since the last valid message
         self._goodbye_epoch: int | None = None  # the attach in which goodbye was sent
-        self._dealer: Dealer[ClientToWorker, WorkerToClient, StreamState | None] = Dealer(
+        self._dealer: Dealer[ClientToWorker, WorkerToClient, Abort | None] = Dealer(
             context,
             address,
             client_codec(),
@@ -144,6 +172,16 @@ class ClientSession:
     def is_attached(self) -> bool:
         """Whether the session is attached to a server, as far as is known."""
         return self._dealer.is_attached
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a server has answered that it cannot serve yet."""
+        return self._dealer.is_starting
+
+    @property
+    def trouble(self) -> str:
+        """How handshakes have failed since the last attach."""
+        return self._dealer.trouble
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether what a poller reports includes something for this session."""
@@ -182,8 +220,7 @@ class ClientSession:
     def abandon(self, state: StreamState) -> None:
         """End the stream at once, without waiting for the server."""
         if not state.is_over:
-            self._table.give_up(state, None)
-            self._requests.abort(state)
+            self._requests.abandon(self._table.give_up(state, None))
 
     @property
     def streams(self) -> list[StreamState]:
@@ -193,6 +230,17 @@ class ClientSession:
     def take(self, state: StreamState) -> CarriedStream:
         """Give a stream that is not over to another session, which goes on with it."""
         return self._table.take(state)
+
+    def leave(self, state: StreamState) -> CarriedStream:
+        """Give a stream away, to go on at another server. This one is told to end it."""
+        carried = self._table.take(state)
+        self._requests.abandon(self._table.abandon(state))
+        state.was_sent = state.was_resubmitted = False
+        return carried
+
+    def position(self, state: StreamState) -> tuple[int, int]:
+        """How many characters and tokens of one of its streams have been received."""
+        return self._table.position(state)
 
     def carry_on(self, carried: CarriedStream) -> None:
         """Go on with a stream of another session."""
@@ -222,8 +270,10 @@ class ClientSession:
             self._beat_at = now + TICK_S / 2  # so that each tick finds it due
         if dealer.is_attached:
             self._lost_at = None
-            self._requests.flush(dealer.send)
-            self._queries.flush(self._send_query)
+            if self._requests.due or self._requests.abandoned:
+                self._requests.flush(dealer.send)
+            if self._queries.due:
+                self._queries.flush(self._send_query)
             dealer.acknowledge(0 if self._owes_at_once else MAY_OWE)
             self._owes_at_once = False
         else:
@@ -271,17 +321,17 @@ class ClientSession:
                         if not table.take_prompt(body):
                             self._dealer.attach(now)
                     case Rejected() if body.is_leaving and self._outlives_server:
-                        table.turn_away(body)
+                        turned_away = table.turn_away(body)
+                        if turned_away is not None and self._observer is not None:
+                            self._observer.turned_away(turned_away)
                     case Rejected():
-                        unread = table.reject(body)
-                        if unread is not None:
-                            self._requests.abort(unread)
+                        self._requests.abandon(table.reject(body))
                     case Superseded():
                         table.supersede(body)
                     case UnknownStreams():
                         for state in table.lose(body):
                             self._requests.add(state)
-                    case Tokenized() | Detokenized() | Cancelled() | Recalled():
+                    case Tokenized() | Detokenized() | Cancelled() | Recalled() | Located():
                         self._queries.answer(body)
                         self._num_breaches = 0
                     case Welcome():
@@ -290,9 +340,12 @@ class ClientSession:
                         self._has_left = True
                         if self._dealer.is_attached:
                             self._dealer.attach(now)
+                    case Load():
+                        if self._observer is not None:
+                            self._observer.loaded(body)
                     case AttachRefused():
                         kind = OverloadedError if body.is_leaving else SlipstreamError
-                        self._fail_waiting(partial(kind, body.fault))
+                        self._refuse(partial(kind, body.fault))
                         if self._dealer.is_attached:  # else `beat` retries, after its interval
                             self._dealer.attach(now)
             except ProtocolError as error:
@@ -312,11 +365,18 @@ class ClientSession:
         if self._num_breaches >= _MAX_BREACHES:
             self._num_breaches = 0
             why = f"the server does not keep to the protocol: {error}"
-            self._fail_waiting(partial(EngineError, Fault("engine", why)))
+            self._refuse(partial(EngineError, Fault("engine", why)))
+
+    def _refuse(self, error: Callable[[], SlipstreamError]) -> None:
+        """This server will not do: fail what waits for it, unless it can go elsewhere."""
+        if self._observer is None or not self._observer.refused(error):
+            self._fail_waiting(error)
 
     def _greet(self, welcome: Welcome) -> None:
         self.model = welcome.model
         self._has_left = False
+        if self._observer is not None:
+            self._observer.welcomed(welcome)
         if self._on_welcome is not None:
             self._on_welcome(welcome)
         callers, self._callers = self._callers, []

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
@@ -20,9 +20,10 @@ from typing import Any
 import zmq
 from msgspec.structs import replace
 
-from slipstream.client.connection.queries import Post, Query
-from slipstream.client.connection.session import TICK_S, ClientSession
+from slipstream.client.connection.queries import PendingQuery, Post, Query
+from slipstream.client.connection.session import TICK_S, ClientSession, SessionObserver
 from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import CarriedStream
 from slipstream.errors import SlipstreamError
 from slipstream_ipc.messages import Cancel, Cancelled, CancelledState, ModelCard, Recall, Welcome
 from slipstream_ipc.transport.curve import Access
@@ -43,10 +44,11 @@ class StackSession:
         access: Access | None = None,
         outlives_server: bool = True,
         fails_early: bool = False,
+        group_ids: Iterator[int] | None = None,
+        observer: SessionObserver | None = None,
     ) -> None:
         """address: of the first worker. The rest: see `ClientSession`."""
         self.address = address
-        self.timeout_s = timeout_s
         self._open = partial(
             ClientSession,
             context,
@@ -54,7 +56,8 @@ class StackSession:
             poller=poller,
             access=access,
             outlives_server=outlives_server,
-            group_ids=count(1),
+            group_ids=count(1) if group_ids is None else group_ids,
+            observer=observer,
         )
         self._now = now
         self._all_due_at = now  # when every session turns, for its heartbeats and deadlines
@@ -72,6 +75,20 @@ class StackSession:
     def is_attached(self) -> bool:
         """Whether all sessions are attached, as far as is known."""
         return all(session.is_attached for session in self._sessions)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the stack has answered that it cannot serve yet."""
+        return any(session.is_starting for session in self._sessions)
+
+    @property
+    def trouble(self) -> str:
+        """How handshakes with the first worker have failed since the last attach."""
+        return self._sessions[0].trouble
+
+    def is_among(self, arrived: Container[object]) -> bool:
+        """Whether what a poller reports includes something for this stack."""
+        return any(session.is_among(arrived) for session in self._sessions)
 
     # ---- what may be asked for ---------------------------------------------------------------
 
@@ -103,6 +120,22 @@ class StackSession:
         """End the stream at once, without waiting for its worker."""
         if not state.is_over:
             self._sessions[state.worker].abandon(state)
+
+    def position(self, state: StreamState) -> tuple[int, int]:
+        """How many characters and tokens of one of its streams have been received."""
+        return self._sessions[state.worker].position(state)
+
+    def leave(self, state: StreamState) -> CarriedStream:
+        """Give a stream away, to go on at another stack. This one is told to end it."""
+        return self._sessions[state.worker].leave(state)
+
+    def carry_on(self, carried: CarriedStream) -> None:
+        """Go on with a stream of another stack."""
+        self._deal(carried.state).carry_on(carried)
+
+    def take_queries(self) -> list[PendingQuery]:
+        """Give all unanswered queries away, to be asked elsewhere."""
+        return [asked for session in self._sessions for asked in session.take_queries()]
 
     def end_all(self, error: Callable[[], SlipstreamError]) -> None:
         """Fail all waiting calls and all streams, each with a new error."""

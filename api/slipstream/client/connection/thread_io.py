@@ -16,6 +16,7 @@ from typing import Any
 
 import zmq
 
+from slipstream.client.connection.fleet_session import FleetSession, open_session
 from slipstream.client.connection.mailbox import Mailbox
 from slipstream.client.connection.queries import Query
 from slipstream.client.connection.session import GOODBYE_S, TICK_S
@@ -53,7 +54,7 @@ class ThreadIO:
         self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread has ended
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = Poller()
-        self._session = StackSession(
+        self._session = open_session(
             self._context,
             address,
             timeout_s,
@@ -167,7 +168,7 @@ class ThreadIO:
             self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
 
 
-def _say_goodbye(session: StackSession, poller: zmq.Poller) -> None:
+def _say_goodbye(session: StackSession | FleetSession, poller: zmq.Poller) -> None:
     deadline = time.monotonic() + GOODBYE_S
     while not session.say_goodbye(now := time.monotonic()) and now < deadline:
         poller.poll(1 + int((deadline - now) * 1e3))

@@ -29,7 +29,11 @@ from msgspec.structs import replace
 
 from slipstream.answers.tool_calls import with_call_ids
 from slipstream.client.streams.received_ids import ReceivedIds
-from slipstream.client.streams.received_positions import ReceivedPositions, native_ends_of
+from slipstream.client.streams.received_positions import (
+    FoundStreams,
+    ReceivedPositions,
+    native_ends_of,
+)
 from slipstream.client.streams.stream_state import GroupMember, StreamState
 from slipstream.client.streams.unread_deltas import (
     LOOK_EVERY,
@@ -47,6 +51,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import (
     MAX_CALLS,
+    Abort,
     Accepted,
     AnswerEvent,
     Deltas,
@@ -83,11 +88,18 @@ class CarriedStream:
 class ClientStreamTable:
     """The streams that are not over, by client handle, and those the server has yet to end."""
 
-    def __init__(self, group_ids: Iterator[int] | None = None) -> None:
-        """group_ids: numbers from 1 on, shared by the tables whose streams may be of one group."""
+    def __init__(
+        self,
+        group_ids: Iterator[int] | None = None,
+        on_over: Callable[[StreamState], None] | None = None,
+    ) -> None:
+        """group_ids: numbers from 1 on, shared by the tables whose streams may be of one group.
+        on_over: called with each stream of this table that is over.
+        """
+        self._on_over = on_over
         read_natively(Delta)
         self._streams: dict[int, StreamState] = {}
-        self._abandoned: dict[int, StreamState] = {}
+        self._abandoned: dict[int, Abort] = {}
         self._received: ReceivedPositions[StreamState] = ReceivedPositions()
         self._ends_of = native_ends_of()
         self._last_handles = b""  # of the last message
@@ -104,9 +116,13 @@ class ClientStreamTable:
         """The streams that are not over."""
         return list(self._streams.values())
 
+    def has(self, state: StreamState) -> bool:
+        """Whether the stream is in this table, and not over."""
+        return self._streams.get(state.handle) is state
+
     @property
-    def abandoned(self) -> list[StreamState]:
-        """The streams that the client has ended and whose Abort the server has not acknowledged."""
+    def abandoned(self) -> list[Abort]:
+        """What the server has not acknowledged about streams that this client reads no more."""
         return list(self._abandoned.values())
 
     def add(self, state: StreamState, carried: CarriedStream | None = None) -> None:
@@ -141,6 +157,15 @@ class ClientStreamTable:
         carried = CarriedStream(state, *self.position(state), self._kept.of(state.handle))
         self._remove(state)
         return carried
+
+    def abandon(self, state: StreamState) -> Abort | None:
+        """Note that the server has to end the stream, which this table does not have any more.
+        None if it does not know the stream.
+        """
+        if not state.was_sent:
+            return None
+        abort = self._abandoned[state.handle] = Abort(state.stream_id, state.handle)
+        return abort
 
     def _group_id(self, group: GroupMember) -> int:
         if not group.group_id:
@@ -192,10 +217,10 @@ class ClientStreamTable:
         num_tokens = len(state.prompt_ids) // 4 - 1
         return state.prompt_logprobs.add_piece(message.start, message.logprobs, num_tokens)
 
-    def reject(self, message: Rejected) -> StreamState | None:
+    def reject(self, message: Rejected) -> Abort | None:
         """Fail a stream that the server has rejected.
 
-        Returns the stream if the server has to end it still: it was resubmitted and recomputed, and
+        Returns an Abort if the server has to end it still: it was resubmitted and recomputed, and
         the recomputed output differs from what was received.
         """
         state = self._streams.get(message.handle)
@@ -204,19 +229,20 @@ class ClientStreamTable:
         self._fail(state, error_from(message.fault))
         if message.fault.code != "diverged" or not state.was_resubmitted:
             return None
-        self._abandoned[state.handle] = state
-        return state
+        return self.abandon(state)
 
-    def turn_away(self, message: Rejected) -> None:
+    def turn_away(self, message: Rejected) -> StreamState | None:
         """The server is leaving and has rejected the stream: submit it again after the next attach.
 
-        A stream that cannot be submitted again, or is being aborted, ends.
+        A stream that cannot be submitted again, or is being aborted, ends; the others are returned.
         """
         state = self._streams.get(message.handle)
         if state is not None and (state.is_abort_wanted or not isinstance(state.request, Submit)):
             self.reject(message)
-        elif state is not None:
+            return None
+        if state is not None:
             state.was_sent = False
+        return state
 
     def supersede(self, message: Superseded) -> None:
         """Fail a stream that another reader has taken over."""
@@ -255,6 +281,12 @@ class ClientStreamTable:
 
         Raises: ProtocolError where the columns do not match.
         """
+        steady = self._received.continued(message)
+        if steady is not None:
+            self._last_handles = message.handles
+            self._kept.add(message.handles, message.token_ids)
+            self._give(steady, DeltaBatch(message, {}, now))
+            return True
         _check(message)
         if message.events:
             message = self._with_call_ids(message)
@@ -281,23 +313,26 @@ class ClientStreamTable:
 
     # ---- what the client does ----------------------------------------------------------------
 
-    def give_up(self, state: StreamState, error: SlipstreamError | None) -> None:
-        """End the stream on the client's side, with an error or without. Idempotent."""
+    def give_up(self, state: StreamState, error: SlipstreamError | None) -> Abort | None:
+        """End the stream on the client's side, with an error or without. Idempotent.
+
+        Returns what is to be said to the server, if anything.
+        """
         if state.is_over:
-            return
+            return None
         state.error = error
         self._finish(state)
-        if state.was_sent:
-            self._abandoned[state.handle] = state
+        return self.abandon(state)
 
     def give_up_all(self, error: Callable[[], SlipstreamError]) -> None:
         """End every stream on the client's side, each with a new error."""
         for state in self.streams:
             self.give_up(state, error())
 
-    def forget(self, state: StreamState) -> None:
+    def forget(self, abort: Abort) -> None:
         """The server has acknowledged the end of an abandoned stream."""
-        self._abandoned.pop(state.handle, None)
+        if abort.handle is not None:
+            self._abandoned.pop(abort.handle, None)
 
     def wake(self) -> None:
         """Ring the wakeups of all streams with news. Called once after each batch."""
@@ -318,17 +353,22 @@ class ClientStreamTable:
         found = received.find(message.handles, message.chars, message.tokens)
         if found is None:
             return False
-        texts, num = message.texts, len(message.texts)
-        ends_at = self._ends_of(message.chars, message.tokens, texts, message.counts)
+        ends_at = self._ends_of(message.chars, message.tokens, message.texts, message.counts)
         received.advance(found, *ends_at)
         self._kept.add(message.handles, message.token_ids, message.counts)
+        self._give(found, batch)
+        return True
+
+    def _give(self, found: FoundStreams[StreamState], batch: DeltaBatch) -> None:
+        """Give a message's entries to their streams, which `found` has at the positions behind."""
         states = found.items
         if found.group_id:
             group = self._groups[found.group_id]
             if not batch.ends or all(end.reason != "error" for end in batch.ends.values()):
                 self._take_together(group, found.numbers, batch)
-                return True
+                return
             states = [group.states[number] for number in found.numbers]
+        texts, num = batch.message.texts, len(batch.message.texts)
         self._divide()
         deltas = list(map(Delta, texts, repeat(batch), range(num)))
         begin = 0
@@ -338,12 +378,11 @@ class ClientStreamTable:
             begin = entry + 1
         self._queue(states[begin:], deltas[begin:])
         if num >= MANY:
-            passed = u32(message.tokens) ^ u32(ends_at[1]) >= LOOK_EVERY
+            passed = u32(batch.message.tokens) ^ u32(found.tokens) >= LOOK_EVERY
             states = [states[entry] for entry in np.flatnonzero(passed).tolist()]
         for state in states:
             if len(state.deltas) > MOST_UNREAD and not state.is_over:
                 self._make_room(state)
-        return True
 
     def _take_together(self, group: GroupMember, numbers: list[int], batch: DeltaBatch) -> None:
         """Hand a message whose streams are all of one group to that group."""
@@ -460,7 +499,7 @@ class ClientStreamTable:
         self._finish(state)
 
     def _finish(self, state: StreamState) -> None:
-        if self._streams.get(state.handle) is state:  # else it was never added
+        if self.has(state):  # else it was never added
             state.num_chars, state.num_tokens = self.position(state)
             self._remove(state)
         if state.group is not None:
@@ -469,6 +508,8 @@ class ClientStreamTable:
             state.error = of_prompt(state.error, state.where)
         state.is_over = True  # written last, as the reader reads it first
         self._woken.append(state)
+        if self._on_over is not None:
+            self._on_over(state)
 
     def _remove(self, state: StreamState) -> None:
         del self._streams[state.handle]

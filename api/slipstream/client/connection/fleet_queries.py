@@ -1,0 +1,61 @@
+"""Puts the answers of several replicas to one query together."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+from slipstream.client.connection.queries import Query
+from slipstream_ipc.messages import Cancel, Cancelled, CancelledState, Locate, Recalled
+
+
+class AnswerOfAll:
+    """Fulfils a future when every replica has answered, or cannot any more.
+
+    - Cancel: a stream's state is that of the replica that knows it.
+    - Recall: the answer of a replica that has kept one.
+    - Locate: a list of the answers; None for a replica that did not answer.
+    - A replica that fails counts as one that knows nothing, unless all of them fail.
+    """
+
+    def __init__(self, query: Query, future: Future[Any], num_parts: int) -> None:
+        self._query = query
+        self._future = future
+        self._found: list[Any] = [None] * num_parts
+        self._num_left = num_parts
+        self._error: BaseException | None = None
+
+    def add(self, index: int, part: Future[Any]) -> None:
+        """The answer of one replica; the last one fulfils the future."""
+        error = part.exception()
+        if error is None:
+            self._found[index] = part.result()
+        else:
+            self._error = error
+        self._num_left -= 1
+        if self._num_left or not self._future.set_running_or_notify_cancel():
+            return
+        if isinstance(self._query, Locate):
+            self._future.set_result(self._found)
+            return
+        answers = [each for each in self._found if each is not None]
+        if not answers and self._error is not None:
+            self._future.set_exception(self._error)
+        elif isinstance(self._query, Cancel):
+            self._future.set_result(_cancelled(answers, len(self._query.stream_ids)))
+        else:
+            self._future.set_result(_recalled(answers))
+
+
+def _cancelled(answers: list[Cancelled], num: int) -> Cancelled:
+    found: list[CancelledState] = ["unknown"] * num
+    for answer in answers:
+        for at, state in enumerate(answer.found):
+            if state != "unknown":
+                found[at] = state
+    return Cancelled(0, tuple(found))
+
+
+def _recalled(answers: list[Recalled]) -> Recalled:
+    kept = [each for each in answers if each.answer is not None]
+    return (kept or answers)[0]

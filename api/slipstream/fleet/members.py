@@ -1,0 +1,163 @@
+"""Where the members of a fleet are: a list, a file that may change, or a DNS name.
+
+A source is asked for the addresses regularly. It never blocks: a name is resolved in a thread, one
+at a time. Where a source fails it keeps to what it said before, so that a fault of the list is no
+fault of the fleet.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.transport.addresses import TCP
+
+MAX_MEMBERS = 64
+FILE = "file:"
+DNS = "dns://"
+_ASK_EVERY_S = 5.0  # a name server
+_MAX_FILE_BYTES = 64 * 1024
+
+Check = Callable[[str], None]
+Resolve = Callable[[str, int], Sequence[str]]
+
+logger = logging.getLogger(__name__)
+
+
+class MemberSource(Protocol):
+    """Says where the members of a fleet are."""
+
+    def addresses(self, now: float) -> tuple[str, ...]:
+        """The addresses, without repetitions; empty while none are known."""
+
+
+def names_fleet(address: str) -> bool:
+    """Whether an address is that of several members."""
+    return "," in address or address.startswith((FILE, DNS))
+
+
+def member_source(address: str, check: Check) -> MemberSource:
+    """The source that an address names: addresses separated by commas, `file:PATH` with an address
+    to a line, or `dns://NAME:PORT`.
+
+    check: raises BadRequest for an address that may not be connected to.
+
+    Raises: BadRequest.
+    """
+    if address.startswith(DNS):
+        return DnsMembers(address, check)
+    if address.startswith(FILE):
+        return FileMembers(Path(address.removeprefix(FILE)).expanduser(), check)
+    return ListedMembers(_checked([each.strip() for each in address.split(",")], check))
+
+
+class ListedMembers:
+    """Members that do not change."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._addresses = tuple(addresses)
+
+    def addresses(self, now: float) -> tuple[str, ...]:
+        """See `MemberSource`."""
+        return self._addresses
+
+
+class FileMembers:
+    """Members in a file, read again when it changes. `#` begins a comment."""
+
+    def __init__(self, path: Path, check: Check) -> None:
+        """Raises: BadRequest where the file cannot be read or an address is not allowed."""
+        self._path = path
+        self._check = check
+        try:
+            self._version = self._look()
+            self._addresses = self._read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest("address", f"{FILE}{path}", str(error)) from None
+
+    def addresses(self, now: float) -> tuple[str, ...]:
+        """See `MemberSource`."""
+        try:
+            version = self._look()
+            if version != self._version:
+                self._version = version
+                self._addresses = self._read()
+        except (BadRequest, OSError, UnicodeDecodeError) as error:
+            if self._version is not None:
+                logger.warning("the members in %s stay as they were: %s", self._path, error)
+            self._version = None
+        return self._addresses
+
+    def _look(self) -> tuple[int, int, int] | None:
+        status = os.stat(self._path)
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+    def _read(self) -> tuple[str, ...]:
+        with self._path.open("rb") as file:
+            text = file.read(_MAX_FILE_BYTES).decode()
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+        return _checked([line for line in lines if line], self._check)
+
+
+class DnsMembers:
+    """The members behind a name, which is resolved again every few seconds."""
+
+    def __init__(self, address: str, check: Check, resolve: Resolve | None = None) -> None:
+        """Raises: BadRequest."""
+        host, _, port = address.removeprefix(DNS).rpartition(":")
+        self._address = address
+        self._check = check
+        self._resolve = resolve or _resolve
+        if not (host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
+            raise BadRequest("address", address, "dns://NAME:PORT, with a port from 1 to 65535")
+        check(f"{TCP}{host}:{port}")
+        self._host, self._port = host, int(port)
+        self._addresses: tuple[str, ...] = ()
+        self._asked_at: float | None = None
+        self._thread: threading.Thread | None = None
+
+    def addresses(self, now: float) -> tuple[str, ...]:
+        """See `MemberSource`."""
+        is_asking = self._thread is not None and self._thread.is_alive()
+        if not is_asking and (self._asked_at is None or now >= self._asked_at + _ASK_EVERY_S):
+            self._asked_at = now
+            self._thread = threading.Thread(target=self._ask, name="slipstream-dns", daemon=True)
+            self._thread.start()
+        return self._addresses
+
+    def _ask(self) -> None:
+        try:
+            hosts = sorted(set(self._resolve(self._host, self._port)))
+            found = _checked([_tcp_address(host, self._port) for host in hosts], self._check)
+        except (BadRequest, OSError) as error:
+            logger.warning("the members at %s stay as they were: %s", self._address, error)
+            return
+        if found:
+            self._addresses = found
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(sockaddr[0]) for _, _, _, _, sockaddr in found]
+
+
+def _tcp_address(host: str, port: int) -> str:
+    is_ipv6 = ipaddress.ip_address(host.partition("%")[0]).version == 6
+    return f"{TCP}[{host}]:{port}" if is_ipv6 else f"{TCP}{host}:{port}"
+
+
+def _checked(addresses: Sequence[str], check: Check) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(addresses))
+    if len(found) > MAX_MEMBERS:
+        allowed = f"at most {MAX_MEMBERS} members"
+        raise BadRequest("address", f"{len(found)} members", allowed)
+    for address in found:
+        check(address)
+    return found
