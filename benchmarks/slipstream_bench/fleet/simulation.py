@@ -64,6 +64,7 @@ class _Cell:
     replicas: list[SimulatedReplica]
     fronts: list[_Front]
     by_name: dict[bytes, SimulatedReplica]
+    is_lost: bool = False
 
     def note_changed(self) -> None:
         """A replica takes requests that did not, or the reverse."""
@@ -96,6 +97,7 @@ class Simulation:
         self._at(0.0, self._begin)
         self._at(0.0, self._tell)
         warm = WARM_SHARE * scenario.seconds
+        self._at(warm, self._begin_to_count)
         if scenario.lose_every_s:
             self._at(warm, lambda now: self._every(now, scenario.lose_every_s, self._lose))
         if scenario.drain_every_s:
@@ -134,6 +136,11 @@ class Simulation:
     def _at(self, when: float, event: Callable[[float], None]) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (when, self._num_events, event))
+
+    def _begin_to_count(self, now: float) -> None:
+        for cell in self._cells:
+            for replica in cell.replicas:
+                replica.num_requests = 0
 
     def _begin(self, now: float) -> None:
         """A conversation begins."""
@@ -216,6 +223,8 @@ class Simulation:
         self._at(now + AWAY_S, lambda when: self._come_back(when, cell, at))
 
     def _come_back(self, now: float, cell: _Cell, at: int) -> None:
+        if cell.is_lost:
+            return
         cell.replicas[at].is_up = True
         for front in cell.fronts:
             front.members[at].note_restarted(now)
@@ -224,6 +233,7 @@ class Simulation:
     def _lose_cell(self, now: float) -> None:
         """A cell ends, and does not come back."""
         cell = self._cells[0]
+        cell.is_lost = True
         for replica in cell.replicas:
             replica.is_up = False
         cell.note_changed()

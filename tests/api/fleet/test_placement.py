@@ -143,6 +143,22 @@ def test_conversations_with_a_common_beginning_have_homes_of_their_own() -> None
     assert (later.member, later.known) == (chosen[0], key_of("0", 2).prior_len)
 
 
+def test_a_popular_beginning_spreads_over_all_members() -> None:
+    """The more conversations begin alike, the less load it takes to compute that once more."""
+    members, placement = members_of(32), new_placement()
+    turns = [ChatMessage("user", "Hello. " * 1000)]
+    num_sent = [0] * len(members)
+    for _ in range(1600):
+        key = chat_key(turns, "m")
+        chosen = placement.choose(key, key.prompt_len, members, 0.0)[0]
+        placement.note_submitted(key, key.prompt_len, members[chosen], 0.0)
+        num_sent[chosen] += 1
+        members[chosen].note_load(  # all of them run, and nothing of them waits
+            1.0, running=num_sent[chosen], queued_tokens=0, kept_since_s=None
+        )
+    assert max(num_sent) <= 1.1 * 1600 / len(members)
+
+
 def test_a_text_that_goes_on_does_not_make_its_key_common() -> None:
     members, placement = members_of(8), new_placement()
     text = b"".join([b"%6d, " % number for number in range(1000)])
