@@ -74,8 +74,8 @@ class Worker:
         clients load, `answer_format` the format of answers as clients see it on the model's card.
 
         response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, predecessor_ended_s,
-        index, num_workers, replica, stack_incarnation: see `WorkerConfig`. spans: of the requests that are traced;
-        None if none is.
+        index, num_workers, replica, stack_incarnation: see `WorkerConfig`. spans: of the requests
+        that are traced; None if none is.
         """
         self._spans = spans
         self._may_return = may_return
