@@ -207,7 +207,7 @@ class _Draining:
     """
 
     def __init__(self, worker: Worker, end_at: float) -> None:
-        worker.begin_drain()
+        worker.begin_drain(end_at)
         self._worker = worker
         self._end_at = end_at
         self._is_over = False

@@ -234,6 +234,10 @@ class Router(Generic[Out, In, Receipt]):
         self._look_at(route)
         return False
 
+    def send_unnumbered(self, session: Session[Receipt], body: Control) -> bool:
+        """Send a message that takes no credit, and may be lost; False if it was not sent."""
+        return session.is_open and self._send_control(session, body)
+
     def reattach(self, session: Session[Receipt]) -> None:
         """End a session and send its peer a Reattach."""
         self._send_control(session, Reattach())

@@ -43,11 +43,12 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
+from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
 from slipstream_worker.clients.queries import ClientQueries
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
-from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.lifecycle.lifecycle import MAX_STRIKES, StreamLifecycle
 from slipstream_worker.streams.registration import (
     BadWords,
     Submission,
@@ -83,6 +84,7 @@ class ClientMessages:
         render_queue: RenderQueue[WorkerStream],
         prompts: RenderSource,
         detokenizers: DetokenizerFactory,
+        load_notices: LoadNotices,
         *,
         may_return: bool = False,
         is_traced: bool = False,
@@ -109,6 +111,7 @@ class ClientMessages:
         self._retention = retention
         self._render_queue = render_queue
         self._detokenizers = detokenizers
+        self._load_notices = load_notices
         self._queries = ClientQueries(readers, prompts)
         self._recalls: deque[tuple[Session[Receipt], Recall]] = deque()  # not answered yet
         self.is_draining = False  # new requests are rejected
@@ -128,6 +131,7 @@ class ClientMessages:
                     replica=self._replica,
                     incarnation=self._stack_incarnation,
                 )
+                self._load_notices.welcomed(session)
             case Submit():
                 self._submit_all(session, body, card)
             case Resume():
@@ -240,6 +244,8 @@ class ClientMessages:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
             return
         fault = self._retention.why_gone(submit.stream_id, submit.moves)
+        if fault is None and submit.was_accepted and submit.strikes >= MAX_STRIKES:
+            fault = Fault("engine", f"this request crashed the engine {submit.strikes} times")
         if fault is not None:
             self._reject(session, submit, fault)
             return
