@@ -199,6 +199,10 @@ class Worker:
         self._from_clients.is_draining = True
         self._load_notices.begin_drain(end_at)
 
+    def core_ended(self, *, died_within: bool) -> None:
+        """The core has ended. died_within: of its own doing."""
+        self._load_notices.core_ended(died_within=died_within)
+
     def end_drain(self) -> None:
         """Call it at the drain's deadline. Ends the running streams with an error, after releasing
         the text they hold back; with `may_return`, their clients are asked to resume them from the

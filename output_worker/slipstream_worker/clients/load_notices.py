@@ -26,6 +26,8 @@ class LoadNotices:
         self._sessions: list[Session[Receipt]] = []
         self._load = Load()
         self._drains_until: float | None = None
+        self._has_core = False
+        self._died_within = False  # the core, if it is away
         self._sent = Load()
         self._sent_at = 0.0
         self._is_due = False
@@ -41,17 +43,24 @@ class LoadNotices:
         numbers = {name: getattr(gauge, name) for name in gauge.__struct_fields__}
         self._load = structs.replace(self._load, **numbers)
 
+    def core_ended(self, *, died_within: bool) -> None:
+        """The core has ended; died_within: of its own doing. Its link breaks before or after."""
+        self._died_within = died_within
+
     def begin_drain(self, end_at: float) -> None:
         """Nothing new is accepted, and what runs is cut off at `end_at` (monotonic)."""
         self._drains_until = end_at
 
     def flush(self, now: float, *, has_core: bool) -> None:
         """Send what is due. Call it regularly."""
+        if has_core != self._has_core:
+            self._has_core = has_core
+            self._died_within &= not has_core
         if not self._sessions:
             return
-        load = self._current(now, has_core=has_core)
+        load = self._current(now)
         since = now - self._sent_at
-        is_due = self._is_due or since >= _MOST_S or load.state != self._sent.state
+        is_due = self._is_due or since >= _MOST_S or _state(load) != _state(self._sent)
         if not is_due and (since < _LEAST_S or not _differs(load, self._sent)):
             return
         self._sessions = [session for session in self._sessions if session.is_open]
@@ -59,12 +68,16 @@ class LoadNotices:
             self._front.send_unnumbered(session, load)
         self._sent, self._sent_at, self._is_due = load, now, False
 
-    def _current(self, now: float, *, has_core: bool) -> Load:
-        state: ReplicaState = "serving" if has_core else "core_away"
-        within_s = 0.0
+    def _current(self, now: float) -> Load:
+        state: ReplicaState = "serving" if self._has_core else "core_away"
+        within, within_s = not self._has_core and self._died_within, 0.0
         if self._drains_until is not None:
             state, within_s = "draining", max(0.0, self._drains_until - now)
-        return structs.replace(self._load, state=state, within_s=within_s)
+        return structs.replace(self._load, state=state, within=within, within_s=within_s)
+
+
+def _state(load: Load) -> tuple[ReplicaState, bool]:
+    return load.state, load.within
 
 
 def _differs(load: Load, sent: Load) -> bool:

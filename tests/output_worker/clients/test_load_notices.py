@@ -82,6 +82,20 @@ def test_a_state_is_told_at_once(notices: Any, peer: Peer) -> None:
     assert peer.heard[-1].within_s == pytest.approx(29.997)
 
 
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_how_the_core_ended_is_told_while_it_is_away(notices, peer, is_told_first) -> None:
+    if not is_told_first:
+        notices.flush(1.01, has_core=False)
+    notices.core_ended(died_within=True)
+    notices.flush(1.02, has_core=is_told_first)
+    notices.flush(1.03, has_core=False)
+    assert (peer.heard[-1].state, peer.heard[-1].within) == ("core_away", True)
+    notices.flush(1.04, has_core=True)
+    notices.flush(1.05, has_core=False)  # its link breaks, and it lives
+    assert [load.within for load in peer.heard[-2:]] == [False, False]
+    assert peer.heard[-1].state == "core_away"
+
+
 def test_a_session_that_has_ended_is_left_out(notices: Any, peer: Peer) -> None:
     peer.is_open = False
     notices.flush(9.0, has_core=True)
