@@ -42,6 +42,7 @@ class CoreLink:
         identity: bytes,
         incarnation: int,
         now: float,
+        wants: int = 0,
     ) -> None:
         self._dealer: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             context,
@@ -51,6 +52,7 @@ class CoreLink:
             identity=identity,
             incarnation=incarnation,
             now=now,
+            wants=wants,
         )
         self._messages: deque[WorkerToCore] = deque()
         self._ended_rows: list[int] = []
@@ -63,6 +65,11 @@ class CoreLink:
     def epoch(self) -> int:
         """The epoch of the current attach."""
         return self._dealer.epoch
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the core is there, as far as is known."""
+        return self._dealer.is_attached
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether one of the sockets that a poller has reported is this link's."""

@@ -53,6 +53,7 @@ from slipstream_ipc.process import (
     Activate,
     ChildCommand,
     Condition,
+    CoreEnded,
     Drain,
     installed_version,
 )
@@ -165,6 +166,10 @@ class Child:
     def drain(self, within_s: float) -> None:
         """Tell it to take no new requests, and to end those that still run after `within_s`."""
         self._send(Drain(within_s))
+
+    def tell_core_ended(self, *, died_within: bool) -> None:
+        """Tell a worker that its core has ended."""
+        self._send(CoreEnded(died_within))
 
     def send_condition(self, condition: Condition) -> None:
         """Send it the condition of the stack if that has changed."""
