@@ -188,7 +188,7 @@ class Moves(Generic[S]):
         before, it.fingerprint = it.fingerprint, fingerprint
         it.is_attached, it.is_gone, it.is_shut, it.is_starting = True, False, False, False
         self.next_at = now
-        if incarnation != it.incarnation:
+        if incarnation != it.incarnation or not incarnation:
             it.incarnation = incarnation
             it.state, it.drains_until = "serving", inf
         if before is None or before == fingerprint:
@@ -279,6 +279,7 @@ class Moves(Generic[S]):
         source = self._members[it.member]
         if source.state == "serving":
             source.state, source.state_since = "draining", now
+        self.next_at = now
         return self._hold(stream, now) if self._targets(stream) else None
 
     def ended(self, stream: S) -> None:

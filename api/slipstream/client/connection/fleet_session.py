@@ -25,7 +25,7 @@ import zmq
 from slipstream.client.connection.fleet_queries import AnswerOfAll
 from slipstream.client.connection.queries import PendingQuery, Post, Query
 from slipstream.client.connection.server_presence import why_absent
-from slipstream.client.connection.session import TICK_S
+from slipstream.client.connection.session import TICK_S, LinkOptions
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.endpoints import check_member
 from slipstream.client.streams.stream_state import StreamState
@@ -52,6 +52,7 @@ from slipstream.fleet.prompt_keys import PromptKey, prompt_key
 from slipstream.request.parallel_sampling import can_join
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
+    WANTS_LOAD,
     Cancel,
     Fault,
     Load,
@@ -67,6 +68,8 @@ from slipstream_ipc.transport.curve import Access
 
 _SHUT_S = 10.0  # until a closed member is tried again
 _ABSENT_S = 1.0  # as in `ClientSession`
+# a machine that is lost says nothing: its streams move after three seconds of silence
+_TCP_LINK: LinkOptions = {"ping_after_s": 1.0, "dead_after_s": 2.0}
 _HELD = -1  # the `member` of a stream that is at none
 _ACCEPTED_WAIT = 6  # times `timeout_s`, as in `ClientSession`
 
@@ -287,6 +290,8 @@ class FleetSession:
                 access=self._access if member.address.startswith(TCP) else None,
                 group_ids=self._group_ids,
                 observer=_Watch(self, member),
+                wants=WANTS_LOAD,
+                **(_TCP_LINK if member.address.startswith(TCP) else {}),
             )
         except (BadRequest, PermissionError) as error:
             logger.warning("the replica at %s cannot be used: %s", member.address, error)

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import zmq
 
@@ -91,6 +91,14 @@ class _Caller:
     since: float
 
 
+class LinkOptions(TypedDict, total=False):
+    """What a session's link may be told; see `Dealer`."""
+
+    wants: int
+    ping_after_s: float
+    dead_after_s: float
+
+
 class SessionObserver(Protocol):
     """What is told of a session that is one of several. Its calls come from inside `turn`."""
 
@@ -132,6 +140,7 @@ class ClientSession:
         group_ids: Iterator[int] | None = None,
         on_welcome: Callable[[Welcome], None] | None = None,
         observer: SessionObserver | None = None,
+        **link_options: Unpack[LinkOptions],
     ) -> None:
         """outlives_server: whether to wait for another server when the server says goodbye.
         fails_early: until the first attach, whether to wait no longer than _ABSENT_S where no
@@ -166,6 +175,7 @@ class ClientSession:
             identity=token_bytes(16),
             now=now,
             access=access,
+            **link_options,
         )
 
     @property
