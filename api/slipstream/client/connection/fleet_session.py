@@ -69,7 +69,8 @@ from slipstream_ipc.transport.curve import Access
 _SHUT_S = 10.0  # until a closed member is tried again
 _ABSENT_S = 1.0  # as in `ClientSession`
 # a machine that is lost says nothing: its streams move after three seconds of silence
-_TCP_LINK: LinkOptions = {"ping_after_s": 1.0, "dead_after_s": 2.0}
+_TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_s": 2.0}
+_LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
 _HELD = -1  # the `member` of a stream that is at none
 _ACCEPTED_WAIT = 6  # times `timeout_s`, as in `ClientSession`
 
@@ -290,8 +291,7 @@ class FleetSession:
                 access=self._access if member.address.startswith(TCP) else None,
                 group_ids=self._group_ids,
                 observer=_Watch(self, member),
-                wants=WANTS_LOAD,
-                **(_TCP_LINK if member.address.startswith(TCP) else {}),
+                **(_TCP_LINK if member.address.startswith(TCP) else _LOCAL_LINK),
             )
         except (BadRequest, PermissionError) as error:
             logger.warning("the replica at %s cannot be used: %s", member.address, error)
