@@ -1,8 +1,9 @@
 /* The Python objects of deltas: ids and log-probabilities, made from the columns of a message.
  *
  * EntryObjects does the same as the methods token_ids and logprobs of DeltaBatch, which are the
- * reference; a test holds the two together. ColumnGetter replaces a property of Delta. Columns come
- * from another process: their lengths are compared with each other before anything is read.
+ * reference; a test holds the two together. ColumnGetter replaces a property of Delta, and
+ * DeltaMaker calls its class. Columns come from another process: their lengths are compared with
+ * each other before anything is read.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -283,23 +284,17 @@ static PyType_Spec object_spec = {
     .slots = object_slots,
 };
 
-/* ---- ColumnGetter ----------------------------------------------------------------------- */
+/* ---- the fields of a Delta -------------------------------------------------------------- */
 
-static PyTypeObject *objects_type; /* EntryObjects: the module is loaded once in a process */
-static PyObject *objects_name;     /* "objects", the attribute of DeltaBatch */
-
+/* Where in an instance the fields of a Delta are. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *owner; /* Delta */
-    PyObject *doc;
-    Make make;
-    Py_ssize_t batch, entry, skip; /* where in a Delta these fields are */
-} ColumnGetter;
+    Py_ssize_t text, batch, entry, skip;
+} Fields;
 
-/* The place of a field of instances, which a class with slots keeps as an object. */
-static Py_ssize_t offset_of(PyObject *owner, const char *name)
+/* The place of a field, which a class with slots keeps as an object; -1 if it is none. */
+static Py_ssize_t offset_of(PyTypeObject *owner, const char *name)
 {
-    PyObject *member = PyObject_GetAttrString(owner, name);
+    PyObject *member = PyObject_GetAttrString((PyObject *)owner, name);
     if (member == NULL)
         return -1;
     Py_ssize_t offset = -1;
@@ -313,6 +308,34 @@ static Py_ssize_t offset_of(PyObject *owner, const char *name)
     Py_DECREF(member);
     return offset;
 }
+
+static int find_fields(PyTypeObject *owner, Fields *fields)
+{
+    return (fields->text = offset_of(owner, "text")) < 0 ||
+                   (fields->batch = offset_of(owner, "_batch")) < 0 ||
+                   (fields->entry = offset_of(owner, "_entry")) < 0 ||
+                   (fields->skip = offset_of(owner, "_skip")) < 0
+               ? -1
+               : 0;
+}
+
+static PyObject **field_of(PyObject *delta, Py_ssize_t offset)
+{
+    return (PyObject **)((char *)delta + offset);
+}
+
+/* ---- ColumnGetter ----------------------------------------------------------------------- */
+
+static PyTypeObject *objects_type; /* EntryObjects: the module is loaded once in a process */
+static PyObject *objects_name;     /* "objects", the attribute of DeltaBatch */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner; /* Delta */
+    PyObject *doc;
+    Make make;
+    Fields fields;
+} ColumnGetter;
 
 /* ColumnGetter(owner, name, doc); name: "token_ids" or "logprobs" */
 static PyObject *new_getter(PyTypeObject *type, PyObject *args, PyObject *keywords)
@@ -328,9 +351,7 @@ static PyObject *new_getter(PyTypeObject *type, PyObject *args, PyObject *keywor
     self->owner = Py_NewRef(owner);
     self->doc = Py_NewRef(doc);
     self->make = strcmp(name, "token_ids") == 0 ? ids_of : logprobs_of;
-    if ((self->batch = offset_of(owner, "_batch")) < 0 ||
-        (self->entry = offset_of(owner, "_entry")) < 0 ||
-        (self->skip = offset_of(owner, "_skip")) < 0) {
+    if (find_fields((PyTypeObject *)owner, &self->fields) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -347,11 +368,6 @@ static void dealloc_getter(PyObject *object)
     Py_DECREF(type);
 }
 
-static PyObject *field_of(PyObject *delta, Py_ssize_t offset)
-{
-    return *(PyObject **)((char *)delta + offset);
-}
-
 static PyObject *get(PyObject *object, PyObject *delta, PyObject *owner)
 {
     (void)owner;
@@ -362,8 +378,9 @@ static PyObject *get(PyObject *object, PyObject *delta, PyObject *owner)
         PyErr_SetString(PyExc_TypeError, "not a Delta");
         return NULL;
     }
-    PyObject *batch = field_of(delta, self->batch), *entry = field_of(delta, self->entry);
-    PyObject *skip = field_of(delta, self->skip);
+    const Fields *fields = &self->fields;
+    PyObject *batch = *field_of(delta, fields->batch), *entry = *field_of(delta, fields->entry);
+    PyObject *skip = *field_of(delta, fields->skip);
     if (batch == NULL || entry == NULL || skip == NULL) {
         PyErr_SetString(PyExc_AttributeError, "a Delta without its fields");
         return NULL;
@@ -393,6 +410,159 @@ static PyType_Spec getter_spec = {
     .slots = getter_slots,
 };
 
+/* ---- DeltaMaker ------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *made; /* Delta */
+    Fields fields;
+    PyObject *zero;
+} DeltaMaker;
+
+/* An iterator over (index, Delta), made one by one. */
+typedef struct {
+    PyObject_HEAD
+    DeltaMaker *maker;
+    PyObject *indices, *texts, *batch;
+    PyObject *pair; /* the last one, used again where nothing else refers to it */
+    Py_ssize_t at;
+} DeltaItems;
+
+static PyTypeObject *items_type;
+
+/* DeltaMaker(Delta). Raises TypeError for a class whose instances are laid out otherwise. */
+static PyObject *new_maker(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    (void)keywords;
+    PyTypeObject *made;
+    Fields fields;
+    if (!PyArg_ParseTuple(args, "O!", &PyType_Type, &made) || find_fields(made, &fields) < 0)
+        return NULL;
+    if (made->tp_basicsize != (Py_ssize_t)(sizeof(PyObject) + 4 * sizeof(PyObject *)) ||
+        made->tp_itemsize || PyType_IS_GC(made) || made->tp_dictoffset ||
+        made->tp_weaklistoffset) {
+        PyErr_SetString(PyExc_TypeError, "instances have more than their four fields");
+        return NULL;
+    }
+    DeltaMaker *self = (DeltaMaker *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->made = (PyTypeObject *)Py_NewRef(made);
+    self->fields = fields;
+    self->zero = PyLong_FromLong(0);
+    return (PyObject *)self;
+}
+
+static void dealloc_maker(PyObject *object)
+{
+    DeltaMaker *self = (DeltaMaker *)object;
+    Py_XDECREF(self->made);
+    Py_XDECREF(self->zero);
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+/* items(indices, texts, batch) -> iterator over (indices[i], Delta(texts[i], batch, i)) */
+static PyObject *items(PyObject *maker, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "expected two lists and a batch");
+        return NULL;
+    }
+    if (PyList_GET_SIZE(args[0]) != PyList_GET_SIZE(args[1])) {
+        PyErr_Format(PyExc_ValueError, "%zd indices of %zd texts", PyList_GET_SIZE(args[0]),
+                     PyList_GET_SIZE(args[1]));
+        return NULL;
+    }
+    DeltaItems *self = (DeltaItems *)items_type->tp_alloc(items_type, 0);
+    if (self == NULL)
+        return NULL;
+    self->maker = (DeltaMaker *)Py_NewRef(maker);
+    self->indices = Py_NewRef(args[0]);
+    self->texts = Py_NewRef(args[1]);
+    self->batch = Py_NewRef(args[2]);
+    return (PyObject *)self;
+}
+
+static PyObject *new_delta(const DeltaItems *self, PyObject *text)
+{
+    const DeltaMaker *maker = self->maker;
+    PyObject *entry = PyLong_FromSsize_t(self->at);
+    PyObject *delta = entry == NULL ? NULL : PyType_GenericAlloc(maker->made, 0);
+    if (delta == NULL) {
+        Py_XDECREF(entry);
+        return NULL;
+    }
+    *field_of(delta, maker->fields.text) = Py_NewRef(text);
+    *field_of(delta, maker->fields.batch) = Py_NewRef(self->batch);
+    *field_of(delta, maker->fields.entry) = entry;
+    *field_of(delta, maker->fields.skip) = Py_NewRef(maker->zero);
+    return delta;
+}
+
+static PyObject *next_item(PyObject *object)
+{
+    DeltaItems *self = (DeltaItems *)object;
+    if (self->at >= PyList_GET_SIZE(self->indices) || self->at >= PyList_GET_SIZE(self->texts))
+        return NULL;
+    PyObject *index = PyList_GET_ITEM(self->indices, self->at);
+    PyObject *delta = new_delta(self, PyList_GET_ITEM(self->texts, self->at));
+    if (delta == NULL)
+        return NULL;
+    self->at++;
+    if (self->pair != NULL && Py_REFCNT(self->pair) == 1) {
+        PyObject *old_index = PyTuple_GET_ITEM(self->pair, 0);
+        PyObject *old_delta = PyTuple_GET_ITEM(self->pair, 1);
+        PyObject *pair = Py_NewRef(self->pair);
+        PyTuple_SET_ITEM(pair, 0, Py_NewRef(index));
+        PyTuple_SET_ITEM(pair, 1, delta);
+        Py_DECREF(old_index);
+        Py_DECREF(old_delta);
+        return pair;
+    }
+    PyObject *pair = PyTuple_Pack(2, index, delta);
+    Py_DECREF(delta);
+    if (pair != NULL)
+        Py_XSETREF(self->pair, Py_NewRef(pair));
+    return pair;
+}
+
+static void dealloc_items(PyObject *object)
+{
+    DeltaItems *self = (DeltaItems *)object;
+    Py_XDECREF(self->maker);
+    Py_XDECREF(self->indices);
+    Py_XDECREF(self->texts);
+    Py_XDECREF(self->batch);
+    Py_XDECREF(self->pair);
+    PyTypeObject *type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef maker_methods[] = {METHOD(items), {NULL, NULL, 0, NULL}};
+static PyType_Slot maker_slots[] = {{Py_tp_new, new_maker},
+                                    {Py_tp_dealloc, dealloc_maker},
+                                    {Py_tp_methods, maker_methods},
+                                    {0, NULL}};
+static PyType_Spec maker_spec = {
+    .name = "delta_objects.DeltaMaker",
+    .basicsize = sizeof(DeltaMaker),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = maker_slots,
+};
+static PyType_Slot items_slots[] = {{Py_tp_dealloc, dealloc_items},
+                                    {Py_tp_iter, PyObject_SelfIter},
+                                    {Py_tp_iternext, next_item},
+                                    {0, NULL}};
+static PyType_Spec items_spec = {
+    .name = "delta_objects.DeltaItems",
+    .basicsize = sizeof(DeltaItems),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = items_slots,
+};
+
 /* ---- the module ------------------------------------------------------------------------- */
 
 static struct PyModuleDef definition = {
@@ -400,16 +570,20 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_delta_objects(void)
 {
-    PyObject *module = PyModule_Create(&definition), *getter = NULL;
+    PyObject *module = PyModule_Create(&definition), *getter = NULL, *maker = NULL;
     if (module == NULL)
         return NULL;
     objects_name = PyUnicode_InternFromString("objects");
     objects_type = (PyTypeObject *)PyType_FromSpec(&object_spec);
+    items_type = (PyTypeObject *)PyType_FromSpec(&items_spec);
     getter = PyType_FromSpec(&getter_spec);
-    if (objects_name == NULL || objects_type == NULL || getter == NULL ||
+    maker = PyType_FromSpec(&maker_spec);
+    if (objects_name == NULL || objects_type == NULL || items_type == NULL || getter == NULL ||
+        maker == NULL || PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
         PyModule_AddObjectRef(module, "EntryObjects", (PyObject *)objects_type) < 0 ||
         PyModule_AddObjectRef(module, "ColumnGetter", getter) < 0)
         Py_CLEAR(module);
     Py_XDECREF(getter);
+    Py_XDECREF(maker);
     return module;
 }

@@ -1,17 +1,24 @@
-"""Makes the Python objects of deltas in C (`delta_objects.c`), where that can be had.
+"""Makes deltas and their Python objects in C (`delta_objects.c`), where that can be had.
 
 `Delta.token_ids` and `Delta.logprobs` then make an entry's objects from the bytes of its message in
-one call. The methods of `DeltaBatch` that have their names are the reference.
+one call. The methods of `DeltaBatch` that have their names are the reference, as `zip` and `map`
+are of `items_of`.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from slipstream_ipc.messages import Deltas, LogprobColumns
 from slipstream_ipc.native.extension import load_extension
+
+Item = TypeVar("Item")
+ItemsOf: TypeAlias = Callable[[list[int], list[str], object], Iterator[tuple[int, Item]]]
 
 _SOURCE = Path(__file__).with_name("delta_objects.c")
 _NO_LOGPROBS = LogprobColumns(0, b"", b"", b"")
@@ -50,6 +57,23 @@ def native_objects(message: Deltas, logprob: type) -> EntryObjects | None:
         logprob,
     )
     return objects
+
+
+@functools.cache
+def items_of(delta: type[Item]) -> ItemsOf[Item]:
+    """A function of indices, texts and a batch: pairs of `indices[i]` and
+    `delta(texts[i], batch, i)`, made as they are asked for. The lists must not change meanwhile.
+    """
+    native = load_extension("delta_objects", _SOURCE)
+    if native is not None:
+        with suppress(TypeError):  # instances of another layout
+            made: ItemsOf[Item] = native.DeltaMaker(delta).items
+            return made
+
+    def items(indices: list[int], texts: list[str], batch: object) -> Iterator[tuple[int, Item]]:
+        return zip(indices, map(delta, texts, repeat(batch), range(len(texts))), strict=True)
+
+    return items
 
 
 @functools.cache

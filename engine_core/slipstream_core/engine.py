@@ -22,6 +22,7 @@ import logging
 import math
 import time
 from collections import deque
+from collections.abc import Container
 
 import zmq
 
@@ -32,6 +33,7 @@ from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.process import BEAT_S, next_multiple
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 
@@ -40,7 +42,6 @@ logger = logging.getLogger(__name__)
 _PLAN_AHEAD_S = 0.0015  # upper bound for planning and launching a step on a busy host
 _MAX_UNCHECKED = 3  # steps, beyond which the device waits for the workers …
 _MAX_CHECK_WAIT_S = 0.05  # … for as long as a step takes, and no longer than this
-_BEAT_S = 0.5
 _POLL_RESOLUTION_S = 0.001
 _SMOOTHING = 0.2
 
@@ -78,6 +79,7 @@ class Engine:
         self._step_started_at = 0.0
         self._step_s = 0.0  # duration of a step, exponentially smoothed
         self._beat_at = 0.0
+        self._arrived: Container[object] | None = None  # what the last wait has reported
         runner_fd = runner.fileno()
         if runner_fd is not None:
             poller.register(runner_fd, zmq.POLLIN)
@@ -85,7 +87,8 @@ class Engine:
     def run_once(self, *, wait: bool = True) -> None:
         """One turn of the loop."""
         now = time.monotonic()
-        self._handler.receive(now)
+        self._handler.receive(now, self._arrived)
+        self._arrived = None
         while self._in_flight and self._is_done():
             self._collect()
         if self._in_flight or self._handler.num_unchecked:
@@ -97,7 +100,7 @@ class Engine:
         self._logprobs.flush_deferred()
         if now >= self._beat_at:
             self._handler.beat(now)
-            self._beat_at = now + _BEAT_S
+            self._beat_at = next_multiple(now, BEAT_S)
         if wait and not is_more:
             self._wait()
 
@@ -257,4 +260,4 @@ class Engine:
         done_at = self._runner.done_at()
         if done_at is not None:
             wait_ms = min(wait_ms, max(0, int((done_at - now) * 1e3)))
-        self._poller.poll(wait_ms)
+        self._arrived = dict(self._poller.poll(wait_ms))

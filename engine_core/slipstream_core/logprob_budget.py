@@ -72,6 +72,10 @@ class LogprobBudget:
         self.num_reserved += num_bytes
         return True
 
+    def holds(self, row: int) -> bool:
+        """Whether anything is reserved for a row."""
+        return row in self._reserved
+
     def shrink(self, row: int, num_bytes: int) -> None:
         """A row has ended and holds at most `num_bytes`. Idempotent."""
         reserved = self._reserved.get(row)

@@ -45,7 +45,9 @@ def pack_u64(values: npt.ArrayLike) -> bytes:
 
 def u32(column: bytes, name: str = "column", length: int | None = None) -> UInt32s:
     """A read-only view of a u32 column. Raises: ProtocolError unless it has `length` entries."""
-    return _view(column, _U32, name, length)
+    if len(column) % 4 if length is None else len(column) != 4 * length:
+        _check_length(column, name, -1 if length is None else length)
+    return np.frombuffer(column, _U32)
 
 
 def f32(column: bytes, name: str = "column", length: int | None = None) -> Float32s:

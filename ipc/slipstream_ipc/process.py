@@ -204,6 +204,13 @@ class Beats:
         return True
 
 
+def next_multiple(now: float, period_s: float) -> float:
+    """The first multiple of `period_s` after `now`: timers set to it are due at one moment, so an
+    idle process wakes once for all of them.
+    """
+    return (now // period_s + 1) * period_s
+
+
 def start_child(name: str, config_type: type[Config]) -> tuple[Config, StopSignal]:
     """The first call of a child: sets up its logging, name, death with the parent, status
     descriptor, limit of open files and stop signal, and reads its config.

@@ -25,7 +25,7 @@ from slipstream_ipc.transport.dealer import Dealer
 from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.shared_prompts import joined
 
-_MAY_OWE = 3  # steps that may stay unacknowledged until the next beat
+_MAY_OWE = 7  # steps that may stay unacknowledged until the next beat
 _MOST_UNACKED_BEHIND = WINDOW // 4  # messages, from which on what may wait is not sent
 
 

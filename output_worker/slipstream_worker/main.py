@@ -26,6 +26,7 @@ from slipstream_ipc.process import (
     Drain,
     ParentCommands,
     StopSignal,
+    next_multiple,
     process_name,
     report,
     run_child,
@@ -70,8 +71,7 @@ def main() -> int:
         return 1
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
-    poller.register(tokenizer.socket, zmq.POLLIN)
-    poller.register(tokenizer.exits, zmq.POLLIN)
+    tokenizer.register(poller)
     try:
         ready = _await_tokenizer(tokenizer, poller, stop)
         if ready is not None and ready.error:
@@ -179,7 +179,7 @@ def _serve(
             worker.beat(now)
             condition = tokenizer.condition(now)
             beats.beat(now, worker.numbers, {tokenizer_name: condition}, news=condition)
-            beat_at = now + BEAT_S
+            beat_at = next_multiple(now, BEAT_S)
         if not is_ready and worker.card is not None:
             is_ready = True
             report(Status(ready=True, detail=f"serving {worker.card.name}"))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slipstream.delta_batch import DeltaBatch, TokenLogprobs
-from slipstream.delta_objects import read_natively
+from slipstream.delta_objects import items_of, read_natively
 from slipstream.outputs import (
     CompletionOutput,
     Delta,
@@ -115,6 +115,38 @@ def test_c_makes_the_objects_that_the_reference_makes(
         for each in (found.objects.logprobs(index, skip), Delta("", found, index, skip).logprobs):
             assert each == logprobs
             assert [list(own) for own in each or ()] == [list(own) for own in logprobs or ()]
+
+
+@given(st.lists(st.text(max_size=3), max_size=300), st.integers(0, 400))
+def test_c_makes_the_deltas_that_the_reference_makes(texts: list[str], num_taken: int) -> None:
+    batch = DeltaBatch(message_of([(0, [(7, [], 1)])] * len(texts)), {}) if texts else None
+    indices = [2 * at for at in range(len(texts))]
+    found = items_of(Delta)(indices, texts, batch)
+    kept = []
+    for (index, delta), at in zip(found, range(min(num_taken, len(texts))), strict=False):
+        assert (index, delta.text, delta._batch, delta._entry) == (2 * at, texts[at], batch, at)
+        assert delta._skip == 0
+        assert delta.token_ids == [7]
+        kept.append(delta)
+    del found
+    pairs = list(items_of(Delta)(indices, texts, batch))  # each a tuple of its own
+    assert [(index, delta.text) for index, delta in pairs] == list(zip(indices, texts, strict=True))
+    assert all(type(delta) is Delta for _, delta in pairs)
+    assert [each.text for each in kept] == texts[: len(kept)]
+
+
+def test_deltas_need_an_index_each() -> None:
+    with pytest.raises(ValueError):
+        list(items_of(Delta)([1], ["a", "b"], None))
+
+
+def test_classes_of_another_layout_are_made_by_their_call() -> None:
+    class Other(Delta, frozen=True, gc=False, eq=False):
+        more: int = 7
+
+    batch = DeltaBatch(message_of([(0, [(7, [], 1)])]), {})
+    ((index, delta),) = items_of(Other)([5], ["a"], batch)
+    assert (index, delta.text, delta.more, delta._entry) == (5, "a", 7, 0)
 
 
 ONE = pack_u32([1])

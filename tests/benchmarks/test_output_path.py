@@ -10,18 +10,17 @@ from typing import get_args
 
 import numpy as np
 import pytest
-import zmq
 from tokenizers import Tokenizer
 
 from slipstream.cli.main import main
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import SlipstreamError
 from slipstream_bench.common.collection_watch import CollectionWatch
-from slipstream_bench.common.memory_wire import MemoryContext
+from slipstream_bench.common.memory_wire import MemoryNetwork
 from slipstream_bench.common.variants import NUM_LOGPROBS, VARIANTS, params_of
 from slipstream_bench.output_path import workload
 from slipstream_bench.output_path.delta_readers import READS
-from slipstream_bench.output_path.floor import BARE, Transport, wire_us
+from slipstream_bench.output_path.floor import BARE, Sent, Transport, wire_us
 from slipstream_bench.output_path.in_process_path import STAGES, OutputPath
 from slipstream_bench.output_path.output_path import with_ratios
 from slipstream_bench.output_path.path_measure import PathSetting, measure_floor
@@ -110,33 +109,31 @@ def test_a_workload_is_the_same_for_everybody(tokenizer, tmp_path):
 # ---- the wire that is none, and the one that is ----------------------------------------------
 
 
-def test_memory_sockets_carry_messages_and_say_when_there_are_none():
-    context = MemoryContext()
-    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
-    router.bind("ipc:///here")
-    dealer.setsockopt(zmq.ROUTING_ID, b"me")
-    dealer.connect("ipc:///here")
+def test_connections_in_memory_carry_messages_both_ways():
+    network = MemoryNetwork()
+    assert network.connect("ipc:///here") is None
+    listener = network.listen("ipc:///here")
+    client = network.connect("ipc:///here")
     tapped = []
-    context.tap = lambda socket, data: tapped.append((socket.is_router, data))
-    with pytest.raises(zmq.Again):
-        router.recv(zmq.NOBLOCK)
-    with pytest.raises(zmq.Again):
-        dealer.recv(zmq.NOBLOCK)
-    dealer.send(b"one", zmq.NOBLOCK)
-    dealer.send(b"two", zmq.NOBLOCK)
-    assert [router.recv(zmq.NOBLOCK), router.recv(zmq.NOBLOCK, copy=False).bytes] == [b"me", b"one"]
-    router.send_multipart((b"me", b"back"), zmq.NOBLOCK)
-    assert dealer.recv(zmq.NOBLOCK) == b"back"
+    network.tap = lambda sender, data: tapped.append((sender.is_accepted, data))
+    assert client.send(b"one")
+    assert client.send(b"two")
+    assert len(listener.ready()) == 1
+    server = listener.ready().popleft()
+    assert list(server.messages) == [b"one", b"two"]
+    assert server.send(b"back")
+    assert list(client.messages) == [b"back"]
     assert tapped == [(False, b"one"), (False, b"two"), (True, b"back")]
-    dealer.close(linger=0)
-    with pytest.raises(zmq.ZMQError) as error:
-        router.send_multipart((b"me", b"gone"), zmq.NOBLOCK)
-    assert error.value.errno == zmq.EHOSTUNREACH
+    client.close()
+    assert server.is_broken
+    assert list(listener.ready()) == [server]
+    assert not server.send(b"gone")
 
 
 @pytest.mark.parametrize("transport", get_args(Transport))
 def test_a_real_wire_takes_some_time(transport):
-    assert wire_us([10, 1000, 10, 0, 2**21], transport) > 0
+    sizes = {"step": 2**21, "report": 10, "deltas": 1000, "receipt": 0}
+    assert wire_us([Sent(hop, bytes(size)) for hop, size in sizes.items()], transport) > 0
 
 
 def test_the_floor_is_of_messages_that_the_hops_decode(tokenizer):

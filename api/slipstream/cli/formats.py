@@ -67,7 +67,11 @@ def _choice(arguments: argparse.Namespace) -> FormatChoice:
     except Exception as error:  # the libraries raise a bare KeyError, too
         allowed = f"a model whose tokenizer can be loaded ({one_line(error)})"
         raise wrong_option(option, source, allowed) from error
-    return choose_format(tokenizer.chat_template, tokenizer.get_added_vocab())
+    return choose_format(
+        tokenizer.chat_template,
+        tokenizer.get_added_vocab(),
+        response_template=getattr(tokenizer, "response_template", None),
+    )
 
 
 def _described(choice: FormatChoice) -> Iterator[str]:

@@ -43,6 +43,7 @@ from slipstream_ipc.process import (
     Drain,
     ParentCommands,
     StopSignal,
+    next_multiple,
     report,
     run_child,
     settle_memory,
@@ -113,7 +114,7 @@ async def _serve(
 
     def beat() -> None:
         beats.beat(time.monotonic(), server.numbers)
-        loop.call_later(BEAT_S, beat)
+        loop.call_at(next_multiple(loop.time(), BEAT_S), beat)
 
     io = LoopIO(
         config.client_address,

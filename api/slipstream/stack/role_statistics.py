@@ -30,6 +30,7 @@ from slipstream_ipc.telemetry.statistics import (
 )
 
 STATISTICS_S = 0.5  # between two reports
+REST_S = 1.0  # the same, while no request is running or waiting
 LOAD_CHANGE_S = 0.1  # the same, when the number of running or waiting requests has changed
 SUPERVISOR = "supervisor"
 _NONE = ProcessUsage(0.0, 0)
@@ -78,7 +79,9 @@ class RoleStatistics:
         loads = self._loads()
         if now < (self._due_at if loads == self._reported_loads else self._load_due_at):
             return b""
-        self._due_at, self._load_due_at = now + STATISTICS_S, now + LOAD_CHANGE_S
+        is_at_rest = not any(map(any, loads))
+        self._due_at = now + (REST_S if is_at_rest else STATISTICS_S)
+        self._load_due_at = now + LOAD_CHANGE_S
         self._reported_loads = loads
         return msgspec.json.encode(self.statistics(now))
 

@@ -1,118 +1,182 @@
-"""In-memory stand-ins for ZeroMQ's context and sockets, as far as Slipstream uses them. The real
-components then run in one thread and only their own work is measured: no system calls, no I/O
-thread, no waiting.
+"""Connections in memory, in place of the local ones between Slipstream's processes. The real
+components then run in one thread and only their own work is measured: no system calls, no waiting.
 
-- A message can be received as soon as its send returns; no message is lost or waits for credit.
+- A message can be received as soon as its send returns; no message is lost or waits for the kernel.
 - `tap` sees every message that is sent.
+- The ZeroMQ sockets beside them are never sent anything.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, cast
+from unittest.mock import patch
 
 import zmq
 
-Tap = Callable[["MemorySocket", bytes], None]  # the sending socket, the message
+from slipstream_ipc.transport import dealer, sockets
+from slipstream_ipc.transport.local_socket import LocalConnection, LocalListener
 
-_NOTHING_THERE = zmq.Again()  # created once: its cost belongs to the real wire
-
-
-def _untapped(_socket: MemorySocket, _data: bytes) -> None:
-    """The default tap: ignores the message."""
+_numbers = count(2**20)  # in place of descriptors, whose numbers are smaller
 
 
-class MemoryContext:
-    """Replaces a `zmq.Context`: all sockets of one network."""
+class MemoryConnection(LocalConnection):
+    """One end of a connection to the listener at `address`."""
+
+    def __init__(self, network: MemoryNetwork, address: str, *, is_accepted: bool) -> None:
+        """is_accepted: whether it is the listener's end."""
+        self.fd = next(_numbers)
+        self.messages: deque[bytes] = deque()
+        self.is_broken = False
+        self.on_write_wish = None
+        self.max_bytes = 0
+        self.address = address
+        self.is_accepted = is_accepted
+        self.peer: MemoryConnection | None = None
+        self.listener: MemoryListener | None = None  # of an accepted one
+        self._network = network
+
+    @property
+    def has_unsent(self) -> bool:
+        """Never: what is sent has arrived."""
+        return False
+
+    def send(self, message: bytes) -> bool:
+        """Send a message; False if the peer is gone."""
+        peer = self.peer
+        if peer is None:
+            return False
+        peer.messages.append(message)
+        network, listener = self._network, peer.listener
+        if listener is None:
+            network.arrived.add(peer.fd)
+        else:
+            listener.read_later(peer)
+            network.arrived.add(listener.fd)
+        network.tap(self, message)
+        return True
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def fill(self) -> None:
+        """What was sent has arrived."""
+
+    def close(self) -> None:
+        """End the connection on both sides."""
+        self.is_broken = True
+        peer, self.peer = self.peer, None
+        if peer is not None:
+            peer.peer, peer.is_broken = None, True
+            if peer.listener is not None:
+                peer.listener.read_later(peer)
+
+
+class MemoryListener(LocalListener):
+    """The accepting end at an address."""
 
     def __init__(self) -> None:
-        self.bound: dict[str, MemorySocket] = {}
+        self.fd = next(_numbers)
+        self.is_other_ready = False
+        self.num_refused = 0
+        self._connections: dict[int, LocalConnection] = {}
+        self._unread: deque[LocalConnection] = deque()
+
+    def accept(self, connection: MemoryConnection) -> None:
+        """Add the listener's end of a connection."""
+        connection.listener = self
+        self._connections[connection.fd] = connection
+
+    def ready(self) -> deque[LocalConnection]:
+        """Connections with messages to take, or broken ones; the caller removes them from it."""
+        return self._unread
+
+    def watch(self, fd: int) -> None:
+        """The ROUTER beside it is never sent anything."""
+
+    def heard(self, connection: LocalConnection) -> None:
+        """All connections are the benchmark's own."""
+
+    def drop(self, connection: LocalConnection) -> None:
+        """Close a connection. Idempotent."""
+        if self._connections.pop(connection.fd, None) is not None:
+            connection.close()
+
+    def beat(self) -> None:
+        """Nothing is timed."""
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self._connections.values()):
+            self.drop(connection)
+
+
+Tap = Callable[[MemoryConnection, bytes], None]  # the sending end, the message
+
+
+class MemoryNetwork:
+    """The listeners of one network, by address.
+
+    arrived: what a poller would report of all ends, until it is cleared.
+    """
+
+    def __init__(self) -> None:
+        self.arrived: set[object] = set()
         self.tap: Tap = _untapped
+        self._listeners: dict[str, MemoryListener] = {}
 
-    def socket(self, kind: int) -> MemorySocket:
-        """A ROUTER or a DEALER."""
-        return MemorySocket(self, is_router=kind == zmq.ROUTER)
+    def listen(self, address: str, **_limits: int) -> MemoryListener:
+        """In place of `listen_local`."""
+        listener = self._listeners[address] = MemoryListener()
+        return listener
 
-    def as_context(self) -> zmq.Context[zmq.Socket[bytes]]:
-        """This context, typed for functions that take a `zmq.Context`."""
-        return cast("zmq.Context[zmq.Socket[bytes]]", self)
+    def connect(self, address: str, _max_message_bytes: int = 0) -> MemoryConnection | None:
+        """In place of `connect_local`."""
+        listener = self._listeners.get(address)
+        if listener is None:
+            return None
+        ours = MemoryConnection(self, address, is_accepted=False)
+        theirs = MemoryConnection(self, address, is_accepted=True)
+        ours.peer, theirs.peer = theirs, ours
+        listener.accept(theirs)
+        return ours
+
+    @contextmanager
+    def in_use(self) -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+        """Components assembled meanwhile, with the context given, listen and attach here."""
+        with (
+            patch.object(sockets, "listen_local", self.listen),
+            patch.object(dealer, "connect_local", self.connect),
+        ):
+            yield cast("zmq.Context[zmq.Socket[bytes]]", _NoContext())
 
 
-class MemorySocket:
-    """Replaces a `zmq.Socket`. `address`: what it is bound or connected to."""
+class _NoContext:
+    """Replaces a `zmq.Context`."""
 
-    def __init__(self, context: MemoryContext, *, is_router: bool) -> None:
-        self.address = ""
-        self.is_router = is_router
-        self._context = context
-        self._inbox: deque[bytes] = deque()  # a router's: route, message, route, message, …
-        self._route = b""
-        self._peers: dict[bytes, MemorySocket] = {}  # a router's, by route
-        self._peer: MemorySocket | None = None  # a dealer's
+    def socket(self, _kind: int) -> _NoSocket:
+        return _NoSocket()
+
+
+class _NoSocket:
+    """Replaces a ROUTER that is never sent anything."""
 
     def setsockopt(self, option: int, value: Any) -> None:
-        """Set the route; other options are ignored."""
-        if option == zmq.ROUTING_ID:
-            self._route = value
+        """Options are ignored."""
 
-    def getsockopt(self, option: int) -> int:
-        """Whether something can be read."""
-        assert option == zmq.EVENTS
-        return zmq.POLLIN if self._inbox else 0
+    def getsockopt(self, _option: int) -> int:
+        """No descriptor, and nothing to be read."""
+        return 0
 
     def bind(self, address: str) -> None:
-        """Make the socket reachable at `address`."""
-        self.address = address
-        self._context.bound[address] = self
-
-    def connect(self, address: str) -> None:
-        """Connect to the socket bound at `address`."""
-        self.address = address
-        self._peer = self._context.bound[address]
-        self._peer._peers[self._route] = self
-
-    def send(self, data: bytes, _flags: int = 0) -> None:
-        """Send to the router."""
-        assert self._peer is not None
-        self._peer._inbox += (self._route, data)
-        self._context.tap(self, data)
-
-    def recv(self, _flags: int = 0, *, copy: bool = True) -> bytes | zmq.Frame:
-        """Receive one part: a message, or first its route on a ROUTER. Raises zmq.Again."""
-        if not self._inbox:
-            _again()
-        part = self._inbox.popleft()
-        return part if copy else zmq.Frame(part)
-
-    def send_multipart(self, parts: Sequence[bytes], _flags: int = 0) -> None:
-        """Send to the dealer with the given route."""
-        route, data = parts
-        peer = self._peers.get(route)
-        if peer is None:
-            raise zmq.ZMQError(zmq.EHOSTUNREACH)
-        peer._inbox.append(data)
-        self._context.tap(self, data)
-
-    def get_monitor_socket(self, _events: int) -> MemorySocket:
-        """A monitor that never reports an event."""
-        return MemorySocket(self._context, is_router=True)
-
-    def recv_multipart(self, _flags: int = 0) -> list[bytes]:
-        """Always raises zmq.Again: a monitor has no events."""
-        _again()
-
-    def disable_monitor(self) -> None:
-        """Stop monitoring."""
+        """Nothing connects to it."""
 
     def close(self, linger: int | None = None) -> None:
-        """Unbind and disconnect the socket."""
-        del linger
-        if self._peer is not None:
-            self._peer._peers.pop(self._route, None)
-        if self._context.bound.get(self.address) is self:
-            del self._context.bound[self.address]
+        """Nothing is open."""
 
 
-def _again() -> NoReturn:
-    raise _NOTHING_THERE.with_traceback(None)
+def _untapped(_connection: MemoryConnection, _data: bytes) -> None:
+    """The default tap: ignores the message."""

@@ -21,13 +21,14 @@ from typing import Any, Literal, NamedTuple, get_args
 import zmq
 
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
+from slipstream_ipc.transport.channel import LocalChannel
 from slipstream_ipc.transport.codec import (
     client_codec,
     core_codec,
     front_codec,
     worker_codec,
 )
-from slipstream_ipc.transport.local_socket import LocalListener, connect_local
+from slipstream_ipc.transport.local_socket import LocalConnection, LocalListener, connect_local
 from slipstream_ipc.transport.poller import Poller
 from slipstream_ipc.transport.sockets import bind_router, new_dealer
 
@@ -35,6 +36,7 @@ Bare = Literal["zeromq", "unix"]
 BARE: tuple[Bare, ...] = get_args(Bare)
 Transport = Literal["zeromq", "unix", "local"]  # local: the product's connections over Unix sockets
 Hop = Literal["step", "report", "deltas", "receipt"]
+_FROM_LISTENER: frozenset[Hop] = frozenset(("step", "deltas"))
 
 _CODECS: dict[Hop, Callable[[], Any]] = {  # of the receiving end
     "step": worker_codec,
@@ -47,7 +49,7 @@ _AT_ONCE = 4  # messages, about as many as a step sends
 _CHUNK_BYTES = 2**14
 _LENGTH = struct.Struct("<I")
 
-Pass = Callable[[Sequence[bytes]], None]
+Pass = Callable[[Sequence["Sent"]], None]
 
 
 class Sent(NamedTuple):
@@ -79,22 +81,20 @@ def floor_of(messages: Sequence[Sent]) -> Floor:
     for frame in frames:
         encode(frame)
     encode_ns = time.thread_time_ns() - begin
-    sizes = [len(data) for _, data in messages]
     return Floor(
         encode_ns / 1e3,
         decode_ns / 1e3,
-        {transport: wire_us(sizes, transport) for transport in BARE},
+        {transport: wire_us(messages, transport) for transport in BARE},
     )
 
 
-def wire_us(sizes: Sequence[int], transport: Transport) -> float:
+def wire_us(messages: Sequence[Sent], transport: Transport) -> float:
     """CPU microseconds of this process, ZeroMQ's own thread included, to send, poll and receive
-    messages of the given sizes in bytes.
+    messages of the sizes of these; with "local" each from the end that sends it, to the other.
 
     Over ZeroMQ a few pass at a time: one by one, this thread and ZeroMQ's would sleep in between,
     and waking up would dominate, two to four times as much in a virtual machine.
     """
-    messages = [bytes(size) for size in sizes]
     match transport:
         case "zeromq":
             wire, num_at_once = _zeromq(), _AT_ONCE
@@ -103,7 +103,7 @@ def wire_us(sizes: Sequence[int], transport: Transport) -> float:
         case "local":
             wire, num_at_once = _local(), 1
     with wire as pass_all:
-        pass_all([b""])  # waits until connected
+        pass_all([Sent("report", b"")])  # waits until connected
         begin = time.process_time_ns()
         for at in range(0, len(messages), num_at_once):
             pass_all(messages[at : at + num_at_once])
@@ -121,9 +121,9 @@ def _zeromq() -> Iterator[Pass]:
             poller = zmq.Poller()
             poller.register(receiver, zmq.POLLIN)
 
-            def pass_all(messages: Sequence[bytes]) -> None:
+            def pass_all(messages: Sequence[Sent]) -> None:
                 for message in messages:
-                    sender.send(message, zmq.NOBLOCK)
+                    sender.send(message.data, zmq.NOBLOCK)
                 for _ in messages:
                     if not poller.poll(_PATIENCE_MS):
                         raise _lost()
@@ -143,8 +143,8 @@ def _unix() -> Iterator[Pass]:
         receiver.setblocking(False)
         poller.register(receiver, EPOLLIN)
 
-        def pass_all(messages: Sequence[bytes]) -> None:
-            for message in messages:
+        def pass_all(messages: Sequence[Sent]) -> None:
+            for _, message in messages:
                 data = _LENGTH.pack(len(message)) + message
                 missing = len(data)
                 num_sent = sender.send(data)
@@ -167,27 +167,42 @@ def _local() -> Iterator[Pass]:
         address = f"ipc://{Path(folder) / 'wire'}"
         listener = LocalListener(address, max_message_bytes=MAX_MESSAGE_BYTES, max_connections=1)
         stack.callback(listener.close)
-        sender = connect_local(address, MAX_MESSAGE_BYTES)
-        assert sender is not None
-        stack.callback(sender.close)
-        poller = Poller()
-        poller.register(listener.fd)
+        client = connect_local(address, MAX_MESSAGE_BYTES)
+        assert client is not None
+        server_poller, client_poller = Poller(), Poller()
+        server_poller.register(listener.fd)
+        channel = LocalChannel(client, client_poller)
+        stack.callback(channel.close)
+        server: LocalConnection | None = None  # known from its first message on
 
-        def pass_all(messages: Sequence[bytes]) -> None:
-            for message in messages:
-                assert sender.send(message)
-            missing = len(messages)
-            while missing:
-                sender.flush()
-                if not poller.poll(_PATIENCE_MS):
+        def pass_up(message: bytes) -> None:
+            nonlocal server
+            assert client.send(message)
+            while True:
+                client.flush()
+                if not server_poller.poll(_PATIENCE_MS):
                     raise _lost()
                 unread = listener.ready()
                 while unread:
-                    connection = unread.popleft()
-                    listener.heard(connection)
-                    while connection.messages:
-                        connection.messages.popleft()
-                        missing -= 1
+                    server = unread.popleft()
+                    listener.heard(server)
+                    if server.messages:
+                        server.messages.popleft()
+                        return
+
+        def pass_down(message: bytes) -> None:
+            assert server is not None
+            assert server.send(message)
+            while not channel.messages:
+                server.flush()
+                if not client_poller.poll(_PATIENCE_MS):
+                    raise _lost()
+                channel.fill()
+            channel.messages.popleft()
+
+        def pass_all(messages: Sequence[Sent]) -> None:
+            for hop, message in messages:
+                (pass_down if hop in _FROM_LISTENER else pass_up)(message)
 
         yield pass_all
 

@@ -1,7 +1,7 @@
 """The output path in one thread: a real core (without a device), worker and client.
 
 - The product's own functions assemble the components; a workload replaces the device and memory
-  replaces ZeroMQ (`memory_wire`).
+  replaces the connections between processes (`memory_wire`).
 - A step's CPU time is counted from when the sampled ids are on the host. Planning the step and
   making up what the device would have computed are excluded.
 - The stages, in order:
@@ -32,7 +32,7 @@ from slipstream.client.connection.session import ClientSession
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
-from slipstream_bench.common.memory_wire import MemoryContext, MemorySocket
+from slipstream_bench.common.memory_wire import MemoryConnection, MemoryNetwork
 from slipstream_bench.output_path.floor import Hop, Sent
 from slipstream_bench.output_path.stopwatch import BETWEEN, Stopwatch
 from slipstream_bench.output_path.workload import Workload
@@ -55,7 +55,8 @@ PROCESSES = {  # stages by process; planning, which is not timed, is the core's
 _BLOCK_SIZE = 16
 _CORE, _CLIENTS = "ipc:///memory/core", "ipc:///memory/clients"
 _SETUP_TURNS = 1000
-_HOPS: dict[tuple[str, bool], tuple[str, Hop]] = {  # by address and whether the ROUTER sent it
+_STAGE_ENDED = {(_CORE, False): "check", (_CLIENTS, True): "emit"}  # as in `_HOPS`
+_HOPS: dict[tuple[str, bool], tuple[str, Hop]] = {  # by address, and: is it sent by the listener?
     (_CORE, True): ("core", "step"),
     (_CORE, False): ("worker", "report"),
     (_CLIENTS, True): ("worker", "deltas"),
@@ -89,25 +90,23 @@ class OutputPath:
         self._wants_logprobs = params.logprobs is not None
         self._watch = watch
         self._step = 0
-        self.num_bytes = {"core": 0, "worker": 0, "client": 0}  # bytes sent by each process
-        self.messages: list[Sent] = []
+        self._sent: list[tuple[MemoryConnection, bytes]] = []  # by whom, and what
         # containers that each stage leaves to the collector while all requests run: without the
         # first step, in which streams begin, and the last, in which they end
         self.num_tracked: Counter[str] = Counter()
-        context = MemoryContext()
+        network = MemoryNetwork()
         poller = zmq.Poller()  # never polled
-        self._core = assemble_core(
-            _core_config(batch, prompt_len),
-            _no_device(vocab_size, prompt_len + self._num_steps),
-            context.as_context(),
-            poller,
-        )
-        self._worker = assemble_worker(
-            _worker_config(), _NoPrompts(), detokenizers, context.as_context(), poller
-        )
-        self._session = ClientSession(
-            context.as_context(), _CLIENTS, 60.0, zmq.Poller(), time.monotonic()
-        )
+        with network.in_use() as context:
+            self._core = assemble_core(
+                _core_config(batch, prompt_len),
+                _no_device(vocab_size, prompt_len + self._num_steps),
+                context,
+                poller,
+            )
+            self._worker = assemble_worker(
+                _worker_config(), _NoPrompts(), detokenizers, context, poller
+            )
+            self._session = ClientSession(context, _CLIENTS, 60.0, zmq.Poller(), time.monotonic())
         self._until(lambda: self._session.model is not None)
         self.io = cast(ThreadIO, _SessionIO(self._session))
         self.states: list[StreamState] = []
@@ -120,12 +119,28 @@ class OutputPath:
             self._session.submit(state, time.monotonic())
         self._until(lambda: all(state.prompt_ids is not None for state in self.states))
         self._until(lambda: self._core.scheduler.num_waiting == batch)
-        context.tap = self._sent
+        # in the engine a step is in flight when a report comes, whose message acknowledges it
+        self._core.handler.launching(0, np.empty(0, np.int64))
+        network.tap = self._note_sent
+        self._arrived = network.arrived
 
     @property
     def is_done(self) -> bool:
         """Whether every token has been generated."""
         return self._step >= self._num_steps
+
+    @property
+    def messages(self) -> list[Sent]:
+        """What was sent so far."""
+        return [Sent(_HOPS[by.address, by.is_accepted][1], data) for by, data in self._sent]
+
+    @property
+    def num_bytes(self) -> Counter[str]:
+        """The bytes that each process has sent."""
+        found: Counter[str] = Counter()
+        for by, data in self._sent:
+            found[_HOPS[by.address, by.is_accepted][0]] += len(data)
+        return found
 
     def step(self) -> None:
         """Generate one token of every request and deliver it to the queue of its stream."""
@@ -147,15 +162,16 @@ class OutputPath:
         watch.lap("collect")
         core.handler.publish(plan.step)
         watch.lap("publish")
-        self._worker.run_once(now)
+        self._worker.run_once(now, self._arrived)
         watch.lap("settle")
         self._session.turn(now)
         watch.lap("client")
 
     def take_reports(self) -> None:
         """Finish a step after its deltas have been read: the core receives the worker's report."""
-        self._core.handler.receive(time.monotonic())
+        self._core.handler.receive(time.monotonic(), self._arrived)
         self._watch.lap("reports")
+        self._arrived.clear()
         if self._step == 1:
             self._watch.num_tracked.clear()
         elif self._step == self._num_steps - 1:
@@ -181,13 +197,12 @@ class OutputPath:
         candidates[:, 0] = ids
         return Logprobs(self._values[requests], candidates, self._ranks)
 
-    def _sent(self, socket: MemorySocket, data: bytes) -> None:
-        """A message left a socket, which ends a stage of the worker's turn."""
-        sender, hop = _HOPS[socket.address, socket.is_router]
-        if sender == "worker":
-            self._watch.lap("emit" if hop == "deltas" else "check")
-        self.num_bytes[sender] += len(data)
-        self.messages.append(Sent(hop, data))
+    def _note_sent(self, connection: MemoryConnection, data: bytes) -> None:
+        """A message left its sender, which ends a stage of the worker's turn."""
+        stage = _STAGE_ENDED.get((connection.address, connection.is_accepted))
+        if stage is not None:
+            self._watch.lap(stage)
+        self._sent.append((connection, data))
 
     def _until(self, condition: Callable[[], bool]) -> None:
         """Turn all components until `condition` holds; no tokens are generated yet."""

@@ -51,7 +51,7 @@ def measure(setting: PathSetting, batch: int, variant: Variant, read: Read) -> R
     path, num_deltas = _run_path(setting, batch, variant, read, watch, collections)
     steps = setting.workload.outputs.shape[1]
     num_tokens = batch * steps
-    sizes = [len(message.data) for message in path.messages]
+    messages, num_bytes = path.messages, path.num_bytes
     stages = {stage: watch.us(stage) / num_tokens for stage in STAGES}
     return {
         "engine": ENGINE,
@@ -60,11 +60,11 @@ def measure(setting: PathSetting, batch: int, variant: Variant, read: Read) -> R
         "read": read,
         "us_per_token": round(sum(stages.values()), 4),
         **{f"{stage}_us": round(us, 4) for stage, us in stages.items()},
-        "wire_us": round(wire_us(sizes, _IN_USE) / num_tokens, 4),
+        "wire_us": round(wire_us(messages, _IN_USE) / num_tokens, 4),
         "transport": _BARE_IN_USE,
-        "messages_per_token": round(len(path.messages) / num_tokens, 4),
-        "bytes_per_token": round(sum(path.num_bytes.values()) / num_tokens, 3),
-        "core_bytes_per_token": round(path.num_bytes["core"] / num_tokens, 3),
+        "messages_per_token": round(len(messages) / num_tokens, 4),
+        "bytes_per_token": round(num_bytes.total() / num_tokens, 3),
+        "core_bytes_per_token": round(num_bytes["core"] / num_tokens, 3),
         "deltas_per_token": round(num_deltas / num_tokens, 4),
         **{
             f"gc_gen{generation}": number
@@ -79,7 +79,8 @@ def measure_floor(setting: PathSetting, batch: int, variant: Variant) -> list[Ro
     collections = CollectionWatch()
     path, _ = _run_path(setting, batch, variant, "columns", Stopwatch(collections), collections)
     num_tokens = batch * setting.workload.outputs.shape[1]
-    floor = floor_of(path.messages)
+    messages, num_bytes = path.messages, path.num_bytes.total()
+    floor = floor_of(messages)
     rows: list[Row] = []
     for transport in BARE:
         parts = {
@@ -95,8 +96,8 @@ def measure_floor(setting: PathSetting, batch: int, variant: Variant) -> list[Ro
                 "read": transport,
                 "us_per_token": round(sum(parts.values()) / num_tokens, 4),
                 **{name: round(us / num_tokens, 4) for name, us in parts.items()},
-                "messages_per_token": round(len(path.messages) / num_tokens, 4),
-                "bytes_per_token": round(sum(path.num_bytes.values()) / num_tokens, 3),
+                "messages_per_token": round(len(messages) / num_tokens, 4),
+                "bytes_per_token": round(num_bytes / num_tokens, 3),
             }
         )
     return rows

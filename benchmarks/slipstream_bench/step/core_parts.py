@@ -28,7 +28,7 @@ from collections.abc import Callable
 import numpy as np
 import zmq
 
-from slipstream_bench.common.memory_wire import MemoryContext
+from slipstream_bench.common.memory_wire import MemoryNetwork
 from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.simulated.simulated_runner import load_simulated
@@ -85,12 +85,17 @@ class CoreParts:
             block_size=_BLOCK_SIZE,
             enable_prefix_caching=enable_prefix_caching,
         )
-        context = MemoryContext().as_context()
         self._runner: Runner = load_simulated(config) if runner is None else runner
-        self._core = assemble_core(config, self._runner, context, zmq.Poller())
-        self._hop = CoreLink(
-            context, _ADDRESS, zmq.Poller(), identity=b"bench", incarnation=0, now=time.monotonic()
-        )
+        with MemoryNetwork().in_use() as context:
+            self._core = assemble_core(config, self._runner, context, zmq.Poller())
+            self._hop = CoreLink(
+                context,
+                _ADDRESS,
+                zmq.Poller(),
+                identity=b"bench",
+                incarnation=0,
+                now=time.monotonic(),
+            )
         self._num_tokens = 0  # tokens received by the worker
         self._has_welcome = False
         self._until(lambda: self._has_welcome)

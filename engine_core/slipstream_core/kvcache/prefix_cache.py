@@ -28,6 +28,7 @@ Int32s = npt.NDArray[np.int32]
 UInt32s = npt.NDArray[np.uint32]
 
 _DIGEST_BYTES = 16
+_U32 = np.dtype("<u4")
 _NO_BLOCKS: Int32s = np.empty(0, np.int32)
 
 
@@ -72,11 +73,14 @@ class PrefixCache:
     def extend(self, row: int, token_ids: UInt32s) -> None:
         """Compute the digests of further blocks of the request from their tokens, in order."""
         chain = self._chains[row]
-        data = token_ids.astype("<u4", copy=False).tobytes()
+        data = token_ids.astype(_U32, copy=False).tobytes()
         assert len(data) % self._block_bytes == 0, "only full blocks have digests"
         digest = chain[-1]
-        for start in range(0, len(data), self._block_bytes):
-            digest = next_digest(digest, data[start : start + self._block_bytes])
+        size = self._block_bytes
+        for start in range(0, len(data), size):  # as `next_digest`, whose call takes as long
+            digest = blake2b(
+                digest + data[start : start + size], digest_size=_DIGEST_BYTES
+            ).digest()
             chain.append(digest)
 
     def lookup(self, row: int, max_blocks: int, *, start: int = 0) -> Int32s:

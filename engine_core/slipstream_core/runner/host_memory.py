@@ -6,6 +6,7 @@ on demand, so parameters that are the mapping itself need no memory. On systems 
 sizes are unknown and nothing is refused.
 
 - A control group's limit counts like the machine's, and so do those of its parents.
+- torch is not imported here: a core with a simulated model does without it.
 - Weights must fit into the memory available now. The cache takes memory only as it fills, so
   weights and cache together must fit into the total; a cache that does not fit into what is
   available now is only warned about.
@@ -19,16 +20,18 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _MAX_HEADER_BYTES = 100 << 20  # safetensors' own limit
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_DTYPES = {"F32": "torch.float32", "BF16": "torch.bfloat16", "F16": "torch.float16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,7 @@ def unmapped_bytes(folder: Path, dtype: torch.dtype) -> int | None:
                     return None
                 header = json.loads(file.read(length))
             for name, tensor in header.items():
-                if name != "__metadata__" and _DTYPES.get(tensor["dtype"]) != dtype:
+                if name != "__metadata__" and _DTYPES.get(tensor["dtype"]) != str(dtype):
                     num_bytes += dtype.itemsize * _numel(tensor["shape"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
             return None

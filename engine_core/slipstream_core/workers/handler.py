@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.sender import CoreAcceptor, Receipt, WorkerSender
 from slipstream_core.workers.stream_table import CoreStream, CoreStreamTable
 from slipstream_core.workers.streams import StreamManager
-from slipstream_ipc.columns import check_report, u32, u64
+from slipstream_ipc.columns import check_report, pack_u32, u32, u64
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
@@ -121,7 +121,7 @@ class WorkerHandler:
         self._incarnation = incarnation
         self._suspects = suspects
         self._now = 0.0  # monotonic, of the last `receive`
-        self._forgotten: deque[bytes] = deque(maxlen=_MAX_FORGOTTEN)
+        self._forgotten: deque[tuple[bytes, int]] = deque(maxlen=_MAX_FORGOTTEN)
 
     @property
     def num_pending(self) -> int:
@@ -154,25 +154,29 @@ class WorkerHandler:
             num = max(num, sender.num_unchecked)
         return num
 
-    def receive(self, now: float) -> None:
+    def receive(self, now: float, arrived: Container[object] | None = None) -> None:
         """Handle everything that has arrived; a malformed message ends only its sender's session.
 
         While a step is in flight, receipts may be delayed: the tokens of that step carry them.
+        arrived: what a poller has reported; None asks the sockets.
         """
         self._now = now
-        may_owe = MAY_OWE if self._num_in_flight else 0
-        for session, body in self._acceptor.receive(now, may_owe=may_owe):
-            try:
-                self._handle(session, body)
-            except ProtocolError:
-                logger.exception(
-                    "worker %r broke the protocol; asked to attach again", session.identity
-                )
-                self._acceptor.reattach(session)
+        if arrived is None or self._acceptor.is_among(arrived):
+            may_owe = MAY_OWE if self._num_in_flight else 0
+            for session, body in self._acceptor.receive(now, may_owe=may_owe):
+                try:
+                    self._handle(session, body)
+                except ProtocolError:
+                    logger.exception(
+                        "worker %r broke the protocol; asked to attach again", session.identity
+                    )
+                    self._acceptor.reattach(session)
+        elif not self._num_in_flight:
+            self._acceptor.acknowledge()
         for ready in self._pending.ready():
             if ready.fault is not None:
                 self._senders[ready.worker].enqueue(
-                    AdmissionRefused(ready.admit.stream_id, ready.fault)
+                    AdmissionRefused(ready.admit.stream_id, ready.fault, ready.admit.moves)
                 )
             else:
                 self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now)
@@ -233,7 +237,7 @@ class WorkerHandler:
                     elif stream is not None:
                         self._manager.forget(stream)
                 if body.has_been:
-                    self._forgotten.extend(body.stream_ids)
+                    self._forgotten.extend(_with_moves(body))
             case KeptIds():
                 self._compare_kept(session.identity, body)
             case Positions():
@@ -320,7 +324,9 @@ class WorkerHandler:
             self._manager.send_from(stream, stream.prompt_len + num_outputs)
         forgotten = tuple(self._forgotten)
         for begin in range(0, len(forgotten), _FORGOTTEN_PER_MESSAGE):
-            sender.enqueue(Forgotten(forgotten[begin : begin + _FORGOTTEN_PER_MESSAGE]))
+            part = forgotten[begin : begin + _FORGOTTEN_PER_MESSAGE]
+            ids = tuple([stream_id for stream_id, _ in part])
+            sender.enqueue(Forgotten(ids, pack_u32([moves for _, moves in part])))
         sender.enqueue(SyncDone())
         sender.replay_kept(list(self._held.of_worker(session.identity).values()))
 
@@ -329,10 +335,13 @@ class WorkerHandler:
         if sender.stated_ids is not None:
             sender.stated_ids.add(admit.stream_id)
         known = self._streams.get(admit.stream_id)
+        if known is not None and known.worker == worker and known.registration.moves < admit.moves:
+            self._manager.forget(known)  # its Forget was lost with the link
+            known = None
         if known is not None:
             if known.worker != worker or not is_same(known.registration, admit):
                 fault = Fault("conflict", "this stream id is used by another request")
-                sender.enqueue(AdmissionRefused(admit.stream_id, fault))
+                sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.moves))
                 return
             if not self._is_ahead_of(known, admit):
                 self._admit_again(sender, known, admit)
@@ -341,12 +350,12 @@ class WorkerHandler:
         pending = self._pending.get(admit.stream_id)
         if pending is not None and (pending[0] != worker or not is_same(pending[1], admit)):
             fault = Fault("conflict", "this stream id is used by another request")
-            sender.enqueue(AdmissionRefused(admit.stream_id, fault))
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.moves))
             return
         fault_or_none = self._admission.objection(admit, self._waiting(admit.tenant))
         if fault_or_none is not None:
             self._pending.drop(admit.stream_id)
-            sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none))
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault_or_none, admit.moves))
         elif admit.params.structured_outputs is None and self._pending.reserve(admit):
             self._manager.add_stream(worker, admit, None, self._now)
         else:
@@ -411,7 +420,8 @@ class WorkerHandler:
             for stream in self._streams.of_worker(worker):
                 if stream.registration.stream_id not in stated_ids:
                     if stream.is_over:
-                        self._forgotten.append(stream.registration.stream_id)
+                        admit = stream.registration
+                        self._forgotten.append((admit.stream_id, admit.moves))
                     self._forget(stream)  # its Forget was lost with the link
             sender.stated_ids = None
             sender.enqueue(SyncDone())
@@ -433,7 +443,7 @@ class WorkerHandler:
             fault = Fault("diverged", "the core has another history of this stream")
             self._manager.end(stream, End("error", num_outputs, fault=fault))
             # even where the stream ended before: none of its history can be sent
-            sender.enqueue(AdmissionRefused(admit.stream_id, fault))
+            sender.enqueue(AdmissionRefused(admit.stream_id, fault, admit.moves))
             return
         self._manager.send_admitted(stream)
         self._manager.send_prompt_logprobs(stream)
@@ -441,3 +451,10 @@ class WorkerHandler:
         self._manager.send_from(stream, stream.prompt_len + num_outputs)
         if stream.end is not None and stream.end.fault is not None:
             self._manager.send_fault(stream, stream.end.fault)
+
+
+def _with_moves(forget: Forget) -> Iterator[tuple[bytes, int]]:
+    """The streams of the message, each with its moves."""
+    num = len(forget.stream_ids)
+    moves = u32(forget.moves, "moves", num).tolist() if forget.moves else [0] * num
+    return zip(forget.stream_ids, moves, strict=True)

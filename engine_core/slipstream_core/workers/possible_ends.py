@@ -63,11 +63,11 @@ class PossibleEnds(RowTable):
         """A stream is over. Idempotent."""
         if row < self.num_rows:
             self._by_any[row] = False
-        ids = self._stop_ids.pop(row, _NO_IDS)
-        self._num_rows_of.subtract(ids)
-        for token_id in ids:
-            if not self._num_rows_of[token_id]:
-                del self._num_rows_of[token_id]
+        num_rows_of = self._num_rows_of
+        for token_id in self._stop_ids.pop(row, _NO_IDS):
+            num_rows_of[token_id] -= 1
+            if not num_rows_of[token_id]:
+                del num_rows_of[token_id]
                 self._is_stop_id[token_id] = False
 
     def are_among(self, rows: RowSet, counts: Int64s | None, token_ids: UInt32s) -> bool:

@@ -42,6 +42,7 @@ from slipstream_ipc.transport.router import Router, Session
 Receipt = Portion | None
 CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 
+_U32 = np.dtype("<u4")  # of columns
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
 _MESSAGES_PER_TURN = 2
@@ -176,8 +177,9 @@ class WorkerSender:
         if session is None or not session.is_open:
             return False
         receipts = session.link.take_receipts()
-        is_more = self._has_news and self._publish_some(session)
-        self._acknowledge(receipts)  # after sending, which is urgent
+        is_more = self._has_news() and self._publish_some(session)
+        if receipts:
+            self._acknowledge(receipts)  # after sending, which is urgent
         return is_more
 
     def take_acknowledgements(self) -> bool:
@@ -191,12 +193,13 @@ class WorkerSender:
             if portion is not None:
                 self._cursors.acknowledge(portion)
 
-    @property
     def _has_news(self) -> bool:
-        return bool(self._sampled or self._is_dirty or self._messages or self._kept)
+        has_tokens = self._sampled is not None or self._is_dirty
+        return has_tokens or bool(self._messages) or bool(self._kept)
 
     def _publish_some(self, session: Session[Receipt]) -> bool:
-        self._publish_states(session)
+        if self._messages:
+            self._publish_states(session)
         for _ in range(_MESSAGES_PER_TURN):
             if self._messages or not session.link.has_credit:
                 return False
@@ -205,7 +208,7 @@ class WorkerSender:
                 self._close_sent_rows()
                 self._publish_states(session)
             if not is_more:
-                return self._publish_kept(session)
+                return bool(self._kept) and self._publish_kept(session)
         return session.link.has_credit
 
     def _publish_states(self, session: Session[Receipt]) -> None:
@@ -221,8 +224,8 @@ class WorkerSender:
             self.close(row)
 
     def _publish_kept(self, session: Session[Receipt]) -> bool:
-        """Send one message of kept answers, if any are left; whether there are more."""
-        if not self._kept or session.link.num_unacked >= _MOST_UNACKED_KEPT:
+        """Send one of the messages of kept answers; whether there are more."""
+        if session.link.num_unacked >= _MOST_UNACKED_KEPT:
             return False
         if not self._acceptor.send(session, self._kept[0], None):
             return False
@@ -237,11 +240,11 @@ class WorkerSender:
             if rows is None:
                 return False
             portion = None
-            if not self._logprobs.has_wide:
+            if not (self._wants_logprobs and self._logprobs.has_wide):
                 portion = self._cursors.next_in_streak(rows, budget, self._number)
             if portion is not None:
                 self._sampled = None
-                self._send(session, portion, rows, is_all=portion.is_all)
+                self._send(session, portion, rows, is_all=True)
                 return False
         rows = self._take_dirty()
         if not len(rows):
@@ -311,7 +314,8 @@ class WorkerSender:
 
     def _message(self, step: int, portion: Portion) -> Step:
         rows = portion.rows
-        counts = None if portion.is_one_each else portion.counts
+        # of a streak, no message has anything else
+        counts = None if portion.streak or portion.is_one_each else portion.counts
         if counts is None and portion.is_all:
             token_ids = self._tokens.last(rows)
         else:
@@ -325,7 +329,7 @@ class WorkerSender:
         return Step(
             step,
             self._packed[1],
-            pack_u32(token_ids),
+            token_ids.astype(_U32, copy=False).tobytes(),
             b"" if counts is None else pack_u32(counts),
             b"" if counts is None else pack_u32(portion.starts),
             logprobs,

@@ -133,7 +133,7 @@ class StreamManager:
     def send_admitted(self, stream: CoreStream) -> None:
         """Send a stream's row, and how much of its prompt was cached if that has been computed."""
         admit = stream.registration
-        admitted = Admitted(admit.stream_id, stream.row, admit.num_cached_tokens or 0)
+        admitted = Admitted(admit.stream_id, stream.row, admit.num_cached_tokens or 0, admit.moves)
         self._senders[stream.worker].enqueue(admitted)
 
     def send_times(self, stream: CoreStream) -> None:
@@ -168,8 +168,10 @@ class StreamManager:
     def send_prompt_logprobs(self, stream: CoreStream) -> None:
         """Send the prompt's log-probabilities, if all are computed, ahead of any token."""
         sender = self._senders[stream.worker]
+        admit = stream.registration
         for start, columns in self._prompts.pieces(stream.row):
-            sender.enqueue(ComputedPromptLogprobs(stream.registration.stream_id, start, columns))
+            piece = ComputedPromptLogprobs(admit.stream_id, start, columns, admit.moves)
+            sender.enqueue(piece)
 
     def add_prompt_logprobs(
         self, rows: Sequence[int], starts: Sequence[int], pieces: Sequence[Candidates]
@@ -210,7 +212,7 @@ class StreamManager:
 
     def send_fault(self, stream: CoreStream, fault: Fault) -> None:
         """Send what is left of a stream's tokens, then the fault that ended it."""
-        refused = AdmissionRefused(stream.registration.stream_id, fault)
+        refused = AdmissionRefused(stream.registration.stream_id, fault, stream.registration.moves)
         self._senders[stream.worker].close_with(stream.row, refused)
 
     def end(self, stream: CoreStream, end: End) -> None:
@@ -231,9 +233,10 @@ class StreamManager:
         self._scheduler.remove(stream.row)
         self._grammars.drop(stream.row)
         self._possible_ends.drop(stream.row)
-        self._logprob_budget.shrink(
-            stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
-        )
+        if self._logprob_budget.holds(stream.row):
+            self._logprob_budget.shrink(
+                stream.row, stream_bytes(stream.registration, self.num_outputs(stream))
+            )
 
     def forget(self, stream: CoreStream) -> None:
         """Drop everything kept of a stream; its row can be reused."""

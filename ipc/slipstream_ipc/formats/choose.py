@@ -1,7 +1,8 @@
 """Which format a model's answers have, told by its chat template and the tokens of its vocabulary.
 
 A part that several entries of the table claim is read by none: a wrong reader would take an answer
-apart where it says nothing. Options name a part's entry, or `none`.
+apart where it says nothing. A part that none claims may be told by the tokenizer's
+`response_template`. Options name a part's entry, or `none`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from slipstream_ipc.formats.answer_format import (
     Signature,
     delimiters,
 )
+from slipstream_ipc.formats.response_template import calls_entry, reasoning_entry
 from slipstream_ipc.formats.table import CALLS, NONE, REASONING, WHOLE, compose
 
 TEMPLATE_SEPARATOR = "\n"
@@ -65,11 +67,13 @@ def choose_format(
     *,
     tool_format: str | None = None,
     reasoning_format: str | None = None,
+    response_template: object = None,
 ) -> FormatChoice:
     """The format of a model's answers.
 
     template: the chat template, or several by name. tokens: the vocabulary's added tokens. The
-    other two name entries of the table, or are `none`; None lets the model decide.
+    next two name entries of the table, or are `none`; None lets the model decide.
+    response_template: the tokenizer's, if it has one.
 
     Raises: BadRequest for a name that the table does not have.
     """
@@ -85,6 +89,10 @@ def choose_format(
             return FormatChoice(found, whole.why, whole.why, whole.is_ambiguous)
     reasoning = _part(REASONING, reasoning_format, text, tokens)
     calls = _part(CALLS, tool_format, text, tokens)
+    if _is_open(reasoning, reasoning_format):
+        reasoning = _told(reasoning, reasoning_entry(response_template, REASONING))
+    if _is_open(calls, tool_format):
+        calls = _told(calls, calls_entry(response_template, CALLS))
     assert not isinstance(reasoning.entry, CallFormat | AnswerFormat)
     assert not isinstance(calls.entry, ReasoningFormat | AnswerFormat)
     is_none = reasoning.entry is None and calls.entry is None
@@ -112,6 +120,17 @@ def _part(
     if option is not None:
         return _FormatPart(entries.get(option), "named by an option")
     return _find(entries, template, tokens)
+
+
+def _is_open(found: _FormatPart, option: str | None) -> bool:
+    """Whether neither the option nor the model's template and tokens say what this part is."""
+    return option is None and found.entry is None and not found.is_ambiguous
+
+
+def _told(found: _FormatPart, entry: ReasoningFormat | CallFormat | None) -> _FormatPart:
+    if entry is None:
+        return found
+    return _FormatPart(entry, f"its response_template has the delimiters of {entry.name}")
 
 
 def _find(

@@ -31,6 +31,12 @@ REASONING_FORMATS = (
         for name in ("glm45", "glm47", "minimax_m2", "nemotron_v3", "step3p5")
     ),
     ReasoningFormat(
+        name="minimax_m3",  # after vLLM 0.32's parser: the markers also come as text, in pieces
+        begins=(Delimiter("<mm:think>", as_text=True),),
+        ends=(Delimiter("</mm:think>", as_text=True),),
+        signatures=(Signature(in_template=("<mm:think>", "</mm:think>")),),
+    ),
+    ReasoningFormat(
         name="seed_oss",
         begins=(Delimiter("<seed:think>"),),
         ends=(Delimiter("</seed:think>"),),

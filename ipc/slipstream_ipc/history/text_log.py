@@ -29,7 +29,7 @@ START = TextCursor(0, 0, 0)
 class TextLog:
     """Append-only units of one stream, from the position `start` on."""
 
-    __slots__ = ("_num_chars", "_start", "_texts", "_token_ends")
+    __slots__ = ("_num_chars", "_start", "_texts", "_token_ends", "num_tokens")
 
     def __init__(self, start: TextCursor = START) -> None:
         """`start`: the position of the stream at which the log begins; its unit is 0."""
@@ -38,16 +38,13 @@ class TextLog:
         self._texts: list[str] = []
         self._token_ends: list[int] = []
         self._num_chars = start.num_chars
+        # tokens of the stream released so far, those before `start` included
+        self.num_tokens = start.num_tokens
 
     @property
     def end(self) -> TextCursor:
         """The position after everything released."""
         return TextCursor(len(self._texts), self._num_chars, self.num_tokens)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the stream released so far, those before `start` included."""
-        return self._token_ends[-1] if self._token_ends else self._start.num_tokens
 
     @property
     def ends_within_token(self) -> bool:
@@ -62,11 +59,13 @@ class TextLog:
         self._texts.append(text)
         self._token_ends.append(num_tokens)
         self._num_chars += len(text)
+        self.num_tokens = num_tokens
 
     def append_each(self, texts: Sequence[str], before: int) -> None:
         """Release each of `texts` together with one token, after the first `before` tokens."""
         self._texts += texts
         self._token_ends += range(before + 1, before + 1 + len(texts))
+        self.num_tokens = self._token_ends[-1] if self._token_ends else self._start.num_tokens
         self._num_chars += sum(map(len, texts))
 
     @property
@@ -86,10 +85,10 @@ class TextLog:
         least one unit further.
         """
         end = self.end
+        if end.unit - cursor.unit <= 1:
+            return end
         last_char, last_token = cursor.num_chars + max_chars, cursor.num_tokens + max_tokens
         if end.num_chars <= last_char and end.num_tokens <= last_token:
-            return end
-        if end.unit - cursor.unit <= 1:
             return end
         unit = cursor.unit + 1
         num_chars = cursor.num_chars + len(self._texts[cursor.unit])

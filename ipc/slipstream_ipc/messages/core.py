@@ -97,6 +97,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     # a grammar of the whole answer, in which FRAMED stands for `params.structured_outputs`; empty:
     # these are of all that they apply to
     frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
+    moves: U32 = 0  # of the Submit: registrations of one id with other moves are other streams
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
@@ -118,10 +119,12 @@ class Forget(Struct, array_like=True, frozen=True, tag=tags.FORGET):
     """These ended streams are no longer kept for a reader.
 
     has_been: they expired after their retention, and must not run again.
+    moves: of each, a u32 column; empty: 0.
     """
 
     stream_ids: StreamIds
     has_been: bool = False
+    moves: bytes = b""
 
 
 class Positions(Struct, array_like=True, frozen=True, tag=tags.POSITIONS):
@@ -175,6 +178,7 @@ class Admitted(Struct, array_like=True, frozen=True, tag=tags.ADMITTED):
     stream_id: StreamId
     row: U32
     num_cached_tokens: U32 = 0  # 0 also while the prompt is not computed
+    moves: U32 = 0  # of the registration, as in the messages below
 
 
 class Registered(Struct, array_like=True, frozen=True, tag=tags.REGISTERED):
@@ -191,6 +195,7 @@ class AdmissionRefused(Struct, array_like=True, frozen=True, tag=tags.ADMISSION_
 
     stream_id: StreamId
     fault: Fault
+    moves: U32 = 0
 
 
 class Step(Struct, array_like=True, gc=False, frozen=True, tag=tags.STEP):
@@ -248,6 +253,7 @@ class ComputedPromptLogprobs(
     stream_id: StreamId
     start: U32
     logprobs: LogprobColumns
+    moves: U32 = 0
 
 
 class Kept(Struct, array_like=True, frozen=True, tag=tags.KEPT):
@@ -267,9 +273,13 @@ class UnknownKept(Struct, array_like=True, frozen=True, tag=tags.UNKNOWN_KEPT):
 
 
 class Forgotten(Struct, array_like=True, frozen=True, tag=tags.FORGOTTEN):
-    """The latest streams that must not run again, for a worker that knows of none."""
+    """The latest streams that must not run again, for a worker that knows of none.
+
+    moves: of each, a u32 column; empty: 0.
+    """
 
     stream_ids: StreamIds
+    moves: bytes = b""
 
 
 WorkerToCore = (

@@ -54,15 +54,13 @@ class Codec(Generic[Out, In]):
         self._incoming = incoming
         self._max_bytes = max_bytes
         self._checks = checks
+        # the frame's bytes
+        self.encode: Callable[[Frame[Out] | Frame[Control]], bytes] = _encoder.encode
 
     @property
     def max_message_bytes(self) -> int:
         """The largest message that `decode` accepts, in bytes."""
         return self._max_bytes
-
-    def encode(self, frame: Frame[Out] | Frame[Control]) -> bytes:
-        """The frame's bytes."""
-        return _encoder.encode(frame)
 
     def decode(self, data: bytes) -> Frame[In]:
         """The frame in `data`. Raises: ProtocolError if it is invalid or too large."""

@@ -163,9 +163,14 @@ class Dealer(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 yield AttachRefused(Fault("engine", f"the peer sent {error}"))
             else:
-                body = self._receive_frame(frame, now)
+                body: In | AttachRefused | None = self._link.take_next(frame, now)
                 if body is not None:
+                    self._has_heard = True
                     yield body
+                else:
+                    body = self._receive_frame(frame, now)
+                    if body is not None:
+                        yield body
             if self._channel is not channel:
                 return  # it attached anew, or was closed
         if not self._has_heard:  # the poller reports a break again
@@ -187,13 +192,10 @@ class Dealer(Generic[Out, In, Receipt]):
 
         `receipt` is returned by `take_receipts` once the message is acknowledged.
         """
-        link = self._link
-        if not (self.is_attached and link.has_credit):
+        if not self.is_attached:
             return False
-        if not self._send(link.numbered(body)):
-            return False
-        link.sent(receipt)
-        return True
+        assert self._channel is not None
+        return self._link.send(body, receipt, self._codec.encode, self._channel.send)
 
     def take_receipts(self) -> list[Receipt]:
         """Receipts of the messages acknowledged since the last call."""
@@ -333,12 +335,8 @@ class Dealer(Generic[Out, In, Receipt]):
         return body
 
     def _send_control(self, body: Control | None) -> None:
-        if self._send(self._link.control(body)):
-            self._link.ack_sent()
-
-    def _send(self, frame: Frame[Out] | Frame[Control]) -> bool:
         assert self._channel is not None
-        return self._channel.send(self._codec.encode(frame))
+        self._link.send_control(body, self._codec.encode, self._channel.send)
 
 
 def _mismatch(version: int) -> str:

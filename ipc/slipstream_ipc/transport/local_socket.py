@@ -28,12 +28,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipstream_ipc.transport.addresses import IPC, check_socket_folder
+from slipstream_ipc.transport.local_io import CHUNK_BYTES, PREFIX_BYTES, local_calls
 
 MAX_UNSENT_BYTES = 2**20
 MAX_STRANGER_BYTES = 2**16
-CHUNK_BYTES = 2**14
 
-_PREFIX_BYTES = 4
 _LARGE_BYTES = 2**16  # from here on, copying a message to put its length in front costs more
 _SLACK_BYTES = 2**20  # beyond the codec's limit, so that the codec can say what is wrong
 _BACKLOG = 1024
@@ -60,7 +59,8 @@ class LocalConnection:
         self.on_write_wish: Callable[[LocalConnection], None] | None = None
         self.max_bytes = max_message_bytes + _SLACK_BYTES
         self._socket = sock
-        self._send, self._recv = sock.send, sock.recv
+        self._send_message, self._read_messages = local_calls()
+        self._append = self.messages.append
         self._rest = b""  # the beginning of a message
         self._large: bytearray | None = None  # the message that is arriving …
         self._num_large = 0  # … and how many bytes of it have
@@ -76,15 +76,13 @@ class LocalConnection:
         """Send a message, or keep it for `flush`; False if too much waits, or the peer is gone."""
         if self._num_unsent or len(message) >= _LARGE_BYTES:
             return self._send_large(message)
-        data = len(message).to_bytes(_PREFIX_BYTES, "little") + message
         try:
-            num = self._send(data)
-        except BlockingIOError:
-            num = 0
+            num = self._send_message(self.fd, message)
         except OSError:
             self._fail()
             return False
-        if num < len(data):
+        if num < len(message) + PREFIX_BYTES:
+            data = len(message).to_bytes(PREFIX_BYTES, "little") + message
             self._keep(memoryview(data)[num:])
         return True
 
@@ -95,7 +93,7 @@ class LocalConnection:
         try:
             while self._unsent:
                 part = self._unsent[0]
-                num = self._send(part)
+                num = self._socket.send(part)
                 self._num_unsent -= num
                 if num < len(part):
                     self._unsent[0] = part[num:]
@@ -115,23 +113,26 @@ class LocalConnection:
         if self._large is not None:
             self._fill_large(self._large)
             return
-        data = self._read()
         if self._rest:
-            data, self._rest = self._rest + data, b""
-        if int.from_bytes(data[:_PREFIX_BYTES], "little") == len(data) - _PREFIX_BYTES:
-            self.messages.append(data[_PREFIX_BYTES:])
-        elif not self.is_broken:
-            self._cut(data)
+            rest, self._rest = self._rest, b""
+            self._cut(rest + self._read())
+            return
+        more = self._read_messages(self.fd, self._append, self.max_bytes)
+        if more:
+            self._cut(more)
+        elif more is None:
+            self.is_broken = True
 
     def close(self) -> None:
         """Close it. What the kernel has taken still arrives."""
         self.is_broken = True
         self.on_write_wish = None
+        self.fd = -1  # the number may be another descriptor's from now on
         self._socket.close()
 
     def _read(self) -> bytes:
         try:
-            data = self._recv(CHUNK_BYTES)
+            data = self._socket.recv(CHUNK_BYTES)
         except BlockingIOError:
             return b""
         except OSError:
@@ -140,9 +141,9 @@ class LocalConnection:
         return data
 
     def _cut(self, data: bytes) -> None:
-        begin, end = _PREFIX_BYTES, len(data)
+        begin, end = PREFIX_BYTES, len(data)
         while begin <= end:
-            num_bytes = int.from_bytes(data[begin - _PREFIX_BYTES : begin], "little")
+            num_bytes = int.from_bytes(data[begin - PREFIX_BYTES : begin], "little")
             if num_bytes > self.max_bytes:
                 self.is_broken = True
                 return
@@ -155,8 +156,8 @@ class LocalConnection:
                     return
                 break
             self.messages.append(data[begin : begin + num_bytes])
-            begin += num_bytes + _PREFIX_BYTES
-        self._rest = data[begin - _PREFIX_BYTES :]
+            begin += num_bytes + PREFIX_BYTES
+        self._rest = data[begin - PREFIX_BYTES :]
 
     def _fill_large(self, message: bytearray) -> None:
         with memoryview(message) as view:
@@ -176,7 +177,7 @@ class LocalConnection:
 
     def _send_large(self, message: bytes) -> bool:
         """Send a message that is large, or behind others that wait."""
-        prefix = len(message).to_bytes(_PREFIX_BYTES, "little")
+        prefix = len(message).to_bytes(PREFIX_BYTES, "little")
         num = 0
         if self._num_unsent:
             if self._num_unsent >= MAX_UNSENT_BYTES:
@@ -189,9 +190,9 @@ class LocalConnection:
             except OSError:
                 self._fail()
                 return False
-        if num < _PREFIX_BYTES:
+        if num < PREFIX_BYTES:
             self._keep(memoryview(prefix)[num:])
-        num_sent = max(0, num - _PREFIX_BYTES)
+        num_sent = max(0, num - PREFIX_BYTES)
         if num_sent < len(message):
             self._keep(memoryview(message)[num_sent:])
         return True

@@ -22,6 +22,7 @@ POLLIN, POLLOUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 EVENTS = int(zmq.EVENTS)
 
 _EPOLLIN, _EPOLLOUT = int(select.EPOLLIN), int(select.EPOLLOUT)
+_FLAGS_OF = {_EPOLLIN: POLLIN}  # of the most frequent event
 _EPOLL_FLAGS = {POLLIN: _EPOLLIN, POLLOUT: _EPOLLOUT, POLLIN | POLLOUT: _EPOLLIN | _EPOLLOUT}
 
 
@@ -66,21 +67,20 @@ class Poller(zmq.Poller):
 
         A descriptor whose other side is gone counts as readable.
         """
-        deadline = None if timeout is None or timeout <= 0 else time.monotonic() + timeout / 1e3
         wait_s = None if timeout is None or timeout < 0 else timeout / 1e3
+        deadline = time.monotonic() + wait_s if wait_s and self._zmq_fds else None
         while True:
-            found: list[tuple[Any, int]] = [
-                (source, POLLIN) for source, has_input in self._inputs.items() if has_input()
-            ]
+            found: list[tuple[Any, int]] = []
+            for source, has_input in self._inputs.items():
+                if has_input():
+                    found.append((source, POLLIN))
             is_spurious = False
             for fd, event in self._epoll.poll(0 if found else wait_s):
                 source = self._sources[fd]
-                if (source, POLLIN) in found:
+                if found and (source, POLLIN) in found:
                     continue
                 if isinstance(source, int):
-                    is_output = POLLOUT if event & _EPOLLOUT else 0
-                    is_input = POLLIN if event & ~_EPOLLOUT else 0
-                    found.append((source, is_input | is_output))
+                    found.append((source, _FLAGS_OF.get(event) or _flags_of(event)))
                 elif _has_input(source):
                     found.append((source, POLLIN))
                 else:
@@ -89,6 +89,11 @@ class Poller(zmq.Poller):
                 return found
             if deadline is not None:
                 wait_s = max(0.0, deadline - time.monotonic())
+
+
+def _flags_of(event: int) -> int:
+    is_output = POLLOUT if event & _EPOLLOUT else 0
+    return is_output | (POLLIN if event & ~_EPOLLOUT else 0)
 
 
 def _has_input(socket: Any) -> bool:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Generic, TypeVar
 
@@ -158,13 +159,26 @@ class Router(Generic[Out, In, Receipt]):
                 if session is not None:
                     yield session, hello
         for route, frame, key in self._frames():
+            session = self._routes.get(route)
+            if session is not None:
+                body = session.link.take_next(frame, now)
+                if body is not None:
+                    self._heard.add(session)
+                    yield session, body
+                    continue
+                if frame.body is None:  # an acknowledgement alone
+                    if session.link.receive(frame, False, now) is LinkVerdict.GAP:
+                        self.reattach(session)
+                    continue
             session = self._receive_frame(route, frame, key, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body
-        if self._heard:
-            self._acknowledge(may_owe)
+        self.acknowledge(may_owe)
 
-    def _acknowledge(self, may_owe: int = 0) -> None:
+    def acknowledge(self, may_owe: int = 0) -> None:
+        """Acknowledge what has been received of peers of whom more than `may_owe` messages are."""
+        if not self._heard:
+            return
         waiting = []
         for session in self._heard:
             num = session.link.num_owed_acks if session.is_open else 0
@@ -204,12 +218,15 @@ class Router(Generic[Out, In, Receipt]):
 
         `receipt` is returned by the session's link once the message is acknowledged.
         """
-        if not session.is_open or not session.link.has_credit:
+        if not session.is_open:
             return False
-        if not self._send(session.route, session.link.numbered(body)):
-            return False
-        session.link.sent(receipt)
-        return True
+        route, encode = session.route, self._codec.encode
+        if not isinstance(route, LocalConnection):
+            return session.link.send(body, receipt, encode, partial(self._send_zmq, route))
+        if session.link.send(body, receipt, encode, route.send):
+            return True
+        self._look_at(route)
+        return False
 
     def reattach(self, session: Session[Receipt]) -> None:
         """End a session and send its peer a Reattach."""
@@ -230,7 +247,7 @@ class Router(Generic[Out, In, Receipt]):
         """
         if self._local is not None:
             self._local.beat()
-        self._acknowledge()
+        self.acknowledge()
         for session in list(self._routes.values()):
             beat = session.link.beat(now)
             if beat is Beat.PING:
@@ -414,31 +431,35 @@ class Router(Generic[Out, In, Receipt]):
             self._answer(route, epoch, refusal)
 
     def _send_control(self, session: Session[Receipt], body: Control | None) -> bool:
-        if not self._send(session.route, session.link.control(body)):
-            return False
-        session.link.ack_sent()
-        return True
+        write = partial(self._send, session.route)
+        return session.link.send_control(body, self._codec.encode, write)
 
     def _answer(self, route: Route, epoch: int, body: Control) -> None:
         """Send a control message to a route without a session."""
         frame: Frame[Control] = Frame(epoch, 0, 0, body)
-        self._send(route, frame)
+        self._send(route, self._codec.encode(frame))
 
     def _lose(self, session: Session[Receipt]) -> None:
         if session.is_open:
             self.close(session)
             self._lost.append(session)
 
-    def _send(self, route: Route, frame: Frame[Out] | Frame[Control]) -> bool:
-        data = self._codec.encode(frame)
-        if isinstance(route, LocalConnection):
-            if route.send(data):
-                return True
-            if route.is_broken and route.messages and self._local is not None:
-                self._local.read_later(route)  # then the route ends
-            elif route.is_broken:
-                self._end_route(route)
-            return False
+    def _send(self, route: Route, data: bytes) -> bool:
+        if not isinstance(route, LocalConnection):
+            return self._send_zmq(route, data)
+        if route.send(data):
+            return True
+        self._look_at(route)
+        return False
+
+    def _look_at(self, connection: LocalConnection) -> None:
+        """Look what has become of a local connection that took no message."""
+        if connection.is_broken and connection.messages and self._local is not None:
+            self._local.read_later(connection)  # then the route ends
+        elif connection.is_broken:
+            self._end_route(connection)
+
+    def _send_zmq(self, route: bytes, data: bytes) -> bool:
         self._is_drained = False
         try:
             self._socket.send_multipart((route, data), zmq.NOBLOCK)

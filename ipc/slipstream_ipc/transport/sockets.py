@@ -21,11 +21,10 @@ import struct
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import zmq
 
-from slipstream_ipc.messages import Control, Load
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.addresses import (
     check_ipc_address,
@@ -43,19 +42,19 @@ from slipstream_ipc.transport.curve import (
     secure_client,
     secure_server,
 )
+from slipstream_ipc.transport.link_numbers import UNNUMBERED
 from slipstream_ipc.transport.local_socket import LocalListener, listen_local
 
 MAX_READ_AT_ONCE = 1024  # messages read in one call of `receive`
 MAX_READ_BYTES_AT_ONCE = 2**21  # the same in bytes; a larger message ends the call
 
-_UNNUMBERED = frozenset({*get_args(Control), Load, type(None)})
 _MAX_LOCAL = 64  # connections of a server whose peers are a few of its own
 _PEER_HWM = 256  # messages of one peer in each direction; links have a window of 16
 
 
 def is_numbered(body: object) -> bool:
     """Whether a frame with this body takes a sequence number."""
-    return type(body) not in _UNNUMBERED
+    return type(body) not in UNNUMBERED
 
 
 class Listener(NamedTuple):

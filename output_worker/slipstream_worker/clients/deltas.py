@@ -12,9 +12,9 @@ Decides when a slow row is due (its interval) and fills the message's columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.text_log import TextCursor
@@ -54,8 +54,7 @@ def is_urgent(stream: WorkerStream) -> bool:
     return output.end is not None or (reader.cursor.num_tokens == 0 and output.log.num_tokens > 0)
 
 
-@dataclass(slots=True)
-class FastEntries:
+class FastEntries(Struct, frozen=True, gc=False):
     """The entries of fast rows, as columns (see `RowLoops`)."""
 
     rows: bytes
@@ -64,8 +63,7 @@ class FastEntries:
     num_chars: bytes
 
 
-@dataclass(slots=True)
-class BuiltDeltas:
+class BuiltDeltas(Struct, frozen=True, gc=False):
     """A message, and the cursor moves that follow once it has been sent (`latency`)."""
 
     message: Deltas
@@ -119,8 +117,6 @@ class SlowEntries:
     @classmethod
     def of(cls, columns: StreamColumns, slow: Sequence[WorkerStream]) -> SlowEntries:
         """Entries for as many of these streams as fit."""
-        if not slow:
-            return _NO_SLOW
         entries, has_events = cls(), columns.has_events
         for stream in slow:
             if entries.left <= 0:
@@ -205,7 +201,7 @@ def build(
 
     rows, counts: of the fast ones, as `RowLoops.due` returns them.
     """
-    entries = SlowEntries.of(columns, slow)
+    entries = SlowEntries.of(columns, slow) if slow else _NO_SLOW
     has_all_fast = True
     if rows:
         least = _WIDE_BYTES if entries.has_wide else 0

@@ -59,17 +59,9 @@ class RequestCounters:
         self.num_deltas += len(message.handles) // 4
         self.num_delivered_tokens += len(message.token_ids) // 4
         if fast.rows:
-            itl_s = self.itl_s
-            first = columns.loops.sent(
-                fast.rows,
-                fast.starts,
-                fast.counts,
-                fast.num_chars,
-                now,
-                bounds,
-                itl_s.buckets,
-                itl_s.total,
-            )
+            rows, starts, counts, num_chars = fast.rows, fast.starts, fast.counts, fast.num_chars
+            buckets, total = self.itl_s.buckets, self.itl_s.total
+            first = columns.loops.sent(rows, starts, counts, num_chars, now, bounds, buckets, total)
             for worker_row, num_tokens in first:
                 stream = columns.streams[worker_row]
                 if stream is not None:

@@ -144,7 +144,7 @@ class ClientPort:
         """The streams whose end has been acknowledged since the last call."""
         # a stream that another client has taken over is left to that client
         receipts = self._session.link.take_receipts()
-        if not any(receipts):
+        if not receipts or not any(receipts):
             return []
         return [stream for ended in receipts for stream in ended if stream in self.streams]
 

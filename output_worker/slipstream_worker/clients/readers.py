@@ -205,6 +205,12 @@ class StreamReaders:
                 port.enqueue(Rejected(stream.reader.handle, fault))
             port.stop_reading(stream)
 
+    def supersede(self, stream: WorkerStream, client: bytes, handle: int) -> None:
+        """Tell the stream's reader, if it is another, that `client` takes over under `handle`."""
+        reader = stream.reader
+        if reader is not None and not reader.is_called(client, handle):
+            self._clients[reader.client].supersede(stream)
+
     def forget(self, stream: WorkerStream) -> None:
         """A stream is forgotten, or has lost its row."""
         self._awaiting.pop(stream, None)

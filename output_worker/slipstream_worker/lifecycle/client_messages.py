@@ -35,6 +35,7 @@ from slipstream_ipc.messages import (
     Rendered,
     Resume,
     Submit,
+    Superseded,
     Tokenize,
     UnknownStreams,
 )
@@ -219,10 +220,13 @@ class ClientMessages:
         """Accept one answer of a submission, or reject it."""
         lifecycle = self._lifecycle
         known = self._streams.get(submit.stream_id)
+        if known is not None and submit.moves > known.moves and known.is_open_to(submit.scope):
+            lifecycle.replaced(known, session.identity, submit.handle)
+            known = None
         if known is not None:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
             return
-        fault = self._retention.why_gone(submit.stream_id)
+        fault = self._retention.why_gone(submit.stream_id, submit.moves)
         if fault is not None:
             self._reject(session, submit, fault)
             return
@@ -267,6 +271,9 @@ class ClientMessages:
         self, session: Session[Receipt], submit: Submit, known: WorkerStream, fingerprint: bytes
     ) -> None:
         """A duplicate: its client attached again before it got an answer, or was replaced."""
+        if submit.moves < known.moves and known.is_open_to(submit.scope):
+            self._readers.port(session.identity).enqueue(Superseded(submit.handle))
+            return
         if known.fingerprint != fingerprint or not known.is_open_to(submit.scope):
             self._reject(session, submit, _CONFLICT)
             return
@@ -308,7 +315,8 @@ class ClientMessages:
 
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:
         stream = self._streams.get(resume.stream_id)
-        if stream is None or not stream.is_open_to(session.public_key or resume.scope):
+        scope = session.public_key or resume.scope
+        if stream is None or not stream.is_open_to(scope) or stream.moves < resume.moves:
             self._readers.port(session.identity).enqueue(UnknownStreams((resume.handle,)))
             return
         position = ResumePoint(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)

@@ -117,7 +117,7 @@ class CoreMessages:
                 stream = self._streams.get(message.stream_id)
                 if stream is None:
                     self._core.enqueue(Forget((message.stream_id,)))
-                else:
+                elif stream.moves == message.moves:  # else it was replaced meanwhile
                     lifecycle.admitted(stream, message)
             case Welcome():
                 self._attached(message)
@@ -125,14 +125,14 @@ class CoreMessages:
                 self._registered(message)
             case AdmissionRefused():
                 stream = self._streams.get(message.stream_id)
-                if stream is not None:
+                if stream is not None and stream.moves == message.moves:
                     lifecycle.refused(stream, message.fault)
             case UnknownToCore():
                 self._readmit(message)
             case ComputedPromptLogprobs():
                 self._prompt(message)
             case Forgotten():
-                self._retention.add_tombstones(message.stream_ids)
+                self._add_tombstones(message)
             case Kept():
                 lifecycle.keeper.take(message)
             case UnknownKept():
@@ -219,6 +219,12 @@ class CoreMessages:
                 if stream.trace is not None:
                     stream.trace.note_event(monotonic(), "core replaced", self._core_ended_s)
 
+    def _add_tombstones(self, message: Forgotten) -> None:
+        num = len(message.stream_ids)
+        moves = u32(message.moves, "moves", num).tolist() if message.moves else [0] * num
+        for stream_id, its_moves in zip(message.stream_ids, moves, strict=True):
+            self._retention.add_tombstone(stream_id, its_moves)
+
     def _note_takeover(self, since: float) -> None:
         """This worker has taken over the streams of one that ended at `since`."""
         now = monotonic()
@@ -229,9 +235,10 @@ class CoreMessages:
     def _prompt(self, message: ComputedPromptLogprobs) -> None:
         """Part of a prompt's log-probabilities; the reader gets them once they are complete."""
         stream = self._streams.get(message.stream_id)
-        if stream is None or not self._columns.prompts.add_columns(
-            stream.worker_row, message.start, message.logprobs
-        ):
+        if stream is None or stream.moves != message.moves:
+            return
+        row, prompts = stream.worker_row, self._columns.prompts
+        if not prompts.add_columns(row, message.start, message.logprobs):
             return
         reader = stream.reader
         if reader is not None and reader.is_listening:
@@ -292,8 +299,9 @@ class CoreMessages:
     ) -> None:
         """Pass the tokens of these entries through their streams' outputs."""
         if counts is None:
-            for entry in entries:
-                self._push_one(worker_rows.array.item(entry), (token_ids.item(entry),))
+            rows, ids = worker_rows.array.take(entries).tolist(), token_ids.take(entries).tolist()
+            for worker_row, token_id in zip(rows, ids, strict=True):
+                self._push_one(worker_row, (token_id,))
             return
         ends = np.cumsum(counts)
         for entry in entries:

@@ -190,6 +190,16 @@ class StreamLifecycle:
         self._readers.reject(stream, fault)
         self._remove(stream)
 
+    def replaced(self, stream: WorkerStream, client: bytes, handle: int) -> None:
+        """The stream comes back from another replica: drop the copy that is here. client, handle:
+        its new reader.
+        """
+        self._readers.supersede(stream, client, handle)
+        if stream.stage is not Stage.RENDERING:
+            self._core.enqueue(Forget((stream.stream_id,)))
+        self._retention.add_tombstone(stream.stream_id, stream.moves)
+        self._remove(stream)
+
     def count_rejection(self, label: str, fault: Fault) -> None:
         """Count and log a rejection. The fault's text is for the client: it may quote the
         prompt.
@@ -229,7 +239,7 @@ class StreamLifecycle:
     def abort(self, stream: WorkerStream) -> None:
         """End a stream at its reader's request, whatever its stage."""
         if stream.stage is Stage.RENDERING:
-            self._retention.aborted(stream.stream_id)
+            self._retention.aborted(stream)
             self.reject(stream, ABORTED)
         elif stream.output is not None and stream.output.end is None:
             if stream.stage is Stage.SUBMITTED:
@@ -240,7 +250,7 @@ class StreamLifecycle:
         """Abort the stream of this id, whichever client reads it; returns the state it was in."""
         stream = self._streams.get(stream_id)
         if stream is None:
-            return "ended" if self._retention.has_been(stream_id) else "unknown"
+            return "ended" if self._retention.has_been(stream_id, scope) else "unknown"
         if not stream.is_open_to(scope):
             return "unknown"
         if stream.stage is Stage.ENDED:
@@ -327,24 +337,25 @@ class StreamLifecycle:
         self._num_ended += 1
         self.replaying.discard(stream)
         self._streams.ignore_tokens(stream)
-        assert stream.registration is not None
-        assert stream.output is not None
-        stream.output.repetition = None  # its memory is not counted
-        if stream.output.end is not None and stream.registration.num_cached_tokens:
-            num_cached = stream.registration.num_cached_tokens
-            stream.output.end = structs.replace(stream.output.end, num_cached_tokens=num_cached)
-        token_bytes = 16 + 8 * int(self._columns.widths[stream.worker_row])
-        num_tokens = self._columns.num_tokens(stream)
+        registration, output, worker_row = stream.registration, stream.output, stream.worker_row
+        assert registration is not None
+        assert output is not None
+        output.repetition = None  # its memory is not counted
+        if output.end is not None and registration.num_cached_tokens:
+            num_cached = registration.num_cached_tokens
+            output.end = structs.replace(output.end, num_cached_tokens=num_cached)
+        columns = self._columns
+        token_bytes = 16 + 8 * columns.widths.item(worker_row)
+        num_tokens = columns.lengths.item(worker_row)
         if not stream.is_counted:
-            assert stream.output.end is not None
-            end = stream.output.end
-            self._counters.finished(end.reason, max(0, num_tokens - end.num_tokens))
-        held_bytes = len(stream.registration.prompt_ids) + token_bytes * num_tokens
-        held_bytes += self._columns.prompts.num_bytes(stream.worker_row)
-        if stream.registration.answer is not None:
-            held_bytes += len(stream.registration.answer.tools) + 16 * num_tokens
-        if (outputs := stream.registration.params.structured_outputs) is not None:
-            held_bytes += len(outputs.grammar or "") + len(stream.registration.frame)
+            assert output.end is not None
+            self._counters.finished(output.end.reason, max(0, num_tokens - output.end.num_tokens))
+        held_bytes = len(registration.prompt_ids) + token_bytes * num_tokens
+        held_bytes += columns.prompts.num_bytes(worker_row)
+        if registration.answer is not None:
+            held_bytes += len(registration.answer.tools) + 16 * num_tokens
+        if (outputs := registration.params.structured_outputs) is not None:
+            held_bytes += len(outputs.grammar or "") + len(registration.frame)
         self._retention.ended(stream, held_bytes)
         self.keeper.ended(stream)
         self._readers.ended(stream)
@@ -390,7 +401,9 @@ class StreamLifecycle:
                 self.abort(stream)
             self._remove(stream)
         if gone:
-            self._core.enqueue(Forget(tuple(stream.stream_id for stream in gone), has_been=True))
+            ids = tuple([stream.stream_id for stream in gone])
+            moves = pack_u32([stream.moves for stream in gone])
+            self._core.enqueue(Forget(ids, has_been=True, moves=moves))
 
     def clear(self) -> None:
         """Forget everything: the core replays it."""

@@ -214,11 +214,11 @@ class StreamOutput:
         tokens do not fit into a message. The first unit has all the text, as no token leaves before
         its own.
         """
-        num_released = self.log.num_tokens + self._unit_tokens
-        while num_released < num_tokens:
-            self.log.append(text, num_released)
-            text, num_released = "", num_released + self._unit_tokens
-        self.log.append(text, num_tokens)
+        log, unit_tokens = self.log, self._unit_tokens
+        while num_tokens - log.num_tokens > unit_tokens:
+            log.append(text, log.num_tokens + unit_tokens)
+            text = ""
+        log.append(text, num_tokens)
 
     def _num_kept(self, num_chars: int) -> int:
         """Tokens that contribute to the first `num_chars` characters, or end there without text."""

@@ -278,6 +278,8 @@ def register(
         reasoning=reasoning,
         scope=submit.scope,
         frame=frame,
+        moves=submit.moves,
+        strikes=submit.strikes if submit.was_accepted else 0,
     )
 
 

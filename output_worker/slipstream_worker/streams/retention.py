@@ -4,15 +4,15 @@
   has to be aborted by the caller.
 - If ended streams together take more than _MAX_ENDED_BYTES, the oldest of those that no reader is
   still receiving are given up at once.
+- A stream that comes back from another replica has a higher `moves`: it is another one here.
 - Ids of forgotten streams are remembered for long, so that an ended stream is not run again. The
   core remembers them too, and sends them to the next worker. Ids aborted before they were accepted
-  are remembered by this worker alone.
+  are remembered by this worker alone, and so are the scopes of forgotten ones.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from math import inf
 
 from slipstream_ipc.messages import Fault
@@ -24,6 +24,7 @@ _MIN_TOMBSTONES = 2**16
 _MIN_EXPIRING = 1024
 MIN_UNREAD_S = 10.0
 _MIN_ABORTED = 2**12
+_MIN_SCOPED = 2**13
 ABORTED = Fault("bad_request", "aborted before it was accepted")
 _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and its output is no longer kept")
 
@@ -41,6 +42,7 @@ class Retention:
         self._ended_bytes = 0
         self._tombstones = Tombstones(_MIN_TOMBSTONES)
         self._aborted = Tombstones(_MIN_ABORTED)  # while their prompts were being tokenised
+        self._scoped = Tombstones(_MIN_SCOPED)  # ids that have a scope, alone and with it
         self.grace_s = grace_s
         self.now = 0.0
 
@@ -82,28 +84,41 @@ class Retention:
             stream = self._streams.get(heapq.heappop(self._expiring)[2])
             if stream is not None and stream.expires_at <= self.now:
                 stream.expires_at = inf  # the heap has an entry for each `expire_at`
-                self._tombstones.add(stream.stream_id)
+                self.add_tombstone(stream.stream_id, stream.moves)
+                self._remember_scope(stream)
                 due.append(stream)
         return due
 
-    def add_tombstones(self, stream_ids: Iterable[bytes]) -> None:
-        """Remember ids of streams that an earlier worker has forgotten."""
-        for stream_id in stream_ids:
-            self._tombstones.add(stream_id)
+    def add_tombstone(self, stream_id: bytes, moves: int = 0) -> None:
+        """Remember a stream that is forgotten, or that was by an earlier worker."""
+        self._tombstones.add(stream_id)
+        if moves:
+            self._tombstones.add(_key_of(stream_id, moves))
 
-    def aborted(self, stream_id: bytes) -> None:
+    def aborted(self, stream: WorkerStream) -> None:
         """Remember a stream that was aborted before it was accepted."""
-        self._aborted.add(stream_id)
+        self._aborted.add(_key_of(stream.stream_id, stream.moves))
+        self._remember_scope(stream)
 
-    def why_gone(self, stream_id: bytes) -> Fault | None:
-        """The fault for a request of a stream that is gone; None if the id is not known to be."""
-        if stream_id in self._aborted:
+    def why_gone(self, stream_id: bytes, moves: int = 0) -> Fault | None:
+        """The fault for a request of a stream that is gone; None if it is not known to be."""
+        key = _key_of(stream_id, moves)
+        if key in self._aborted:
             return ABORTED
-        return _FORGOTTEN if stream_id in self._tombstones else None
+        return _FORGOTTEN if key in self._tombstones else None
 
-    def has_been(self, stream_id: bytes) -> bool:
-        """Whether a stream of this id is over and forgotten."""
+    def has_been(self, stream_id: bytes, scope: bytes = b"") -> bool:
+        """Whether a stream of this id and scope is over and forgotten. Of the ids that an earlier
+        worker has forgotten the scope is unknown: only messages without one are told.
+        """
+        if scope or stream_id in self._scoped:
+            return bool(scope) and stream_id + scope in self._scoped
         return self.why_gone(stream_id) is not None
+
+    def _remember_scope(self, stream: WorkerStream) -> None:
+        if stream.scope:
+            self._scoped.add(stream.stream_id)
+            self._scoped.add(stream.stream_id + stream.scope)
 
     def clear(self) -> None:
         """Drop all streams; remembered ids stay."""
@@ -130,3 +145,7 @@ class Retention:
             if stream.expires_at != inf:  # else its reader has not acknowledged its end
                 self.removed(stream)
                 self.expire_at(stream, self.now)
+
+
+def _key_of(stream_id: bytes, moves: int) -> bytes:
+    return stream_id + moves.to_bytes(4, "little") if moves else stream_id

@@ -27,8 +27,7 @@ def push_slow(columns: StreamColumns, stream: WorkerStream, token_ids: Sequence[
     slow.
     """
     assert stream.output is not None
-    if columns.is_fast[stream.worker_row]:
-        columns.make_slow(stream, columns.num_tokens(stream) - len(token_ids))
+    columns.make_slow(stream, columns.num_tokens(stream) - len(token_ids))
     return _push(columns, stream, stream.output, token_ids)
 
 

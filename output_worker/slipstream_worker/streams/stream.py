@@ -115,10 +115,21 @@ class WorkerStream:
         request = self.registration or self.submit
         return None if request is None else request.keep
 
+    @property
+    def moves(self) -> int:
+        """How often it has changed its replica."""
+        request = self.registration or self.submit
+        return 0 if request is None else request.moves
+
+    @property
+    def scope(self) -> bytes:
+        """The scope whose messages alone may read and end it; empty: those of any."""
+        request = self.registration or self.submit
+        return b"" if request is None else request.scope
+
     def is_open_to(self, scope: bytes) -> bool:
         """Whether messages with this scope may read and end it."""
-        request = self.registration or self.submit
-        return request is None or not request.scope or request.scope == scope
+        return self.scope in (b"", scope)
 
     @property
     def needs_reader(self) -> bool:

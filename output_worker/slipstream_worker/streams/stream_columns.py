@@ -228,7 +228,8 @@ class StreamColumns(RowTable):
 
     def flush_deferred(self) -> None:
         """Do the work that `append` has deferred; called once everything due has been sent."""
-        self.logprobs.flush_deferred()
+        if self.has_logprobs:
+            self.logprobs.flush_deferred()
 
     def in_order(self, worker_rows: bytes) -> RowSet:
         """These ascending rows (i64) in the order of the last `append`, if they are the same rows:
@@ -250,12 +251,12 @@ class StreamColumns(RowTable):
     def make_slow(self, stream: WorkerStream, num_tokens: int) -> None:
         """Make the row slow: its output catches up to `num_tokens`, and sees all further tokens."""
         worker_row, output = stream.worker_row, stream.output
-        if not self.is_fast[worker_row]:
+        if not self.is_fast.item(worker_row):
             return
         assert self.fast is not None
         assert output is not None
         self.is_fast[worker_row] = False
-        sent = TextCursor(0, int(self.sent_chars[worker_row]), int(self.sent_tokens[worker_row]))
+        sent = TextCursor(0, self.sent_chars.item(worker_row), self.sent_tokens.item(worker_row))
         output.resume_at(sent)
         if num_tokens > sent.num_tokens:
             ids = self.tokens.read(worker_row, sent.num_tokens, num_tokens)

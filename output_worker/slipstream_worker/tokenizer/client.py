@@ -41,6 +41,7 @@ from slipstream_ipc.messages import (
     TokenizerReady,
 )
 from slipstream_ipc.process import BEAT_S, SILENT_S
+from slipstream_ipc.transport.poller import EVENTS, POLLIN, Poller
 from slipstream_worker.tokenizer.child import TokenizerChild, start_tokenizer_process
 from slipstream_worker.tokenizer.fair_order import FairOrder
 from slipstream_worker.tokenizer.long_prompts import is_long, size_of
@@ -105,6 +106,9 @@ class TokenizerClient:
         self._pidfd: int | None = None  # of the child, in `_exits`
         # before the socket, whose threads would rule out a fork
         self._child: TokenizerChild | None = self._start()
+        # whether nothing was left unread when the socket was last asked, and nothing sent since:
+        # then its descriptor reports what comes
+        self._is_drained = False
         self._socket = context.socket(zmq.PAIR)
         self._socket.setsockopt(zmq.LINGER, 0)
         # no high-water mark: `_waiting` holds what is unanswered anyway, and is sent only once
@@ -119,6 +123,7 @@ class TokenizerClient:
             self._exits.close()
             self._note.close()
             raise
+        self._fd = int(self._socket.getsockopt(zmq.FD))
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
@@ -141,8 +146,13 @@ class TokenizerClient:
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
-        """The socket, to register with a poller."""
+        """The socket."""
         return self._socket
+
+    def register(self, poller: Poller) -> None:
+        """Have the poller report what arrives, for `is_among`, and the child's death."""
+        poller.register_input(self._fd, self._has_input)
+        poller.register(self.exits)
 
     @property
     def exits(self) -> int:
@@ -175,11 +185,12 @@ class TokenizerClient:
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether this client's socket is one that a poller has reported."""
-        return self._socket in arrived
+        return self._fd in arrived
 
     def receive(self) -> Iterator[Rendered | TokenizerReady]:
         """The answers that have arrived."""
-        while self._socket.poll(0):
+        self._is_drained = False
+        while self._has_input():
             data = self._socket.recv()
             try:
                 answer = self._decoder.decode(data)
@@ -216,7 +227,8 @@ class TokenizerClient:
         elif self._heard_at is None:
             self._heard_at = self._started_at = now
         else:
-            if self._has_spoken or self._socket.poll(0):  # unread messages are signs of life, too
+            self._is_drained = False
+            if self._has_spoken or self._has_input():  # unread messages are signs of life, too
                 self._heard_at = now
             if why := self._why_hung(now):
                 logger.error("the tokenizer process hangs: %s", why)
@@ -365,9 +377,16 @@ class TokenizerClient:
             self._send(self._waiting[key])
 
     def _send(self, request: Render) -> None:
+        self._is_drained = False
         # if the child has died unnoticed, the request is sent again to the next one
         with contextlib.suppress(zmq.Again):
             self._socket.send(self._encode(request), zmq.NOBLOCK)
+
+    def _has_input(self) -> bool:
+        """Whether there is input that the descriptor does not report, or all of it is read."""
+        if not self._is_drained:
+            self._is_drained = not int(self._socket.getsockopt(EVENTS)) & POLLIN
+        return not self._is_drained
 
     def _start(self) -> TokenizerChild:
         child = start_tokenizer_process(self._config, self._note.fd, self._name)

@@ -185,6 +185,7 @@ def _with_format(ready: TokenizerReady, tokenizer: Any, config: TokenizerConfig)
         added_tokens,
         tool_format=config.tool_format,
         reasoning_format=config.reasoning_format,
+        response_template=getattr(tokenizer, "response_template", None),
     )
     advice = "`slipstream formats` lists those that --tool-format and --reasoning-format can name"
     if choice.is_ambiguous:

@@ -864,7 +864,8 @@ def test_server_that_stays_away_ends_what_waits(
     worker = FakeWorker(address)
     with Client(address) as client:
         stream, _ = start(client, worker)
-        monkeypatch.setattr(client._io._session, "timeout_s", 0.2)
+        [session] = client._io._session._sessions
+        monkeypatch.setattr(session, "timeout_s", 0.2)
         worker.is_silent = True
         worker.tell_to_attach()
         with pytest.raises(ConnectionLostError, match="gone"):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.client.streams.received_ids import ReceivedIds
+from slipstream.client.streams.received_positions import native_rows
 from slipstream_ipc.columns import pack_u32, u32
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=4)
@@ -19,15 +20,17 @@ STEPS = st.lists(
 )
 
 
-@given(STEPS, st.integers(1, 64), st.integers(1, 8), st.sampled_from([1, 2**14, 2**30]))
+@given(
+    STEPS, st.integers(1, 64), st.integers(1, 8), st.sampled_from([1, 2**14, 2**30]), st.booleans()
+)
 def test_what_is_kept_is_what_came(
-    steps: list, most_bytes: int, most_messages: int, stride: int
+    steps: list, most_bytes: int, most_messages: int, stride: int, is_native: bool
 ) -> None:
     """`stride`: how far apart handles are; near ones are sorted in another way than far ones."""
     expected: dict[int, list[int]] = {}
     handle = 0
     opened: set[int] = set()
-    kept = ReceivedIds()
+    kept = ReceivedIds(is_native=is_native)
     with (
         patch("slipstream.client.streams.received_ids._MOST_BYTES", most_bytes),
         patch("slipstream.client.streams.received_ids._MOST_MESSAGES", most_messages),
@@ -65,6 +68,32 @@ def test_what_is_kept_is_what_came(
             assert (found is None) == (which * stride not in expected)
             if found is not None:
                 assert u32(found).tolist() == expected[which * stride]
+
+
+ID = pack_u32([1])
+NOT_MESSAGES = [
+    (ID, b"", b""),
+    (ID, ID + b"1", b""),
+    (ID + b"1", ID, b""),
+    (ID, ID, pack_u32([2])),
+    (ID, ID, ID + ID),
+    (ID + ID, b"", pack_u32([2**32 - 1] * 2)),
+]
+
+
+@pytest.mark.parametrize("message", NOT_MESSAGES)
+def test_columns_that_do_not_match_are_refused(message: tuple[bytes, bytes, bytes]) -> None:
+    if (native := native_rows()) is None:
+        pytest.skip("there is no C compiler, or there are no headers of Python")
+    kept = {1: bytearray()}
+    with pytest.raises(ValueError, match="column"):
+        native.add_ids(kept, [(ID, ID, b""), message])
+    for other in ([message[:2]], ["ab"], [(ID, "ab", b"")], message):
+        with pytest.raises((TypeError, ValueError)):
+            native.add_ids(kept, other)
+    with pytest.raises(TypeError):
+        native.add_ids({1: b""}, [(ID, ID, b"")])
+    assert kept == {1: b""}
 
 
 def test_what_was_put_aside_for_an_ended_stream_goes(monkeypatch: pytest.MonkeyPatch) -> None:

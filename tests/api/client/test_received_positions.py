@@ -13,8 +13,13 @@ from slipstream.client.streams.received_positions import (
     ReceivedPositions,
     ends_of,
     native_ends_of,
+    native_plain_ends,
+    native_rows,
+    plain_ends,
 )
-from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.columns import check_deltas, pack_u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, LogprobColumns
 
 HANDLES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300, unique=True)
 
@@ -23,9 +28,11 @@ def column(*values: int) -> bytes:
     return pack_u32(np.array(values, np.uint32))
 
 
-@given(HANDLES, st.data())
-def test_positions_stay_with_their_handles(handles: list[int], data: st.DataObject) -> None:
-    received: ReceivedPositions[str] = ReceivedPositions()
+@given(HANDLES, st.booleans(), st.data())
+def test_positions_stay_with_their_handles(
+    handles: list[int], is_native: bool, data: st.DataObject
+) -> None:
+    received: ReceivedPositions[str] = ReceivedPositions(is_native=is_native)
     expected: dict[int, tuple[int, int]] = {}
     for handle in handles:
         if not received.is_free(handle):
@@ -59,8 +66,9 @@ def test_positions_stay_with_their_handles(handles: list[int], data: st.DataObje
         assert received.position(handle) == (num_chars + 3, num_tokens + 1)
 
 
-def test_what_is_not_exactly_so_is_not_found() -> None:
-    received: ReceivedPositions[str] = ReceivedPositions()
+@pytest.mark.parametrize("is_native", [True, False])
+def test_what_is_not_exactly_so_is_not_found(is_native: bool) -> None:
+    received: ReceivedPositions[str] = ReceivedPositions(is_native=is_native)
     for handle in (1, 2, 3):
         received.open(handle, "x", 10, 4)
     both = pack_u32([1, 2])
@@ -77,9 +85,9 @@ def test_what_is_not_exactly_so_is_not_found() -> None:
 class AgainstDict(RuleBasedStateMachine):
     """Columns that go on and others, single moves, streams that come and go."""
 
-    @initialize()
-    def begin(self) -> None:
-        self.received: ReceivedPositions[int] = ReceivedPositions()
+    @initialize(is_native=st.booleans())
+    def begin(self, is_native: bool) -> None:
+        self.received: ReceivedPositions[int] = ReceivedPositions(is_native=is_native)
         self.at: dict[int, tuple[int, int]] = {}
         self.last: list[int] = []
 
@@ -170,6 +178,39 @@ def test_ends_are_begins_and_what_comes(
     )
 
 
+def tables(**others: np.ndarray) -> list[np.ndarray]:
+    """The arrays that `find` takes, with two rows."""
+    numbers = {name: np.zeros(2, np.int64) for name in ("handles", "scratch", "groups")}
+    objects = {name: np.zeros(2, object) for name in ("numbers", "items")}
+    return list((numbers | objects | others).values())
+
+
+@pytest.mark.skipif(native_rows() is None, reason="no C compiler")
+def test_rows_that_do_not_fit_are_refused() -> None:
+    native, row, one = native_rows(), np.zeros(1, np.int64), np.zeros(1, np.uint32)
+    assert native is not None
+    for wrong in (
+        {"handles": np.zeros(3, np.int64)},
+        {"handles": np.zeros(0, np.int64)},
+        {"scratch": np.zeros(1, np.int64)},
+        {"groups": np.zeros(2, np.int32)},
+        {"items": np.zeros(1, object)},
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            native.find(column(1), *tables(**wrong))
+    with pytest.raises(TypeError, match="objects"):
+        native.find(column(1), *tables(numbers=np.zeros(2, np.int64)))
+    with pytest.raises(ValueError, match="column"):
+        native.find(bytes(5), *tables())
+    for rows in (row + 1, row - 1):
+        with pytest.raises(IndexError):
+            native.are_at(rows, column(0), column(0), one, one)
+    for wrong_column in (b"", bytes(3), bytes(8), row):
+        with pytest.raises(ValueError, match="column"):
+            native.are_at(row, column(0), wrong_column, one, one)
+    assert native.are_at(row, column(0), column(0), one, one)
+
+
 @pytest.mark.skipif(native_ends_of() is ends_of, reason="no C compiler")
 @pytest.mark.parametrize("columns", [(b"", bytes(4)), (bytes(8), bytes(4)), (bytes(4), bytes(3))])
 def test_columns_that_do_not_match_are_refused(columns: tuple[bytes, bytes]) -> None:
@@ -179,3 +220,45 @@ def test_columns_that_do_not_match_are_refused(columns: tuple[bytes, bytes]) -> 
         native_ends_of()(bytes(4), bytes(4), ["a"], bytes(8))
     with pytest.raises(TypeError):
         native_ends_of()(bytes(4), bytes(4), [b"a"], b"")  # type: ignore[list-item]
+
+
+EVENTS = st.sampled_from([(), ((),), ((AnswerEvent(EventKind.CONTENT, "a", 0),),)])
+COLUMNS = st.sampled_from([b"", column(0), column(1), column(3, 4), column(2**32 - 1, 0)])
+
+
+@given(
+    st.builds(
+        Deltas,
+        COLUMNS,
+        COLUMNS,
+        COLUMNS,
+        st.lists(st.sampled_from(["", "a", "ü€𝄞"]), max_size=2),
+        COLUMNS,
+        counts=st.sampled_from([b"", b"", b"", column(1)]),
+        ended=st.sampled_from([b"", b"", b"", column(0)]),
+        ends=st.sampled_from([(), (), (), (End("stop", 1),)]),
+        logprobs=st.sampled_from([None, None, None, LogprobColumns(0, b"", b"", b"")]),
+        kinds=st.sampled_from([b"", b"", b"", column(0)]),
+        event_entries=st.sampled_from([b"", b"", b"", column(0)]),
+        events=EVENTS,
+    ),
+    st.tuples(COLUMNS, COLUMNS, COLUMNS),
+    st.booleans(),
+)
+def test_only_what_is_plain_and_continues_is_taken_by_its_ends(
+    message: Deltas, columns: tuple[bytes, bytes, bytes], is_next: bool
+) -> None:
+    if is_next:
+        columns = (message.handles, message.chars, message.tokens)
+    found: list[object] = []
+    for ends in (plain_ends, native_plain_ends()):
+        try:
+            found.append(ends(message, *columns))
+        except (ValueError, ProtocolError) as error:
+            assert len(columns[1]) != len(columns[0]) or len(columns[2]) != len(columns[0])
+            found.append(type(error) is not None)
+    assert found[0] == found[1]
+    if found[0] is not None and found[0] is not True:
+        check_deltas(message)
+        ends_at = ends_of(message.chars, message.tokens, message.texts, message.counts)
+        assert found[0] == ends_at

@@ -15,7 +15,7 @@ from tests.helpers.processes import started
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import usage_of
 from slipstream.stack.children.roles import Role
-from slipstream.stack.role_statistics import LOAD_CHANGE_S, STATISTICS_S, RoleStatistics
+from slipstream.stack.role_statistics import LOAD_CHANGE_S, REST_S, STATISTICS_S, RoleStatistics
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import Condition
 from slipstream_ipc.telemetry.statistics import (
@@ -156,7 +156,21 @@ def test_statistics_are_due_now_and_then(role: Role) -> None:
     assert set(told.processes) == {"core", "supervisor"}
     assert told.processes["supervisor"].pid == os.getpid()
     assert statistics.due(100.0 + STATISTICS_S / 2) == b""
-    assert statistics.due(100.0 + STATISTICS_S)
+    assert statistics.due(100.0 + REST_S / 2) == b"", "nothing runs"
+    assert statistics.due(100.0 + REST_S)
+
+
+def test_statistics_are_due_more_often_while_requests_run(role: Role) -> None:
+    statistics = RoleStatistics({"core": role})
+    active: Any = Played(core(5))
+    role.activate(active)
+    assert statistics.due(100.0)
+    active.numbers = core(6, num_running=1)
+    assert statistics.due(100.0 + LOAD_CHANGE_S), "that is news"
+    assert statistics.due(100.0 + STATISTICS_S) == b""
+    assert statistics.due(100.0 + LOAD_CHANGE_S + STATISTICS_S)
+    active.numbers = core(7)
+    assert statistics.due(101.0), "and so is that"
 
 
 def test_cpu_use_includes_children_and_outlives_the_process() -> None:

@@ -8,6 +8,15 @@ import sys
 import pytest
 
 UNUSED = ("torch._dynamo.guards", "torch._inductor", "torch.distributed.tensor")
+SIMULATED = """
+import sys
+import slipstream_core.main
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.factory import import_runner
+before = "torch" in sys.modules  # whose OpenMP reads its settings when it is imported
+import_runner(CoreConfig(model="simulated:", address=""))
+print(before, "torch" in sys.modules, "transformers" in sys.modules)
+"""
 LOAD = f"""
 import sys
 from slipstream_core.config import CoreConfig
@@ -37,6 +46,10 @@ def run(program: str) -> list[str]:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     return done.stdout.splitlines()
+
+
+def test_torch_is_imported_for_a_real_model_alone_and_behind_its_settings() -> None:
+    assert run(SIMULATED) == ["False False False"]
 
 
 def test_a_core_imports_none_of_what_it_does_not_use() -> None:

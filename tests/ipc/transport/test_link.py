@@ -191,7 +191,7 @@ def stalling() -> tuple[Link[int], Link[int]]:
 
 def lives_on(a: Link[int], b: Link[int], now: float) -> Beat:
     """`b` gives a sign of life that acknowledges nothing new; `a` has its beat."""
-    header = Frame(7, 0, a._acked)
+    header = Frame(7, 0, a.num_acked)
     assert a.receive(header, False, now) is LinkVerdict.DELIVER
     return a.beat(now)
 

@@ -352,7 +352,7 @@ def test_a_peer_that_does_not_read_costs_a_bounded_number_of_bytes(hop: Any) -> 
     assert deaf.send(client_codec().encode(Frame(1, 0, 0, Hello(PROTOCOL_VERSION, b"deaf"))))
     hop.until(lambda: hop.acceptor.sessions, hop.serve)
     session = hop.session(b"deaf")
-    session.link._window = 10_000
+    session.link.window = 10_000
     num = 0
     while hop.acceptor.send(session, UnknownStreams(tuple(range(2000))), None):
         num += 1

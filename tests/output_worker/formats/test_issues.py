@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -19,8 +20,9 @@ from slipstream_core.reasoning import Allowed, ReasoningState
 from slipstream_ipc.formats.answer_format import delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, compose, find_format
 from slipstream_ipc.messages.answer import AnswerOptions, EventKind
-from slipstream_worker.formats.call_grammar import call_grammar
+from slipstream_worker.formats.call_grammar import Opened, call_grammar
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
+from slipstream_worker.formats.places import Place
 from slipstream_worker.formats.reasoning_ids import reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 
@@ -33,6 +35,7 @@ TYPES = {
 OSLO = SampleCall("get_weather", {"city": "Oslo", "days": 3})
 NOW = SampleCall("now", {})
 NUM_DIVISIONS = 20
+REASONS = Place(is_reasoning=True, at_border=False, reads_calls=True, failed_at=0)
 
 
 def divisions(text: str, tokens: Sequence[str]) -> list[list[AnswerPiece]]:
@@ -360,6 +363,73 @@ def test_vllm_50399_required_calls_may_end_with_the_first(variant: str) -> None:
     token_ids = model.encoded(render(variant, [NOW]))
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("prompt", ["", "<think>\n"])
+def test_vllm_46149_a_forced_call_leaves_room_for_reasoning(prompt: str) -> None:
+    """Its grammar had none, and refused the token that ends reasoning."""
+    found = compose(REASONING["qwen3"], CALLS["hermes"])
+    model = SmallModel(tuple({each.literal for each in delimiters(found)}))
+    opened = Opened(is_start=not prompt, is_reasoning=bool(prompt))
+    tools = [{"function": {"name": "now"}}]
+    matcher = model.matcher(call_grammar(found, model.ids, tools, "required", opened=opened))
+    begin = "" if prompt else "<think>"
+    token_ids = model.encoded(f"{begin}so</think>\n\n{render('hermes', [NOW])}")
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert matcher.is_accepting()
+
+
+def test_vllm_50948_json_in_a_grammar_is_content() -> None:
+    """Where the prompt has opened reasoning, the grammar begins behind its end."""
+    text = '{"a": 1}'
+    assert read("hermes", text, reasoning="qwen3").content == text
+    answer = read("hermes", f"so</think>\n\n{text}", reasoning="qwen3", prompt="<think>\n")
+    assert (answer.reasoning, answer.content) == ("so", text)
+    found = compose(REASONING["qwen3"], None)
+    ids = reasoning_ids(found, {"<think>": 7, "</think>": 8}, (), REASONS, is_start=False)
+    assert ids is not None
+    state = ReasoningState(ids, None, has_grammar=True)
+    assert state.allowed_at(0) is Allowed.ANY
+    state.take(5, 0)
+    assert state.allowed_at(1) is Allowed.ANY
+    state.take(8, 1)
+    assert state.allowed_at(2) is Allowed.GRAMMAR
+
+
+def num_lines_run(variant: str, text: str) -> int:
+    """Lines of Python that reading the text takes."""
+    known, cut = compiled(variant), pieces(text, RENDERINGS[variant].added_tokens)
+    num = 0
+
+    def count(_frame: object, event: str, _arg: object) -> object:
+        nonlocal num
+        num += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)  # type: ignore[arg-type]
+    try:
+        our_reader.events_of(known, variant, cut, TYPES, b"")
+    finally:
+        sys.settrace(before)
+    return num
+
+
+ENDLESS = {
+    "pythonic": ("[write(path=1, ", "content=, a=, body=\n\n[now(x='y')]\n"),
+    "hermes": ("", '<tool_call>\n{"name": "now", "arguments": {"a": [['),
+    "qwen3_coder": ("<tool_call>\n<function=write>\n", "<parameter=path>\n</parameter"),
+    "deepseek_v3": ("", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"),
+    "harmony": ("", "<|channel|>commentary to=functions.now<|message|>{"),
+}
+
+
+@pytest.mark.parametrize("variant", ENDLESS)
+def test_vllm_18304_no_text_is_read_again_and_again(variant: str) -> None:
+    """Expressions that tried all divisions of a text took half an hour for one answer."""
+    begin, part = ENDLESS[variant]
+    once, twice = (num_lines_run(variant, begin + part * num) for num in (200, 400))
+    assert twice < 2.2 * once
 
 
 def test_vllm_50938_no_text_comes_before_reasoning_and_a_schema() -> None:

@@ -630,7 +630,7 @@ def test_every_unit_fits_into_a_message(
 
 
 @pytest.mark.parametrize("stops", [("zz",), ("</think>",), ("k>",)])
-def test_vllm_14170_stop_strings_take_nothing_from_reasoning(stops: tuple[str, ...]) -> None:
+def test_vllm_14170_14399_stop_strings_take_nothing_from_reasoning(stops: tuple[str, ...]) -> None:
     """They cut reasoning, and the rest of its end came as content."""
     thought, said = PIECES.index(b"ab"), PIECES.index(b"b")
     token_ids = [THINK, thought, thought, THOUGHT, said, EOS]

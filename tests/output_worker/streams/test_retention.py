@@ -7,6 +7,7 @@ from math import inf
 
 import pytest
 
+from slipstream_ipc.messages import Submit
 from slipstream_worker.streams import retention as module
 from slipstream_worker.streams.retention import ABORTED, Retention
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
@@ -51,13 +52,41 @@ def test_it_is_known_why_a_stream_is_gone() -> None:
     keeping = Retention(streams, grace_s=0.0)
     stream = ended(streams, keeping)
     keeping.expire_after_grace(stream)
-    assert not keeping.has_been(stream.stream_id)
+    assert keeping.why_gone(stream.stream_id) is None
     keeping.take_due()
-    assert keeping.has_been(stream.stream_id)
-    other = secrets.token_bytes(16)
+    assert keeping.why_gone(stream.stream_id) is not None
+    assert keeping.why_gone(stream.stream_id, 1) is None
+    other = WorkerStream(secrets.token_bytes(16), Stage.RENDERING)
     keeping.aborted(other)
-    assert keeping.why_gone(other) == ABORTED
+    assert keeping.why_gone(other.stream_id) == ABORTED
     assert keeping.why_gone(secrets.token_bytes(16)) is None
+    keeping.add_tombstone(b"16 random bytes.", 3)
+    known = [m for m in range(5) if keeping.why_gone(b"16 random bytes.", m) is not None]
+    assert known == [0, 3]
+
+
+@pytest.mark.parametrize("is_aborted", [False, True])
+def test_only_its_own_scope_is_told_that_a_stream_is_gone(*, is_aborted: bool) -> None:
+    streams = WorkerStreamTable()
+    keeping = Retention(streams, grace_s=0.0)
+    stream = ended(streams, keeping)
+    stream.submit = Submit(1, stream.stream_id, b"", scope=b"one")
+    if is_aborted:
+        keeping.aborted(stream)
+    else:
+        keeping.expire_after_grace(stream)
+        keeping.take_due()
+    assert keeping.why_gone(stream.stream_id) is not None, "whoever submits it is told"
+    assert keeping.has_been(stream.stream_id, b"one")
+    assert not keeping.has_been(stream.stream_id, b"other")
+    assert not keeping.has_been(stream.stream_id)
+
+
+def test_of_an_earlier_workers_streams_only_those_without_a_scope_are_told() -> None:
+    keeping = Retention(WorkerStreamTable(), grace_s=0.0)
+    keeping.add_tombstone(b"f" * 16)
+    assert keeping.has_been(b"f" * 16)
+    assert not keeping.has_been(b"f" * 16, b"one")
 
 
 def test_a_stream_that_is_left_and_come_back_to_very_often_costs_no_more() -> None:

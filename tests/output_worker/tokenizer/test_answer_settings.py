@@ -212,6 +212,16 @@ def test_structured_output_stands_in_the_final_channel(tokenizer):
     assert not plain.rendered(template=tools, is_structured=True).frame
 
 
+def test_vllm_57726_structured_output_of_a_plain_prompt_applies_at_once(tokenizer):
+    """It waited for the end of reasoning that nothing had begun."""
+    channels = Chat(tokenizer_with(None, CHANNEL_TOKENS), CHANNELS, "harmony")
+    for chat in (Chat(tokenizer, ALWAYS_REASONS), channels):
+        request = Render(1, "text", answer=AnswerOptions(), is_structured=True)
+        answer = render(chat.tokenizer, request, chat.traits)
+        assert answer.reasoning is None
+        assert not answer.frame
+
+
 def test_a_turn_alone_goes_on(tokenizer):
     chat = Chat(tokenizer, ENDS_CHATS)
     template = template_options(None, add_generation_prompt=False, continue_final_message=True)

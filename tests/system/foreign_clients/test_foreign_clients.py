@@ -54,6 +54,15 @@ CLIENTS: dict[str, tuple[str, set[str], set[str]]] = {
     "openai_node": ("npm", ALL, {"reasoning"}),
     "ai_sdk": ("npm", ALL, set()),
 }
+# the file and the argument of the programs that know several interfaces
+SEVERAL = {
+    "langchain_chat": ("langchain_model", "chat"),
+    "langchain_messages": ("langchain_model", "messages"),
+    "openai_agents_chat": ("openai_agents", "chat"),
+    "openai_agents_responses": ("openai_agents", "responses"),
+    "pydantic_ai_chat": ("pydantic_ai_agent", "chat"),
+    "pydantic_ai_messages": ("pydantic_ai_agent", "messages"),
+}
 # Nothing but the server is to be asked for anything: not for prices, templates or updates, and no
 # trace is to be sent.
 OFFLINE = {
@@ -92,7 +101,9 @@ def command(program: str, environment: str, address: str) -> tuple[list[str], Pa
     python = folder / "bin/python"
     if not python.exists():
         pytest.skip("scripts/foreign-clients --set-up makes the environments of foreign clients")
-    return [str(python), str(HERE / "programs" / f"{program}.py"), address], Path(os.devnull)
+    file, *arguments = SEVERAL.get(program, (program,))
+    file = str(HERE / "programs" / f"{file}.py")
+    return [str(python), file, address, *arguments], Path(os.devnull)
 
 
 def play(stack: Stack, program: str, environment: str) -> tuple[dict[str, Any], list[Recorded]]:

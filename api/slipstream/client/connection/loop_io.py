@@ -25,6 +25,7 @@ from slipstream.client.connection.session import GOODBYE_S, TICK_S
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
+from slipstream_ipc.process import next_multiple
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.curve import Access
 
@@ -60,7 +61,7 @@ class LoopIO:
         self._is_turn_due = False
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None  # a reference, as the loop keeps none
-        self._ticker = self.loop.call_later(TICK_S, self._tick)
+        self._ticker = self._call_tick()
         self._schedule()
 
     @property
@@ -177,8 +178,11 @@ class LoopIO:
         if self._poller.has_more():
             self._schedule()
 
+    def _call_tick(self) -> asyncio.TimerHandle:
+        return self.loop.call_at(next_multiple(self.loop.time(), TICK_S), self._tick)
+
     def _tick(self) -> None:
-        self._ticker = self.loop.call_later(TICK_S, self._tick)
+        self._ticker = self._call_tick()
         self._turn()
 
     def _schedule(self) -> None:

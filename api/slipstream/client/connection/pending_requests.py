@@ -45,8 +45,8 @@ class PendingRequests:
 
     def __init__(self, table: ClientStreamTable) -> None:
         self._table = table
-        self._due: deque[tuple[_Due, StreamState]] = deque()
-        self._abandoned: deque[Abort] = deque()  # of streams that are not in the table any more
+        self.due: deque[tuple[_Due, StreamState]] = deque()  # not sent yet
+        self.abandoned: deque[Abort] = deque()  # of streams that are not in the table any more
         self._is_attached = False
 
     def add(self, state: StreamState) -> None:
@@ -60,13 +60,13 @@ class PendingRequests:
     def abandon(self, abort: Abort | None) -> None:
         """Queue what a stream's end or its leaving requires, if anything."""
         if abort is not None and self._is_attached:
-            self._abandoned.append(abort)
+            self.abandoned.append(abort)
 
     def clear(self) -> None:
         """Drop all messages, as no server is attached; see `refill`. Idempotent."""
         self._is_attached = False
-        self._due.clear()
-        self._abandoned.clear()
+        self.due.clear()
+        self.abandoned.clear()
 
     def refill(self) -> None:
         """Queue all messages anew, after an attach: the server may know none of the streams."""
@@ -78,34 +78,34 @@ class PendingRequests:
             self._append(_Due.RESUME if is_accepted else _Due.REQUEST, state)
             if state.is_abort_wanted:
                 self.abort(state)
-        self._abandoned.extend(self._table.abandoned)
+        self.abandoned.extend(self._table.abandoned)
 
     def flush(self, send: Send) -> None:
         """Send messages until `send` returns False. The receipt of an abandoned stream's Abort is
         that Abort.
         """
-        while self._due:
-            due, state = self._due[0]
+        while self.due:
+            due, state = self.due[0]
             others = self._others(state) if due is _Due.REQUEST else []
             if not self._send(due, state, others, send):
                 return
             for _ in range(1 + len(others)):
-                self._due.popleft()
-        while self._abandoned:
-            if not send(self._abandoned[0], self._abandoned[0]):
+                self.due.popleft()
+        while self.abandoned:
+            if not send(self.abandoned[0], self.abandoned[0]):
                 return
-            self._abandoned.popleft()
+            self.abandoned.popleft()
 
     def _append(self, due: _Due, state: StreamState) -> None:
         if self._is_attached:
-            self._due.append((due, state))
+            self.due.append((due, state))
 
     def _others(self, first: StreamState) -> list[_Answer]:
         """The next due streams that can share one Submit with `first`."""
         submit, others = first.request, list[_Answer]()
         if not isinstance(submit, Submit) or not self._is_new(first):
             return others
-        for due, state in islice(self._due, 1, 1 + MAX_OTHERS):
+        for due, state in islice(self.due, 1, 1 + MAX_OTHERS):
             request = state.request
             if (
                 due is not _Due.REQUEST

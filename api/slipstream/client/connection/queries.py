@@ -65,7 +65,7 @@ class PendingQueries:
 
     def __init__(self) -> None:
         self._asked: dict[int, PendingQuery] = {}  # by number, oldest first
-        self._due: dict[int, None] = {}  # numbers of those not sent yet
+        self.due: dict[int, None] = {}  # numbers of those not sent yet
         self._next_number = 0
 
     def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
@@ -76,7 +76,7 @@ class PendingQueries:
         number = self._next_number
         self._next_number = (number + 1) % 2**32
         self._asked[number] = PendingQuery(replace(query, number=number), future, now, post)
-        self._due[number] = None
+        self.due[number] = None
 
         def on_done(future: Future[Any]) -> None:
             if future.cancelled():
@@ -88,20 +88,20 @@ class PendingQueries:
         """Remove and return all queries, to be asked elsewhere."""
         taken = list(self._asked.values())
         self._asked.clear()
-        self._due.clear()
+        self.due.clear()
         return taken
 
     def refill(self) -> None:
         """Queue all queries anew, after an attach."""
-        self._due = dict.fromkeys(self._asked)
+        self.due = dict.fromkeys(self._asked)
 
     def flush(self, send: Send) -> None:
         """Send due queries until `send` returns False."""
-        while self._due:
-            number = next(iter(self._due))
+        while self.due:
+            number = next(iter(self.due))
             if not send(self._asked[number].query):
                 return
-            del self._due[number]
+            del self.due[number]
 
     def answer(self, found: Found) -> None:
         """Fulfil a query's future. Raises: ProtocolError where the answer does not match it."""
@@ -110,7 +110,7 @@ class PendingQueries:
             return
         _check(asked.query, found)
         del self._asked[found.number]
-        self._due.pop(found.number, None)
+        self.due.pop(found.number, None)
         if not asked.future.set_running_or_notify_cancel():
             return
         fault = None if isinstance(found, Cancelled | Located) else found.fault
@@ -126,13 +126,13 @@ class PendingQueries:
         for number, asked in list(self._asked.items()):
             if asked_until is None or asked.since <= asked_until:
                 self._asked.pop(number, None)
-                self._due.pop(number, None)
+                self.due.pop(number, None)
                 if asked.future.set_running_or_notify_cancel():
                     asked.future.set_exception(error())
 
     def _let_go(self, number: int) -> None:
         self._asked.pop(number, None)
-        self._due.pop(number, None)
+        self.due.pop(number, None)
 
 
 def checked_template(

@@ -280,8 +280,10 @@ class ClientSession:
             self._beat_at = now + TICK_S / 2  # so that each tick finds it due
         if dealer.is_attached:
             self._lost_at = None
-            self._requests.flush(dealer.send)
-            self._queries.flush(self._send_query)
+            if self._requests.due or self._requests.abandoned:
+                self._requests.flush(dealer.send)
+            if self._queries.due:
+                self._queries.flush(self._send_query)
             dealer.acknowledge(0 if self._owes_at_once else MAY_OWE)
             self._owes_at_once = False
         else:

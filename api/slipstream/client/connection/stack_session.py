@@ -55,7 +55,6 @@ class StackSession:
     ) -> None:
         """address: of the first worker. The rest: see `ClientSession`."""
         self.address = address
-        self.timeout_s = timeout_s
         self._open = partial(
             ClientSession,
             context,

@@ -4,6 +4,7 @@
   are, and sorted by stream once many have accumulated, or on lookup.
 - Only opened handles are kept, so a stream resumed in the middle costs nothing. A handle is opened
   before its first ids arrive.
+- Where the C extension `received_rows` is not available, numpy does the same.
 - Handles increase. Where they wrap around, pending columns are sorted first, so that a stream does
   not inherit the ids of an earlier one with the same handle.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.client.streams.received_positions import native_rows
 from slipstream_ipc.columns import UInt32s, u32
 
 _MOST_BYTES = 2**17  # of unsorted ids
@@ -23,7 +25,9 @@ _RADIX = 2**16  # numpy sorts 16-bit keys by counting, which is several times qu
 class ReceivedIds:
     """Token ids by client handle."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_native: bool = True) -> None:
+        """is_native: C may be used."""
+        self._native = native_rows() if is_native else None
         self._recent: list[tuple[bytes, bytes, bytes]] = []  # handles, ids, counts of a message
         self._num_bytes = 0
         self._sorted: dict[int, bytearray] = {}
@@ -57,6 +61,8 @@ class ReceivedIds:
     def _sort(self) -> None:
         recent, self._recent = self._recent, []
         self._num_bytes = 0
+        if self._native is not None and self._native.add_ids(self._sorted, recent):
+            return
         handles = u32(b"".join([message[0] for message in recent]))
         if any(counts for _, _, counts in recent):
             handles = np.repeat(handles, np.concatenate([_counts(each) for each in recent]))

@@ -7,6 +7,7 @@ A message of a thousand entries is checked against its streams in a few array op
 - Most messages have the streams of the previous message and continue where it ended. Their columns
   then equal the expected ones byte for byte, and no row is read. The rows are written when
   something else is looked up.
+- Where the C extension `received_rows` is not available, numpy does the same.
 - The row of a handle is its lowest bits. There are at least twice as many rows as streams, and a
   handle whose row is taken is not assigned, so the rows of a message are found in one operation.
 """
@@ -16,12 +17,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.columns import u32
+from slipstream_ipc.messages import Deltas
 from slipstream_ipc.native.extension import load_extension
 
 Item = TypeVar("Item")
@@ -30,6 +33,9 @@ Rows = npt.NDArray[np.intp]
 _NOBODY = -1
 _LEAST_ROWS = 64
 _SOURCE = Path(__file__).with_name("entry_ends.c")
+_ROWS_SOURCE = Path(__file__).with_name("received_rows.c")
+_Columns = tuple[bytes, bytes]
+PlainEnds = Callable[[Deltas, bytes, bytes, bytes], _Columns | None]
 EndsOf = Callable[[bytes, bytes, Sequence[str], bytes], tuple[bytes, bytes]]
 
 
@@ -49,11 +55,14 @@ class FoundStreams(Generic[Item]):
 class ReceivedPositions(Generic[Item]):
     """Items by client handle, each with its position in characters and tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_native: bool = True) -> None:
+        """is_native: C may be used."""
+        self._native = native_rows() if is_native else None
         self._num = 0
         self._found: FoundStreams[Item] | None = (
             None  # the last result: most messages have the same streams
         )
+        self._plain_ends = native_plain_ends()
         self._is_ahead = False  # `_found` has positions that are not written to the rows yet
         self._resize(_LEAST_ROWS)
 
@@ -117,11 +126,32 @@ class ReceivedPositions(Generic[Item]):
             self._found = found
         elif found.tokens:
             return found if found.tokens == tokens and found.chars == chars else None
-        rows = found.rows
+        return found if self._are_at(found.rows, chars, tokens) else None
+
+    def _are_at(self, rows: Rows, chars: bytes, tokens: bytes) -> bool:
+        if self._native is not None:
+            are_at: bool = self._native.are_at(rows, chars, tokens, self._chars, self._tokens)
+            return are_at
         is_there = (self._tokens[rows] == u32(tokens)).all()
-        return found if is_there and (self._chars[rows] == u32(chars)).all() else None
+        return bool(is_there and (self._chars[rows] == u32(chars)).all())
+
+    def continued(self, message: Deltas) -> FoundStreams[Item] | None:
+        """The streams of a message that has nothing but a token's text for each of the streams of
+        the message before it, behind that; None for any other. Sets their positions.
+        """
+        found = self._found
+        if found is None or not found.tokens:
+            return None
+        ends = self._plain_ends(message, found.handles, found.chars, found.tokens)
+        if ends is None:
+            return None
+        found.chars, found.tokens = ends
+        self._is_ahead = True
+        return found
 
     def _find(self, column: bytes) -> FoundStreams[Item] | None:
+        if self._native is not None:
+            return self._find_natively(self._native, column)
         handles = u32(column)
         rows = (handles & self._mask).astype(np.intp)
         order = np.arange(len(rows))
@@ -133,6 +163,15 @@ class ReceivedPositions(Generic[Item]):
         if group_id and (group_ids == group_id).all():
             return FoundStreams(column, rows, group_id, self._numbers[rows].tolist(), [])
         return FoundStreams(column, rows, 0, [], self._items[rows].tolist())
+
+    def _find_natively(self, native: ModuleType, column: bytes) -> FoundStreams[Item] | None:
+        tables = (self._handles, self._scratch, self._group_ids, self._numbers, self._items)
+        known = native.find(column, *tables)
+        if known is None:
+            return None
+        rows, group_id, objects = known
+        numbers, items = (objects, []) if group_id else ([], objects)
+        return FoundStreams(column, np.frombuffer(rows, np.intp), group_id, numbers, items)
 
     def advance(self, found: FoundStreams[Item], chars: bytes, tokens: bytes) -> None:
         """Set the positions of the streams that the last call of `find` returned."""
@@ -164,7 +203,7 @@ class ReceivedPositions(Generic[Item]):
         self._chars_at, self._tokens_at = self._chars.data, self._tokens.data
         self._scratch = np.zeros(num_rows, np.intp)
         self._group_ids = np.zeros(num_rows, np.int64)
-        self._numbers = np.zeros(num_rows, np.int64)
+        self._numbers = np.zeros(num_rows, object)
         self._items = np.full(num_rows, None, object)
 
     def _grow(self) -> None:
@@ -195,3 +234,29 @@ def native_ends_of() -> EndsOf:
     """`ends_of` by the C extension `entry_ends`, where that is available."""
     native = load_extension("entry_ends", _SOURCE)
     return ends_of if native is None else native.ends_of
+
+
+def native_rows() -> ModuleType | None:
+    """The C extension `received_rows`, where it is available."""
+    return load_extension("received_rows", _ROWS_SOURCE)
+
+
+def plain_ends(message: Deltas, handles: bytes, chars: bytes, tokens: bytes) -> _Columns | None:
+    """`ends_of` a message with these columns that has nothing but one token and its text to each
+    entry; None for any other, which may be invalid.
+    """
+    if message.handles != handles or message.tokens != tokens or message.chars != chars:
+        return None
+    if message.logprobs is not None or message.counts or message.ended or message.ends:
+        return None
+    if message.kinds or message.event_entries or message.events:
+        return None
+    if not len(message.token_ids) == 4 * len(message.texts) == len(handles):
+        return None
+    return ends_of(chars, tokens, message.texts, b"")
+
+
+def native_plain_ends() -> PlainEnds:
+    """`plain_ends` by the C extension `entry_ends`, where that is available."""
+    native = load_extension("entry_ends", _SOURCE)
+    return plain_ends if native is None else native.plain_ends

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import DeltaBatch
+from slipstream.delta_objects import items_of
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
 
@@ -34,6 +34,7 @@ class StreamGroup:
         self.num_open = len(states)  # streams that the table has not finished
         self.error: SlipstreamError | None = None  # the first error that a stream ended with
         self.wake: Callable[[], None] | None = None  # set while the reader waits
+        self._items_of = items_of(Delta)
         self._is_over = [False] * len(states)
         for index, state in enumerate(states):
             assert state.handle < 0, "a group is made before its streams are asked for"
@@ -49,11 +50,9 @@ class StreamGroup:
         """Drop unread deltas, and those that arrive from now on. From the reader's thread."""
         self.unread = deque(maxlen=0)
 
-    def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
+    def add_batch(self, indices: list[int], batch: DeltaBatch) -> None:
         """Add a message whose entries belong to the streams at `indices`."""
-        texts = batch.message.texts
-        deltas = map(Delta, texts, repeat(batch), range(len(texts)))
-        self.unread.append(zip(indices, deltas, strict=True))
+        self.unread.append(self._items_of(indices, batch.message.texts, batch))
 
     def divide(self) -> None:
         """Nothing to do: the streams have no queues of their own, so the order is kept."""

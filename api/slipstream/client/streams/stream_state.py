@@ -7,7 +7,7 @@ reads `is_over` before it concludes from an empty `deltas` that the stream has e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -111,7 +111,7 @@ class GroupMember(Protocol):
     def states(self) -> StreamsByNumber:
         """The streams that are not over, by `StreamState.index`."""
 
-    def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
+    def add_batch(self, indices: list[int], batch: DeltaBatch) -> None:
         """Add a message whose entries belong to the streams at `indices`.
 
         The wakeup of the first stream rings for all of them, before the wakeups of streams that end

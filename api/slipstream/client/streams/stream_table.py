@@ -29,7 +29,11 @@ from msgspec.structs import replace
 
 from slipstream.answers.tool_calls import with_call_ids
 from slipstream.client.streams.received_ids import ReceivedIds
-from slipstream.client.streams.received_positions import ReceivedPositions, native_ends_of
+from slipstream.client.streams.received_positions import (
+    FoundStreams,
+    ReceivedPositions,
+    native_ends_of,
+)
 from slipstream.client.streams.stream_state import GroupMember, StreamState
 from slipstream.client.streams.unread_deltas import (
     LOOK_EVERY,
@@ -277,6 +281,12 @@ class ClientStreamTable:
 
         Raises: ProtocolError where the columns do not match.
         """
+        steady = self._received.continued(message)
+        if steady is not None:
+            self._last_handles = message.handles
+            self._kept.add(message.handles, message.token_ids)
+            self._give(steady, DeltaBatch(message, {}, now))
+            return True
         _check(message)
         if message.events:
             message = self._with_call_ids(message)
@@ -343,17 +353,22 @@ class ClientStreamTable:
         found = received.find(message.handles, message.chars, message.tokens)
         if found is None:
             return False
-        texts, num = message.texts, len(message.texts)
-        ends_at = self._ends_of(message.chars, message.tokens, texts, message.counts)
+        ends_at = self._ends_of(message.chars, message.tokens, message.texts, message.counts)
         received.advance(found, *ends_at)
         self._kept.add(message.handles, message.token_ids, message.counts)
+        self._give(found, batch)
+        return True
+
+    def _give(self, found: FoundStreams[StreamState], batch: DeltaBatch) -> None:
+        """Give a message's entries to their streams, which `found` has at the positions behind."""
         states = found.items
         if found.group_id:
             group = self._groups[found.group_id]
             if not batch.ends or all(end.reason != "error" for end in batch.ends.values()):
                 self._take_together(group, found.numbers, batch)
-                return True
+                return
             states = [group.states[number] for number in found.numbers]
+        texts, num = batch.message.texts, len(batch.message.texts)
         self._divide()
         deltas = list(map(Delta, texts, repeat(batch), range(num)))
         begin = 0
@@ -363,12 +378,11 @@ class ClientStreamTable:
             begin = entry + 1
         self._queue(states[begin:], deltas[begin:])
         if num >= MANY:
-            passed = u32(message.tokens) ^ u32(ends_at[1]) >= LOOK_EVERY
+            passed = u32(batch.message.tokens) ^ u32(found.tokens) >= LOOK_EVERY
             states = [states[entry] for entry in np.flatnonzero(passed).tolist()]
         for state in states:
             if len(state.deltas) > MOST_UNREAD and not state.is_over:
                 self._make_room(state)
-        return True
 
     def _take_together(self, group: GroupMember, numbers: list[int], batch: DeltaBatch) -> None:
         """Hand a message whose streams are all of one group to that group."""

@@ -167,7 +167,7 @@ class Broadcast:
 
     # ---- called by the table -----------------------------------------------------------------
 
-    def add_batch(self, indices: Sequence[int], batch: DeltaBatch) -> None:
+    def add_batch(self, indices: list[int], batch: DeltaBatch) -> None:
         """See `GroupMember`."""
         if indices is not self._indices:
             self._indices, self._found = indices, [self._streams[index] for index in indices]

@@ -32,10 +32,11 @@ from slipstream.http.server.connection import Connection
 from slipstream.http.server.socket_writer import load_native
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream.stack.children.listeners import Acceptor, Listeners
+from slipstream_ipc.process import BEAT_S, next_multiple
 from slipstream_ipc.telemetry.statistics import FrontNumbers
 from slipstream_ipc.transport.connections import raise_file_limit
 
-_TICK_S = 0.5  # resolution of deadlines
+_TICK_S = BEAT_S  # resolution of deadlines
 _RESERVED_DESCRIPTORS = 128  # libzmq aborts the process if it gets none for its sockets
 _MALFORMED = "UNKNOWN"  # the method that aiohttp gives a request it cannot parse
 _REQUEST_CODE = web.RequestHandler._handle_request.__code__
@@ -90,7 +91,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._loop.set_task_factory(_task)
         self._acceptor: Acceptor | None = None
-        self._ticker = self._loop.call_later(_TICK_S, self._tick)
+        self._ticker = self._call_tick()
         self._aiohttp = web.Server(_answer, request_factory=_request)
         self._options = {"access_log": None, "loop": self._loop, **options}
 
@@ -207,8 +208,11 @@ class Server:
                 break  # the rest is queued in `_new_requests`
             largest.refuse(overloaded("the server holds too many bytes of pending requests"))
 
+    def _call_tick(self) -> asyncio.TimerHandle:
+        return self._loop.call_at(next_multiple(self._loop.time(), _TICK_S), self._tick)
+
     def _tick(self) -> None:
-        self._ticker = self._loop.call_later(_TICK_S, self._tick)
+        self._ticker = self._call_tick()
         now = self._loop.time()
         for connection in list(self._connections):
             connection.check_deadline(now)

@@ -9,6 +9,7 @@ ended can be read until it is reaped.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -75,16 +76,21 @@ def num_oom_kills() -> int:
     cgroup v2 only. A container sees its cgroup as the root, or by its path.
     """
     try:
-        lines = _text(f"{_PROC}/self/cgroup").splitlines()
-        own = next(line[3:].strip("/") for line in lines if line.startswith("0::"))
         try:
-            said = _text(f"{_CGROUPS}/{own}/memory.events")
+            said = _text(f"{_CGROUPS}/{_own_cgroup(_PROC)}/memory.events")
         except OSError:
             said = _text(f"{_CGROUPS}/memory.events")
         events = dict(line.split() for line in said.splitlines())
         return int(events.get("oom_kill", 0))
     except (OSError, ValueError, StopIteration):
         return 0
+
+
+@functools.cache
+def _own_cgroup(proc: Path) -> str:
+    """The path of our cgroup, read once for each beat otherwise. Raises: OSError, StopIteration."""
+    lines = _text(f"{proc}/self/cgroup").splitlines()
+    return next(line[3:].strip("/") for line in lines if line.startswith("0::"))
 
 
 def _read(pid: int) -> ProcessUsage | None:

@@ -4,6 +4,7 @@ named, and nobody else notices.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -149,6 +150,16 @@ def undisturbed(played: FakeWorker, front: Front) -> Any:
         assert raw.read_event() == "[DONE]"
 
 
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    """A front that wants a key, with a worker of its own: `played` sends to its latest client."""
+    worker = FakeWorker(f"ipc://{tmp_path_factory.mktemp('locked')}/client.sock")
+    front = Front(worker.address, api_keys=("right",))
+    yield front
+    front.stop()
+    worker.stop()
+
+
 def error_of(path: str, answer: Answer) -> dict[str, Any]:
     """The fields of an error. Of Anthropic's the field is what its message begins with."""
     if not path.startswith("/v1/messages"):
@@ -260,20 +271,16 @@ def test_other_methods(front, path):
 @pytest.mark.parametrize(
     "path", [path.replace("{id}", "fake") for path, each in ENDPOINTS.items() if each.has_key]
 )
-def test_without_the_key(worker, path):
-    front = Front(worker.address, api_keys=("right",))
-    try:
-        for headers in ((), ("Authorization: Bearer wrong",)):
-            with Raw(front.port) as raw:
-                if path not in GOOD:
-                    answer = raw.get(path, *headers)
-                else:
-                    raw.post(path, GOOD[path], *headers)
-                    answer = raw.read()
-                code = error_of(path, answer)["code"]
-                assert (answer.status, code) == (401, "invalid_api_key")
-    finally:
-        front.stop()
+def test_without_the_key(locked, path):
+    for headers in ((), ("Authorization: Bearer wrong",)):
+        with Raw(locked.port) as raw:
+            if path not in GOOD:
+                answer = raw.get(path, *headers)
+            else:
+                raw.post(path, GOOD[path], *headers)
+                answer = raw.read()
+            code = error_of(path, answer)["code"]
+            assert (answer.status, code) == (401, "invalid_api_key")
 
 
 def test_good_ones_are_taken(played, raw):

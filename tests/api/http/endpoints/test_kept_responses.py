@@ -128,11 +128,14 @@ def test_an_item_is_named_once(client: OpenAI) -> None:
     assert raised.value.param == "input[1].id"
 
 
-def test_many_items_of_reasoning_take_no_front_along(client: OpenAI) -> None:
+def test_many_items_of_reasoning_take_no_front_along(stack: Stack) -> None:
+    """Sent as bytes: openai's client takes 12 s of CPU time to make this body."""
     summary = [{"type": "summary_text", "text": "x" * 450}]
     items: Any = [{"type": "reasoning", "id": "rs_1", "summary": summary}] * 30_000
-    response = client.responses.create(input=[*items, USER], **TOOLS)
-    assert (response.status, response.store) == ("completed", False)
+    with Raw(port_of(stack)) as raw:
+        raw.post(PATH, {"input": [*items, USER], **TOOLS}, key_line())
+        response = raw.read().json
+    assert (response["status"], response["store"]) == ("completed", False)
 
 
 def test_a_response_is_read_again(stack: Stack, client: OpenAI) -> None:

@@ -26,6 +26,11 @@ def base_url() -> str:
     return sys.argv[1]
 
 
+def api() -> str:
+    """Which of the server's interfaces is asked, of a program that knows several."""
+    return sys.argv[2]
+
+
 def result_of(city: str, days: int) -> str:
     """What the function returns."""
     return f"sleet for {days} days in {city}"

@@ -1,4 +1,6 @@
-"""pydantic-ai: an agent with a model of chat completions."""
+"""pydantic-ai: an agent with a model of chat completions, or of messages with its own idea of how
+long an answer may be.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,20 @@ from typing import Any
 
 from pydantic_ai import Agent, AgentRunResultEvent
 from pydantic_ai.messages import ModelResponse, PartDeltaEvent, PartStartEvent, TextPart
+from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
-from scenario import KEY, MODEL, QUESTION, base_url, report, result_of
+from scenario import KEY, MODEL, QUESTION, api, base_url, report, result_of
 
 calls: list[Any] = []
+
+
+def model() -> OpenAIChatModel | AnthropicModel:
+    if api() == "messages":
+        return AnthropicModel(MODEL, provider=AnthropicProvider(base_url=base_url(), api_key=KEY))
+    provider = OpenAIProvider(base_url=f"{base_url()}/v1", api_key=KEY)
+    return OpenAIChatModel(MODEL, provider=provider)
 
 
 def weather(city: str, days: int) -> str:
@@ -21,12 +32,7 @@ def weather(city: str, days: int) -> str:
 
 
 async def loop(is_stream: bool) -> dict[str, Any]:
-    provider = OpenAIProvider(base_url=f"{base_url()}/v1", api_key=KEY)
-    agent = Agent(
-        OpenAIChatModel(MODEL, provider=provider),
-        instructions="You look things up.",
-        tools=[weather],
-    )
+    agent = Agent(model(), instructions="You look things up.", tools=[weather])
     calls.clear()
     result: Any = None
     if is_stream:

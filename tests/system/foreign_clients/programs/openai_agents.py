@@ -1,4 +1,4 @@
-"""openai-agents: an agent with the default kind of model, one of responses."""
+"""openai-agents: an agent whose model is one of chat completions or of responses."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import Any
 from agents import (
     Agent,
     ModelSettings,
+    OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
 )
 from openai import AsyncOpenAI
-from scenario import KEY, MODEL, QUESTION, base_url, report, result_of
+from scenario import KEY, MODEL, QUESTION, api, base_url, report, result_of
+
+MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
 
 set_tracing_disabled(True)
 calls: list[Any] = []
@@ -31,7 +34,7 @@ async def loop(client: AsyncOpenAI, is_stream: bool) -> dict[str, Any]:
     agent = Agent(
         name="Forecaster",
         instructions="You look things up.",
-        model=OpenAIResponsesModel(MODEL, client),
+        model=MODELS[api()](MODEL, client),
         model_settings=ModelSettings(include_usage=True),
         tools=[weather],
     )
@@ -45,10 +48,10 @@ async def loop(client: AsyncOpenAI, is_stream: bool) -> dict[str, Any]:
         assert pieces == result.final_output
     else:
         result = await Runner.run(agent, QUESTION)
-    reasoning = [item for item in result.new_items if item.type == "reasoning_item"]
+    reasoning = [item.raw_item for item in result.new_items if item.type == "reasoning_item"]
     return {
         "calls": sorted(calls, key=str, reverse=True),  # they run at once
-        "reasoning": [item.raw_item.content[0].text for item in reasoning],
+        "reasoning": [(item.content or item.summary)[0].text for item in reasoning],
         "text": result.final_output,
         "usage": [(it.usage.input_tokens, it.usage.output_tokens) for it in result.raw_responses],
     }

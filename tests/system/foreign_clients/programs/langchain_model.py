@@ -1,4 +1,4 @@
-"""langchain-anthropic: a chat model with a bound tool, invoked and streamed."""
+"""langchain-openai, langchain-anthropic: a chat model with a bound tool, invoked and streamed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from scenario import KEY, MODEL, QUESTION, base_url, report, result_of
+from langchain_openai import ChatOpenAI
+from scenario import KEY, MODEL, QUESTION, api, base_url, report, result_of
 
 
 @tool
@@ -16,15 +17,16 @@ def weather(city: str, days: int) -> str:
     return result_of(city, days)
 
 
+def chat_model() -> Any:
+    options: dict[str, Any] = {"model": MODEL, "api_key": KEY, "max_retries": 0}
+    if api() == "messages":
+        thinking = {"type": "enabled", "budget_tokens": 1024}
+        return ChatAnthropic(base_url=base_url(), max_tokens=2048, thinking=thinking, **options)
+    return ChatOpenAI(base_url=f"{base_url()}/v1", stream_usage=True, **options)
+
+
 def loop(is_stream: bool) -> dict[str, Any]:
-    model = ChatAnthropic(
-        model=MODEL,
-        base_url=base_url(),
-        api_key=KEY,
-        max_retries=0,
-        max_tokens=2048,
-        thinking={"type": "enabled", "budget_tokens": 1024},
-    ).bind_tools([weather])
+    model = chat_model().bind_tools([weather])
     messages: list[Any] = [SystemMessage("You look things up."), HumanMessage(QUESTION)]
     reasons, usage, calls, reasoning = [], [], [], []
     while True:
@@ -35,7 +37,8 @@ def loop(is_stream: bool) -> dict[str, Any]:
         else:
             answer = model.invoke(messages)
         messages.append(answer)
-        reasons.append(answer.response_metadata["stop_reason"])
+        told = answer.response_metadata
+        reasons.append(told["stop_reason" if api() == "messages" else "finish_reason"])
         tokens = answer.usage_metadata
         usage.append((tokens["input_tokens"], tokens["output_tokens"]))
         reasoning += [it["reasoning"] for it in answer.content_blocks if it["type"] == "reasoning"]
@@ -47,13 +50,8 @@ def loop(is_stream: bool) -> dict[str, Any]:
             messages.append(result)
         if not answer.tool_calls:
             break
-    return {
-        "calls": calls,
-        "reasoning": reasoning,
-        "text": answer.text,
-        "finish_reasons": reasons,
-        "usage": usage,
-    }
+    shown = {"calls": calls, "text": answer.text, "finish_reasons": reasons, "usage": usage}
+    return shown | ({"reasoning": reasoning} if api() == "messages" else {})
 
 
 report(whole=loop(False), streamed=loop(True))
