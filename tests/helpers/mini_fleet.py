@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -121,6 +122,26 @@ class MiniFleet:
         """A replica of the same name, which knows nothing."""
         self.stacks[index].start_core()
         self.stacks[index].start_worker()
+
+    def cut(self, index: int) -> None:
+        """No client reaches a replica, which goes on."""
+        for path in self._sockets(index):
+            path.rename(path.with_name(f"cut-{path.name}"))
+        for session in self.clients:
+            member = session._members[index].session
+            assert member is not None
+            for worker in member._sessions:
+                worker._dealer.attach(self.now())
+
+    def heal(self, index: int) -> None:
+        """The replica can be reached again."""
+        folder = self.stacks[index].directory
+        for path in list(folder.glob("cut-*")):
+            path.rename(path.with_name(path.name.removeprefix("cut-")))
+
+    def _sockets(self, index: int) -> list[Path]:
+        folder = self.stacks[index].directory
+        return [path for path in folder.iterdir() if path.name.startswith("client")]
 
     def close(self) -> None:
         for session in self.clients:
