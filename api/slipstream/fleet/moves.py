@@ -31,6 +31,7 @@ MAX_STARTS = 256  # at a member, in any second
 MAX_STRIKES = 3
 _BEFORE_THE_END_S = 2.0  # of a drain, streams move
 _SECOND = 1.0
+_MAX_ASKED = 3  # members that a stream is asked of before it is overloaded
 
 MemberState = Literal["serving", "core_away", "draining"]
 
@@ -111,6 +112,7 @@ class _Stream:
     moved_at: int = 0  # tokens at the last move
     idle_moves: int = 0  # since the last token
     waits_since: float | None = None  # for a member that can take it
+    full_members: list[int] = field(default_factory=list)  # that did not accept it
 
 
 @dataclass(eq=False, slots=True)
@@ -282,6 +284,18 @@ class Moves(Generic[S]):
         self.next_at = now
         return self._hold(stream, now) if self._targets(stream) else None
 
+    def overloaded(self, stream: S, now: float) -> Hold[S] | None:
+        """A member has too much to do to accept a stream. None: so has the whole fleet, as far as
+        it was asked.
+        """
+        it = self._streams[stream]
+        assert it.member is not None
+        it.full_members.append(it.member)
+        if len(it.full_members) >= _MAX_ASKED or not self._targets(stream):
+            return None
+        self.next_at = now
+        return self._hold(stream, now)
+
     def ended(self, stream: S) -> None:
         """A stream is over. Idempotent."""
         it = self._streams.pop(stream, None)
@@ -418,6 +432,7 @@ class Moves(Generic[S]):
             for number, member in self._members.items()
             if member.is_open
             and number != it.member
+            and number not in it.full_members
             and (bound is None or _may_join(bound, member.fingerprint, number == it.last_member))
         ]
 

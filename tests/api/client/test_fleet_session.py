@@ -16,7 +16,14 @@ from msgspec.structs import replace
 from tests.helpers.fake_worker import MODEL, Entry, FakeWorker, deltas, end_of
 from tests.helpers.patience import Patience
 
-from slipstream import AsyncClient, BadRequestError, Client, ConnectionLostError, StreamLostError
+from slipstream import (
+    AsyncClient,
+    BadRequestError,
+    Client,
+    ConnectionLostError,
+    OverloadedError,
+    StreamLostError,
+)
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import (
     Abort,
@@ -90,7 +97,7 @@ def spread(client: Client, replicas: list[Replica]) -> dict[Replica, Any]:
         stream = client.stream(f"{num} prompt", seed=1)
         replica, submit = first_submit(replicas, patience)
         if replica in streams:
-            replica.reject(submit, Fault("overloaded", "it has one"))
+            replica.reject(submit, Fault("bad_request", "it has one"))
             continue
         replica.send(deltas(Entry(replica.accept(submit), "a")))
         replica.handle = submit.handle
@@ -151,9 +158,10 @@ def test_hostile_replica_harms_only_its_streams(place, caplog) -> None:
         streams = spread(client, [hostile, honest])
         hostile.send(deltas(Entry(7, "x"), Entry(2**31, "y")))  # streams of others, or of nobody
         garbage = Deltas(pack_u32([0]), b"", b"\0", ["x"], b"")
-        for _ in range(3):
+        for num in range(3):
             hostile.send(garbage)
-            hostile.hellos.get(timeout=Patience().left_s)
+            if num < 2:  # the third time it is closed
+                hostile.hellos.get(timeout=Patience().left_s)
         submit = expect(honest, Submit)
         assert submit.stream_id.hex() == streams[hostile].id
         assert submit.moves == 1
@@ -239,6 +247,21 @@ def test_a_replica_that_leaves_turns_streams_away_to_another(place) -> None:
         handle = other.accept(again)
         other.send(deltas(Entry(handle, "abc", end=end_of("abc"))))
         assert [delta.text for delta in stream] == ["abc"]
+
+
+def test_a_stream_that_a_replica_has_no_room_for_is_asked_of_two_more(place) -> None:
+    replicas = [place(name) for name in "abcd"]
+    with Client(address_of(*replicas)) as client:
+        attached(client, 4)
+        stream, patience = client.stream("x"), Patience()
+        asked = []
+        for _ in range(3):
+            replica, submit = first_submit(replicas, patience)
+            asked.append(replica)
+            replica.reject(submit, Fault("overloaded", "it is full"))
+        assert len(set(asked)) == 3
+        with pytest.raises(OverloadedError):
+            next(stream)
 
 
 def test_another_clients_stream_is_resumed_where_it_is(place) -> None:

@@ -485,6 +485,14 @@ class FleetSession:
         if hold is not None:
             self._hold(hold)
 
+    def overloaded(self, state: StreamState) -> bool:
+        """The stream's member has no room for it: whether another one is asked."""
+        hold = self._moves.overloaded(state, self._now)
+        if hold is not None:
+            state.was_sent = False  # it is not known there
+            self._hold(hold)
+        return hold is not None
+
     def _decide(self, now: float) -> None:
         touched: dict[int, None] = {}
         for decision in self._moves.due(now):
@@ -636,6 +644,7 @@ class _Watch:
         self._fleet = fleet
         self._member = member
         self.turned_away = fleet.turned_away
+        self.overloaded = fleet.overloaded
         self.over = fleet._over
 
     def welcomed(self, welcome: Welcome) -> None:

@@ -116,6 +116,9 @@ class SessionObserver(Protocol):
     def turned_away(self, state: StreamState) -> None:
         """The server leaves and has not accepted this stream."""
 
+    def overloaded(self, state: StreamState) -> bool:
+        """The server has no room for this stream: whether it goes elsewhere."""
+
     def over(self, state: StreamState) -> None:
         """A stream is over."""
 
@@ -334,6 +337,8 @@ class ClientSession:
                         turned_away = table.turn_away(body)
                         if turned_away is not None and self._observer is not None:
                             self._observer.turned_away(turned_away)
+                    case Rejected() if self._goes_elsewhere(body):
+                        pass
                     case Rejected():
                         self._requests.abandon(table.reject(body))
                     case Superseded():
@@ -365,6 +370,15 @@ class ClientSession:
             if abandoned is not None:
                 table.forget(abandoned)
         return has_deltas
+
+    def _goes_elsewhere(self, rejected: Rejected) -> bool:
+        """Whether another server is asked for a stream that this one has no room for."""
+        if self._observer is None or rejected.fault.code != "overloaded":
+            return False
+        state = self._table.get(rejected.handle)
+        if state is None or state.is_abort_wanted or state.prompt_ids is not None:
+            return False
+        return self._observer.overloaded(state)
 
     def _send_query(self, query: Query) -> bool:
         return self._dealer.send(query, None)
