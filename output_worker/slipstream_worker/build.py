@@ -93,6 +93,8 @@ def assemble_worker(
         predecessor_ended_s=config.predecessor_ended_s,
         index=config.index,
         num_workers=config.num_workers,
+        replica=config.replica.encode(),
+        stack_incarnation=config.stack_incarnation,
     )
 
 

@@ -67,13 +67,15 @@ class Worker:
         predecessor_ended_s: float = 0.0,
         index: int = 0,
         num_workers: int = 1,
+        replica: bytes = b"",
+        stack_incarnation: int = 0,
     ) -> None:
         """`sockets` are those that `front` accepts on; `tokenizer` is the folder or hub id that
         clients load, `answer_format` the format of answers as clients see it on the model's card.
 
         response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, predecessor_ended_s,
-        index, num_workers: see `WorkerConfig`. spans: of the requests that are traced;
-        None if none is.
+        index, num_workers, replica, stack_incarnation: see `WorkerConfig`. spans: of the requests
+        that are traced; None if none is.
         """
         self._spans = spans
         self._may_return = may_return
@@ -139,6 +141,8 @@ class Worker:
             is_traced=spans is not None,
             index=index,
             num_workers=num_workers,
+            replica=replica,
+            stack_incarnation=stack_incarnation,
         )
 
     @property

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import zmq
-from msgspec.structs import replace
 from tests.helpers.mini_stack import MiniStack
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stepped_client import Reading
@@ -17,17 +16,6 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.fleet.moves import MoveSettings
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.requests import checked_params, new_resume, new_submit, new_submits
-from slipstream_ipc.messages import Welcome
-
-
-class NamedFleet(FleetSession):
-    """Takes replicas that do not name their weights for replicas of one model."""
-
-    def welcomed(self, member: Any, welcome: Welcome) -> None:
-        if not welcome.model.fingerprint:
-            model = replace(welcome.model, fingerprint=b"one model")
-            welcome = replace(welcome, model=model)
-        super().welcomed(member, welcome)
 
 
 class MiniFleet:
@@ -42,7 +30,7 @@ class MiniFleet:
 
     def client(self, **settings: Any) -> FleetSession:
         """Another client of the fleet."""
-        session = NamedFleet(
+        session = FleetSession(
             self.stacks[0].context,
             ",".join([stack.client_address for stack in self.stacks]),
             60.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import secrets
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,7 @@ API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 CORE_SOCKET = "core.sock"
 FRONT = "http"  # the role of the HTTP fronts
 WORKER = "worker"  # the role of the output workers
+_INCARNATION_BITS = 48
 _KEYS = "printable ASCII without spaces, not empty"
 RANDOM = "random:"
 
@@ -146,6 +148,7 @@ def plan_stack(
                 "keys": None if keys is None else str(keys),
                 "insecure": settings.insecure,
                 "may_return": may_return or settings.listen is not None,
+                "stack_incarnation": secrets.randbits(_INCARNATION_BITS),
                 "trace": trace,
                 "otlp_traces_endpoint": otlp_traces_endpoint,
                 **{name: getattr(settings, name) for name in _WORKER_OPTIONS},

@@ -26,6 +26,8 @@ from slipstream_ipc.messages import (
     Fault,
     Goodbye,
     Hello,
+    Locate,
+    Located,
     ModelCard,
     Ping,
     Recall,
@@ -86,12 +88,16 @@ class ClientMessages:
         is_traced: bool = False,
         index: int = 0,
         num_workers: int = 1,
+        replica: bytes = b"",
+        stack_incarnation: int = 0,
     ) -> None:
         """`may_return`: requests rejected during a drain may be sent again, to the next stack.
 
         is_traced: whether spans are made of requests. index, num_workers: this one among the
-        stack's workers.
+        stack's workers. replica, stack_incarnation: the stack's, see `Welcome`.
         """
+        self._replica = replica
+        self._stack_incarnation = stack_incarnation
         self._index = index
         self._num_workers = num_workers
         self._is_traced = is_traced
@@ -115,7 +121,12 @@ class ClientMessages:
                 self._queries.withdraw(session.identity)  # it repeats its queries after an attach
                 self._readers.attach_client(session)
                 self._front.welcome(
-                    session, card, worker=self._index, num_workers=self._num_workers
+                    session,
+                    card,
+                    worker=self._index,
+                    num_workers=self._num_workers,
+                    replica=self._replica,
+                    incarnation=self._stack_incarnation,
                 )
             case Submit():
                 self._submit_all(session, body, card)
@@ -135,6 +146,8 @@ class ClientMessages:
                 scope = session.public_key or body.scope
                 found = tuple([lifecycle.cancel(each, scope) for each in body.stream_ids])
                 self._readers.port(session.identity).enqueue(Cancelled(body.number, found))
+            case Locate():
+                self._locate(session, body)
             case Recall():
                 self._recalls.append((session, body))
                 self._answer_recalls()
@@ -328,6 +341,13 @@ class ClientMessages:
         if stream.trace is not None and not is_own:
             stream.trace.note_event(self._retention.now, "resumed by another client")
         self._readers.read(stream, session.identity, resume.handle, position)
+
+    def _locate(self, session: Session[Receipt], locate: Locate) -> None:
+        moves: list[int] = []
+        if self._queries.why_refused(session.identity) is None:
+            found = [self._streams.get(stream_id) for stream_id in locate.stream_ids]
+            moves = [0 if stream is None else 1 + stream.moves for stream in found]
+        self._readers.port(session.identity).enqueue(Located(locate.number, tuple(moves)))
 
     def _reject(
         self, session: Session[Receipt], submit: Submit, fault: Fault, *, is_leaving: bool = False
