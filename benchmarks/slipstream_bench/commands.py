@@ -25,6 +25,12 @@ BENCHMARKS = {
     "step": ("parts of a decode step, in the core and in the model", "step.step"),
     "http-overhead": ("the same load by the Python client and over HTTP", "http_overhead"),
     "ceiling": ("throughput of the processes around a device of 0 ms", "ceiling.ceiling"),
+    "route": ("CPU time of placing a request on one of many replicas", "fleet.route"),
+    "scale": ("throughput of several replicas behind one client", "fleet.scale"),
+    "fleet-simulation": (
+        "policies of placing over simulated replicas",
+        "fleet.fleet_simulation",
+    ),
     "gc": ("cost of a step's ids to the garbage collector", "gc_pauses"),
 }
 

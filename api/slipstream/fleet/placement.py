@@ -18,7 +18,7 @@ from slipstream.fleet.prefix_memory import PrefixMemory
 from slipstream.fleet.prompt_keys import KEY_TOKENS, PromptKey
 from slipstream.fleet.rendezvous import Uint64s, homes
 
-PREFIX_WEIGHT = 2.0  # of a token to compute, beside one that waits in a queue
+PREFIX_WEIGHT = 4.0  # of a token to compute, beside one that waits in a queue
 NOT_HOME_TOKENS = 4096.0  # more for a conversation that begins elsewhere: its next turn goes home
 COMMON_CONVERSATIONS = 2  # a key with which more than these began is not one conversation's
 _MAX_COUNTED_KEYS = 2**15
@@ -99,7 +99,7 @@ class Placement:
         """What `choose` looks at, the least cost first; at equal costs the home first."""
         if not members:
             return []
-        home_key, level = self._home_key(key)
+        home_key, level, num_begun = self._home_key(key)
         indices = homes(home_key, self._salts_of(members), len(_REASONS))
         reasons: list[Reason] = list(_REASONS[: len(indices)])
         work = [member.work for member in members]
@@ -112,10 +112,13 @@ class Placement:
         if key.num_continued is not None and 0 < level <= continued:
             known[0] = max(known[0], key.prior_len)
         elsewhere = NOT_HOME_TOKENS if continued < level else 0.0
+        weight = self._prefix_weight
+        if level == 0:  # each of the conversations bears its share of computing what is common
+            weight *= COMMON_CONVERSATIONS / max(num_begun, COMMON_CONVERSATIONS)
         found = []
         for index, reason, tokens in zip(indices, reasons, known, strict=True):
             to_compute = max(1, prompt_len - tokens)
-            cost = work[index] + self._prefix_weight * to_compute
+            cost = work[index] + weight * to_compute
             cost += 0.0 if reason == "home" else elsewhere
             found.append(Candidate(index, reason, tokens, cost))
         found.sort(key=_cost)
@@ -145,14 +148,17 @@ class Placement:
         """See `PlacementPolicy`."""
         sent.member.note_ended(sent)
 
-    def _home_key(self, key: PromptKey) -> tuple[int, int]:
-        """The key that has the request's home, and which of its keys that is, 1 or 2; 0 if the
-        request has no home, because its beginning is common to several conversations.
+    def _home_key(self, key: PromptKey) -> tuple[int, int, int]:
+        """The key that has the request's home; which of its keys that is, 1 or 2, or 0 if the
+        request has no home, because its beginning is common to several conversations; and how many
+        conversations began with its first key.
         """
         num_begun = self._num_begun.get(key.first, 0) + (key.num_continued == 0)
         if num_begun <= COMMON_CONVERSATIONS:
-            return key.first, 1
-        return (key.first, 0) if key.second is None else (key.second, 2)
+            return key.first, 1, num_begun
+        if key.second is None:
+            return key.first, 0, num_begun
+        return key.second, 2, num_begun
 
     def _note_begun(self, first: int) -> None:
         num_begun = self._num_begun.pop(first, 0) + 1

@@ -29,7 +29,7 @@ from slipstream.stack.log_level import check_log_level
 from slipstream.stack.model_source import check_hub, folder_or_hub_id
 from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
-from slipstream.tracing.parts import checked_trace
+from slipstream.tracing.part_files import checked_trace
 from slipstream.trusted_proxies import TrustedProxies
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.choose import check_format_names

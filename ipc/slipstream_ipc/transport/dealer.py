@@ -47,7 +47,13 @@ from slipstream_ipc.transport.addresses import IPC, check_socket_folder
 from slipstream_ipc.transport.channel import Channel, LocalChannel, ZmqChannel
 from slipstream_ipc.transport.codec import Codec
 from slipstream_ipc.transport.curve import Access
-from slipstream_ipc.transport.link import Beat, Link, LinkVerdict
+from slipstream_ipc.transport.link import (
+    DEAD_AFTER_S,
+    PING_AFTER_S,
+    Beat,
+    Link,
+    LinkVerdict,
+)
 from slipstream_ipc.transport.local_socket import LocalConnection, connect_local
 from slipstream_ipc.transport.sockets import is_numbered
 
@@ -81,12 +87,11 @@ class Dealer(Generic[Out, In, Receipt]):
         fresh: bool = True,
         access: Access | None = None,
         wants: int = 0,
-        ping_after_s: float = 2.0,
-        dead_after_s: float = 8.0,
+        ping_after_s: float = PING_AFTER_S,
+        dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
-        """`access` is for a tcp:// address; an ipc:// address takes none. wants: see `Hello`.
-
-        ping_after_s, dead_after_s: see `Link`.
+        """`access` is for a tcp:// address; an ipc:// address takes none. `wants` goes into each
+        Hello. `ping_after_s`, `dead_after_s`: see `Link`.
 
         Raises: BadRequest for an invalid address; PermissionError if other users may enter the
         folder of an ipc:// socket.

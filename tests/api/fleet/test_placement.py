@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.fleet.load_view import MemberLoad
-from slipstream.fleet.placement import Placement
+from slipstream.fleet.placement import PREFIX_WEIGHT, Placement
 from slipstream.fleet.prefix_memory import PrefixMemory
 from slipstream.fleet.prompt_keys import PromptKey, chat_key, text_key
 from slipstream.fleet.rendezvous import homes
@@ -53,7 +53,7 @@ def oracle(
                 known = length
         if at == order[0] and key.num_continued:
             known = max(known, key.prior_len)
-        costs[at] = loads[at] + 2 * (key.prompt_len - known)
+        costs[at] = loads[at] + 4 * (key.prompt_len - known)
         if at != order[0] and not key.num_continued:
             costs[at] += 4096
     return sorted(costs.items(), key=lambda item: item[1])
@@ -104,7 +104,7 @@ def test_a_busy_home_is_left_where_computing_again_costs_less() -> None:
     members, placement = members_of(8), new_placement()
     key = conversation("a", 2)
     home = home_of(key.first, members)
-    gain = 2 * key.prior_len
+    gain = int(PREFIX_WEIGHT * key.prior_len)
     members[home].note_load(1.0, running=0, queued_tokens=gain - 1, kept_since_s=None)
     assert placement.choose(key, key.prompt_len, members, 1.0)[0] == home
     members[home].note_load(2.0, running=0, queued_tokens=gain + 1, kept_since_s=None)
@@ -141,6 +141,22 @@ def test_conversations_with_a_common_beginning_have_homes_of_their_own() -> None
     assert len(set(chosen)) > 8
     later = placement.candidates(key_of("0", 2), 500, members)[0]
     assert (later.member, later.known) == (chosen[0], key_of("0", 2).prior_len)
+
+
+def test_a_popular_beginning_spreads_over_all_members() -> None:
+    """The more conversations begin alike, the less load it takes to compute that once more."""
+    members, placement = members_of(32), new_placement()
+    turns = [ChatMessage("user", "Hello. " * 1000)]
+    num_sent = [0] * len(members)
+    for _ in range(1600):
+        key = chat_key(turns, "m")
+        chosen = placement.choose(key, key.prompt_len, members, 0.0)[0]
+        placement.note_submitted(key, key.prompt_len, members[chosen], 0.0)
+        num_sent[chosen] += 1
+        members[chosen].note_load(  # all of them run, and nothing of them waits
+            1.0, running=num_sent[chosen], queued_tokens=0, kept_since_s=None
+        )
+    assert max(num_sent) <= 1.1 * 1600 / len(members)
 
 
 def test_a_text_that_goes_on_does_not_make_its_key_common() -> None:

@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from slipstream.stack.children.child_status import status_of
-from slipstream.stack.children.fork_server import ForkServer
+from slipstream.stack.children.fork_server import ForkRefusedError, ForkServer
 from slipstream.stack.children.line_pipe import LineReader, LineWriter
 from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners
 from slipstream.stack.children.parent_death import die_with
@@ -327,7 +327,8 @@ def _forked(
         return _with_pipes(spec, listening, inherited, fork)
     except OSError as error:
         _logger.warning("%s is not forked but started anew: %s", spec.name, error)
-        fork_server.kill()  # what it says next might be an answer to this
+        if not isinstance(error, ForkRefusedError):
+            fork_server.kill()  # what it says next might be an answer to this
         return None
 
 

@@ -1,0 +1,1 @@
+"""Placing over many replicas: its cost, and its effect in a simulation."""
