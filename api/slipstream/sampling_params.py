@@ -1,4 +1,9 @@
-"""The public `SamplingParams` and its parts: their values are checked at once."""
+"""The public `SamplingParams` and its parts: their values are checked at once.
+
+They share their names with the wire's types in `slipstream_ipc.messages`, which they extend: both
+names are vLLM's, an instance of one is an instance of the other, and it is sent as it is. The
+wire's own decode without a check, as the receiver's validation names the field for its sender.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.llguidance_backend import Vocabulary
 from slipstream_core.logprob_budget import LogprobBudget
+from slipstream_core.runner.fingerprint import fingerprint_of
 from slipstream_core.runner.host_memory import read_host_memory
 from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_core.scheduler.scheduler import Scheduler
@@ -141,6 +142,7 @@ def assemble_core(
         info.eos_token_ids,
         info.default_sampling,
         config.max_logprobs,
+        fingerprint=fingerprint_of(config, info),
     )
     grammars = GrammarBitmasks(tokens, info.vocab_size)
     compiler = GrammarCompiler(

@@ -33,6 +33,7 @@ from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.messages import Gauge
 from slipstream_ipc.process import BEAT_S, next_multiple
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
@@ -44,6 +45,7 @@ _MAX_UNCHECKED = 3  # steps, beyond which the device waits for the workers …
 _MAX_CHECK_WAIT_S = 0.05  # … for as long as a step takes, and no longer than this
 _POLL_RESOLUTION_S = 0.001
 _SMOOTHING = 0.2
+_GAUGE_S = 0.05  # between two looks at the load
 
 
 class Engine:
@@ -79,6 +81,9 @@ class Engine:
         self._step_started_at = 0.0
         self._step_s = 0.0  # duration of a step, exponentially smoothed
         self._beat_at = 0.0
+        self._gauge_at = 0.0
+        self._gauge: Gauge | None = None  # the one sent last
+        self._gauge_epochs: list[int] = []  # of the sessions that it was sent to
         self._arrived: Container[object] | None = None  # what the last wait has reported
         runner_fd = runner.fileno()
         if runner_fd is not None:
@@ -101,8 +106,35 @@ class Engine:
         if now >= self._beat_at:
             self._handler.beat(now)
             self._beat_at = next_multiple(now, BEAT_S)
+        if now >= self._gauge_at:
+            self._gauge_at = now + _GAUGE_S
+            self._send_gauge(now)
         if wait and not is_more:
             self._wait()
+
+    def _send_gauge(self, now: float) -> None:
+        """Send the load to the workers that want it, if it has changed."""
+        sessions = self._handler.gauge_readers
+        if not sessions:
+            return
+        scheduler, handler = self._scheduler, self._handler
+        queued_tokens = scheduler.num_waiting_tokens + scheduler.num_prompt_tokens_left
+        gauge = Gauge(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting + handler.num_pending,
+            queued_tokens=queued_tokens + handler.num_pending_tokens,
+            free_blocks=scheduler.num_free_blocks,
+            blocks=scheduler.num_blocks - 1,
+            kept_since_s=scheduler.eviction_age(now),
+            step_s=self._step_s,
+            max_seqs=scheduler.max_num_seqs,
+        )
+        epochs = [session.link.epoch for session in sessions]
+        if epochs == self._gauge_epochs and _is_alike(gauge, self._gauge):
+            return
+        self._gauge, self._gauge_epochs = gauge, epochs
+        for session in sessions:
+            handler.send_gauge(session, gauge)
 
     def running_s(self, now: float) -> float:
         """Seconds that the oldest step in flight has been running; 0 where there is none."""
@@ -261,3 +293,13 @@ class Engine:
         if done_at is not None:
             wait_ms = min(wait_ms, max(0, int((done_at - now) * 1e3)))
         self._arrived = dict(self._poller.poll(wait_ms))
+
+
+def _is_alike(gauge: Gauge, before: Gauge | None) -> bool:
+    """Whether two gauges have the same numbers of requests, tokens and blocks."""
+    return before is not None and (
+        gauge.running == before.running
+        and gauge.waiting == before.waiting
+        and gauge.queued_tokens == before.queued_tokens
+        and gauge.free_blocks == before.free_blocks
+    )

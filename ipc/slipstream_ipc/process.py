@@ -92,7 +92,13 @@ class Condition(msgspec.Struct, frozen=True, tag=True):
     processes: dict[str, str]
 
 
-ChildCommand = Activate | Drain | Condition | Statistics
+class CoreEnded(msgspec.Struct, frozen=True, tag=True):
+    """The core that served has ended. died_within: see `Activate`."""
+
+    died_within: bool
+
+
+ChildCommand = Activate | Drain | Condition | CoreEnded | Statistics
 
 
 class StopSignal:

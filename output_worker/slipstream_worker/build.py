@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zmq
 
-from slipstream_ipc.messages import TokenizerReady
+from slipstream_ipc.messages import WANTS_LOAD, TokenizerReady
 from slipstream_ipc.telemetry.trace import open_tracer
 from slipstream_ipc.transport.codec import front_codec
 from slipstream_ipc.transport.connections import Connections
@@ -74,6 +74,7 @@ def assemble_worker(
         identity=b"worker-%d" % config.index,
         incarnation=config.incarnation,
         now=time.monotonic(),
+        wants=0 if config.index else WANTS_LOAD,  # the first worker tells it for the stack
     )
     return Worker(
         core,
@@ -93,6 +94,8 @@ def assemble_worker(
         predecessor_ended_s=config.predecessor_ended_s,
         index=config.index,
         num_workers=config.num_workers,
+        replica=config.replica.encode(),
+        stack_incarnation=config.stack_incarnation,
     )
 
 

@@ -27,6 +27,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     otlp_traces_endpoint: the URL where a collector takes traces of requests; None exports none.
     predecessor_ended_s: when the worker before this one ended (CLOCK_MONOTONIC); 0.0: there was
     none.
+    replica: the stack's name among replicas, the same after a restart; empty: it has none.
+    stack_incarnation: another one after each start of the stack.
     may_return: another stack may start at these addresses after this one has stopped, so clients
     are told to wait for it.
     """
@@ -39,6 +41,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     index: Annotated[int, Meta(ge=0)] = 0
     num_workers: Annotated[int, Meta(ge=1)] = 1
     incarnation: Annotated[int, Meta(ge=0)] = 0
+    replica: Annotated[str, Meta(pattern=r"^[!-~]{0,64}$")] = ""
+    stack_incarnation: Annotated[int, Meta(ge=0)] = 0
     stream_interval: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
     client_timeout_s: Annotated[float, Meta(gt=0)] = 5.0
     grace_s: Annotated[float, Meta(ge=0)] = 60.0

@@ -2,8 +2,8 @@
 
 After each attach the caller queues positions and registrations again.
 
-- State messages leave in order; registrations that share a prompt leave in one message. What may
-  wait leaves behind them.
+- State messages leave in order, and leave some credit to reports; registrations that share a prompt
+  leave in one message. What may wait leaves behind them.
 - A report says up to which step all tokens have been checked. While it waits for credit, a later
   one replaces it and adds its rows.
 - A step is answered with a single message: its report, which also acknowledges it. One whose report
@@ -26,6 +26,7 @@ from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.shared_prompts import joined
 
 _MAY_OWE = 7  # steps that may stay unacknowledged until the next beat
+_MOST_UNACKED_STATES = WINDOW - 2  # messages, from which on states wait: reports need credit
 _MOST_UNACKED_BEHIND = WINDOW // 4  # messages, from which on what may wait is not sent
 
 
@@ -41,6 +42,7 @@ class CoreLink:
         identity: bytes,
         incarnation: int,
         now: float,
+        wants: int = 0,
     ) -> None:
         self._dealer: Dealer[WorkerToCore, CoreToWorker, None] = Dealer(
             context,
@@ -50,6 +52,7 @@ class CoreLink:
             identity=identity,
             incarnation=incarnation,
             now=now,
+            wants=wants,
         )
         self._messages: deque[WorkerToCore] = deque()
         self._ended_rows: list[int] = []
@@ -62,6 +65,11 @@ class CoreLink:
     def epoch(self) -> int:
         """The epoch of the current attach."""
         return self._dealer.epoch
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the core is there, as far as is known."""
+        return self._dealer.is_attached
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether one of the sockets that a poller has reported is this link's."""
@@ -135,11 +143,12 @@ class CoreLink:
         if not self._messages:
             return
         self._dealer.take_receipts()
-        while self._messages and self._dealer.has_credit:
+        dealer = self._dealer
+        while self._messages and dealer.has_credit and dealer.num_unacked < _MOST_UNACKED_STATES:
             body, num = self._messages[0], 1
             if isinstance(body, Admit):
                 body, num = joined(body, islice(self._messages, 1, None))
-            if not self._dealer.send(body, None):
+            if not dealer.send(body, None):
                 return
             for _ in range(num):
                 self._messages.popleft()

@@ -23,6 +23,7 @@ from slipstream_ipc.process import (
     BEAT_S,
     Activate,
     Beats,
+    CoreEnded,
     Drain,
     ParentCommands,
     StopSignal,
@@ -169,7 +170,7 @@ def _serve(
     tokenizer_name: str,
 ) -> None:
     is_ready = False
-    draining = _draining_of(worker, commands)
+    draining = _obey(worker, commands)
     beat_at = 0.0
     events: dict[object, int] | None = None
     while not stop.is_set:
@@ -189,16 +190,23 @@ def _serve(
         if tokenizer.exits in events:
             beat_at = 0.0
         if commands.fileno() in events:
-            draining = _draining_of(worker, commands) or draining
+            draining = _obey(worker, commands) or draining
     if draining is not None or any(isinstance(command, Drain) for command in commands.read()):
         worker.say_goodbye()
     worker.close(linger_ms=_GOODBYE_MS)
 
 
-def _draining_of(worker: Worker, commands: ParentCommands) -> _Draining | None:
-    """The drain that the parent has asked for since the last read, if any."""
-    drains = [command for command in commands.read() if isinstance(command, Drain)]
-    return _Draining(worker, time.monotonic() + drains[-1].within_s) if drains else None
+def _obey(worker: Worker, commands: ParentCommands) -> _Draining | None:
+    """Tell the worker what the parent has said since the last read; the drain that it has begun, if
+    any.
+    """
+    draining = None
+    for command in commands.read():
+        if isinstance(command, Drain):
+            draining = _Draining(worker, time.monotonic() + command.within_s)
+        elif isinstance(command, CoreEnded):
+            worker.core_ended(died_within=command.died_within)
+    return draining
 
 
 class _Draining:
@@ -207,7 +215,7 @@ class _Draining:
     """
 
     def __init__(self, worker: Worker, end_at: float) -> None:
-        worker.begin_drain()
+        worker.begin_drain(end_at)
         self._worker = worker
         self._end_at = end_at
         self._is_over = False

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Container
+from math import inf
 from time import monotonic, monotonic_ns
 from typing import Literal
 
@@ -24,6 +25,7 @@ from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.sockets import ServerSockets
 from slipstream_worker.clients.latency import RequestCounters
+from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import AUTO_MAX_UNACKED, FrontAcceptor
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
@@ -67,13 +69,15 @@ class Worker:
         predecessor_ended_s: float = 0.0,
         index: int = 0,
         num_workers: int = 1,
+        replica: bytes = b"",
+        stack_incarnation: int = 0,
     ) -> None:
         """`sockets` are those that `front` accepts on; `tokenizer` is the folder or hub id that
         clients load, `answer_format` the format of answers as clients see it on the model's card.
 
         response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, predecessor_ended_s,
-        index, num_workers: see `WorkerConfig`. spans: of the requests that are traced;
-        None if none is.
+        index, num_workers, replica, stack_incarnation: see `WorkerConfig`. spans: of the requests
+        that are traced; None if none is.
         """
         self._spans = spans
         self._may_return = may_return
@@ -85,6 +89,7 @@ class Worker:
         self._sockets = sockets
         self._front = front
         self._prompts = prompts
+        self._load_notices = LoadNotices(front)
         front.register(poller)
         self.streams = WorkerStreamTable()
         self.columns = StreamColumns(detokenizers.fast_table)
@@ -120,6 +125,7 @@ class Worker:
             self.retention,
             counters,
             detokenizers,
+            self._load_notices,
             tokenizer=tokenizer,
             answer_format=answer_format,
             tracer=tracer,
@@ -135,10 +141,13 @@ class Worker:
             render_queue,
             prompts,
             detokenizers,
+            self._load_notices,
             may_return=may_return,
             is_traced=spans is not None,
             index=index,
             num_workers=num_workers,
+            replica=replica,
+            stack_incarnation=stack_incarnation,
         )
 
     @property
@@ -181,12 +190,18 @@ class Worker:
             tracer.add(SpanKind.EMIT, begin_ns, monotonic_ns(), self._from_core.step)
         self.columns.flush_deferred()
         self.lifecycle.keeper.flush()
+        self._load_notices.flush(now, has_core=self._core.is_attached)
         if self._from_core.step != step_before:
             self._recent.add(now, monotonic())
 
-    def begin_drain(self) -> None:
-        """Accept no new requests; running ones continue."""
+    def begin_drain(self, end_at: float = inf) -> None:
+        """Accept no new requests; running ones continue. end_at: when `end_drain` is called."""
         self._from_clients.is_draining = True
+        self._load_notices.begin_drain(end_at)
+
+    def core_ended(self, *, died_within: bool) -> None:
+        """The core has ended. died_within: of its own doing."""
+        self._load_notices.core_ended(died_within=died_within)
 
     def end_drain(self) -> None:
         """Call it at the drain's deadline. Ends the running streams with an error, after releasing

@@ -24,7 +24,7 @@ from slipstream_ipc.messages import (
 
 REPOSITORY = Path(__file__).parents[2]
 CHECKERS = {
-    "mypy": ["mypy", "--check-untyped-defs", "--no-incremental"],
+    "mypy": ["mypy", "--check-untyped-defs", "--cache-dir=../mypy-cache"],  # of the module's tests
     "pyright": ["basedpyright", "--level", "error"],
 }
 

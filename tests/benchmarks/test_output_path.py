@@ -203,6 +203,20 @@ def test_the_command_tells_a_row_for_each_batch_variant_and_way_of_reading(tmp_p
     assert "us_per_token" in capsys.readouterr().out
 
 
+def test_two_workers_are_compared_with_one(tmp_path, capsys):
+    json_file = tmp_path / "rows.json"
+    words = ["--batches", "6", "--variants", "stop2", "--steps", "8", "--runs", "1"]
+    options = ["--output-workers", "1,2", "--json", str(json_file)]
+    assert main(["bench", "output-path", *words, *options]) == 0
+    rows = [row for row in json.loads(json_file.read_text()) if row["engine"] == "slipstream"]
+    [two] = [row for row in rows if row["workers"] == 2]
+    assert two["read"] == "columns"
+    assert two["over_one_worker"] > 0
+    assert two["messages_per_token"] > rows[0]["messages_per_token"]
+    assert not any("over_one_worker" in row for row in rows if row["workers"] == 1)
+    capsys.readouterr()
+
+
 def test_what_cannot_be_is_refused(capsys, tmp_path):
     for words, said in (
         (["--batches", "0"], "batches"),

@@ -201,7 +201,9 @@ class FakeWorker:
 
     def _control(self, body: Any) -> None:
         session = self._acceptor.sessions[-1]
-        self._acceptor._send(session.route, self._acceptor._codec.encode(session.link.control(body)))
+        self._acceptor._send(
+            session.route, self._acceptor._codec.encode(session.link.control(body))
+        )
 
     def _run(self) -> None:
         poller = zmq.Poller()

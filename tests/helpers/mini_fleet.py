@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import zmq
-from msgspec.structs import replace
 from tests.helpers.mini_stack import MiniStack
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stepped_client import Reading
@@ -16,17 +16,6 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.fleet.moves import MoveSettings
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.requests import checked_params, new_resume, new_submit, new_submits
-from slipstream_ipc.messages import Welcome
-
-
-class NamedFleet(FleetSession):
-    """Takes replicas that do not name their weights for replicas of one model."""
-
-    def welcomed(self, member: Any, welcome: Welcome) -> None:
-        if not welcome.model.fingerprint:
-            model = replace(welcome.model, fingerprint=b"one model")
-            welcome = replace(welcome, model=model)
-        super().welcomed(member, welcome)
 
 
 class MiniFleet:
@@ -41,7 +30,7 @@ class MiniFleet:
 
     def client(self, **settings: Any) -> FleetSession:
         """Another client of the fleet."""
-        session = NamedFleet(
+        session = FleetSession(
             self.stacks[0].context,
             ",".join([stack.client_address for stack in self.stacks]),
             60.0,
@@ -121,6 +110,26 @@ class MiniFleet:
         """A replica of the same name, which knows nothing."""
         self.stacks[index].start_core()
         self.stacks[index].start_worker()
+
+    def cut(self, index: int) -> None:
+        """No client reaches a replica, which goes on."""
+        for path in self._sockets(index):
+            path.rename(path.with_name(f"cut-{path.name}"))
+        for session in self.clients:
+            member = session._members[index].session
+            assert member is not None
+            for worker in member._sessions:
+                worker._dealer.attach(self.now())
+
+    def heal(self, index: int) -> None:
+        """The replica can be reached again."""
+        folder = self.stacks[index].directory
+        for path in list(folder.glob("cut-*")):
+            path.rename(path.with_name(path.name.removeprefix("cut-")))
+
+    def _sockets(self, index: int) -> list[Path]:
+        folder = self.stacks[index].directory
+        return [path for path in folder.iterdir() if path.name.startswith("client")]
 
     def close(self) -> None:
         for session in self.clients:

@@ -33,6 +33,8 @@ from slipstream_ipc.messages import (
     EventKind,
     Fault,
     Goodbye,
+    Load,
+    Located,
     OtherAnswer,
     PromptLogprobs,
     ReasoningIds,
@@ -147,7 +149,11 @@ class RawClient:
     """
 
     def __init__(
-        self, stack: MiniStack, address: str | None = None, access: Access | None = None
+        self,
+        stack: MiniStack,
+        address: str | None = None,
+        access: Access | None = None,
+        wants: int = 0,
     ) -> None:
         self._stack = stack
         self._poller = zmq.Poller()
@@ -155,6 +161,9 @@ class RawClient:
         self.streams: dict[int, Received] = {}
         self.recalled: dict[int, Recalled] = {}
         self.cancelled: dict[int, Cancelled] = {}
+        self.located: dict[int, Located] = {}
+        self.loads: list[Load] = []
+        self.welcome: Welcome | None = None  # the latest
         self._recalls: dict[int, Recall] = {}  # not answered yet
         self.is_reading = True
         self.resubmits = True
@@ -167,6 +176,7 @@ class RawClient:
             now=stack.now(),
             welcome_within_s=0.2,
             access=access,
+            wants=wants,
         )
 
     def submit(
@@ -251,6 +261,7 @@ class RawClient:
     def _take(self, body: WorkerToClient) -> None:
         match body:
             case Welcome():
+                self.welcome = body
                 self._waiting = [b for b in self._waiting if not isinstance(b, Resume | Recall)]
                 self._waiting += self._recalls.values()
                 for handle, it in self.streams.items():
@@ -282,6 +293,10 @@ class RawClient:
             case Recalled():
                 self._recalls.pop(body.number, None)
                 self.recalled[body.number] = body
+            case Located():
+                self.located[body.number] = body
+            case Load():
+                self.loads.append(body)
             case Cancelled():
                 self.cancelled[body.number] = body
             case other:
@@ -434,9 +449,11 @@ class MiniStack:
         self.prompts = InstantPrompts(self._tokenizer, self._answer, self._reasoning)
         self.worker = None
 
-    def client(self, address: str | None = None, access: Access | None = None) -> RawClient:
-        """A client; by default one over ipc://."""
-        client = RawClient(self, address, access)
+    def client(
+        self, address: str | None = None, access: Access | None = None, wants: int = 0
+    ) -> RawClient:
+        """A client; by default one over ipc://. wants: see `Hello`."""
+        client = RawClient(self, address, access, wants)
         self.clients.append(client)
         return client
 

@@ -27,7 +27,7 @@ from slipstream.progress import Progress
 from slipstream.stack.process_plan import model_and_tokenizer, plan_stack
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 from slipstream.stack.stack import Stack
-from slipstream.tracing.parts import checked_trace
+from slipstream.tracing.part_files import checked_trace
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.transport.addresses import TCP
 

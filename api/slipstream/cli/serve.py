@@ -41,7 +41,7 @@ from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, is_front, 
 from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import settings_from
 from slipstream.stack.supervisor import Supervisor
-from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
+from slipstream.tracing.part_files import checked_trace, discard_parts
 from slipstream_ipc.telemetry.logs import LogFormat, configure_logging
 from slipstream_ipc.transport.sockets import private_directory
 
@@ -114,6 +114,8 @@ def serve(arguments: argparse.Namespace) -> int:
         return supervisor.run()
     discard_parts(trace)
     code = supervisor.run()
+    from slipstream.tracing.parts import merge_parts  # with numpy, which a supervisor does without
+
     if merge_parts(trace):
         _write(sys.stdout, f"timeline in {trace}; `slipstream trace` and ui.perfetto.dev show it")
     return code

@@ -12,7 +12,8 @@ import numpy as np
 
 from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
-from slipstream.tracing.parts import merge_parts, part_paths
+from slipstream.tracing.part_files import part_paths
+from slipstream.tracing.parts import merge_parts
 from slipstream.tracing.picture import check_drawing, draw, window_of
 from slipstream.tracing.trace_events import TraceTimeline, read_timeline
 

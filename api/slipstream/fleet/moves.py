@@ -31,6 +31,7 @@ MAX_STARTS = 256  # at a member, in any second
 MAX_STRIKES = 3
 _BEFORE_THE_END_S = 2.0  # of a drain, streams move
 _SECOND = 1.0
+_MAX_ASKED = 3  # members that a stream is asked of before it is overloaded
 
 MemberState = Literal["serving", "core_away", "draining"]
 
@@ -111,6 +112,7 @@ class _Stream:
     moved_at: int = 0  # tokens at the last move
     idle_moves: int = 0  # since the last token
     waits_since: float | None = None  # for a member that can take it
+    full_members: list[int] = field(default_factory=list)  # that did not accept it
 
 
 @dataclass(eq=False, slots=True)
@@ -188,7 +190,7 @@ class Moves(Generic[S]):
         before, it.fingerprint = it.fingerprint, fingerprint
         it.is_attached, it.is_gone, it.is_shut, it.is_starting = True, False, False, False
         self.next_at = now
-        if incarnation != it.incarnation:
+        if incarnation != it.incarnation or not incarnation:
             it.incarnation = incarnation
             it.state, it.drains_until = "serving", inf
         if before is None or before == fingerprint:
@@ -279,7 +281,20 @@ class Moves(Generic[S]):
         source = self._members[it.member]
         if source.state == "serving":
             source.state, source.state_since = "draining", now
+        self.next_at = now
         return self._hold(stream, now) if self._targets(stream) else None
+
+    def overloaded(self, stream: S, now: float) -> Hold[S] | None:
+        """A member has too much to do to accept a stream. None: so has the whole fleet, as far as
+        it was asked.
+        """
+        it = self._streams[stream]
+        assert it.member is not None
+        it.full_members.append(it.member)
+        if len(it.full_members) >= _MAX_ASKED or not self._targets(stream):
+            return None
+        self.next_at = now
+        return self._hold(stream, now)
 
     def ended(self, stream: S) -> None:
         """A stream is over. Idempotent."""
@@ -417,6 +432,7 @@ class Moves(Generic[S]):
             for number, member in self._members.items()
             if member.is_open
             and number != it.member
+            and number not in it.full_members
             and (bound is None or _may_join(bound, member.fingerprint, number == it.last_member))
         ]
 

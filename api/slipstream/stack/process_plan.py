@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import secrets
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +23,13 @@ from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import BadRequestError, bad_request, missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
+from slipstream.stack.children.roles import CORE, WORKER
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.model_source import check_hub, folder_or_hub_id
 from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
-from slipstream.tracing.parts import checked_trace
+from slipstream.tracing.part_files import checked_trace
 from slipstream.trusted_proxies import TrustedProxies
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.choose import check_format_names
@@ -40,7 +42,7 @@ from slipstream_ipc.worker_deal import worker_address
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 CORE_SOCKET = "core.sock"
 FRONT = "http"  # the role of the HTTP fronts
-WORKER = "worker"  # the role of the output workers
+_INCARNATION_BITS = 48
 _KEYS = "printable ASCII without spaces, not empty"
 RANDOM = "random:"
 
@@ -123,7 +125,7 @@ def plan_stack(
         raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
     children = [
         _child_spec(
-            "core",
+            CORE,
             "slipstream_core.main",
             {
                 "model": model,
@@ -146,6 +148,7 @@ def plan_stack(
                 "keys": None if keys is None else str(keys),
                 "insecure": settings.insecure,
                 "may_return": may_return or settings.listen is not None,
+                "stack_incarnation": secrets.randbits(_INCARNATION_BITS),
                 "trace": trace,
                 "otlp_traces_endpoint": otlp_traces_endpoint,
                 **{name: getattr(settings, name) for name in _WORKER_OPTIONS},

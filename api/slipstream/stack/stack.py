@@ -42,7 +42,8 @@ from slipstream.stack.events import (
 from slipstream.stack.process_plan import is_front, plan_stack
 from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.settings import StackOptions, settings_from
-from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
+from slipstream.tracing.part_files import checked_trace, discard_parts
+from slipstream.tracing.parts import merge_parts
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 

@@ -51,7 +51,7 @@ from slipstream.stack.children.line_pipe import LineWriter
 from slipstream.stack.children.listeners import Listeners
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import children_of, state_of
-from slipstream.stack.children.roles import Role
+from slipstream.stack.children.roles import CORE, WORKER, Role
 from slipstream.stack.events import (
     ProcessEnded,
     ProcessReady,
@@ -72,7 +72,7 @@ from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.fork_server import Preload
-from slipstream_ipc.process import BEAT_S, SILENT_S, name_process
+from slipstream_ipc.process import BEAT_S, SILENT_S, name_process, role_of
 from slipstream_ipc.telemetry.logs import configure_logging
 
 FAILED = 1  # exit codes
@@ -429,6 +429,8 @@ class Supervisor:
     def _on_child_exit(self, role: Role, child: Child, exit_: ChildExit) -> None:
         is_spare, now = child is role.spare, time.monotonic()
         may_go_on = role.note_exit(child, exit_, now)
+        if role_of(role.name) == CORE and not is_spare:
+            self._tell_workers(exit_)
         what = f"{child.name} (process {child.pid}) ended"
         if is_spare:
             more = "another is started" if may_go_on else f"no other after {role.limit}"
@@ -443,6 +445,12 @@ class Supervisor:
             self._report(ProcessEnded(child.name, child.pid, exit_.how))
             if role.due_at is not None and now >= role.due_at:
                 self._activate(role)
+
+    def _tell_workers(self, exit_: ChildExit) -> None:
+        """Tell the workers how the core has ended, for clients that route among replicas."""
+        for role in self._roles.values():
+            if role_of(role.name) == WORKER and role.active is not None:
+                role.active.tell_core_ended(died_within=exit_.is_own_fault)
 
     # ---- actions -------------------------------------------------------------------------
 

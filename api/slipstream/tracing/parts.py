@@ -7,47 +7,19 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from slipstream.errors import wrong_option
+from slipstream.tracing.part_files import part_paths
 from slipstream.tracing.trace_events import TraceTimeline, Track, write_timeline
-from slipstream_ipc.telemetry.trace import PART_SUFFIX, SpanKind, TracePart
+from slipstream_ipc.telemetry.trace import SpanKind, TracePart
 
 _ORDER = ("core", "device", "worker", "http", "client")  # from top to bottom
 _KIND_NAMES = {int(kind): kind.name.lower().replace("_", " ") for kind in SpanKind}
 _logger = logging.getLogger(__name__)
-
-
-def checked_trace(trace: str | None) -> str | None:
-    """The file's absolute path. Raises: BadRequestError where it could not be written."""
-    if trace is None:
-        return None
-    file = Path(trace).expanduser().absolute()
-    if not trace or file.is_dir() or not os.access(file.parent, os.W_OK | os.X_OK):
-        allowed = "a file in a folder that exists and can be written to"
-        raise wrong_option("trace", trace, allowed)
-    return str(file)
-
-
-def discard_parts(trace: str) -> None:
-    """Delete the parts of a killed stack, which would be taken for those of the next one."""
-    file = Path(trace)
-    for path in [*part_paths(file), *part_paths(file.with_name(f".{file.name}"))]:
-        path.unlink(missing_ok=True)
-
-
-def part_paths(file: Path) -> list[Path]:
-    """The parts beside `file`. Parts whose name begins with a dot are unfinished."""
-    return sorted(
-        path
-        for path in file.parent.iterdir()
-        if path.name.startswith(f"{file.name}.") and path.name.endswith(PART_SUFFIX)
-    )
 
 
 def merge_parts(trace: str) -> bool:

@@ -19,7 +19,7 @@ from slipstream.demo.gaps import GapSpan
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import RequestOutput
-from slipstream.stack.process_plan import WORKER
+from slipstream.stack.children.roles import WORKER
 from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind, summarise_gaps
 from slipstream_bench.chaos.clients import ChaosClient

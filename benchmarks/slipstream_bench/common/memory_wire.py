@@ -32,17 +32,13 @@ class MemoryConnection(LocalConnection):
         self.messages: deque[bytes] = deque()
         self.is_broken = False
         self.on_write_wish = None
-        self.max_bytes = 0
+        self.max_bytes = self.num_unsent = 0  # what is sent has arrived
         self.address = address
         self.is_accepted = is_accepted
+        self.number = 0  # of an accepted one, among those of its listener
         self.peer: MemoryConnection | None = None
         self.listener: MemoryListener | None = None  # of an accepted one
         self._network = network
-
-    @property
-    def has_unsent(self) -> bool:
-        """Never: what is sent has arrived."""
-        return False
 
     def send(self, message: bytes) -> bool:
         """Send a message; False if the peer is gone."""
@@ -87,7 +83,7 @@ class MemoryListener(LocalListener):
 
     def accept(self, connection: MemoryConnection) -> None:
         """Add the listener's end of a connection."""
-        connection.listener = self
+        connection.listener, connection.number = self, len(self._connections)
         self._connections[connection.fd] = connection
 
     def ready(self) -> deque[LocalConnection]:

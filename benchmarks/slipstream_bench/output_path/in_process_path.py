@@ -28,7 +28,7 @@ import zmq
 from msgspec import structs
 
 from slipstream.client.base import new_state
-from slipstream.client.connection.session import ClientSession
+from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
@@ -40,6 +40,7 @@ from slipstream_core.build import assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.step.plan import Logprobs, ModelInfo, Runner
 from slipstream_ipc.messages import ModelCard, Render, Rendered, SamplingParams
+from slipstream_ipc.worker_deal import worker_address
 from slipstream_worker.build import assemble_worker
 from slipstream_worker.config import WorkerConfig
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
@@ -55,12 +56,11 @@ PROCESSES = {  # stages by process; planning, which is not timed, is the core's
 _BLOCK_SIZE = 16
 _CORE, _CLIENTS = "ipc:///memory/core", "ipc:///memory/clients"
 _SETUP_TURNS = 1000
-_STAGE_ENDED = {(_CORE, False): "check", (_CLIENTS, True): "emit"}  # as in `_HOPS`
-_HOPS: dict[tuple[str, bool], tuple[str, Hop]] = {  # by address, and: is it sent by the listener?
-    (_CORE, True): ("core", "step"),
-    (_CORE, False): ("worker", "report"),
-    (_CLIENTS, True): ("worker", "deltas"),
-    (_CLIENTS, False): ("client", "receipt"),
+_HOPS: dict[tuple[bool, bool], tuple[str, Hop]] = {  # is it the core's, sent by the listener?
+    (True, True): ("core", "step"),
+    (True, False): ("worker", "report"),
+    (False, True): ("worker", "deltas"),
+    (False, False): ("client", "receipt"),
 }
 
 
@@ -77,9 +77,10 @@ class OutputPath:
         watch: Stopwatch,
         *,
         is_together: bool = False,
+        num_workers: int = 1,
     ) -> None:
         """params: of every request except for its seed. watch: collects the CPU time of each stage.
-        is_together: one reader reads all streams, through `group`.
+        is_together: one reader reads all streams, through `group`. num_workers: that make text.
         """
         prompt_len = workload.prompts.shape[1]
         self._num_steps: int = workload.outputs.shape[1]
@@ -91,6 +92,7 @@ class OutputPath:
         self._watch = watch
         self._step = 0
         self._sent: list[tuple[MemoryConnection, bytes]] = []  # by whom, and what
+        self._awake: set[int] = set()  # workers to which something was sent since their last turn
         # containers that each stage leaves to the collector while all requests run: without the
         # first step, in which streams begin, and the last, in which they end
         self.num_tracked: Counter[str] = Counter()
@@ -103,11 +105,14 @@ class OutputPath:
                 context,
                 poller,
             )
-            self._worker = assemble_worker(
-                _worker_config(), _NoPrompts(), detokenizers, context, poller
-            )
-            self._session = ClientSession(context, _CLIENTS, 60.0, zmq.Poller(), time.monotonic())
-        self._until(lambda: self._session.model is not None)
+            self._workers = [
+                assemble_worker(
+                    _worker_config(index, num_workers), _NoPrompts(), detokenizers, context, poller
+                )
+                for index in range(num_workers)
+            ]
+            self._session = StackSession(context, _CLIENTS, 60.0, zmq.Poller(), time.monotonic())
+            self._until(lambda: self._session.model is not None and self._session.is_attached)
         self.io = cast(ThreadIO, _SessionIO(self._session))
         self.states: list[StreamState] = []
         for index, prompt in enumerate(workload.prompts[:batch]):
@@ -132,14 +137,14 @@ class OutputPath:
     @property
     def messages(self) -> list[Sent]:
         """What was sent so far."""
-        return [Sent(_HOPS[by.address, by.is_accepted][1], data) for by, data in self._sent]
+        return [Sent(_hop_of(by)[1], data) for by, data in self._sent]
 
     @property
     def num_bytes(self) -> Counter[str]:
         """The bytes that each process has sent."""
         found: Counter[str] = Counter()
         for by, data in self._sent:
-            found[_HOPS[by.address, by.is_accepted][0]] += len(data)
+            found[_hop_of(by)[0]] += len(data)
         return found
 
     def step(self) -> None:
@@ -162,9 +167,11 @@ class OutputPath:
         watch.lap("collect")
         core.handler.publish(plan.step)
         watch.lap("publish")
-        self._worker.run_once(now, self._arrived)
-        watch.lap("settle")
-        self._session.turn(now)
+        for worker in sorted(self._awake):
+            self._workers[worker].run_once(now, self._arrived)
+            watch.lap("settle")
+        self._awake.clear()
+        self._session.turn(now, self._arrived)
         watch.lap("client")
 
     def take_reports(self) -> None:
@@ -189,7 +196,8 @@ class OutputPath:
     def close(self) -> None:
         """Close client, worker and core."""
         self._session.close()
-        self._worker.close()
+        for worker in self._workers:
+            worker.close()
         self._core.close()
 
     def _made_up(self, requests: np.ndarray[Any, Any], ids: np.ndarray[Any, Any]) -> Logprobs:
@@ -198,10 +206,12 @@ class OutputPath:
         return Logprobs(self._values[requests], candidates, self._ranks)
 
     def _note_sent(self, connection: MemoryConnection, data: bytes) -> None:
-        """A message left its sender, which ends a stage of the worker's turn."""
-        stage = _STAGE_ENDED.get((connection.address, connection.is_accepted))
-        if stage is not None:
-            self._watch.lap(stage)
+        """A message left its sender, which ends a stage of a worker's turn."""
+        is_core = connection.address == _CORE
+        if is_core and connection.is_accepted:
+            self._awake.add(connection.number)
+        elif is_core or connection.is_accepted:
+            self._watch.lap("check" if is_core else "emit")
         self._sent.append((connection, data))
 
     def _until(self, condition: Callable[[], bool]) -> None:
@@ -209,7 +219,8 @@ class OutputPath:
         for _ in range(_SETUP_TURNS):
             now = time.monotonic()
             self._session.turn(now)
-            self._worker.run_once(now)
+            for worker in self._workers:
+                worker.run_once(now)
             self._core.handler.receive(now)
             self._core.handler.publish(0)
             if condition():
@@ -253,7 +264,7 @@ class _NoDevice:
 class _SessionIO:
     """Replaces a client's I/O thread: every call acts at once, in this thread."""
 
-    def __init__(self, session: ClientSession) -> None:
+    def __init__(self, session: StackSession) -> None:
         self._session = session
 
     @property
@@ -290,11 +301,17 @@ def _core_config(batch: int, prompt_len: int) -> CoreConfig:
     )
 
 
-def _worker_config() -> WorkerConfig:
+def _hop_of(sender: MemoryConnection) -> tuple[str, Hop]:
+    return _HOPS[sender.address == _CORE, sender.is_accepted]
+
+
+def _worker_config(index: int, num_workers: int) -> WorkerConfig:
     return WorkerConfig(
         tokenizer="none",
-        client_address=_CLIENTS,
+        client_address=worker_address(_CLIENTS, index),
         core_address=_CORE,
         runtime_dir="/memory",
         cache_dir="/memory",
+        index=index,
+        num_workers=num_workers,
     )

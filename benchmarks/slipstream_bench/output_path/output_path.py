@@ -51,9 +51,9 @@ from slipstream_bench.peers.peer_process import (
 )
 
 _PROMPT_LEN = 128
-_KEY = ("engine", "batch", "variant", "read")
+_KEY = ("engine", "batch", "variant", "read", "workers")
 _COLUMNS = (
-    *("batch", "variant", "read", "us_per_token"),
+    *("batch", "variant", "read", "workers", "us_per_token", "over_one_worker"),
     *(f"{stage}_us" for stage in STAGES),
     *("wire_us", "over_floor", "messages_per_token", "bytes_per_token", "core_bytes_per_token"),
     "deltas_per_token",
@@ -71,6 +71,8 @@ over_floor: with wire_us, as a multiple of the same messages encoded, passed thr
 of that transport and decoded, and nothing else.
 gc_gen0 to 2: collections of the run, all three processes in one; X_gen0_per_100_steps: what process
 X would have alone while all requests run, by the containers it leaves behind.
+workers: output workers among which the streams are dealt; over_one_worker: us_per_token and wire_us
+as a multiple of one worker's.
 read: columns, all streams read together and not looked at; materialised, the same, every text, id
 and candidate made a Python object; streams, one Stream to each; async_for, one task to each."""
 _ABOUT_FLOOR = "The floor: the same messages and nothing else, by transport."
@@ -85,6 +87,7 @@ _OPTIONS = (
     Option("batches", many(integer(1)), "requests at a time", (1, 32, 256, 1024), (1, 256)),
     Option("variants", many(name_of(VARIANTS)), "", VARIANTS),
     Option("steps", integer(2), "of a run", 128, 64),
+    Option("output_workers", many(integer(1, 64)), "processes that make text", (1,)),
 )
 _PEERS = (
     Option("against", many(name_of(PEERS)), f"any of {','.join(PEERS)}"),
@@ -99,6 +102,7 @@ class OutputPathPlan:
     batches: tuple[int, ...]
     variants: tuple[Variant, ...]
     steps: int
+    output_workers: tuple[int, ...]
     runs: int
     tokenizer: Path  # path of a tokenizer.json
     pythons: dict[Peer, str]
@@ -189,6 +193,12 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
         for row in rows
         if row["engine"] != ENGINE
     }
+    alone = {
+        (row["batch"], row["variant"], row["read"]): float(row["us_per_token"] or 0)
+        + float(row.get("wire_us") or 0)
+        for row in rows
+        if row["engine"] == ENGINE and row.get("workers", 1) == 1
+    }
     names = [name for name in dict.fromkeys(name for name, *_ in theirs) if name != FLOOR]
     found: list[Row] = []
     for row in rows:
@@ -197,6 +207,9 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
             continue
         point, us = (row["batch"], row["variant"]), float(row["us_per_token"])
         more: Row = {}
+        alone_us = alone.get((row["batch"], row["variant"], row["read"]))
+        if alone_us and row.get("workers", 1) != 1:
+            more["over_one_worker"] = round((us + float(row["wire_us"] or 0)) / alone_us, 3)
         floor_us = theirs.get((FLOOR, *point, row.get("transport")))
         if floor_us:
             more["over_floor"] = round((us + float(row["wire_us"] or 0)) / float(floor_us), 2)
@@ -222,11 +235,17 @@ def _measured(setting: PathSetting, plan: OutputPathPlan, workload: Path) -> lis
     for variant in plan.variants:  # warm-up: touching memory for the first time costs more
         measure(setting, max(plan.batches), variant, "materialised")
     loads = list(product(plan.batches, plan.variants))
-    points = [(*load, read) for load in loads for read in READS]
+    points = [
+        (*load, read, number)
+        for load in loads
+        for read in READS
+        for number in plan.output_workers
+        if number == 1 or read == "columns"
+    ]
     rows: list[Row] = []
     for _ in range(plan.runs):
         for peer, python in plan.pythons.items():
-            rows += _of_peer(peer, python, plan, workload)
+            rows += [{**row, "workers": None} for row in _of_peer(peer, python, plan, workload)]
         rows += in_rounds(1, points, lambda point: [measure(setting, *point)])
         for load in loads:
             rows += measure_floor(setting, *load)
@@ -261,7 +280,8 @@ def _draw(rows: Sequence[Row], file: str) -> None:
     """Chart a panel per variant, over the batches."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for row in rows:
-        if row["us_per_token"] and row["read"] not in _NOT_DRAWN:
+        is_drawn = row["read"] not in _NOT_DRAWN and row.get("workers", 1) in (1, None)
+        if row["us_per_token"] and is_drawn:
             name = _name(str(row["engine"]), str(row["read"]))
             point = (float(row["batch"] or 0), float(row["us_per_token"]))
             panels.setdefault(str(row["variant"]), {}).setdefault(name, []).append(point)

@@ -44,11 +44,13 @@ class PathSetting:
     lap_ns: float  # see `Stopwatch`
 
 
-def measure(setting: PathSetting, batch: int, variant: Variant, read: Read) -> Row:
+def measure(
+    setting: PathSetting, batch: int, variant: Variant, read: Read, num_workers: int = 1
+) -> Row:
     """One run."""
     collections = CollectionWatch()
     watch = Stopwatch(collections, lap_ns=setting.lap_ns)
-    path, num_deltas = _run_path(setting, batch, variant, read, watch, collections)
+    path, num_deltas = _run_path(setting, batch, variant, read, watch, collections, num_workers)
     steps = setting.workload.outputs.shape[1]
     num_tokens = batch * steps
     messages, num_bytes = path.messages, path.num_bytes
@@ -58,6 +60,7 @@ def measure(setting: PathSetting, batch: int, variant: Variant, read: Read) -> R
         "batch": batch,
         "variant": variant,
         "read": read,
+        "workers": num_workers,
         "us_per_token": round(sum(stages.values()), 4),
         **{f"{stage}_us": round(us, 4) for stage, us in stages.items()},
         "wire_us": round(wire_us(messages, _IN_USE) / num_tokens, 4),
@@ -94,6 +97,7 @@ def measure_floor(setting: PathSetting, batch: int, variant: Variant) -> list[Ro
                 "batch": batch,
                 "variant": variant,
                 "read": transport,
+                "workers": 1,
                 "us_per_token": round(sum(parts.values()) / num_tokens, 4),
                 **{name: round(us / num_tokens, 4) for name, us in parts.items()},
                 "messages_per_token": round(len(messages) / num_tokens, 4),
@@ -110,6 +114,7 @@ def _run_path(
     read: Read,
     watch: Stopwatch,
     collections: CollectionWatch,
+    num_workers: int = 1,
 ) -> tuple[OutputPath, int]:
     """The path, run to its end and closed, and the number of deltas read."""
     gc.collect()
@@ -123,6 +128,7 @@ def _run_path(
             setting.vocab_size,
             watch,
             is_together=read in ("columns", "materialised"),
+            num_workers=num_workers,
         )
         try:
             if read == "async_for":

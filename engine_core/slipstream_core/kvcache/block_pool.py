@@ -51,6 +51,7 @@ class BlockPool:
         self._num_reserved = 0  # blocks in use that are not allocated yet
         self._stamps = np.full(num_blocks, _NOT_QUEUED, np.int64)
         self._next_stamp = _NOT_QUEUED + 1
+        self._last_evicted = _NOT_QUEUED  # the stamp of the kept block that was allocated last
         self._last_index = np.zeros(num_blocks, np.int64)  # scratch of `_distinct`
 
     @property
@@ -62,6 +63,18 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that allocate() could return: those without a holder."""
         return self._num_stacked + self._num_queued - self._num_reserved
+
+    @property
+    def next_stamp(self) -> int:
+        """The stamp of the kept block that becomes free next; stamps ascend."""
+        return self._next_stamp
+
+    @property
+    def last_evicted(self) -> int | None:
+        """The stamp of the kept block whose content was lost last to an allocation; None where none
+        was.
+        """
+        return None if self._last_evicted == _NOT_QUEUED else self._last_evicted
 
     @property
     def num_kept_taken(self) -> int:
@@ -188,6 +201,7 @@ class BlockPool:
             missing -= len(at)
             self._head = end if missing else self._head + int(at[-1]) + 1
         ids = np.concatenate(found)
+        self._last_evicted = int(self._stamps[ids[-1]])
         self._unqueue(ids)
         return ids
 

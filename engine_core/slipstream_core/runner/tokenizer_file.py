@@ -1,6 +1,6 @@
-"""Finds a model's tokenizer.json.
+"""Finds a model's folder, and its tokenizer.json.
 
-The core needs it for grammars only, so nothing is looked up before the first one.
+The core needs the tokenizer for grammars only, so it is not looked up before the first one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 
 _NAME = "tokenizer.json"
+_CONFIG = "config.json"
 _RANDOM = "random:"
 
 
@@ -37,10 +38,21 @@ def find_tokenizer(model: str) -> Path:
     return path
 
 
-def _from_hub(model: str) -> Path:
+def find_folder(model: str) -> Path | None:
+    """The folder of a real model's files, or of the snapshot of a hub id; None for random weights.
+
+    Raises ValueError if there is none.
+    """
+    if model.startswith(_RANDOM):
+        return None
+    path = Path(model).expanduser()
+    return path if path.is_dir() else _from_hub(model, _CONFIG).parent
+
+
+def _from_hub(model: str, name: str = _NAME) -> Path:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, _NAME)
+    found = try_to_load_from_cache(model, name)
     if not isinstance(found, str):
-        raise ValueError(f"no {_NAME} of the model has been downloaded")
+        raise ValueError(f"no {name} of the model has been downloaded")
     return Path(found)

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.kvcache.block_pool import BlockPool
+from slipstream_core.kvcache.eviction_age import EvictionAge
 from slipstream_core.kvcache.prefix_cache import PrefixCache
 from slipstream_core.scheduler.launched_steps import BlockUse
 from slipstream_core.scheduler.request_table import NO_SLOT, RequestTable, SlotTable
@@ -64,6 +65,7 @@ class RequestBlocks:
         self._tokens = tokens
         self._block_size = block_size
         self._pool = BlockPool(num_blocks)
+        self._eviction_age = EvictionAge(self._pool)
         self._cache: PrefixCache | None = None
         if enable_prefix_caching:
             self._cache = PrefixCache(self._pool, block_size, model_salt)
@@ -81,6 +83,10 @@ class RequestBlocks:
     def num_free(self) -> int:
         """Blocks that no request holds."""
         return self._pool.num_free
+
+    def eviction_age(self, now: float) -> float | None:
+        """See `EvictionAge.age`."""
+        return self._eviction_age.age(now)
 
     @property
     def num_query_tokens(self) -> int:

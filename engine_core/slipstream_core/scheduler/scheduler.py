@@ -137,6 +137,11 @@ class Scheduler:
         return self._slots.num_running
 
     @property
+    def max_num_seqs(self) -> int:
+        """Requests that may hold a slot."""
+        return len(self._slots.row)
+
+    @property
     def num_waiting(self) -> int:
         """Requests that do not run yet, or were preempted."""
         return len(self._running_set.waiting) + len(self._logprob_budget.waiting)
@@ -163,6 +168,17 @@ class Scheduler:
     def num_free_blocks(self) -> int:
         """Blocks that no request holds."""
         return self._blocks.num_free
+
+    @property
+    def num_prompt_tokens_left(self) -> int:
+        """Tokens of running requests' prompts that no launched step computes."""
+        rows, requests = self._slots.running().array, self._requests
+        left = requests.prompt_len[rows] - requests.computed[rows]
+        return int(np.maximum(left, 0).sum())
+
+    def eviction_age(self, now: float) -> float | None:
+        """How long ago the cached block was last used that was evicted last; None: none was."""
+        return self._blocks.eviction_age(now)
 
     @property
     def num_preemptions(self) -> int:

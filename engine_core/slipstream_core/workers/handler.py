@@ -42,6 +42,7 @@ from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog, history_digest
 from slipstream_ipc.messages import (
+    WANTS_LOAD,
     AdmissionRefused,
     Admit,
     DropKept,
@@ -49,6 +50,7 @@ from slipstream_ipc.messages import (
     Fault,
     Forget,
     Forgotten,
+    Gauge,
     Hello,
     Keep,
     KeptIds,
@@ -127,6 +129,20 @@ class WorkerHandler:
     def num_pending(self) -> int:
         """Registrations that wait for their grammar, or for room for their log-probabilities."""
         return len(self._pending)
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Tokens that those have to compute."""
+        return self._pending.num_tokens
+
+    @property
+    def gauge_readers(self) -> list[Session[Receipt]]:
+        """The sessions of workers that want a Gauge."""
+        return [each for each in self._acceptor.sessions if each.wants & WANTS_LOAD]
+
+    def send_gauge(self, session: Session[Receipt], gauge: Gauge) -> None:
+        """Send the core's load to a worker, unless its connection is full."""
+        self._acceptor.send_unnumbered(session, gauge)
 
     @property
     def num_streams(self) -> int:

@@ -3,6 +3,8 @@
 - States (Admitted, Registered, AdmissionRefused, …) are sent before tokens, so that a row is known
   before it is used. Both wait for credit; neither queues in a socket. The one exception is the last
   state of a row (`close_with`), which is sent behind its tokens.
+- A flood of admissions does not hold up the streams that run: it leaves some credit to tokens,
+  which pass queued Admitted of other rows. They pass no other state.
 - An attach drops queued states: every state is sent anew.
 - Kept answers for a worker that lacks them yield to both, and leave one message a turn.
 - A turn sends a bounded number of messages, so that catching up on many streams does not hold up
@@ -27,6 +29,8 @@ from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import (
     KEPT_ENTRY_BYTES,
+    AdmissionRefused,
+    Admitted,
     CoreToWorker,
     Kept,
     KeptEntry,
@@ -46,6 +50,7 @@ _U32 = np.dtype("<u4")  # of columns
 _TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 8
 _LOGPROB_TOKEN_BUDGET = MESSAGE_BUDGET_BYTES // 256
 _MESSAGES_PER_TURN = 2
+_MOST_UNACKED_STATES = WINDOW - 4  # messages, from which on states wait: tokens need credit
 _MOST_UNACKED_KEPT = WINDOW // 4  # messages, from which on kept answers wait: tokens need credit
 
 
@@ -72,6 +77,8 @@ class WorkerSender:
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
         self._messages: deque[CoreToWorker] = deque()
+        self._num_firm = 0  # of these, states that no token may pass
+        self._num_queued = np.zeros(64, np.int64)  # of these, Admitted of each row
         self._kept: deque[Kept] = deque()
         self._last_states: dict[int, CoreToWorker] = {}  # by row: sent behind the row's tokens
         self._dirty = np.zeros(64, np.bool_)  # [rows] that may have new tokens
@@ -106,6 +113,7 @@ class WorkerSender:
         """Begin a new session; none of `rows` is sent until `open` gives its position."""
         self._session = session
         self._messages.clear()
+        self._num_firm = self._num_queued[:] = 0
         self._kept.clear()
         self.stated_ids = None if session.fresh else set()
         for row in rows:
@@ -119,6 +127,7 @@ class WorkerSender:
         """Queue a state; dropped where no worker is attached, as the next attach sends it anew."""
         if self.is_attached:
             self._messages.append(body)
+            self._count_queued(body, 1)
 
     def replay_kept(self, entries: Sequence[KeptEntry]) -> None:
         """Send these answers, the last ones the worker lacks."""
@@ -201,7 +210,7 @@ class WorkerSender:
         if self._messages:
             self._publish_states(session)
         for _ in range(_MESSAGES_PER_TURN):
-            if self._messages or not session.link.has_credit:
+            if self._num_firm or not session.link.has_credit:
                 return False
             is_more = self._publish_tokens(session)
             if self._last_states:
@@ -211,9 +220,23 @@ class WorkerSender:
                 return bool(self._kept) and self._publish_kept(session)
         return session.link.has_credit
 
+    def _count_queued(self, state: CoreToWorker, change: int) -> None:
+        """Count a state that is queued (1), or is not any more (-1)."""
+        if isinstance(state, Admitted):
+            row = state.row
+            if row >= len(self._num_queued):
+                self._num_queued = np.pad(
+                    self._num_queued, (0, max(row + 1 - len(self._num_queued), row))
+                )
+            self._num_queued[row] += change
+        elif not isinstance(state, AdmissionRefused):  # of a stream that has no tokens
+            self._num_firm += change
+
     def _publish_states(self, session: Session[Receipt]) -> None:
-        while self._messages and self._acceptor.send(session, self._messages[0], None):
-            self._messages.popleft()
+        while self._messages and session.link.num_unacked < _MOST_UNACKED_STATES:
+            if not self._acceptor.send(session, self._messages[0], None):
+                return
+            self._count_queued(self._messages.popleft(), -1)
 
     def _close_sent_rows(self) -> None:
         """Queue the last states of rows whose tokens are sent, and close these rows."""
@@ -225,7 +248,7 @@ class WorkerSender:
 
     def _publish_kept(self, session: Session[Receipt]) -> bool:
         """Send one of the messages of kept answers; whether there are more."""
-        if session.link.num_unacked >= _MOST_UNACKED_KEPT:
+        if self._messages or session.link.num_unacked >= _MOST_UNACKED_KEPT:
             return False
         if not self._acceptor.send(session, self._kept[0], None):
             return False
@@ -235,7 +258,7 @@ class WorkerSender:
     def _publish_tokens(self, session: Session[Receipt]) -> bool:
         """Send one message of tokens; whether there are more that could be sent now."""
         budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
-        if not self._is_dirty:
+        if not self._is_dirty and not self._messages:
             rows = self._sampled
             if rows is None:
                 return False
@@ -249,9 +272,14 @@ class WorkerSender:
         rows = self._take_dirty()
         if not len(rows):
             return False
-        has_others = False
+        has_queued = has_others = False
+        if self._messages:
+            rows, has_queued = self._known(rows)
+            if not len(rows):
+                return False
         if self._wants_logprobs:
             rows, budget, has_others = self._of_one_kind(rows)
+        has_others |= has_queued
         lengths = self._tokens.lengths(rows)
         portion = self._cursors.next_portion(rows, lengths, budget, self._number)
         is_all = portion.is_all and not has_others
@@ -260,6 +288,18 @@ class WorkerSender:
         if not portion.is_all:
             self._mark_dirty(rows.array[self._cursors.lags(rows.array, lengths)])
         return not is_all
+
+    def _known(self, rows: RowSet) -> tuple[RowSet, bool]:
+        """The rows that the worker knows, and whether other rows stay marked: their Admitted are
+        still queued.
+        """
+        longest = len(self._num_queued)
+        is_queued = self._num_queued.take(rows.array, mode="clip") > 0
+        is_queued &= rows.array < longest
+        if not is_queued.any():
+            return rows, False
+        self._mark_dirty(rows.array[is_queued])
+        return RowSet(rows.array[~is_queued]), True
 
     def _of_one_kind(self, rows: RowSet) -> tuple[RowSet, int, bool]:
         """The rows for the next message, its budget in tokens, and whether other rows stay marked.

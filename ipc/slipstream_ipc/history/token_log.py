@@ -112,7 +112,13 @@ class TokenLog:
         """The last position of each of `rows`, [n]. Raises: IndexError for an empty row."""
         if isinstance(rows, RowSet) and rows.version == self._latest[0].version:
             return self._latest[1]
-        return self.gather(rows, self.lengths(rows) - 1, None)
+        if self._native is None:
+            return self.gather(rows, self.lengths(rows) - 1, None)
+        some = array_of(rows)
+        found = np.empty(len(some), np.uint32)
+        pages = self._pages or self._new_pages(self._native)
+        pages.last(found, some)
+        return found
 
     def append_spans(self, rows: Int64s, counts: Int64s, values: npt.NDArray[Any]) -> None:
         """Append `counts[i]` positions to each of `rows`, all different.

@@ -216,6 +216,47 @@ done:
     Py_RETURN_NONE;
 }
 
+/* last(found, rows): fills `found` with the last value of each row. */
+static PyObject *last(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    const TokenPages *self = (TokenPages *)object;
+    Py_buffer views[2] = {{0}};
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "last: expected 2 arguments");
+        return NULL;
+    }
+    if (open_column(args[0], &views[0], sizeof(uint32_t), PyBUF_WRITABLE) < 0 ||
+        open_column(args[1], &views[1], sizeof(int64_t), PyBUF_SIMPLE) < 0)
+        goto done;
+    uint32_t *found = views[0].buf;
+    const int64_t *rows = views[1].buf;
+    const Py_ssize_t num = views[1].len / (Py_ssize_t)sizeof(int64_t);
+    if (views[0].len != num * (Py_ssize_t)sizeof(uint32_t)) {
+        PyErr_SetString(PyExc_ValueError, "last: columns of different lengths");
+        goto done;
+    }
+    for (Py_ssize_t at = 0; at < num; at++) {
+        const int64_t row = rows[at];
+        const int64_t position = row < 0 || row >= self->num_rows ? -1 : self->lengths[row] - 1;
+        const int64_t number = position >> PAGE_SHIFT;
+        if (position < 0 || number >= self->width) {
+            PyErr_SetString(PyExc_IndexError, "positions outside of the history");
+            goto done;
+        }
+        const int64_t page = self->tables[row * self->width + number];
+        if (page < 0 || page >= self->num_pages) {
+            PyErr_SetString(PyExc_IndexError, "positions without a page");
+            goto done;
+        }
+        found[at] = self->pool[page * PAGE_LEN + (position & (PAGE_LEN - 1))];
+    }
+done:
+    release(views, 2);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 /* has_marked(marks, token_ids) -> whether the byte of any of these ids is set; of larger ids, none is */
 static PyObject *has_marked(PyObject *module, PyObject *const *args, Py_ssize_t num_args)
 {
@@ -241,6 +282,7 @@ done:
 
 static PyMethodDef methods[] = {
     {"append", (PyCFunction)(void (*)(void))append, METH_FASTCALL, "Append a value to each row."},
+    {"last", (PyCFunction)(void (*)(void))last, METH_FASTCALL, "Read the last value of rows."},
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, "Read values of rows."},
     {0},
 };

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from slipstream_ipc.messages import tags
 from slipstream_ipc.messages.fields import U32, U64, Identity, NumWorkers
+from slipstream_ipc.messages.replica import Gauge, Load
 from slipstream_ipc.messages.shared import Fault, ModelCard
 
 PROTOCOL_VERSION = 2
@@ -58,4 +59,5 @@ class Starting(Struct, array_like=True, frozen=True, tag=tags.STARTING):
     """The accepting end cannot serve yet; it keeps the Hello and answers it when it can."""
 
 
-Control = Hello | Welcome | Reattach | AttachRefused | Ping | Starting  # take no sequence number
+# they take no sequence number
+Control = Hello | Welcome | Reattach | AttachRefused | Ping | Starting | Load | Gauge

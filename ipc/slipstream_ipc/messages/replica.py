@@ -54,14 +54,16 @@ class Gauge(Struct, array_like=True, gc=False, frozen=True, tag=tags.GAUGE):
 
 
 class Locate(Struct, array_like=True, frozen=True, tag=tags.LOCATE):
-    """Asks which of these streams the replica has."""
+    """Asks which of these streams the worker has; a stream that is forgotten is unknown."""
 
     number: U32
     stream_ids: Annotated[tuple[StreamId, ...], Meta(max_length=MAX_LOCATED)]
 
 
 class Located(Struct, array_like=True, frozen=True, tag=tags.LOCATED):
-    """Answers a Locate, in the order of its ids: 0 for an unknown stream, else 1 + its `moves`."""
+    """Answers a Locate, in the order of its ids: 0 for an unknown stream, else 1 + its `moves`.
+    Empty where the client leaves too much unread: nothing was looked up.
+    """
 
     number: U32
     moves: Annotated[tuple[U32, ...], Meta(max_length=MAX_LOCATED)]

@@ -32,7 +32,7 @@ def load_extension(name: str, source: Path) -> ModuleType | None:
         return None
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").exists():
-        logger.info("no headers of Python: the C extension %s is done without", name)
+        logger.info("the C extension %s is left out: Python's headers are not installed", name)
         return None
     abi = f"-DSLIPSTREAM_ABI={sys.implementation.cache_tag.replace('-', '_')}"  # one file for each
     flags = ("-Wall", "-Wextra", f"-I{headers}", abi)

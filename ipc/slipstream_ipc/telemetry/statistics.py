@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from slipstream_ipc.telemetry.timeline import Spans
+from slipstream_ipc.telemetry.spans import Spans
 
 # Upper bounds of a histogram's buckets in seconds, inclusive; one more bucket takes the rest.
 # They grow by a factor of about 1.5, which is the precision of a percentile read from it.

@@ -3,46 +3,18 @@
 It is always on; `trace` writes complete recordings to a file.
 
 - Recording takes a fraction of a microsecond: three numbers go into preallocated columns.
-- Times are CLOCK_MONOTONIC, which all processes of a machine share. In a report they are ticks of
-  TICK_US before the report's time, so that TOLD_US fit into 16 bits.
 - The newest CAPACITY spans are kept; with more, a report covers less time.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import numpy as np
 import numpy.typing as npt
-from msgspec import Meta, Struct
 
-CAPACITY = 256
-SPAN_US = 1_000_000  # how far back is shown
-TOLD_US = 1_300_000  # how far back is reported: more, as processes report at different times
-TICK_US = 20
+from slipstream_ipc.telemetry.spans import CAPACITY, TICK_US, TOLD_US, Spans
+
 _MAX_TICKS = TOLD_US // TICK_US
 _MAX_NUM = 2**16 - 1
-
-Column = Annotated[bytes, Meta(max_length=2 * CAPACITY)]
-
-
-class Spans(Struct, frozen=True, omit_defaults=True):
-    """Reported spans. at_us: time of the report, CLOCK_MONOTONIC.
-
-    Columns are little-endian u16, [n], oldest span first. begins, ends: ticks before at_us. nums: a
-    number for each span, such as the requests of a step, at most 65535; empty if there are none.
-    """
-
-    at_us: Annotated[int, Meta(ge=0, le=2**62)] = 0
-    begins: Column = b""
-    ends: Column = b""
-    nums: Column = b""
-
-    def __post_init__(self) -> None:
-        """Raises: ValueError, which msgspec's decoders turn into a ValidationError."""
-        num = len(self.begins)
-        if num % 2 or len(self.ends) != num or len(self.nums) not in (0, num):
-            raise ValueError(f"spans: columns of {num}, {len(self.ends)}, {len(self.nums)} bytes")
 
 
 class RecentSpans:

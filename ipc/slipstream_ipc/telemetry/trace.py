@@ -23,11 +23,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.telemetry.spans import PART_SUFFIX
+
 logger = logging.getLogger(__name__)
 
 CAPACITY = 2**18  # spans; 25 bytes each
 NO_STEP = -1  # the step of a span that belongs to none
-PART_SUFFIX = ".part"
 
 
 @unique

@@ -108,7 +108,8 @@ class LocalChannel:
 
     def fill(self) -> None:
         """Add to `messages` what has arrived, and send what waits."""
-        self._connection.flush()
+        if self._connection.num_unsent:
+            self._connection.flush()
         self._connection.fill()
 
     def look(self) -> Break:

@@ -47,7 +47,13 @@ from slipstream_ipc.transport.addresses import IPC, check_socket_folder
 from slipstream_ipc.transport.channel import Channel, LocalChannel, ZmqChannel
 from slipstream_ipc.transport.codec import Codec
 from slipstream_ipc.transport.curve import Access
-from slipstream_ipc.transport.link import Beat, Link, LinkVerdict
+from slipstream_ipc.transport.link import (
+    DEAD_AFTER_S,
+    PING_AFTER_S,
+    Beat,
+    Link,
+    LinkVerdict,
+)
 from slipstream_ipc.transport.local_socket import LocalConnection, connect_local
 from slipstream_ipc.transport.sockets import is_numbered
 
@@ -80,8 +86,12 @@ class Dealer(Generic[Out, In, Receipt]):
         welcome_within_s: float = 1.0,
         fresh: bool = True,
         access: Access | None = None,
+        wants: int = 0,
+        ping_after_s: float = PING_AFTER_S,
+        dead_after_s: float = DEAD_AFTER_S,
     ) -> None:
-        """`access` is for a tcp:// address; an ipc:// address takes none.
+        """`access` is for a tcp:// address; an ipc:// address takes none. `wants` goes into each
+        Hello. `ping_after_s`, `dead_after_s`: see `Link`.
 
         Raises: BadRequest for an invalid address; PermissionError if other users may enter the
         folder of an ipc:// socket.
@@ -94,6 +104,9 @@ class Dealer(Generic[Out, In, Receipt]):
         self._poller = poller
         self._identity = identity
         self._access = access
+        self._wants = wants
+        self._ping_after_s = ping_after_s
+        self._dead_after_s = dead_after_s
         self._welcome_within_s = welcome_within_s
         self._welcome_timeout_s = welcome_within_s
         self._epoch = incarnation << 32
@@ -222,13 +235,15 @@ class Dealer(Generic[Out, In, Receipt]):
         self._is_closed = False
         self._may_move = may_move
         self._epoch += 1
-        self._link: Link[Receipt] = Link(self._epoch, now)
+        self._link: Link[Receipt] = Link(
+            self._epoch, now, ping_after_s=self._ping_after_s, dead_after_s=self._dead_after_s
+        )
         self._hello_at = now
         if local is not None:
             self._channel = LocalChannel(local, self._poller)
         elif not self._open_zmq():
             return
-        self._send_control(Hello(PROTOCOL_VERSION, self._identity, self.fresh))
+        self._send_control(Hello(PROTOCOL_VERSION, self._identity, self.fresh, self._wants))
 
     def _open_zmq(self) -> bool:
         """Open a channel over ZeroMQ; False where no descriptor is left."""

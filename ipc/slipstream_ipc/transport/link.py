@@ -22,6 +22,8 @@ __all__ = ["MAY_OWE", "WINDOW", "Beat", "Link", "LinkVerdict"]
 Receipt = TypeVar("Receipt")
 
 WINDOW = 16
+PING_AFTER_S = 2.0  # of silence
+DEAD_AFTER_S = 8.0  # without an answer to the ping
 # numbered messages that a receiver may leave unacknowledged until its next message or beat; what
 # merges messages for a slow receiver has to allow for them
 MAY_OWE = 3
@@ -48,8 +50,8 @@ class Link(NewLinkNumbers[Receipt]):
         now: float,
         *,
         window: int = WINDOW,
-        ping_after_s: float = 2.0,
-        dead_after_s: float = 8.0,
+        ping_after_s: float = PING_AFTER_S,
+        dead_after_s: float = DEAD_AFTER_S,
         stalled_after_s: float = inf,
     ) -> None:
         super().__init__(epoch, now, window)

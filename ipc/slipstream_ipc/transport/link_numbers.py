@@ -21,7 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
-from slipstream_ipc.messages import Control, Frame
+from slipstream_ipc.messages import Control, Frame, Load
 from slipstream_ipc.native.extension import load_extension
 
 Body = TypeVar("Body")
@@ -30,7 +30,7 @@ Receipt = TypeVar("Receipt")
 Encode = Callable[[Any], bytes]  # of a frame
 Write = Callable[[bytes], bool]  # whether the bytes have left
 
-UNNUMBERED = frozenset({*get_args(Control), type(None)})  # types of bodies
+UNNUMBERED = frozenset({*get_args(Control), Load, type(None)})  # types of bodies
 
 
 class LinkVerdict(Enum):

@@ -65,16 +65,16 @@ class LocalConnection:
         self._large: bytearray | None = None  # the message that is arriving …
         self._num_large = 0  # … and how many bytes of it have
         self._unsent: deque[memoryview] = deque()
-        self._num_unsent = 0  # bytes
+        self.num_unsent = 0  # bytes that wait until the kernel takes them
 
     @property
     def has_unsent(self) -> bool:
         """Whether bytes wait until the kernel takes them."""
-        return self._num_unsent > 0
+        return self.num_unsent > 0
 
     def send(self, message: bytes) -> bool:
         """Send a message, or keep it for `flush`; False if too much waits, or the peer is gone."""
-        if self._num_unsent or len(message) >= _LARGE_BYTES:
+        if self.num_unsent or len(message) >= _LARGE_BYTES:
             return self._send_large(message)
         try:
             num = self._send_message(self.fd, message)
@@ -88,13 +88,13 @@ class LocalConnection:
 
     def flush(self) -> None:
         """Send what waits, as far as the kernel takes it."""
-        if not self._num_unsent:
+        if not self.num_unsent:
             return
         try:
             while self._unsent:
                 part = self._unsent[0]
                 num = self._socket.send(part)
-                self._num_unsent -= num
+                self.num_unsent -= num
                 if num < len(part):
                     self._unsent[0] = part[num:]
                     return
@@ -179,8 +179,8 @@ class LocalConnection:
         """Send a message that is large, or behind others that wait."""
         prefix = len(message).to_bytes(PREFIX_BYTES, "little")
         num = 0
-        if self._num_unsent:
-            if self._num_unsent >= MAX_UNSENT_BYTES:
+        if self.num_unsent:
+            if self.num_unsent >= MAX_UNSENT_BYTES:
                 return False
         else:
             try:
@@ -200,7 +200,7 @@ class LocalConnection:
     def _fail(self) -> None:
         """The peer is gone: nothing more is sent, and what it had sent before is read."""
         self._unsent.clear()
-        self._num_unsent = 0
+        self.num_unsent = 0
         for _ in range(_MAX_LAST_READS):
             if self.is_broken:
                 return
@@ -208,9 +208,9 @@ class LocalConnection:
         self.is_broken = True
 
     def _keep(self, part: memoryview) -> None:
-        is_first = not self._num_unsent
+        is_first = not self.num_unsent
         self._unsent.append(part)
-        self._num_unsent += len(part)
+        self.num_unsent += len(part)
         if is_first and self.on_write_wish is not None:
             self.on_write_wish(self)
 

@@ -63,13 +63,16 @@ _MAX_QUEUED_HELLOS = 2**16
 
 @dataclass(eq=False, slots=True)
 class Session(Generic[Receipt]):
-    """One attach of one peer. public_key: of the peer, in Z85; empty for a peer without CURVE."""
+    """One attach of one peer. public_key: of the peer, in Z85; empty for a peer without CURVE.
+    wants: see `Hello`.
+    """
 
     route: Route
     identity: bytes
     link: Link[Receipt]
     fresh: bool
     public_key: bytes = b""
+    wants: int = 0
     is_open: bool = True
 
 
@@ -209,9 +212,12 @@ class Router(Generic[Out, In, Receipt]):
         *,
         worker: int = 0,
         num_workers: int = 1,
+        replica: bytes = b"",
+        incarnation: int = 0,
     ) -> None:
-        """Answer a session's Hello. worker, num_workers: see `Welcome`."""
-        self._send_control(session, Welcome(PROTOCOL_VERSION, model, worker, num_workers))
+        """Answer a session's Hello. For what follows the model, see `Welcome`."""
+        welcome = Welcome(PROTOCOL_VERSION, model, worker, num_workers, replica, incarnation)
+        self._send_control(session, welcome)
 
     def send(self, session: Session[Receipt], body: Out, receipt: Receipt) -> bool:
         """Send a numbered message; False if the session is closed or out of credit, or not sent.
@@ -227,6 +233,10 @@ class Router(Generic[Out, In, Receipt]):
             return True
         self._look_at(route)
         return False
+
+    def send_unnumbered(self, session: Session[Receipt], body: Control) -> bool:
+        """Send a message that takes no credit, and may be lost; False if it was not sent."""
+        return session.is_open and self._send_control(session, body)
 
     def reattach(self, session: Session[Receipt]) -> None:
         """End a session and send its peer a Reattach."""
@@ -417,7 +427,7 @@ class Router(Generic[Out, In, Receipt]):
             dead_after_s=self._dead_after_s,
             stalled_after_s=self._stalled_after_s,
         )
-        session = Session(route, hello.identity, link, hello.fresh, key)
+        session = Session(route, hello.identity, link, hello.fresh, key, hello.wants)
         self._routes[route] = self._identities[hello.identity] = session
         return session
 

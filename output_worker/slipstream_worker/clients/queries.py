@@ -18,6 +18,7 @@ from slipstream_ipc.messages import (
     Detokenized,
     Fault,
     KeptAnswer,
+    Located,
     ModelCard,
     Recalled,
     Render,
@@ -178,6 +179,8 @@ def _num_bytes(answer: WorkerToClient) -> int:
             return len(answer.token_ids) + sum(map(len, answer.strings))
         case Detokenized():
             return len(answer.text)
+        case Located():
+            return 8 * len(answer.moves)
         case Recalled(_, KeptAnswer() as kept):
             num_chars = len(kept.text) + sum([len(event.text) for event in kept.events])
             return len(kept.keep.record) + num_chars

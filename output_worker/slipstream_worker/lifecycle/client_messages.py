@@ -26,6 +26,8 @@ from slipstream_ipc.messages import (
     Fault,
     Goodbye,
     Hello,
+    Locate,
+    Located,
     ModelCard,
     Ping,
     Recall,
@@ -41,11 +43,12 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
+from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
 from slipstream_worker.clients.queries import ClientQueries
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
-from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
+from slipstream_worker.lifecycle.lifecycle import MAX_STRIKES, StreamLifecycle
 from slipstream_worker.streams.registration import (
     BadWords,
     Submission,
@@ -81,17 +84,22 @@ class ClientMessages:
         render_queue: RenderQueue[WorkerStream],
         prompts: RenderSource,
         detokenizers: DetokenizerFactory,
+        load_notices: LoadNotices,
         *,
         may_return: bool = False,
         is_traced: bool = False,
         index: int = 0,
         num_workers: int = 1,
+        replica: bytes = b"",
+        stack_incarnation: int = 0,
     ) -> None:
         """`may_return`: requests rejected during a drain may be sent again, to the next stack.
 
         is_traced: whether spans are made of requests. index, num_workers: this one among the
-        stack's workers.
+        stack's workers. replica, stack_incarnation: the stack's, see `Welcome`.
         """
+        self._replica = replica
+        self._stack_incarnation = stack_incarnation
         self._index = index
         self._num_workers = num_workers
         self._is_traced = is_traced
@@ -103,6 +111,7 @@ class ClientMessages:
         self._retention = retention
         self._render_queue = render_queue
         self._detokenizers = detokenizers
+        self._load_notices = load_notices
         self._queries = ClientQueries(readers, prompts)
         self._recalls: deque[tuple[Session[Receipt], Recall]] = deque()  # not answered yet
         self.is_draining = False  # new requests are rejected
@@ -115,8 +124,14 @@ class ClientMessages:
                 self._queries.withdraw(session.identity)  # it repeats its queries after an attach
                 self._readers.attach_client(session)
                 self._front.welcome(
-                    session, card, worker=self._index, num_workers=self._num_workers
+                    session,
+                    card,
+                    worker=self._index,
+                    num_workers=self._num_workers,
+                    replica=self._replica,
+                    incarnation=self._stack_incarnation,
                 )
+                self._load_notices.welcomed(session)
             case Submit():
                 self._submit_all(session, body, card)
             case Resume():
@@ -135,6 +150,8 @@ class ClientMessages:
                 scope = session.public_key or body.scope
                 found = tuple([lifecycle.cancel(each, scope) for each in body.stream_ids])
                 self._readers.port(session.identity).enqueue(Cancelled(body.number, found))
+            case Locate():
+                self._locate(session, body)
             case Recall():
                 self._recalls.append((session, body))
                 self._answer_recalls()
@@ -227,6 +244,8 @@ class ClientMessages:
             self._submit_again(session, submit, known, submission.fingerprint(submit))
             return
         fault = self._retention.why_gone(submit.stream_id, submit.moves)
+        if fault is None and submit.was_accepted and submit.strikes >= MAX_STRIKES:
+            fault = Fault("engine", f"this request crashed the engine {submit.strikes} times")
         if fault is not None:
             self._reject(session, submit, fault)
             return
@@ -328,6 +347,13 @@ class ClientMessages:
         if stream.trace is not None and not is_own:
             stream.trace.note_event(self._retention.now, "resumed by another client")
         self._readers.read(stream, session.identity, resume.handle, position)
+
+    def _locate(self, session: Session[Receipt], locate: Locate) -> None:
+        moves: list[int] = []
+        if self._queries.why_refused(session.identity) is None:
+            found = [self._streams.get(stream_id) for stream_id in locate.stream_ids]
+            moves = [0 if stream is None else 1 + stream.moves for stream in found]
+        self._readers.port(session.identity).enqueue(Located(locate.number, tuple(moves)))
 
     def _reject(
         self, session: Session[Receipt], submit: Submit, fault: Fault, *, is_leaving: bool = False

@@ -28,6 +28,7 @@ from slipstream_ipc.messages import (
     FirstToken,
     Forget,
     Forgotten,
+    Gauge,
     Kept,
     ModelCard,
     Positions,
@@ -43,6 +44,7 @@ from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_worker.clients.latency import RequestCounters
+from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
@@ -75,6 +77,7 @@ class CoreMessages:
         retention: Retention,
         counters: RequestCounters,
         detokenizers: DetokenizerFactory,
+        load_notices: LoadNotices,
         *,
         tokenizer: str,
         answer_format: str = "",
@@ -99,6 +102,7 @@ class CoreMessages:
         self._retention = retention
         self._counters = counters
         self._detokenizers = detokenizers
+        self._load_notices = load_notices
         self._tokenizer = tokenizer
         self._answer_format = answer_format
         self.card: ModelCard | None = None
@@ -109,6 +113,9 @@ class CoreMessages:
         """Handle a message. Raises ProtocolError if a core may not send it."""
         if isinstance(message, Step):
             self._step(message)
+            return
+        if isinstance(message, Gauge):
+            self._load_notices.measured(message)
             return
         self._core.owes_at_once()
         lifecycle = self._lifecycle

@@ -47,7 +47,7 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
-_MAX_STRIKES = 3  # crashes of cores after which a stream fails; the last one ran it alone
+MAX_STRIKES = 3  # crashes of cores after which a stream fails; the last one ran it alone
 
 UInt32s = npt.NDArray[np.uint32]
 
@@ -170,7 +170,7 @@ class StreamLifecycle:
             has_progressed = num_tokens > stream.struck_at
             stream.strikes = 1 if has_progressed else stream.strikes + 1
             stream.struck_at = num_tokens
-            if stream.strikes >= _MAX_STRIKES:
+            if stream.strikes >= MAX_STRIKES:
                 times = f"{stream.strikes} times in a row"
                 self.fail(stream, f"this request crashed the engine {times}, the last time alone")
 

@@ -9,7 +9,7 @@
   first child may take as long as its tokenizer needs.
 - A long prompt that takes too long is refused, and its child killed, as the thread that renders it
   cannot be ended otherwise; no other prompt is charged. The time is counted in beats that the child
-  sends meanwhile, so the time of a stopped process or machine does not count.
+  notes meanwhile, so the time of a stopped process or machine does not count.
 - A child that sends an undecodable answer is killed and so replaced, since its next answers could
   be wrong. So is a restarted one that cannot load the tokenizer, or loads a different one.
 - Restarts are spaced by `slipstream_ipc.backoff`; prompts wait meanwhile. After `wait_s` without a

@@ -24,7 +24,8 @@ from tests.helpers.patience import PATIENCE_S
 
 from slipstream import BadRequestError
 from slipstream.cli.main import main
-from slipstream.tracing.parts import checked_trace, discard_parts, merge_parts
+from slipstream.tracing.part_files import checked_trace, discard_parts
+from slipstream.tracing.parts import merge_parts
 from slipstream.tracing.picture import PictureWindow, busy_ns, draw, window_of
 from slipstream.tracing.trace_events import TraceTimeline, Track, read_timeline, write_timeline
 from slipstream_ipc.telemetry.trace import NO_STEP, SpanKind, TracePart, Tracer

@@ -695,3 +695,22 @@ def test_a_stream_that_a_leaving_member_turned_away_goes_elsewhere(is_open: bool
         few.moves.detached(1, 0.0)
     assert few.moves.turned_away("s", 1.0) == (Hold("s", 0) if is_open else None)
     assert few.moves.due(1.0) == ([Start("s", None, 1, 1, 0)] if is_open else [])
+
+
+def test_a_stream_is_not_asked_again_of_a_member_that_is_full() -> None:
+    few = Few(4)
+    few.place("s", 0, num_tokens=0)
+    assert few.moves.overloaded("s", 0.0) == Hold("s", 0)
+    assert few.moves.due(0.0) == [Start("s", None, 1, 1, 0)]
+    assert few.moves.overloaded("s", 0.1) == Hold("s", 1)
+    assert few.moves.due(0.1) == [Start("s", None, 2, 2, 0)]
+    assert few.moves.overloaded("s", 0.2) is None
+
+
+def test_the_wait_for_a_member_begins_anew_when_one_was_there() -> None:
+    few = Few(1)
+    few.tokens["s"] = 0
+    few.moves.detached(0, 0.0)
+    few.moves.place("s", None, 0.0)
+    assert few.moves.due(59.0) == []
+    assert few.moves.due(60.0) == [Fail("s", None, Failure.NO_MEMBER)]

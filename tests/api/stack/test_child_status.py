@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from slipstream.stack.children.child_status import status_of
 from slipstream.stack.children.line_pipe import READ_BYTES, LineReader
 from slipstream_ipc.messages import OwnProcess, Status
+from slipstream_ipc.telemetry.spans import Spans
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreCounters,
@@ -23,7 +24,6 @@ from slipstream_ipc.telemetry.statistics import (
     WorkerCounters,
     WorkerNumbers,
 )
-from slipstream_ipc.telemetry.timeline import Spans
 
 FULL = Histogram((1,) * (len(BOUNDS_S) + 1), 2.5)
 GOOD = Status(

@@ -808,3 +808,12 @@ if holder:
     print(supervisor.pid, holder, flush=True)
 signal.pause()
 """
+
+
+def test_a_supervisor_does_without_numpy() -> None:
+    """It would take 6 MB, and a tenth of a second of the start."""
+    program = "import sys, slipstream.cli.serve; print('numpy' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]

@@ -18,7 +18,7 @@ from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import Admit, SamplingParams, Step, SyncDone
+from slipstream_ipc.messages import Admit, Admitted, SamplingParams, Step, SyncDone
 from slipstream_ipc.row_set import RowSet
 
 
@@ -51,7 +51,7 @@ class Side:
         self.session: Any = SimpleNamespace(
             is_open=True,
             fresh=True,
-            link=SimpleNamespace(has_credit=True, take_receipts=self._take_receipts),
+            link=SimpleNamespace(has_credit=True, num_unacked=0, take_receipts=self._take_receipts),
         )
         self.port.attach(self.session, [])
         for row in range(num_rows):
@@ -65,11 +65,13 @@ class Side:
             self.session.link.has_credit = self.credit > 0
             self.sent.append(body)
             self.receipts.append(receipt)
+            self.session.link.num_unacked = len(self.receipts)
             return True
         return False
 
     def _take_receipts(self) -> list[Any]:
         taken, self.receipts = self.receipts, []
+        self.session.link.num_unacked = 0
         return taken
 
     def sample(self, *rows: int) -> None:
@@ -155,6 +157,42 @@ def test_states_leave_before_tokens() -> None:
     side.port.enqueue(SyncDone())
     side.port.publish()
     assert [type(body) for body in side.sent] == [SyncDone, Step]
+
+
+def test_a_flood_of_admissions_holds_up_no_tokens_of_others() -> None:
+    side = Side()
+    for row in range(100, 200):
+        side.port.enqueue(Admitted(bytes(16), row))
+    side.port.enqueue(Admitted(bytes(16), 1))
+    for step in range(1, 5):
+        side.sample(0, 1, 2)
+        side.port.completed_step = step
+        side.credit, side.session.link.has_credit = 16, True
+        assert not side.port.publish()
+        assert side.received() == {0: [*range(step)], 2: [*range(200, 200 + step)]}
+        assert not side.port.num_unchecked, "the tokens of row 1 are not sent"
+    for _ in range(10):
+        side.credit, side.session.link.has_credit = 16, True
+        side.port.publish()
+    admitted = side.sent.index(Admitted(bytes(16), 1))
+    assert not [
+        body for body in side.sent[:admitted] if isinstance(body, Step) and 1 in u32(body.rows)
+    ]
+    assert side.is_whole()
+    assert side.port.sent_step == 4
+
+
+def test_tokens_pass_no_other_state() -> None:
+    side = Side()
+    for row in range(100, 120):
+        side.port.enqueue(Admitted(bytes(16), row))
+    side.port.enqueue(SyncDone())
+    side.sample(0)
+    side.port.publish()
+    assert not side.received()
+    side.credit, side.session.link.has_credit = 16, True
+    side.port.publish()
+    assert side.is_whole()
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
@@ -290,6 +328,13 @@ class AgainstHistories(RuleBasedStateMachine):
     def step_unseen(self, rows: tuple[int, ...]) -> None:
         self.side.sample(*rows)
 
+    @rule(row=st.integers(0, 3), num=st.sampled_from([1, 20]))
+    def admit(self, row: int, num: int) -> None:
+        """The row is told, again, behind others."""
+        for other in range(100, 100 + num):
+            self.side.port.enqueue(Admitted(bytes(16), other))
+        self.side.port.enqueue(Admitted(bytes(16), row))
+
     @rule(takes=st.booleans(), credit=st.sampled_from([0, 1, 100]))
     def session(self, takes: bool, credit: int) -> None:
         self.side.takes, self.side.credit = takes, credit
@@ -304,15 +349,15 @@ class AgainstHistories(RuleBasedStateMachine):
         if is_over:
             side.tokens.drop(row)
             side.tokens.open(row)
-        side.sent = [_without(step, row) for step in side.sent]
+        side.sent = [_without(step, row) for step in side.sent if isinstance(step, Step)]
         side.port.open(row, 0, logprobs=False)
 
     @rule()
     def publish_all(self) -> None:
         self.side.takes, self.side.credit = True, 100
         self.side.session.link.has_credit = True
-        while self.side.port.publish():
-            pass
+        while self.side.port.publish() or self.side.port._messages:
+            self.side.credit = 100
         assert self.side.is_whole()
         self.side.port.publish()  # what was sent last is acknowledged
         lengths = [self.side.tokens.length(row) for row in range(4)]

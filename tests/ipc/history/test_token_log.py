@@ -135,6 +135,17 @@ class AgainstLists(RuleBasedStateMachine):
             assert np.array_equal(self.log.last(self.latest), self._array(expected))
         assert np.array_equal(self.log.gather(self.latest, starts, counts), self._array(expected))
 
+    @rule(rows=st.lists(st.integers(0, ROWS)))
+    def last_of_any(self, rows: list[int]) -> None:
+        some = RowSet(np.array([row for row in rows if row in self.lists], np.int64))
+        lists = [self.lists[row] for row in some.tolist()]
+        if all(lists):
+            expected = self._array([values[-1] for values in lists])
+            assert np.array_equal(self.log.last(some), expected)
+            return
+        with pytest.raises(IndexError):
+            self.log.last(some)
+
     @precondition(lambda self: self.lists)
     @rule(data=st.data())
     def append_spans(self, data: Any) -> None:
@@ -285,6 +296,20 @@ def test_positions_that_are_not_there_are_refused(
     pages = NATIVE.TokenPages(lengths, lengths.copy(), tables, lengths.copy(), pool)
     with pytest.raises((IndexError, ValueError)):
         pages.gather(np.zeros(num, np.uint32), *where)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("rows", "num"),
+    [([2], 1), ([-1], 1), ([1], 1), ([3], 1), ([4], 1), ([0], 2), ([0, 0], 1), ([0], 0)],
+)
+def test_rows_without_a_last_value_are_refused(rows: list[int], num: int) -> None:
+    """No such row, an empty one, one without a page, one beyond its table, columns that differ."""
+    assert NATIVE is not None
+    lengths, tables = np.array([64, 0, 64, 65]), np.array([[0], [0], [-1], [0]])
+    pages = NATIVE.TokenPages(lengths, lengths.copy(), tables, lengths.copy(), np.zeros(64, "u4"))
+    with pytest.raises((IndexError, ValueError)):
+        pages.last(np.zeros(num, np.uint32), np.array(rows))
 
 
 def test_what_was_read_is_a_copy() -> None:

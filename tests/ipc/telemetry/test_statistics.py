@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import STATUS_FD_VARIABLE, report
 from slipstream_ipc.telemetry.histogram import HistogramBuilder
+from slipstream_ipc.telemetry.spans import CAPACITY, Spans
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     NOTHING,
@@ -29,7 +30,7 @@ from slipstream_ipc.telemetry.statistics import (
     added,
     without_gauges,
 )
-from slipstream_ipc.telemetry.timeline import CAPACITY, RecentSpans, Spans
+from slipstream_ipc.telemetry.timeline import RecentSpans
 
 SECONDS = st.one_of(st.sampled_from(BOUNDS_S), st.floats(0, 1000), st.just(0.0))
 

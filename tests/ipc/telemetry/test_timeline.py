@@ -7,16 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_ipc.telemetry.spans import CAPACITY, SPAN_US, TICK_US, TOLD_US, Spans
 from slipstream_ipc.telemetry.statistics import WorkerNumbers, added, without_gauges
-from slipstream_ipc.telemetry.timeline import (
-    CAPACITY,
-    SPAN_US,
-    TICK_US,
-    TOLD_US,
-    RecentSpans,
-    Spans,
-    since,
-)
+from slipstream_ipc.telemetry.timeline import RecentSpans, since
 
 NOW = 1000.0
 moments = st.lists(st.floats(NOW - 3, NOW), max_size=3 * CAPACITY).map(sorted)

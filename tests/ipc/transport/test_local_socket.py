@@ -134,7 +134,7 @@ def test_what_is_not_read_is_bounded_and_says_so(ends: Pair) -> None:
     while left.send(message):
         num += 1
         assert num < 100
-    assert MAX_UNSENT_BYTES <= left._num_unsent < MAX_UNSENT_BYTES + len(message) + 4
+    assert MAX_UNSENT_BYTES <= left.num_unsent < MAX_UNSENT_BYTES + len(message) + 4
     assert not left.send(b"nor anything small")
     assert wishes == [True]
     got: list[bytes] = []
@@ -359,7 +359,7 @@ def test_a_peer_that_does_not_read_costs_a_bounded_number_of_bytes(hop: Any) -> 
         assert num < 10_000
     assert session.is_open
     assert session.link.num_unacked == num  # what was refused took no number
-    assert session.route._num_unsent < MAX_UNSENT_BYTES + 2**14
+    assert session.route.num_unsent < MAX_UNSENT_BYTES + 2**14
     got: list[bytes] = []
 
     def turn() -> None:

@@ -112,6 +112,7 @@ def test_every_field_is_an_answers_own_or_has_to_be_alike(field: str) -> None:
         "prompt_logprobs": LOGPROBS,
         "label": "other",
         "cache_salt": "other",
+        "frame": "other",
         "was_accepted": True,
         "answer": AnswerSettings("qwen3", b"digest"),
         "keep": KeepOptions(b"record"),

@@ -55,6 +55,7 @@ class Told:
             *kept,
             counters,
             anybody,
+            anybody,
             tokenizer="t",
             answer_format=answer_format,
         )

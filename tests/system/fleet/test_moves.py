@@ -10,6 +10,9 @@ from tests.helpers.mini_fleet import MiniFleet
 from tests.helpers.mini_stack import CHAIN
 from tests.helpers.stepped_client import Reading
 
+from slipstream.prompt_logprobs import prompt_logprobs_of
+from slipstream_ipc.messages import StructuredOutputs
+
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 EVERYTHING = {"max_tokens": 60, "logprobs": 1, "stop": ("q}",)}
 
@@ -136,3 +139,133 @@ def test_new_streams_go_where_a_replica_is(make_fleet) -> None:
     readings = [fleet.submit(f"{n} {PROMPTS[0]}", max_tokens=4) for n in range(12)]
     assert {fleet.where(each) for each in readings} == {0, 2}
     fleet.finish(readings)
+
+
+def begun(fleet: MiniFleet, num_tokens: int = 15, **params: Any) -> Reading:
+    """A stream of which so many tokens were read."""
+    reading = fleet.submit(PROMPTS[0], **params)
+    read_on(fleet, reading, num_tokens)
+    return reading
+
+
+def read_on(fleet: MiniFleet, reading: Reading, num_tokens: int) -> None:
+    def has_more() -> bool:
+        reading.take()
+        return len(reading.token_ids) >= num_tokens
+
+    fleet.until(has_more)
+
+
+def moved_away(fleet: MiniFleet, reading: Reading) -> int:
+    """The replica that a stream leaves for another one, where it runs on for a while."""
+    first = fleet.where(reading)
+    fleet.cut(first)
+    fleet.until(lambda: fleet.where(reading) not in (first, -1))
+    read_on(fleet, reading, len(reading.token_ids) + 5)
+    return first
+
+
+LONG = {"max_tokens": 300, "logprobs": 1, "temperature": 0.8, "seed": 3}
+
+
+def test_stream_returns_to_a_replica_where_it_still_runs(make_fleet, expected) -> None:
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    first = moved_away(fleet, reading)
+    second = fleet.where(reading)
+    assert fleet.stacks[first].held["running"] == 1
+    fleet.kill(second)
+    fleet.until(lambda: fleet.where(reading) == second and second not in fleet.attached)
+    fleet.heal(first)
+    fleet.finish([reading])
+    assert (fleet.where(reading), reading.state.moves) == (first, 2)
+    assert seen([reading]) == seen([plain])
+
+
+def test_stream_returns_to_a_replica_that_aborted_it(make_fleet, expected) -> None:
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    first = moved_away(fleet, reading)
+    fleet.heal(first)
+    fleet.until(lambda: fleet.stacks[first].held["running"] == 0)
+    assert not reading.is_over
+    fleet.kill(fleet.where(reading))
+    fleet.finish([reading])
+    assert (fleet.where(reading), reading.state.moves) == (first, 2)
+    assert seen([reading]) == seen([plain])
+
+
+def test_stream_returns_to_a_replica_that_forgot_it(make_fleet, expected) -> None:
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    first = fleet.where(reading)
+    fleet.kill(first)
+    fleet.until(lambda: fleet.where(reading) not in (first, -1))
+    read_on(fleet, reading, len(reading.token_ids) + 5)
+    fleet.start_again(first)
+    fleet.attach()
+    fleet.kill(fleet.where(reading))
+    fleet.finish([reading])
+    assert (fleet.where(reading), reading.state.moves) == (first, 2)
+    assert seen([reading]) == seen([plain])
+
+
+def test_partition_heals_no_stream_doubled(make_fleet, expected) -> None:
+    plain = expected(PROMPTS, max_tokens=200)
+    fleet = make_fleet(2)
+    readings = [fleet.submit(prompt, max_tokens=200) for prompt in PROMPTS]
+    read_on(fleet, readings[0], 20)
+    first = moved_away(fleet, readings[0])
+    fleet.heal(first)
+    fleet.attach()
+    fleet.finish(readings)
+    assert seen(readings) == seen(plain)
+    fleet.until(lambda: fleet.stacks[first].held["running"] == 0)
+
+
+def test_worker_of_a_replica_replaced_without_a_move(make_fleet, expected) -> None:
+    plain = expected(PROMPTS, max_tokens=150)
+    fleet = make_fleet(2)
+    readings = [fleet.submit(prompt, max_tokens=150) for prompt in PROMPTS]
+    read_on(fleet, readings[0], 10)
+    stack = fleet.stacks[fleet.where(readings[0])]
+    stack.kill_worker()
+    stack.start_worker()
+    fleet.finish(readings)
+    assert seen(readings) == seen(plain)
+    assert {each.state.moves for each in readings} == {0}
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 7, 20])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop": ("q}", "zq")},
+        {"presence_penalty": 0.7, "repetition_penalty": 1.2, "min_tokens": 30},
+        {"structured_outputs": StructuredOutputs(regex="[a-z ]{120,160}"), "stop_token_ids": [0]},
+        {"prompt_logprobs": 2},
+        {"ignore_eos": True, "skip_special_tokens": False},
+    ],
+    ids=["stop", "penalties", "grammar", "prompt_logprobs", "eos"],
+)
+def test_moved_with_everything_a_request_may_ask(
+    make_fleet, params: dict[str, Any], num_tokens: int
+) -> None:
+    asked = {"max_tokens": 60, "logprobs": 2, "temperature": 0.9, "seed": 5, **params}
+    alone = make_fleet(1)
+    plain = alone.submit(PROMPTS[0], **asked)
+    alone.finish([plain])
+    fleet = make_fleet(2)
+    reading = begun(fleet, num_tokens, **asked)
+    fleet.kill(fleet.where(reading))
+    fleet.finish([reading])
+    assert seen([reading]) == seen([plain])
+    assert prompt_logprobs_of(reading.state.prompt_logprobs) == prompt_logprobs_of(
+        plain.state.prompt_logprobs
+    )
+    assert reading.state.end is not None
+    assert plain.state.end is not None
+    assert reading.state.end.reason == plain.state.end.reason

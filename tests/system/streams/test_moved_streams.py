@@ -236,3 +236,19 @@ def test_a_stream_of_another_scope_is_not_replaced(make_stack) -> None:
     stack.until(lambda: it.is_over)
     assert not it.is_superseded
     assert it.fault is None
+
+
+def test_a_stream_that_killed_three_cores_elsewhere_is_failed(make_stack) -> None:
+    stack = make_stack()
+    client, it = begun(stack)
+    alone = client.send_submit(
+        structs.replace(it.submit, handle=7, was_accepted=True, moves=1, strikes=2)
+    )
+    stack.until(lambda: alone.is_over)
+    assert alone.fault is None
+    failed = client.send_submit(
+        structs.replace(it.submit, handle=8, was_accepted=True, moves=2, strikes=3)
+    )
+    stack.until(lambda: failed.is_over)
+    assert failed.fault.code == "engine"
+    assert "crashed the engine 3 times" in failed.fault.message

@@ -25,7 +25,7 @@ import zmq
 from slipstream.client.connection.fleet_queries import AnswerOfAll
 from slipstream.client.connection.queries import PendingQuery, Post, Query
 from slipstream.client.connection.server_presence import why_absent
-from slipstream.client.connection.session import TICK_S
+from slipstream.client.connection.session import TICK_S, LinkOptions
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.endpoints import check_member
 from slipstream.client.streams.stream_state import StreamState
@@ -52,6 +52,7 @@ from slipstream.fleet.prompt_keys import PromptKey, prompt_key
 from slipstream.request.parallel_sampling import can_join
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
+    WANTS_LOAD,
     Cancel,
     Fault,
     Load,
@@ -67,6 +68,9 @@ from slipstream_ipc.transport.curve import Access
 
 _SHUT_S = 10.0  # until a closed member is tried again
 _ABSENT_S = 1.0  # as in `ClientSession`
+# a machine that is lost says nothing: its streams move after three seconds of silence
+_TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_s": 2.0}
+_LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
 _HELD = -1  # the `member` of a stream that is at none
 _ACCEPTED_WAIT = 6  # times `timeout_s`, as in `ClientSession`
 
@@ -287,6 +291,7 @@ class FleetSession:
                 access=self._access if member.address.startswith(TCP) else None,
                 group_ids=self._group_ids,
                 observer=_Watch(self, member),
+                **(_TCP_LINK if member.address.startswith(TCP) else _LOCAL_LINK),
             )
         except (BadRequest, PermissionError) as error:
             logger.warning("the replica at %s cannot be used: %s", member.address, error)
@@ -480,6 +485,14 @@ class FleetSession:
         if hold is not None:
             self._hold(hold)
 
+    def overloaded(self, state: StreamState) -> bool:
+        """The stream's member has no room for it: whether another one is asked."""
+        hold = self._moves.overloaded(state, self._now)
+        if hold is not None:
+            state.was_sent = False  # it is not known there
+            self._hold(hold)
+        return hold is not None
+
     def _decide(self, now: float) -> None:
         touched: dict[int, None] = {}
         for decision in self._moves.due(now):
@@ -631,6 +644,7 @@ class _Watch:
         self._fleet = fleet
         self._member = member
         self.turned_away = fleet.turned_away
+        self.overloaded = fleet.overloaded
         self.over = fleet._over
 
     def welcomed(self, welcome: Welcome) -> None:

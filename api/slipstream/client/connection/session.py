@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_bytes
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import zmq
 
@@ -91,6 +91,14 @@ class _Caller:
     since: float
 
 
+class LinkOptions(TypedDict, total=False):
+    """What a session's link may be told; see `Dealer`."""
+
+    wants: int
+    ping_after_s: float
+    dead_after_s: float
+
+
 class SessionObserver(Protocol):
     """What is told of a session that is one of several. Its calls come from inside `turn`."""
 
@@ -107,6 +115,9 @@ class SessionObserver(Protocol):
 
     def turned_away(self, state: StreamState) -> None:
         """The server leaves and has not accepted this stream."""
+
+    def overloaded(self, state: StreamState) -> bool:
+        """The server has no room for this stream: whether it goes elsewhere."""
 
     def over(self, state: StreamState) -> None:
         """A stream is over."""
@@ -132,6 +143,7 @@ class ClientSession:
         group_ids: Iterator[int] | None = None,
         on_welcome: Callable[[Welcome], None] | None = None,
         observer: SessionObserver | None = None,
+        **link_options: Unpack[LinkOptions],
     ) -> None:
         """outlives_server: whether to wait for another server when the server says goodbye.
         fails_early: until the first attach, whether to wait no longer than _ABSENT_S where no
@@ -166,6 +178,7 @@ class ClientSession:
             identity=token_bytes(16),
             now=now,
             access=access,
+            **link_options,
         )
 
     @property
@@ -324,6 +337,8 @@ class ClientSession:
                         turned_away = table.turn_away(body)
                         if turned_away is not None and self._observer is not None:
                             self._observer.turned_away(turned_away)
+                    case Rejected() if self._goes_elsewhere(body):
+                        pass
                     case Rejected():
                         self._requests.abandon(table.reject(body))
                     case Superseded():
@@ -355,6 +370,15 @@ class ClientSession:
             if abandoned is not None:
                 table.forget(abandoned)
         return has_deltas
+
+    def _goes_elsewhere(self, rejected: Rejected) -> bool:
+        """Whether another server is asked for a stream that this one has no room for."""
+        if self._observer is None or rejected.fault.code != "overloaded":
+            return False
+        state = self._table.get(rejected.handle)
+        if state is None or state.is_abort_wanted or state.prompt_ids is not None:
+            return False
+        return self._observer.overloaded(state)
 
     def _send_query(self, query: Query) -> bool:
         return self._dealer.send(query, None)

@@ -15,13 +15,18 @@ from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import zmq
 from msgspec.structs import replace
 
 from slipstream.client.connection.queries import PendingQuery, Post, Query
-from slipstream.client.connection.session import TICK_S, ClientSession, SessionObserver
+from slipstream.client.connection.session import (
+    TICK_S,
+    ClientSession,
+    LinkOptions,
+    SessionObserver,
+)
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream.errors import SlipstreamError
@@ -46,6 +51,7 @@ class StackSession:
         fails_early: bool = False,
         group_ids: Iterator[int] | None = None,
         observer: SessionObserver | None = None,
+        **link_options: Unpack[LinkOptions],
     ) -> None:
         """address: of the first worker. The rest: see `ClientSession`."""
         self.address = address
@@ -58,6 +64,7 @@ class StackSession:
             outlives_server=outlives_server,
             group_ids=count(1) if group_ids is None else group_ids,
             observer=observer,
+            **link_options,
         )
         self._now = now
         self._all_due_at = now  # when every session turns, for its heartbeats and deadlines
@@ -151,7 +158,9 @@ class StackSession:
         only sessions with news have to turn then.
         """
         self._now = now
-        if len(self._sessions) > 1 and arrived is not None and now < self._all_due_at:
+        if len(self._sessions) == 1:
+            return self._sessions[0].turn(now)
+        if arrived is not None and now < self._all_due_at:
             some = [session for session in self._sessions if session.is_among(arrived)]
         else:
             some = self._sessions

@@ -116,6 +116,10 @@ class ClientStreamTable:
         """The streams that are not over."""
         return list(self._streams.values())
 
+    def get(self, handle: int) -> StreamState | None:
+        """The stream of this handle, if it is not over."""
+        return self._streams.get(handle)
+
     def has(self, state: StreamState) -> bool:
         """Whether the stream is in this table, and not over."""
         return self._streams.get(state.handle) is state

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from slipstream.http.response_encoding import Response, json_response
+from slipstream_ipc.telemetry.spans import SPAN_US, Spans
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreNumbers,
@@ -23,7 +24,7 @@ from slipstream_ipc.telemetry.statistics import (
     Statistics,
     WorkerNumbers,
 )
-from slipstream_ipc.telemetry.timeline import SPAN_US, Spans, since
+from slipstream_ipc.telemetry.timeline import since
 
 _RATE_S = 2.0  # window of tokens_per_s and device_busy
 _LATENCY_S = 10.0  # window of latencies

@@ -15,7 +15,7 @@ from slipstream.answers.options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template, new_tokenize
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
-from slipstream.http.answers.block_printer import BlockShape
+from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.endpoints.planner import (
     caller_names,
     check_num_logprobs,

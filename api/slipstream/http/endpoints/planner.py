@@ -13,9 +13,9 @@ from typing import Any
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, of_prompt
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_name
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.echo import Echo
 from slipstream.http.answers.event_ids import AnswerId
+from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.errors import bad_field
 from slipstream.http.openai.request_bodies import (
     GenerateRequest,
@@ -36,8 +36,8 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.validation.sampling_params import with_num_logprobs
 
 UNARY_STREAM_INTERVAL = 64  # tokens per delta of an answer that is not streamed
-_FREE_LOGPROBS = 20  # per token; never refused
 MAX_LOGPROBS = 2**20  # log-probabilities in an answer with more than `_FREE_LOGPROBS` per token
+_FREE_LOGPROBS = 20  # per token; never refused
 _GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -125,15 +125,8 @@ def sampling_params(
     """
     given = model_defaults(defaults)
     given |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    structured = body.structured_outputs
-    if (guided := _guided(body)) is not None:
-        if structured is not None:
-            what = f"{guided}: not allowed together with structured_outputs"
-            raise bad_field(guided, what)
-        structured = StructuredOutputs(**{_GUIDED[guided]: getattr(body, guided)})
-        given["structured_outputs"] = structured
-    if body.response_format is not None:
-        given |= _structured_outputs(body.response_format, structured)
+    structured = _structured_outputs(body)
+    given |= {} if structured is None else {"structured_outputs": structured}
     if not body.stream:
         if body.stream_options is not None:
             raise bad_field("stream_options", "stream_options: allowed only if stream is true")
@@ -157,13 +150,30 @@ def _guided(body: OpenAIRequest) -> str | None:
     return found[0] if found else None
 
 
-def _structured_outputs(wanted: ResponseFormat, other: StructuredOutputs | None) -> dict[str, Any]:
-    """A response_format as sampling parameters. other: `disable_any_whitespace` may go with it."""
+def _structured_outputs(body: OpenAIRequest) -> StructuredOutputs | None:
+    """The form that the body asks for, in whichever of its fields. Raises: ApiError."""
+    structured = body.structured_outputs
+    if (guided := _guided(body)) is not None:
+        if structured is not None:
+            what = f"{guided}: not allowed together with structured_outputs"
+            raise bad_field(guided, what)
+        structured = StructuredOutputs(**{_GUIDED[guided]: getattr(body, guided)})
+    if body.response_format is None:
+        return structured
+    return _response_form(body.response_format, structured)
+
+
+def _response_form(
+    wanted: ResponseFormat, other: StructuredOutputs | None
+) -> StructuredOutputs | None:
+    """The form of a response_format. other: its `disable_any_whitespace` goes with that, and with
+    free text it stays.
+    """
     if (wanted.type == "json_schema") != (wanted.json_schema is not None):
         what = "response_format.json_schema: required for type json_schema, not allowed for others"
         raise bad_field("response_format", what)
     if wanted.type == "text":
-        return {}
+        return other
     compact = StructuredOutputs(disable_any_whitespace=True)
     if other not in (None, compact):
         what = (
@@ -173,11 +183,9 @@ def _structured_outputs(wanted: ResponseFormat, other: StructuredOutputs | None)
         raise bad_field("response_format", what)
     is_compact = other == compact
     if wanted.json_schema is None:
-        form = StructuredOutputs(json_object=True, disable_any_whitespace=is_compact)
-    else:
-        schema = wanted.json_schema.schema
-        form = StructuredOutputs(json=schema, disable_any_whitespace=is_compact)
-    return {"structured_outputs": form}
+        return StructuredOutputs(json_object=True, disable_any_whitespace=is_compact)
+    schema = wanted.json_schema.schema
+    return StructuredOutputs(json=schema, disable_any_whitespace=is_compact)
 
 
 def model_defaults(defaults: SamplingDefaults) -> dict[str, Any]:

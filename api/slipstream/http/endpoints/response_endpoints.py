@@ -23,10 +23,10 @@ from slipstream.client.connection.queries import ids_of, new_recall
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.background import start_in_background
-from slipstream.http.answers.block_printer import NOTHING, BlockWriter
 from slipstream.http.answers.event_ids import AnswerId, StreamCursor, parse_event_id
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.auth import ApiKeys
+from slipstream.http.blocks.block_printer import NOTHING, BlockWriter
 from slipstream.http.endpoints.chat import prompt_query
 from slipstream.http.endpoints.responses import (
     KIND,

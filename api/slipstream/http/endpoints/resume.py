@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
-from slipstream.http.answers.block_printer import BlockShape
 from slipstream.http.answers.event_ids import (
     MAX_CURSORS,
     EventId,
@@ -29,6 +28,7 @@ from slipstream.http.answers.event_ids import (
     parse_event_id,
 )
 from slipstream.http.anthropic.message_printer import MESSAGES
+from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.endpoints.chat import ChatShape
 from slipstream.http.endpoints.completions import CompletionShape
 from slipstream.http.endpoints.generate import GenerateShape

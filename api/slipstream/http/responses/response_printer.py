@@ -7,8 +7,8 @@ from http import HTTPStatus
 
 from msgspec.structs import replace
 
-from slipstream.http.answers.block_printer import AnswerHead, BlockShape, TextFrame
-from slipstream.http.answers.blocks import Block, BlockKind
+from slipstream.http.blocks.block_printer import AnswerHead, BlockShape, TextFrame
+from slipstream.http.blocks.blocks import Block, BlockKind
 from slipstream.http.errors import ApiError
 from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.responses import stream_events as events

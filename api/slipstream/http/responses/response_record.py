@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct, structs
 
-from slipstream.http.answers.block_printer import blocks_of
-from slipstream.http.answers.blocks import Block
+from slipstream.http.blocks.block_printer import blocks_of
+from slipstream.http.blocks.blocks import Block
 from slipstream.http.openai.response_bodies import (
     CompletionTokensDetails,
     PromptTokensDetails,

@@ -38,6 +38,10 @@ _MAX_ANSWER_BYTES = 4096
 _logger = logging.getLogger(__name__)
 
 
+class ForkRefusedError(OSError):
+    """The fork server answers that it could not fork; the next fork may succeed."""
+
+
 class ForkServer:
     """A running fork server. One request is unanswered at a time."""
 
@@ -105,7 +109,7 @@ class ForkServer:
         """A child of this process that runs `module`; None where the server has not imported it, or
         is importing another one. descriptors: ours, by the number that the child gets.
 
-        Raises: OSError.
+        Raises: ForkRefusedError; OSError where the server has failed.
         """
         if module not in self._preloaded or self._is_importing:
             return None
@@ -114,7 +118,9 @@ class ForkServer:
         answer = self._answer()
         if isinstance(answer, Forked):
             return ForkedProcess(answer.pid)
-        raise OSError(answer.why if isinstance(answer, Refused) else "an unexpected answer")
+        if isinstance(answer, Refused):
+            raise ForkRefusedError(answer.why)
+        raise ConnectionAbortedError("an unexpected answer")
 
     def kill(self) -> None:
         """Kill it, which `read` then reports. What it forked lives on."""

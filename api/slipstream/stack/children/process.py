@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from slipstream.stack.children.child_status import status_of
-from slipstream.stack.children.fork_server import ForkServer
+from slipstream.stack.children.fork_server import ForkRefusedError, ForkServer
 from slipstream.stack.children.line_pipe import LineReader, LineWriter
 from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners
 from slipstream.stack.children.parent_death import die_with
@@ -53,6 +53,7 @@ from slipstream_ipc.process import (
     Activate,
     ChildCommand,
     Condition,
+    CoreEnded,
     Drain,
     installed_version,
 )
@@ -165,6 +166,10 @@ class Child:
     def drain(self, within_s: float) -> None:
         """Tell it to take no new requests, and to end those that still run after `within_s`."""
         self._send(Drain(within_s))
+
+    def tell_core_ended(self, *, died_within: bool) -> None:
+        """Tell a worker that its core has ended."""
+        self._send(CoreEnded(died_within))
 
     def send_condition(self, condition: Condition) -> None:
         """Send it the condition of the stack if that has changed."""
@@ -322,7 +327,8 @@ def _forked(
         return _with_pipes(spec, listening, inherited, fork)
     except OSError as error:
         _logger.warning("%s is not forked but started anew: %s", spec.name, error)
-        fork_server.kill()  # what it says next might be an answer to this
+        if not isinstance(error, ForkRefusedError):
+            fork_server.kill()  # what it says next might be an answer to this
         return None
 
 

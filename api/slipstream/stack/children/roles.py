@@ -14,6 +14,9 @@ from slipstream.stack.children.restarts import RestartPolicy
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import SILENT_S, Activate
 
+CORE = "core"  # the roles of the core and of the output workers
+WORKER = "worker"
+
 
 class Role:
     """One role in the stack, with its active process and its spare."""

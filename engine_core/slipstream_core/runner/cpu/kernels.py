@@ -112,9 +112,9 @@ class Kernels:
         )
         self._pack = releasing.slipstream_pack
         self._pack.argtypes = (_Pointer, _Int, _Int, _Int, _Int, _Pointer)
-        holding.slipstream_panel.restype = _Int
-        self._panel: int = holding.slipstream_panel()
         self._pack.restype = None
+        holding.slipstream_panel.argtypes, holding.slipstream_panel.restype = (), _Int
+        self._panel: int = holding.slipstream_panel()
 
     def set_threads(self, count: int) -> None:
         """Set the number of threads for calls from this thread, itself included; 1 by default."""

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from msgspec import Raw
 
-from slipstream.http.answers.blocks import Block, BlockKind
-from slipstream.http.answers.content_tokens import only_content
+from slipstream.http.blocks.blocks import Block, BlockKind
+from slipstream.http.blocks.content_tokens import only_content
 from slipstream.http.openai.logprob_bodies import chat_logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import json_raw

@@ -10,7 +10,7 @@ from tests.helpers.fake_worker import Entry, deltas
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.http.answers.content_tokens import content_logprobs, content_tokens
+from slipstream.http.blocks.content_tokens import content_logprobs, content_tokens
 from slipstream.outputs import join
 from slipstream.request.requests import new_submit
 from slipstream_ipc.columns import pack_u32

@@ -1,0 +1,88 @@
+"""What tells a model that is loaded from another one: a hash by which replicas know their equals.
+
+Read are small files of the model's folder, headers of its weights, and some of their bytes: a few
+milliseconds, whatever the size. How fast a simulated model is does not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.tokenizer_file import find_folder
+from slipstream_core.step.plan import ModelInfo
+from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
+
+_SIZE = 16
+_MAX_FILE_BYTES = 2**26  # of what is read whole: a tokenizer may have 40 MB
+_TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
+_WEIGHTS = ("*.safetensors", "*.bin")
+_NUM_SAMPLES = 16  # of a file of weights
+_SAMPLE_BYTES = 1024
+_MAX_HEADER_BYTES = 2**20
+
+_logger = logging.getLogger(__name__)
+
+
+def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
+    """The hash of weights, dtype, tokenizer, template and context length, 16 bytes.
+
+    Empty where the model's files cannot be read: no other replica is its equal then.
+    """
+    digest = hashlib.blake2b(digest_size=_SIZE)
+    settings = (config.dtype, info.vocab_size, info.max_model_len, info.eos_token_ids)
+    digest.update(msgspec.msgpack.encode((settings, info.default_sampling)))
+    try:
+        for part in _parts(config.model):
+            digest.update(len(part).to_bytes(8, "little"))
+            digest.update(part)
+    except (OSError, ValueError) as error:
+        _logger.debug("the model has no fingerprint: %s", error)
+        return b""
+    return digest.digest()
+
+
+def _parts(model: str) -> Iterator[bytes]:
+    if model.startswith(SIMULATED):
+        options = parse_simulated(model)
+        yield options.mode.encode()
+        for given in (options.tokenizer, options.answers):
+            yield b"" if given is None else _text(Path(given))
+        return
+    folder = find_folder(model)
+    if folder is None:  # random weights: the name says all
+        yield model.encode()
+        return
+    for pattern in _TEXTS:
+        for path in sorted(folder.glob(pattern)):
+            yield path.name.encode()
+            yield _text(path)
+    for pattern in _WEIGHTS:
+        for path in sorted(folder.glob(pattern)):
+            yield path.name.encode()
+            yield from _samples(path)
+
+
+def _text(path: Path) -> bytes:
+    """A small file, or the tokenizer in a folder."""
+    path = path / "tokenizer.json" if path.is_dir() else path
+    with path.open("rb") as file:
+        return hashlib.blake2b(file.read(_MAX_FILE_BYTES)).digest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """The size of a file of weights, its header, and bytes from all over it."""
+    size = path.stat().st_size
+    yield size.to_bytes(8, "little")
+    with path.open("rb") as file:
+        header = file.read(8)
+        yield header
+        yield file.read(min(int.from_bytes(header, "little"), _MAX_HEADER_BYTES))
+        for sample in range(_NUM_SAMPLES):
+            file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+            yield file.read(_SAMPLE_BYTES)

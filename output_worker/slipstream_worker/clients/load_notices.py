@@ -1,0 +1,93 @@
+"""Tells clients that route among replicas how busy this one is, and whether it serves.
+
+A client that asked hears it when it attaches, when the state changes, when numbers have changed by
+a twentieth and 0.1 s have passed, and every second. The messages take no credit: one that cannot be
+sent is left out.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from slipstream_ipc.messages import WANTS_LOAD, Gauge, Load, ReplicaState
+from slipstream_ipc.transport.router import Session
+from slipstream_worker.clients.ports import FrontAcceptor, Receipt
+
+_LEAST_S = 0.1  # between two messages of the same state
+_MOST_S = 1.0
+_CHANGE = 0.05
+
+
+class LoadNotices:
+    """The latest load, and the sessions that want it."""
+
+    def __init__(self, front: FrontAcceptor) -> None:
+        self._front = front
+        self._sessions: list[Session[Receipt]] = []
+        self._load = Load()
+        self._drains_until: float | None = None
+        self._has_core = False
+        self._died_within = False  # the core, if it is away
+        self._sent = Load()
+        self._sent_at = 0.0
+        self._is_due = False
+
+    def welcomed(self, session: Session[Receipt]) -> None:
+        """A session begins."""
+        if session.wants & WANTS_LOAD:
+            self._sessions.append(session)
+            self._is_due = True
+
+    def measured(self, gauge: Gauge) -> None:
+        """The core's numbers."""
+        numbers = {name: getattr(gauge, name) for name in gauge.__struct_fields__}
+        self._load = structs.replace(self._load, **numbers)
+
+    def core_ended(self, *, died_within: bool) -> None:
+        """The core has ended; died_within: of its own doing. Its link breaks before or after."""
+        self._died_within = died_within
+
+    def begin_drain(self, end_at: float) -> None:
+        """Nothing new is accepted, and what runs is cut off at `end_at` (monotonic)."""
+        self._drains_until = end_at
+
+    def flush(self, now: float, *, has_core: bool) -> None:
+        """Send what is due. Call it regularly."""
+        if has_core != self._has_core:
+            self._has_core = has_core
+            self._died_within &= not has_core
+        if not self._sessions:
+            return
+        load = self._current(now)
+        since = now - self._sent_at
+        is_due = self._is_due or since >= _MOST_S or _state(load) != _state(self._sent)
+        if not is_due and (since < _LEAST_S or not _differs(load, self._sent)):
+            return
+        self._sessions = [session for session in self._sessions if session.is_open]
+        for session in self._sessions:
+            self._front.send_unnumbered(session, load)
+        self._sent, self._sent_at, self._is_due = load, now, False
+
+    def _current(self, now: float) -> Load:
+        state: ReplicaState = "serving" if self._has_core else "core_away"
+        within, within_s = not self._has_core and self._died_within, 0.0
+        if self._drains_until is not None:
+            state, within_s = "draining", max(0.0, self._drains_until - now)
+        return structs.replace(self._load, state=state, within=within, within_s=within_s)
+
+
+def _state(load: Load) -> tuple[ReplicaState, bool]:
+    return load.state, load.within
+
+
+def _differs(load: Load, sent: Load) -> bool:
+    """Whether a number that a router goes by differs by more than a twentieth."""
+    return any(
+        abs(one - other) > _CHANGE * other
+        for one, other in (
+            (load.running, sent.running),
+            (load.waiting, sent.waiting),
+            (load.queued_tokens, sent.queued_tokens),
+            (load.free_blocks, sent.free_blocks),
+        )
+    )

@@ -1,0 +1,334 @@
+"""A client of several replicas, each played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.helpers.fake_worker import MODEL, Entry, FakeWorker, deltas, end_of
+from tests.helpers.patience import Patience
+
+from slipstream import (
+    AsyncClient,
+    BadRequestError,
+    Client,
+    ConnectionLostError,
+    OverloadedError,
+    StreamLostError,
+)
+from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.messages import (
+    Abort,
+    Cancel,
+    Cancelled,
+    Deltas,
+    Detokenize,
+    Detokenized,
+    Fault,
+    Load,
+    Locate,
+    Located,
+    Rejected,
+    Resume,
+    Submit,
+)
+
+CARD = replace(MODEL, fingerprint=b"weights")
+OTHER = replace(MODEL, fingerprint=b"other weights")
+
+
+class Replica(FakeWorker):
+    """A replica that accepts what it is asked for, and sends what the test tells it to."""
+
+    def __init__(self, address: str, card: Any = CARD) -> None:
+        super().__init__(address)
+        self.model = card
+        self.handle = -1  # of the stream that `spread` begins here
+
+    def tell(self, load: Load) -> None:
+        """Send an unnumbered Load."""
+        self.do(lambda: self._control(load))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Any]:
+    """Makes replicas, by name; stops them after the test."""
+    tmp_path.chmod(0o700)
+    with ExitStack() as opened:
+
+        def make(name: str, card: Any = CARD) -> Replica:
+            replica = Replica(f"ipc://{tmp_path}/{name}", card)
+            opened.callback(replica.stop)
+            return replica
+
+        yield make
+
+
+def address_of(*replicas: Replica) -> str:
+    return ",".join([replica.address for replica in replicas])
+
+
+def is_attached(client: Any, num: int) -> bool:
+    return len(client._io._session._moves.open_members()) == num
+
+
+def attached(client: Client, num: int) -> None:
+    """Wait until so many replicas are attached."""
+    patience = Patience()
+    while not is_attached(client, num):
+        client._io.connect().result()
+        patience.check()
+
+
+def spread(client: Client, replicas: list[Replica]) -> dict[Replica, Any]:
+    """A stream at each replica, of which "a" was read; `handles` has their handles."""
+    attached(client, len(replicas))
+    streams: dict[Replica, Any] = {}
+    patience = Patience()
+    for num in count():
+        stream = client.stream(f"{num} prompt", seed=1)
+        replica, submit = first_submit(replicas, patience)
+        if replica in streams:
+            replica.reject(submit, Fault("bad_request", "it has one"))
+            continue
+        replica.send(deltas(Entry(replica.accept(submit), "a")))
+        replica.handle = submit.handle
+        assert next(stream).text == "a"
+        streams[replica] = stream
+        if len(streams) == len(replicas):
+            break
+    return streams
+
+
+def first_submit(replicas: list[Replica], patience: Patience) -> tuple[Replica, Submit]:
+    """The next Submit that one of the replicas gets."""
+    while True:
+        patience.check()
+        for replica in replicas:
+            with suppress(queue.Empty):
+                body = replica._received.get_nowait()
+                if isinstance(body, Submit):
+                    return replica, body
+
+
+def expect(replica: Replica, kind: Any) -> Any:
+    """The next message of this kind; skips Aborts and Goodbyes."""
+    while True:
+        body = replica._received.get(timeout=Patience().left_s)
+        if isinstance(body, kind):
+            return body
+        assert isinstance(body, Abort), body
+
+
+def expect_abort(replica: Replica, submit: Submit) -> bool:
+    """Whether the replica is told to end its copy of a stream; skips other Aborts."""
+    while replica.expect(Abort).stream_id != submit.stream_id:
+        pass
+    return True
+
+
+def rest_of(replica: Replica, handle: int, stream: Any) -> str:
+    replica.send(deltas(Entry(handle, "bc", 1, end=end_of("abc"))))
+    return "".join([delta.text for delta in stream])
+
+
+def test_a_stream_of_a_lost_replica_goes_on_at_another_with_its_tokens(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        streams = spread(client, [first, second])
+        first.stop()
+        submit = expect(second, Submit)
+        assert submit.stream_id.hex() == streams[first].id
+        assert (submit.was_accepted, submit.num_chars, submit.moves) == (True, 1, 1)
+        assert u32(submit.output_ids).tolist() == [ord("a")]
+        assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def test_hostile_replica_harms_only_its_streams(place, caplog) -> None:
+    hostile, honest = place("a"), place("b")
+    with caplog.at_level(logging.WARNING), Client(address_of(hostile, honest)) as client:
+        streams = spread(client, [hostile, honest])
+        hostile.send(deltas(Entry(7, "x"), Entry(2**31, "y")))  # streams of others, or of nobody
+        garbage = Deltas(pack_u32([0]), b"", b"\0", ["x"], b"")
+        for num in range(3):
+            hostile.send(garbage)
+            if num < 2:  # the third time it is closed
+                hostile.hellos.get(timeout=Patience().left_s)
+        submit = expect(honest, Submit)
+        assert submit.stream_id.hex() == streams[hostile].id
+        assert submit.moves == 1
+        moved = honest.accept(submit)
+        assert rest_of(honest, moved, streams[hostile]) == "bc"
+        assert rest_of(honest, honest.handle, streams[honest]) == "bc"
+    assert hostile.address in caplog.text
+    assert honest.address not in caplog.text
+
+
+def test_no_move_to_another_fingerprint(place) -> None:
+    first, second = place("a"), place("b", OTHER)
+    with Client(address_of(first, second), timeout_s=0.3) as client:
+        streams = spread(client, [first, second])
+        first.stop()
+        with pytest.raises((ConnectionLostError, StreamLostError)):
+            next(streams[first])
+        assert not [each for each in list(second._received.queue) if isinstance(each, Submit)]
+
+
+def test_other_weights_at_the_same_address_are_not_told_of_a_stream(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        streams = spread(client, [first, second])
+        first.stop()
+        second.stop()
+        again, other = place("a", OTHER), place("b")
+        ids = {expect(other, Submit | Resume).stream_id.hex() for _ in streams}
+        assert ids == {stream.id for stream in streams.values()}
+        attached(client, 2)
+        assert not [each for each in list(again._received.queue) if not isinstance(each, Abort)]
+
+
+def test_core_away_moves_after_patience(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        streams = spread(client, [first, second])
+        first.tell(Load("core_away", within=True))
+        submit = expect(second, Submit)
+        assert (submit.moves, submit.strikes) == (1, 1)
+        assert expect_abort(first, submit)
+        assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def test_a_draining_replica_gets_nothing_new_and_its_streams_run_on(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        streams = spread(client, [first, second])
+        first.tell(Load("draining", within_s=1000.0))
+        patience = Patience()
+        while not is_attached(client, 1):
+            patience.check()
+        others = [client.stream(f"{num} prompt") for num in range(8)]
+        for _ in others:
+            second.accept(expect(second, Submit))
+        assert rest_of(first, first.handle, streams[first]) == "bc"
+        first.tell(Load("draining", within_s=0.0))
+
+
+def test_a_draining_replica_loses_its_streams_before_its_end(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        streams = spread(client, [first, second])
+        first.tell(Load("draining", within_s=1.0))
+        submit = expect(second, Submit)
+        assert (submit.moves, submit.strikes) == (1, 0)
+        assert expect_abort(first, submit)
+        assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def test_a_replica_that_leaves_turns_streams_away_to_another(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        stream = client.stream("x")
+        patience = Patience()
+        while first._received.empty() and second._received.empty():
+            patience.check()
+        leaving, other = (first, second) if not first._received.empty() else (second, first)
+        submit = leaving.expect(Submit)
+        leaving.send(Rejected(submit.handle, Fault("overloaded", "it is stopping"), True))
+        again = expect(other, Submit)
+        handle = other.accept(again)
+        other.send(deltas(Entry(handle, "abc", end=end_of("abc"))))
+        assert [delta.text for delta in stream] == ["abc"]
+
+
+def test_a_stream_that_a_replica_has_no_room_for_is_asked_of_two_more(place) -> None:
+    replicas = [place(name) for name in "abcd"]
+    with Client(address_of(*replicas)) as client:
+        attached(client, 4)
+        stream, patience = client.stream("x"), Patience()
+        asked = []
+        for _ in range(3):
+            replica, submit = first_submit(replicas, patience)
+            asked.append(replica)
+            replica.reject(submit, Fault("overloaded", "it is full"))
+        assert len(set(asked)) == 3
+        with pytest.raises(OverloadedError):
+            next(stream)
+
+
+def test_another_clients_stream_is_resumed_where_it_is(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        stream_id = "ab" * 16
+        stream = client.resume(stream_id, num_chars=1, num_tokens=1)
+        for replica, moves in ((first, 0), (second, 3)):
+            located = replica.expect(Locate)
+            assert located.stream_ids == (bytes.fromhex(stream_id),)
+            replica.send(Located(located.number, (moves,)))
+        resume = second.expect(Resume)
+        assert (resume.num_chars, resume.moves) == (1, 2)
+        second.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
+        assert rest_of(second, resume.handle, stream) == "bc"
+
+
+def test_a_query_is_asked_of_another_replica_where_the_first_is_lost(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        answer = client._io.ask(Detokenize(0, pack_u32([1])))
+        asked = first.expect(Detokenize)
+        first.stop()
+        again = second.expect(Detokenize)
+        assert again.token_ids == asked.token_ids
+        second.send(Detokenized(again.number, "one"))
+        assert answer.result().text == "one"
+
+
+def test_cancel_asks_all_replicas(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        answer = client._io.ask(Cancel(0, (b"1" * 16, b"2" * 16)))
+        first.send(Cancelled(first.expect(Cancel).number, ("unknown", "running")))
+        second.send(Cancelled(second.expect(Cancel).number, ("unknown", "unknown")))
+        assert answer.result().found == ("unknown", "running")
+
+
+def test_no_replica_answers(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(ConnectionLostError, match="no replica"):
+        Client(f"ipc://{tmp_path}/a,ipc://{tmp_path}/b", timeout_s=0.2)
+
+
+@pytest.mark.parametrize(
+    "address", ["ipc:///a,http://b", "tcp://a:1,tcp://b:2", "file:/nowhere/at/all", "dns://name"]
+)
+def test_addresses_that_are_refused(address: str) -> None:
+    with pytest.raises(BadRequestError):
+        Client(address)
+
+
+async def _ask(address: str) -> str:
+    async with AsyncClient(address) as client:
+        return "".join([delta.text async for delta in client.stream("x")])
+
+
+def test_the_asyncio_client_is_alike(place) -> None:
+    def play(replica: FakeWorker, body: Any) -> None:
+        if isinstance(body, Submit):
+            replica.accept_from_script(body)
+            replica.post(deltas(Entry(body.handle, "abc", end=end_of("abc"))))
+
+    replicas = [place("a"), place("b")]
+    for replica in replicas:
+        replica.script = play
+    assert asyncio.run(_ask(address_of(*replicas))) == "abc"

@@ -1,0 +1,126 @@
+"""Where the members of a fleet are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from threading import Event
+
+import pytest
+from tests.helpers.patience import Patience
+
+from slipstream.client.endpoints import check_member
+from slipstream.fleet.members import DnsMembers, MemberSource, member_source, names_fleet
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.transport.curve import Access
+
+check = partial(check_member, access=Access(insecure=True))
+
+
+@pytest.mark.parametrize(
+    ("address", "is_fleet"),
+    [
+        ("ipc:///a", False),
+        ("tcp://a:1", False),
+        ("ipc:///a,ipc:///b", True),
+        ("file:/list", True),
+        ("dns://name:1", True),
+    ],
+)
+def test_which_addresses_name_a_fleet(address: str, is_fleet: bool) -> None:
+    assert names_fleet(address) is is_fleet
+
+
+def test_a_list_without_repetitions() -> None:
+    source = member_source("ipc:///a, tcp://127.0.0.1:5,ipc:///a", check)
+    assert source.addresses(0.0) == ("ipc:///a", "tcp://127.0.0.1:5")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ipc:///a,",
+        "ipc:///a,http://b",
+        "tcp://10.0.0.1:5,ipc:///a",  # insecure is for this machine alone
+        ",".join([f"ipc:///{number}" for number in range(65)]),
+        "file:/nowhere",
+        "dns://localhost",
+        "dns://localhost:0",
+        "dns://10.0.0.1:5",
+    ],
+)
+def test_what_is_refused(address: str) -> None:
+    with pytest.raises(BadRequest):
+        member_source(address, check)
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file as editors do."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "members"
+    write(path, "ipc:///a  # the first\n\n# none\nipc:///b\n")
+    source = member_source(f"file:{path}", check)
+    assert source.addresses(0.0) == ("ipc:///a", "ipc:///b")
+    write(path, "ipc:///c\n")
+    assert source.addresses(1.0) == ("ipc:///c",)
+
+
+@pytest.mark.parametrize("fault", ["http://x\n", None, "\udcff"])
+def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, fault: str | None) -> None:
+    path = tmp_path / "members"
+    write(path, "ipc:///a\n")
+    source = member_source(f"file:{path}", check)
+    if fault is None:
+        path.unlink()
+    else:
+        path.write_bytes(fault.encode("utf-8", "surrogateescape"))
+    assert source.addresses(1.0) == ("ipc:///a",)
+    write(path, "ipc:///b\n")
+    assert source.addresses(2.0) == ("ipc:///b",)
+
+
+def until(source: MemberSource, wanted: Sequence[str]) -> None:
+    patience, now = Patience(), 0.0
+    while source.addresses(now) != tuple(wanted):
+        now += 10.0
+        patience.check()
+
+
+def test_a_name_is_resolved_again() -> None:
+    answers = [["127.0.0.2", "127.0.0.1"], OSError("no such name"), [], ["::1"]]
+
+    def resolve(host: str, port: int) -> Sequence[str]:
+        assert (host, port) == ("localhost", 5)
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    source = DnsMembers("dns://localhost:5", check, resolve)
+    until(source, ["tcp://127.0.0.1:5", "tcp://127.0.0.2:5"])
+    until(source, ["tcp://[::1]:5"])
+    assert len(answers) == 1
+
+
+def test_one_resolution_at_a_time() -> None:
+    may_end, num = Event(), 0
+
+    def resolve(host: str, port: int) -> Sequence[str]:
+        nonlocal num
+        num += 1
+        assert may_end.wait(Patience().left_s)
+        return ["127.0.0.1"]
+
+    source = DnsMembers("dns://localhost:5", check, resolve)
+    for second in range(100):
+        assert source.addresses(10.0 * second) == ()
+    assert num <= 1
+    may_end.set()
+    until(source, ["tcp://127.0.0.1:5"])

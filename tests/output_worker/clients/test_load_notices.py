@@ -1,0 +1,102 @@
+"""When clients hear of a replica's load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from slipstream_ipc.messages import WANTS_LOAD, WANTS_MEMBERS, Gauge, Load
+from slipstream_worker.clients.load_notices import LoadNotices
+
+
+@dataclass(eq=False)
+class Peer:
+    wants: int = WANTS_LOAD
+    is_open: bool = True
+    heard: list[Load] = field(default_factory=list)
+
+
+class Front:
+    def send_unnumbered(self, session: Peer, load: Load) -> bool:
+        session.heard.append(load)
+        return True
+
+
+def gauge(running: int) -> Gauge:
+    return Gauge(running, 1, 200, 50, 100, 3.5, 0.01, 64)
+
+
+@pytest.fixture
+def notices() -> Any:
+    front: Any = Front()
+    return LoadNotices(front)
+
+
+@pytest.fixture
+def peer(notices: Any) -> Peer:
+    peer = Peer()
+    notices.measured(gauge(100))
+    notices.welcomed(peer)
+    notices.flush(1.0, has_core=True)
+    return peer
+
+
+def test_a_client_hears_the_numbers_when_it_attaches(peer: Peer) -> None:
+    [load] = peer.heard
+    assert load == Load("serving", False, 0.0, 100, 1, 200, 50, 100, 3.5, 0.01, 64)
+
+
+def test_a_client_that_did_not_ask_hears_nothing(notices: Any) -> None:
+    peers = [Peer(0), Peer(WANTS_MEMBERS)]
+    for peer in peers:
+        notices.welcomed(peer)
+    notices.flush(1.0, has_core=False)
+    assert [peer.heard for peer in peers] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("running", "after_s", "num"),
+    [
+        (106, 0.11, 2),
+        (106, 0.09, 1),
+        (104, 0.11, 1),
+        (104, 1.0, 2),
+        (100, 1.0, 2),
+    ],
+)
+def test_numbers_are_told_when_they_differ(notices, peer, running, after_s, num) -> None:
+    notices.measured(gauge(running))
+    notices.flush(1.0 + after_s, has_core=True)
+    assert len(peer.heard) == num
+    assert peer.heard[-1].running == (running if num == 2 else 100)
+
+
+def test_a_state_is_told_at_once(notices: Any, peer: Peer) -> None:
+    notices.flush(1.001, has_core=False)
+    notices.flush(1.002, has_core=True)
+    notices.begin_drain(31.0)
+    notices.flush(1.003, has_core=False)
+    assert [load.state for load in peer.heard] == ["serving", "core_away", "serving", "draining"]
+    assert peer.heard[-1].within_s == pytest.approx(29.997)
+
+
+@pytest.mark.parametrize("is_told_first", [False, True])
+def test_how_the_core_ended_is_told_while_it_is_away(notices, peer, is_told_first) -> None:
+    if not is_told_first:
+        notices.flush(1.01, has_core=False)
+    notices.core_ended(died_within=True)
+    notices.flush(1.02, has_core=is_told_first)
+    notices.flush(1.03, has_core=False)
+    assert (peer.heard[-1].state, peer.heard[-1].within) == ("core_away", True)
+    notices.flush(1.04, has_core=True)
+    notices.flush(1.05, has_core=False)  # its link breaks, and it lives
+    assert [load.within for load in peer.heard[-2:]] == [False, False]
+    assert peer.heard[-1].state == "core_away"
+
+
+def test_a_session_that_has_ended_is_left_out(notices: Any, peer: Peer) -> None:
+    peer.is_open = False
+    notices.flush(9.0, has_core=True)
+    assert len(peer.heard) == 1
