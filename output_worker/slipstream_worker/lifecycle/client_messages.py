@@ -237,11 +237,16 @@ class ClientMessages:
         """Accept one answer of a submission, or reject it."""
         lifecycle = self._lifecycle
         known = self._streams.get(submit.stream_id)
-        if known is not None and submit.moves > known.moves and known.is_open_to(submit.scope):
+        fingerprint = submission.fingerprint(submit)
+        if (
+            known is not None
+            and submit.moves > known.moves
+            and _is_same(known, submit, fingerprint)
+        ):
             lifecycle.replaced(known, session.identity, submit.handle)
             known = None
         if known is not None:
-            self._submit_again(session, submit, known, submission.fingerprint(submit))
+            self._submit_again(session, submit, known, fingerprint)
             return
         fault = self._retention.why_gone(submit.stream_id, submit.moves)
         if fault is None and submit.was_accepted and submit.strikes >= MAX_STRIKES:
@@ -270,7 +275,6 @@ class ClientMessages:
             if why:
                 self._reject(session, submit, Fault("overloaded", why))
                 return
-        fingerprint = submission.fingerprint(submit)
         stream = WorkerStream(submit.stream_id, Stage.RENDERING, submit, fingerprint=fingerprint)
         stream.params = submission.params(submit)
         stream.owner = session.identity
@@ -293,7 +297,7 @@ class ClientMessages:
         if submit.moves < known.moves and known.is_open_to(submit.scope):
             self._readers.port(session.identity).enqueue(Superseded(submit.handle))
             return
-        if known.fingerprint != fingerprint or not known.is_open_to(submit.scope):
+        if not _is_same(known, submit, fingerprint):
             self._reject(session, submit, _CONFLICT)
             return
         self._readers.read(known, session.identity, submit.handle, _position(submit))
@@ -388,6 +392,11 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
         answer=submit.answer if submit.messages else None,
         is_structured=submission.is_structured,
     )
+
+
+def _is_same(known: WorkerStream, submit: Submit, fingerprint: bytes) -> bool:
+    """Whether the stream is of this request, and open to who makes it again."""
+    return known.fingerprint == fingerprint and known.is_open_to(submit.scope)
 
 
 def _position(submit: Submit) -> ResumePoint:

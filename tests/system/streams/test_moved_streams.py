@@ -220,7 +220,8 @@ def test_strikes_of_other_replicas_count(make_stack) -> None:
         assert stack.worker.lifecycle.readmission(stream).strikes == stream.strikes
 
 
-def test_a_stream_of_another_scope_is_not_replaced(make_stack) -> None:
+@pytest.mark.parametrize("other", [{"scope": b""}, {"token_ids": pack_u32([5, 7]), "text": None}])
+def test_another_request_or_scope_replaces_no_stream(make_stack, other) -> None:
     stack = make_stack()
     client = stack.client()
     it = client.submit(PROMPT, **PARAMS)
@@ -229,7 +230,7 @@ def test_a_stream_of_another_scope_is_not_replaced(make_stack) -> None:
     client.send(it.submit)
     stack.until(lambda: len(it.token_ids) > 5)
     thief = stack.client()
-    stolen = structs.replace(it.submit, scope=b"", moves=1, was_accepted=True)
+    stolen = structs.replace(it.submit, moves=1, was_accepted=True, **other)
     taken = thief.send_submit(stolen)
     stack.until(lambda: taken.is_over)
     assert taken.fault.code == "conflict"
