@@ -24,6 +24,7 @@ from slipstream import (
     OverloadedError,
     StreamLostError,
 )
+from slipstream.client.connection import fleet_session
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import (
     Abort,
@@ -52,6 +53,10 @@ class Replica(FakeWorker):
         super().__init__(address)
         self.model = card
         self.handle = -1  # of the stream that `spread` begins here
+
+    def tell_again(self) -> None:
+        """Welcome a client whose Hello was left unanswered."""
+        self.do(lambda: self._acceptor.welcome(self._acceptor.sessions[-1], self.model))
 
     def tell(self, load: Load) -> None:
         """Send an unnumbered Load."""
@@ -278,6 +283,60 @@ def test_another_clients_stream_is_resumed_where_it_is(place) -> None:
         assert (resume.num_chars, resume.moves) == (1, 2)
         second.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
         assert rest_of(second, resume.handle, stream) == "bc"
+
+
+def test_a_resumed_stream_is_looked_for_at_replicas_that_attach_a_moment_later(place) -> None:
+    first, second = place("a"), place("b")
+    second.is_silent = True
+    with Client(address_of(first, second)) as client:
+        attached(client, 1)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        second.do(lambda: setattr(second, "is_silent", False))
+        second.tell_again()
+        for replica, moves in ((first, 0), (second, 1)):
+            located = replica.expect(Locate)
+            replica.send(Located(located.number, (moves,)))
+        assert second.expect(Resume).stream_id == bytes.fromhex(stream.id)
+
+
+def test_a_stream_resumed_while_no_replica_is_there_goes_on_when_one_is(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        first.stop()
+        second.stop()
+        patience = Patience()
+        while client._io._session.is_attached:
+            patience.check()
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        again = place("b")
+        resume = again.expect(Resume)
+        again.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
+        assert rest_of(again, resume.handle, stream) == "bc"
+
+
+def test_a_replica_with_too_much_unread_does_not_know_a_stream(place, caplog) -> None:
+    first, second = place("a"), place("b")
+    with caplog.at_level(logging.WARNING), Client(address_of(first, second)) as client:
+        attached(client, 2)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        for replica, moves in ((first, ()), (second, (1,))):
+            located = replica.expect(Locate)
+            replica.send(Located(located.number, moves))
+        assert second.expect(Resume).stream_id == bytes.fromhex(stream.id)
+        assert first.hellos.empty()
+
+
+def test_a_replica_that_does_not_answer_holds_up_no_resume(place, monkeypatch) -> None:
+    monkeypatch.setattr(fleet_session, "_LOCATE_S", 0.1)
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        first.expect(Locate)
+        located = second.expect(Locate)
+        second.send(Located(located.number, (1,)))
+        assert second.expect(Resume).stream_id == bytes.fromhex(stream.id)
 
 
 def test_a_query_is_asked_of_another_replica_where_the_first_is_lost(place) -> None:

@@ -33,7 +33,17 @@ class AnswerOfAll:
         else:
             self._error = error
         self._num_left -= 1
-        if self._num_left or not self._future.set_running_or_notify_cancel():
+        if not self._num_left:
+            self._fulfil()
+
+    def give_up(self) -> None:
+        """Do without the answers that have not come. For a Locate."""
+        if self._num_left > 0:
+            self._num_left = 0
+            self._fulfil()
+
+    def _fulfil(self) -> None:
+        if not self._future.set_running_or_notify_cancel():
             return
         if isinstance(self._query, Locate):
             self._future.set_result(self._found)
