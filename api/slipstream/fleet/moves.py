@@ -264,9 +264,11 @@ class Moves(Generic[S]):
         """The member that a stream is at; None: held."""
         return self._streams[stream].member
 
-    def place(self, stream: S, member: int | None, now: float) -> None:
-        """A new stream is at a member, or held until one is open."""
-        it = self._streams[stream] = _Stream()
+    def place(self, stream: S, member: int | None, now: float, *, moves: int = 0) -> None:
+        """A new stream is at a member, or held until one is open. moves: those of a stream that
+        another reader had before.
+        """
+        it = self._streams[stream] = _Stream(moves=moves)
         if member is None:
             it.waits_since = now
             self._held[stream] = None
@@ -331,6 +333,7 @@ class Moves(Generic[S]):
     def _leave(self, number: int, it: _Member[S], now: float) -> Iterator[Decision[S]]:
         for stream in list(it.streams):
             read = self._read(stream)
+            self._streams[stream].full_members.clear()  # they may have room by now
             if it.is_attached and it.is_within and read.is_accepted and self._targets(stream):
                 self._strike(stream, read.num_tokens)
                 if self._streams[stream].strikes >= MAX_STRIKES:
@@ -432,7 +435,7 @@ class Moves(Generic[S]):
             for number, member in self._members.items()
             if member.is_open
             and number != it.member
-            and number not in it.full_members
+            and (read.is_accepted or number not in it.full_members)
             and (bound is None or _may_join(bound, member.fingerprint, number == it.last_member))
         ]
 

@@ -131,7 +131,8 @@ class ClientMessages:
                     replica=self._replica,
                     incarnation=self._stack_incarnation,
                 )
-                self._load_notices.welcomed(session)
+                if self._index == 0:  # which speaks for the stack
+                    self._load_notices.welcomed(session)
             case Submit():
                 self._submit_all(session, body, card)
             case Resume():

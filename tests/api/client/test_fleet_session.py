@@ -7,9 +7,10 @@ import logging
 import queue
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from msgspec.structs import replace
@@ -21,9 +22,14 @@ from slipstream import (
     BadRequestError,
     Client,
     ConnectionLostError,
+    EngineError,
     OverloadedError,
     StreamLostError,
 )
+from slipstream.client.connection import fleet_session
+from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import CarriedStream
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.messages import (
     Abort,
@@ -39,6 +45,7 @@ from slipstream_ipc.messages import (
     Rejected,
     Resume,
     Submit,
+    Welcome,
 )
 
 CARD = replace(MODEL, fingerprint=b"weights")
@@ -51,6 +58,10 @@ class Replica(FakeWorker):
     def __init__(self, address: str, card: Any = CARD) -> None:
         super().__init__(address, model=card)
         self.handle = -1  # of the stream that `spread` begins here
+
+    def tell_again(self) -> None:
+        """Welcome a client whose Hello was left unanswered."""
+        self.do(lambda: self._acceptor.welcome(self._acceptor.sessions[-1], self.model))
 
     def tell(self, load: Load) -> None:
         """Send an unnumbered Load."""
@@ -279,6 +290,60 @@ def test_another_clients_stream_is_resumed_where_it_is(place) -> None:
         assert rest_of(second, resume.handle, stream) == "bc"
 
 
+def test_a_resumed_stream_is_looked_for_at_replicas_that_attach_a_moment_later(place) -> None:
+    first, second = place("a"), place("b")
+    second.is_silent = True
+    with Client(address_of(first, second)) as client:
+        attached(client, 1)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        second.do(lambda: setattr(second, "is_silent", False))
+        second.tell_again()
+        for replica, moves in ((first, 0), (second, 1)):
+            located = replica.expect(Locate)
+            replica.send(Located(located.number, (moves,)))
+        assert second.expect(Resume).stream_id == bytes.fromhex(stream.id)
+
+
+def test_a_stream_resumed_while_no_replica_is_there_goes_on_when_one_is(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        first.stop()
+        second.stop()
+        patience = Patience()
+        while client._io._session.is_attached:
+            patience.check()
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        again = place("b")
+        resume = again.expect(Resume)
+        again.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
+        assert rest_of(again, resume.handle, stream) == "bc"
+
+
+def test_a_replica_with_too_much_unread_does_not_know_a_stream(place, caplog) -> None:
+    first, second = place("a"), place("b")
+    with caplog.at_level(logging.WARNING), Client(address_of(first, second)) as client:
+        attached(client, 2)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        for replica, moves in ((first, ()), (second, (1,))):
+            located = replica.expect(Locate)
+            replica.send(Located(located.number, moves))
+        assert second.expect(Resume).stream_id == bytes.fromhex(stream.id)
+        assert first.hellos.empty()
+
+
+def test_a_replica_that_does_not_answer_holds_up_no_resume(place, monkeypatch) -> None:
+    monkeypatch.setattr(fleet_session, "_LOCATE_S", 0.1)
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        first.expect(Locate)
+        located = second.expect(Locate)
+        second.send(Located(located.number, (1,)))
+        assert second.expect(Resume).stream_id == bytes.fromhex(stream.id)
+
+
 def test_a_query_is_asked_of_another_replica_where_the_first_is_lost(place) -> None:
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
@@ -331,3 +396,68 @@ def test_the_asyncio_client_is_alike(place) -> None:
     for replica in replicas:
         replica.script = play
     assert asyncio.run(_ask(address_of(*replicas))) == "abc"
+
+
+class StubSession:
+    """A replica's session, which does in its next turn what the test says."""
+
+    by_address: ClassVar[dict[str, StubSession]] = {}
+
+    def __init__(self, context: Any, address: str, *args: Any, observer: Any, **kwargs: Any):
+        self.observer, self.is_attached, self.is_starting, self.trouble = observer, True, False, ""
+        self.streams: list[StreamState] = []
+        self.script: list[Any] = [lambda: observer.welcomed(Welcome(2, CARD))]
+        self.by_address[address] = self
+
+    def turn(self, now: float, arrived: Any = None) -> bool:
+        if self.script:
+            self.script.pop(0)()
+        return False
+
+    def submit(self, state: StreamState, now: float) -> None:
+        state.prompt_ids = b""
+        self.streams.append(state)
+
+    def position(self, state: StreamState) -> tuple[int, int]:
+        return (1, 1) if state in self.streams else (0, 0)
+
+    def leave(self, state: StreamState) -> CarriedStream:
+        self.streams.remove(state)
+        return CarriedStream(state, 1, 1, b"\0\0\0\0")
+
+    def carry_on(self, carried: CarriedStream) -> None:
+        self.streams.append(carried.state)
+
+    def take_queries(self) -> list[Any]:
+        return []
+
+    def close(self) -> None:
+        assert not self.streams, "streams are left behind"
+
+
+def test_a_replica_that_is_refused_as_a_stream_arrives_is_closed_once_that_has_left(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    addresses = [f"ipc:///nowhere/{name}/client.sock" for name in "abc"]
+    fleet = FleetSession(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
+    fleet.turn(0.0)
+    state = StreamState(Submit(0, b"1" * 16, b"{}", text="x"), wants_whole=False)  # type: ignore[arg-type]
+    fleet.submit(state, 0.0)
+    sessions = StubSession.by_address.values()
+    source = next(each for each in sessions if each.streams)
+    taker, third = [each for each in sessions if each is not source]
+    source.is_attached = third.is_attached = False
+    error = partial(EngineError, Fault("engine", "it does not keep to the protocol"))
+    now = 1.0
+    while source.streams:
+        # the second turn of these is the one in which the stream arrives
+        taker.script = [lambda: None, partial(taker.observer.refused, error)]
+        fleet.turn(now)
+        now += 0.25
+        assert now < 10.0
+    third.is_attached = True
+    third.script = [lambda: third.observer.welcomed(Welcome(2, CARD))]
+    fleet.turn(now)
+    assert third.streams == [state]
+    assert not state.is_over

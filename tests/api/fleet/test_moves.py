@@ -543,9 +543,10 @@ class Few:
 
     def __init__(self, num_members: int = 3, **given: object) -> None:
         self.tokens: dict[str, int] = {}
+        self.is_accepted = True
         self.moves: Moves[str] = Moves(
             MoveSettings(**given),  # type: ignore[arg-type]
-            lambda stream: ReadSoFar(self.tokens[stream], is_accepted=True),
+            lambda stream: ReadSoFar(self.tokens[stream], self.is_accepted),
             lambda stream, members: members[0],
         )
         for member in range(num_members):
@@ -699,12 +700,45 @@ def test_a_stream_that_a_leaving_member_turned_away_goes_elsewhere(is_open: bool
 
 def test_a_stream_is_not_asked_again_of_a_member_that_is_full() -> None:
     few = Few(4)
+    few.is_accepted = False
     few.place("s", 0, num_tokens=0)
     assert few.moves.overloaded("s", 0.0) == Hold("s", 0)
     assert few.moves.due(0.0) == [Start("s", None, 1, 1, 0)]
     assert few.moves.overloaded("s", 0.1) == Hold("s", 1)
     assert few.moves.due(0.1) == [Start("s", None, 2, 2, 0)]
     assert few.moves.overloaded("s", 0.2) is None
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_member_that_was_full_takes_a_stream_whose_own_member_is_lost(is_accepted: bool) -> None:
+    few = Few(2)
+    few.is_accepted = False
+    few.place("s", 0, num_tokens=0)
+    assert few.moves.overloaded("s", 0.0) == Hold("s", 0)
+    assert few.moves.due(0.0) == [Start("s", None, 1, 1, 0)]
+    few.is_accepted = is_accepted
+    few.moves.detached(1, 1.0)
+    assert few.moves.due(1.5) == [Hold("s", 1), Start("s", None, 0, 2, 0)]
+
+
+def test_an_accepted_stream_drains_to_a_member_that_was_full() -> None:
+    few = Few(2, drain_moves=True)
+    few.is_accepted = False
+    few.place("s", 0, num_tokens=0)
+    assert few.moves.overloaded("s", 0.0) == Hold("s", 0)
+    assert few.moves.due(0.0) == [Start("s", None, 1, 1, 0)]
+    few.is_accepted = True
+    few.moves.load(1, "draining", 1.0, within_s=60.0)
+    assert few.moves.due(1.0) == [Start("s", 1, 0, 2, 0)]
+
+
+def test_a_stream_that_was_moved_before_it_came_moves_on_from_there() -> None:
+    few = Few(2)
+    few.tokens["s"] = 1
+    few.moves.place("s", 0, 0.0, moves=3)
+    few.moves.detached(0, 1.0)
+    few.moves.gone(0, 1.0)
+    assert few.moves.due(1.0) == [Hold("s", 0), Start("s", None, 1, 4, 0)]
 
 
 def test_the_wait_for_a_member_begins_anew_when_one_was_there() -> None:

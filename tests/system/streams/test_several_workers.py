@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from msgspec import structs
@@ -16,7 +17,7 @@ from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import UnknownStreamError
 from slipstream.request.requests import checked_params, new_submit
-from slipstream_ipc.messages import Cancel, KeepOptions
+from slipstream_ipc.messages import WANTS_LOAD, Cancel, KeepOptions, Load, Locate
 from slipstream_ipc.worker_deal import worker_of
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
@@ -159,6 +160,43 @@ def test_a_cancel_reaches_each_worker(make_stack) -> None:
     stack.until(lambda: future.done() and all(each.is_over for each in streams))
     assert future.result().found == ("unknown", *["running"] * len(streams))
     assert {each.state.end.reason for each in streams} == {"abort"}
+
+
+def test_streams_are_located_at_each_worker(make_stack) -> None:
+    stack = make_stack(num_workers=2)
+    client, other = client_of(stack), client_of(stack)
+    streams = submit_all(stack, client, max_tokens=400)
+    stack.until(lambda: all(len(each.state.deltas) > 3 for each in streams))
+    ids = [bytes.fromhex(stack.ids(1, 9)[8]), *[each.state.stream_id for each in streams]]
+    future: Future[Any] = Future()
+    stack.until(lambda: other.session.is_attached)
+    other.session.ask(Locate(0, tuple(ids)), future, stack.now(), lambda call: call())
+    stack.until(future.done)
+    assert future.result().moves == (0, *[1] * len(streams))
+
+
+def test_the_first_worker_tells_the_load_of_the_stack(make_stack) -> None:
+    stack = make_stack(num_workers=2)
+    heard: list[Load] = []
+    observer = Mock(loaded=heard.append)
+    session = StackSession(
+        stack.context,
+        stack.client_address,
+        60.0,
+        stack.poller,
+        stack.now(),
+        observer=observer,
+        wants=WANTS_LOAD,
+    )
+    workers = [each._load_notices for each in stack.workers]
+
+    def is_attached() -> bool:
+        session.turn(stack.now())
+        return len(session._sessions) == 2 and session.is_attached and len(heard) > 0
+
+    stack.until(is_attached)
+    assert [len(each._sessions) for each in workers] == [1, 0]
+    session.close()
 
 
 @pytest.mark.parametrize("worker", [0, 1])

@@ -12,8 +12,9 @@ from slipstream_ipc.messages import Cancel, Cancelled, CancelledState, Locate, R
 class AnswerOfAll:
     """Fulfils a future when every replica has answered, or cannot any more.
 
-    - Cancel: a stream's state is that of the replica that knows it.
-    - Recall: the answer of a replica that has kept one.
+    - Cancel: a stream runs if it does at any replica; those that it has left have ended it.
+    - Recall: the complete answer, else that of a stream that still runs, else the longest copy that
+      a replica has of one that was ended.
     - Locate: a list of the answers; None for a replica that did not answer.
     - A replica that fails counts as one that knows nothing, unless all of them fail.
     """
@@ -33,7 +34,17 @@ class AnswerOfAll:
         else:
             self._error = error
         self._num_left -= 1
-        if self._num_left or not self._future.set_running_or_notify_cancel():
+        if not self._num_left:
+            self._fulfil()
+
+    def give_up(self) -> None:
+        """Do without the answers that have not come. For a Locate."""
+        if self._num_left > 0:
+            self._num_left = 0
+            self._fulfil()
+
+    def _fulfil(self) -> None:
+        if not self._future.set_running_or_notify_cancel():
             return
         if isinstance(self._query, Locate):
             self._future.set_result(self._found)
@@ -51,11 +62,19 @@ def _cancelled(answers: list[Cancelled], num: int) -> Cancelled:
     found: list[CancelledState] = ["unknown"] * num
     for answer in answers:
         for at, state in enumerate(answer.found):
-            if state != "unknown":
+            if found[at] != "running" and state != "unknown":
                 found[at] = state
     return Cancelled(0, tuple(found))
 
 
 def _recalled(answers: list[Recalled]) -> Recalled:
-    kept = [each for each in answers if each.answer is not None]
-    return (kept or answers)[0]
+    return max(answers, key=_worth)
+
+
+def _worth(recalled: Recalled) -> tuple[int, int]:
+    answer = recalled.answer
+    if answer is None:
+        return 0, 0
+    if answer.end is None:
+        return 2, 0
+    return 1 if answer.end.reason in ("abort", "error") else 3, answer.end.num_tokens

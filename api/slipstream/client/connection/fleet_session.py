@@ -68,6 +68,8 @@ from slipstream_ipc.transport.curve import Access
 
 _SHUT_S = 10.0  # until a closed member is tried again
 _ABSENT_S = 1.0  # as in `ClientSession`
+_LOCATE_S = 2.0  # for replicas to say whether they have a stream
+_MOST_MOVES = 2**31  # that a replica's word is taken for
 # a machine that is lost says nothing: its streams move after three seconds of silence
 _TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_s": 2.0}
 _LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
@@ -93,6 +95,15 @@ class _Member:
     shut_because: Callable[[], SlipstreamError] | None = None
     opens_at: float = inf
     can_locate: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Search:
+    """A stream of another client's that is looked for. answers: of the members, once asked."""
+
+    since: float
+    answers: AnswerOfAll | None = None
+    answers_until: float = inf
 
 
 @dataclass(eq=False, slots=True)
@@ -140,13 +151,14 @@ class FleetSession:
         self._numbers = count()
         self._callers: dict[Future[ModelCard], float] = {}  # since when each waits
         self._held = ClientStreamTable(self._group_ids, self._over)
+        self._searches: dict[StreamState, _Search] = {}
         self._routes: dict[StreamState, _Route] = {}
         self._last: StreamState | None = None  # the last one placed in this turn
         self._placement = placement or Placement()
-        settings = settings or MoveSettings(
+        self._settings = settings or MoveSettings(
             wait_s=timeout_s, accepted_wait_s=_ACCEPTED_WAIT * timeout_s
         )
-        self._moves: Moves[StreamState] = Moves(settings, self._read, self._choose)
+        self._moves: Moves[StreamState] = Moves(self._settings, self._read, self._choose)
         self._list(now)
 
     @property
@@ -238,6 +250,8 @@ class FleetSession:
             if arrived is None or is_tick or session.is_among(arrived):
                 has_deltas |= session.turn(now, None if is_tick else arrived)
                 self._watch(member, is_tick, now)
+        if self._searches:
+            self._search(now)
         if now >= self._moves.next_at:
             self._decide(now)
         self._held.wake()
@@ -400,7 +414,8 @@ class FleetSession:
         """Close members that will not do."""
         for member in self._members.values():
             session = member.session
-            if member.shut_because is not None and session is not None:
+            has_streams = self._moves.num_streams(member.number) > 0  # until the next decision
+            if member.shut_because is not None and session is not None and not has_streams:
                 self._close_session(member, session, now)
                 member.opens_at = now + _SHUT_S
         if self._members and all(each.session is None for each in self._members.values()):
@@ -459,7 +474,7 @@ class FleetSession:
             self._count(state, number, now)
             state.member = number
             session.submit(state, now)
-        self._moves.place(state, number, now)
+        self._moves.place(state, number, now, moves=state.moves)
 
     def _count(self, state: StreamState, number: int, now: float) -> None:
         """Count a stream as sent to a member, and no longer where it was."""
@@ -475,6 +490,9 @@ class FleetSession:
 
     def _over(self, state: StreamState) -> None:
         self._moves.ended(state)
+        self._searches.pop(state, None)
+        if self._last is state:
+            self._last = None
         route = self._routes.pop(state, None)
         if route is not None and route.sent is not None:
             self._placement.note_ended(route.sent)
@@ -553,28 +571,60 @@ class FleetSession:
     # ---- a stream of another client ----------------------------------------------------------
 
     def _seek(self, state: StreamState, now: float) -> None:
-        """Ask all members which of them has a stream, and resume it there."""
-        able = [each for each in self._members.values() if each.is_attached]
-        if len(able) < 2 or not all(each.can_locate for each in able):
-            self._place(state, able[0].number if able else None, now)
-            return
+        """Find out which of the members has a stream, and resume it there."""
         self._held.add(state)
         state.member = _HELD
+        self._searches[state] = _Search(now)
+        self._search(now)
+
+    def _search(self, now: float) -> None:
+        """Go on with the searches. A member that may attach within moments is waited for."""
+        is_whole = not any(
+            each.is_listed and each.session and not each.is_attached and not self._is_gone(each)
+            for each in self._members.values()
+        )
+        able = [each for each in self._members.values() if each.is_attached]
+        for state, search in list(self._searches.items()):
+            if search.answers is not None:
+                if now >= search.answers_until:
+                    search.answers.give_up()
+            elif able and (is_whole or now >= search.since + self._settings.patience_s):
+                self._ask_where(state, search, able, now)
+            elif not able and now >= search.since + self._settings.wait_s:
+                self._held.give_up(state, self._gone_error())
+
+    def _ask_where(
+        self, state: StreamState, search: _Search, able: Sequence[_Member], now: float
+    ) -> None:
+        if len(able) < 2 or not all(each.can_locate for each in able):
+            self._resume_at(state, able[0].number, 0, now)
+            return
         answers: Future[Any] = Future()
+        search.answers_until = now + _LOCATE_S
+        search.answers = self._ask_all(Locate(0, (state.stream_id,)), able, answers, now, _call)
         answers.add_done_callback(partial(self._found, state, [each.number for each in able]))
-        self._ask_all(Locate(0, (state.stream_id,)), able, answers, now, _call)
 
     def _found(self, state: StreamState, numbers: Sequence[int], answers: Future[Any]) -> None:
-        if state.is_over:
+        search = self._searches.get(state)
+        if search is None:
             return
-        self._held.take(state)
         located: list[Located | None] = answers.result()
-        moves = [0 if each is None else each.moves[0] for each in located]
-        best = max(range(len(moves)), key=moves.__getitem__)
+        found = [each.moves[0] if each is not None and each.moves else 0 for each in located]
+        best = max(range(len(found)), key=found.__getitem__)
+        moves = min(found[best], _MOST_MOVES)
         there = [number for number in numbers if self._is_there(number)]
-        number = numbers[best] if moves[best] and self._is_there(numbers[best]) else None
-        state.moves = max(0, moves[best] - 1)
-        self._place(state, number if number is not None else there[0] if there else None, self._now)
+        if not there:
+            self._searches[state] = _Search(search.since)
+        elif moves and numbers[best] in there:
+            self._resume_at(state, numbers[best], moves - 1, self._now)
+        else:  # a copy elsewhere has more `moves` than the one that was found and is lost
+            self._resume_at(state, there[0], moves, self._now)
+
+    def _resume_at(self, state: StreamState, number: int, moves: int, now: float) -> None:
+        del self._searches[state]
+        self._held.take(state)
+        state.moves = moves
+        self._place(state, number, now)
 
     def _is_there(self, number: int) -> bool:
         member = self._members.get(number)
@@ -589,13 +639,14 @@ class FleetSession:
         future: Future[Any],
         now: float,
         post: Post,
-    ) -> None:
+    ) -> AnswerOfAll:
         answer = AnswerOfAll(query, future, len(members))
         for index, member in enumerate(members):
             assert member.session is not None
             part: Future[Any] = Future()
             part.add_done_callback(partial(answer.add, index))
             member.session.ask(query, part, now, post)
+        return answer
 
     def _route_queries(self, now: float) -> None:
         """Ask elsewhere what was asked of members that are not attached."""

@@ -30,7 +30,16 @@ from slipstream.client.connection.session import (
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream.errors import SlipstreamError
-from slipstream_ipc.messages import Cancel, Cancelled, CancelledState, ModelCard, Recall, Welcome
+from slipstream_ipc.messages import (
+    Cancel,
+    Cancelled,
+    CancelledState,
+    Locate,
+    Located,
+    ModelCard,
+    Recall,
+    Welcome,
+)
 from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.worker_deal import worker_address, worker_of
 
@@ -113,8 +122,8 @@ class StackSession:
             case Recall():
                 session = self._sessions[worker_of(query.stream_id, len(self._sessions))]
                 session.ask(query, future, now, post)
-            case Cancel() if len(self._sessions) > 1:
-                self._cancel(query, future, now, post)
+            case Cancel() | Locate() if len(self._sessions) > 1:
+                self._ask_each(query, future, now, post)
             case _:
                 self._sessions[0].ask(query, future, now, post)
 
@@ -205,28 +214,33 @@ class StackSession:
         for session in before[num:]:
             session.close()
 
-    def _cancel(self, query: Cancel, future: Future[Any], now: float, post: Post) -> None:
+    def _ask_each(
+        self, query: Cancel | Locate, future: Future[Any], now: float, post: Post
+    ) -> None:
         """Ask each worker about its own streams, and put the answers together."""
         parts: dict[int, list[int]] = {}  # by worker: the places of its streams in the query
         for at, stream_id in enumerate(query.stream_ids):
             parts.setdefault(worker_of(stream_id, len(self._sessions)), []).append(at)
-        answer = _CancelAnswer(query, future, len(parts))
+        answer = _AnswerOfEach(query, future, len(parts))
         for worker, places in parts.items():
-            part: Future[Cancelled] = Future()
+            part: Future[Any] = Future()
             part.add_done_callback(partial(answer.add, places))
             ids = tuple([query.stream_ids[at] for at in places])
             self._sessions[worker].ask(replace(query, stream_ids=ids), part, now, post)
 
 
-class _CancelAnswer:
-    """The answer to a Cancel, made of those of several workers."""
+class _AnswerOfEach:
+    """The answer to a query about streams, made of those of several workers."""
 
-    def __init__(self, query: Cancel, future: Future[Any], num_parts: int) -> None:
-        self._found: list[CancelledState] = ["unknown"] * len(query.stream_ids)
+    def __init__(self, query: Cancel | Locate, future: Future[Any], num_parts: int) -> None:
+        num = len(query.stream_ids)
+        self._is_cancel = isinstance(query, Cancel)
+        self._states: list[CancelledState] = ["unknown"] * num
+        self._moves = [0] * num
         self._future = future
         self._num_left = num_parts
 
-    def add(self, places: list[int], part: Future[Cancelled]) -> None:
+    def add(self, places: list[int], part: Future[Any]) -> None:
         """Take in the answer about the streams at these places; the last one fulfils the future,
         and so does the first error.
         """
@@ -234,12 +248,21 @@ class _CancelAnswer:
             return
         error = part.exception()
         if error is None:
-            for at, state in zip(places, part.result().found, strict=True):
-                self._found[at] = state
+            self._take(places, part.result())
         self._num_left = 0 if error is not None else self._num_left - 1
         if self._num_left or not self._future.set_running_or_notify_cancel():
             return
         if error is not None:
             self._future.set_exception(error)
+        elif self._is_cancel:
+            self._future.set_result(Cancelled(0, tuple(self._states)))
         else:
-            self._future.set_result(Cancelled(0, tuple(self._found)))
+            self._future.set_result(Located(0, tuple(self._moves)))
+
+    def _take(self, places: list[int], found: Cancelled | Located | None) -> None:
+        if isinstance(found, Cancelled):
+            for at, state in zip(places, found.found, strict=True):
+                self._states[at] = state
+        elif found is not None and found.moves:  # else nothing was looked up
+            for at, moves in zip(places, found.moves, strict=True):
+                self._moves[at] = moves

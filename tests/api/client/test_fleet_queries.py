@@ -1,0 +1,58 @@
+"""Answers of several replicas to one query, of which some have older copies of a stream."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from itertools import permutations
+from typing import Any
+
+from slipstream.client.connection.fleet_queries import AnswerOfAll
+from slipstream.client.connection.queries import Query
+from slipstream_ipc.messages import (
+    Cancel,
+    Cancelled,
+    End,
+    KeepOptions,
+    KeptAnswer,
+    Recall,
+    Recalled,
+)
+
+
+def answer_of(query: Query, parts: list[Any]) -> Any:
+    future: Future[Any] = Future()
+    answer = AnswerOfAll(query, future, len(parts))
+    for index, found in enumerate(parts):
+        part: Future[Any] = Future()
+        part.set_result(found)
+        answer.add(index, part)
+    return future.result()
+
+
+def kept(end: End | None) -> Recalled:
+    return Recalled(0, KeptAnswer(KeepOptions(), 3, end))
+
+
+def test_the_answer_of_the_replica_that_completed_a_stream_is_recalled() -> None:
+    copies = [kept(End("abort", 5)), kept(None), kept(End("stop", 9)), Recalled(0)]
+    for parts in permutations(copies):
+        found = answer_of(Recall(0, b"1" * 16), list(parts))
+        assert found.answer.end == End("stop", 9)
+
+
+def test_a_stream_that_still_runs_is_recalled_before_a_copy_that_was_left() -> None:
+    for parts in permutations([kept(End("abort", 5)), kept(None), Recalled(0)]):
+        assert answer_of(Recall(0, b"1" * 16), list(parts)).answer.end is None
+
+
+def test_an_aborted_answer_is_recalled_where_there_is_no_other() -> None:
+    for parts in permutations([kept(End("abort", 5)), kept(End("abort", 2)), Recalled(0)]):
+        found = answer_of(Recall(0, b"1" * 16), list(parts))
+        assert found.answer.end == End("abort", 5)
+
+
+def test_a_stream_runs_where_any_replica_runs_it() -> None:
+    states = [("ended", "unknown"), ("running", "ended"), ("unknown", "unknown")]
+    for parts in permutations([Cancelled(0, each) for each in states]):  # type: ignore[arg-type]
+        found = answer_of(Cancel(0, (b"1" * 16, b"2" * 16)), list(parts))
+        assert found.found == ("running", "ended")
