@@ -98,10 +98,15 @@ class FakeWorker:
     A script runs in the worker's thread and must not wait for it: it uses `post`, not `send`.
     """
 
-    def __init__(self, address: str, script: Callable[[FakeWorker, Any], None] | None = None):
+    def __init__(
+        self,
+        address: str,
+        script: Callable[[FakeWorker, Any], None] | None = None,
+        model: ModelCard = MODEL,
+    ) -> None:
         self.address = address
         self.script = script
-        self.model = MODEL
+        self.model = model
         self.is_silent = False  # leave Hellos unanswered
         self.hellos: queue.Queue[Hello] = queue.Queue()  # of attaches after a client's first
         self._received: queue.Queue[Any] = queue.Queue()

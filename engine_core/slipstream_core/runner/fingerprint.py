@@ -1,7 +1,7 @@
 """What tells a model that is loaded from another one: a hash by which replicas know their equals.
 
-Read are small files of the model's folder, headers of its weights, and some of their bytes: a few
-milliseconds, whatever the size. How fast a simulated model is does not count.
+Read are small files of the model's folder, headers of its weights, and some bytes of large files: a
+few milliseconds, whatever the size. How fast a simulated model is does not count.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
+from os import SEEK_END
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -19,10 +21,10 @@ from slipstream_core.step.plan import ModelInfo
 from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 
 _SIZE = 16
-_MAX_FILE_BYTES = 2**26  # of what is read whole: a tokenizer may have 40 MB
+_WHOLE_BYTES = 2**20  # of a text file; of a larger one, which is a vocabulary, this and samples
 _TEXTS = ("*.json", "*.jinja", "*.model", "*.txt")
 _WEIGHTS = ("*.safetensors", "*.bin")
-_NUM_SAMPLES = 16  # of a file of weights
+_NUM_SAMPLES = 16  # of a large file
 _SAMPLE_BYTES = 1024
 _MAX_HEADER_BYTES = 2**20
 
@@ -52,7 +54,8 @@ def _parts(model: str) -> Iterator[bytes]:
         options = parse_simulated(model)
         yield options.mode.encode()
         for given in (options.tokenizer, options.answers):
-            yield b"" if given is None else _text(Path(given))
+            yield b"" if given is None else b"given"
+            yield from () if given is None else _text(Path(given))
         return
     folder = find_folder(model)
     if folder is None:  # random weights: the name says all
@@ -61,28 +64,35 @@ def _parts(model: str) -> Iterator[bytes]:
     for pattern in _TEXTS:
         for path in sorted(folder.glob(pattern)):
             yield path.name.encode()
-            yield _text(path)
+            yield from _text(path)
     for pattern in _WEIGHTS:
         for path in sorted(folder.glob(pattern)):
             yield path.name.encode()
-            yield from _samples(path)
+            yield from _weights(path)
 
 
-def _text(path: Path) -> bytes:
-    """A small file, or the tokenizer in a folder."""
+def _text(path: Path) -> Iterator[bytes]:
+    """What counts of a text file, or of the tokenizer in a folder."""
     path = path / "tokenizer.json" if path.is_dir() else path
     with path.open("rb") as file:
-        return hashlib.blake2b(file.read(_MAX_FILE_BYTES)).digest()
+        yield file.read(_WHOLE_BYTES)
+        if path.stat().st_size > _WHOLE_BYTES:
+            yield from _samples(file)
 
 
-def _samples(path: Path) -> Iterator[bytes]:
-    """The size of a file of weights, its header, and bytes from all over it."""
-    size = path.stat().st_size
-    yield size.to_bytes(8, "little")
+def _weights(path: Path) -> Iterator[bytes]:
+    """What counts of a file of weights: its header, and bytes from all over it."""
     with path.open("rb") as file:
         header = file.read(8)
         yield header
         yield file.read(min(int.from_bytes(header, "little"), _MAX_HEADER_BYTES))
-        for sample in range(_NUM_SAMPLES):
-            file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
-            yield file.read(_SAMPLE_BYTES)
+        yield from _samples(file)
+
+
+def _samples(file: BinaryIO) -> Iterator[bytes]:
+    """The size of a file, and bytes from all over it, its end included."""
+    size = file.seek(0, SEEK_END)
+    yield size.to_bytes(8, "little")
+    for sample in range(_NUM_SAMPLES):
+        file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+        yield file.read(_SAMPLE_BYTES)

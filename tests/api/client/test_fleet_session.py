@@ -49,8 +49,7 @@ class Replica(FakeWorker):
     """A replica that accepts what it is asked for, and sends what the test tells it to."""
 
     def __init__(self, address: str, card: Any = CARD) -> None:
-        super().__init__(address)
-        self.model = card
+        super().__init__(address, model=card)
         self.handle = -1  # of the stream that `spread` begins here
 
     def tell(self, load: Load) -> None:

@@ -55,6 +55,16 @@ def test_weights_count_by_their_header_size_and_samples(folder: Path) -> None:
         assert of(str(folder)) != before
 
 
+def test_a_large_vocabulary_counts_by_its_beginning_size_and_samples(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    whole = bytes(3 * 2**20)
+    path.write_bytes(whole)
+    before = of(str(folder))
+    for changed in (b"1" + whole[1:], whole + b"0", whole[:-1] + b"1"):
+        path.write_bytes(changed)
+        assert of(str(folder)) != before
+
+
 def test_dtype_counts(folder: Path) -> None:
     assert of(str(folder)) != of(str(folder), dtype="bfloat16")
 
