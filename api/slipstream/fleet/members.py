@@ -24,6 +24,7 @@ FILE = "file:"
 DNS = "dns://"
 _ASK_EVERY_S = 5.0  # a name server
 _MAX_FILE_BYTES = 64 * 1024
+_FILE_FORM = "file:PATH of a file with an address to a line"
 
 Check = Callable[[str], None]
 Resolve = Callable[[str, int], Sequence[str]]
@@ -70,7 +71,9 @@ class ListedMembers:
 
 
 class FileMembers:
-    """Members in a file, read again when it changes. `#` begins a comment."""
+    """Members in a file, read again when it changes. `#` begins a comment. One that becomes empty
+    changes nothing.
+    """
 
     def __init__(self, path: Path, check: Check) -> None:
         """Raises: BadRequest where the file cannot be read or an address is not allowed."""
@@ -79,8 +82,9 @@ class FileMembers:
         try:
             self._version = self._look()
             self._addresses = self._read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadRequest("address", f"{FILE}{path}", str(error)) from None
+        except OSError as error:
+            allowed = f"{_FILE_FORM}, which can be read ({error.strerror})"
+            raise BadRequest("address", f"{FILE}{path}", allowed) from None
 
     def addresses(self, now: float) -> tuple[str, ...]:
         """See `MemberSource`."""
@@ -88,8 +92,9 @@ class FileMembers:
             version = self._look()
             if version != self._version:
                 self._version = version
-                self._addresses = self._read()
-        except (BadRequest, OSError, UnicodeDecodeError) as error:
+                # it is empty while it is written in place
+                self._addresses = self._read() or self._addresses
+        except (BadRequest, OSError) as error:
             if self._version is not None:
                 logger.warning("the members in %s stay as they were: %s", self._path, error)
             self._version = None
@@ -101,7 +106,14 @@ class FileMembers:
 
     def _read(self) -> tuple[str, ...]:
         with self._path.open("rb") as file:
-            text = file.read(_MAX_FILE_BYTES).decode()
+            data = file.read(_MAX_FILE_BYTES + 1)
+        if len(data) > _MAX_FILE_BYTES:  # its last line would be a part of an address
+            allowed = f"{_FILE_FORM}, of at most {_MAX_FILE_BYTES} bytes"
+            raise BadRequest("address", f"{FILE}{self._path}", allowed)
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise BadRequest("address", f"{FILE}{self._path}", f"{_FILE_FORM}, in UTF-8") from None
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
         return _checked([line for line in lines if line], self._check)
 

@@ -390,8 +390,10 @@ class TokenizerClient:
 
     def _start(self) -> TokenizerChild:
         child = start_tokenizer_process(self._config, self._note.fd, self._name)
-        self._pidfd = os.pidfd_open(child.pid)
-        self._exits.register(self._pidfd, select.EPOLLIN)
+        # without a pidfd its death is noticed by the next `beat`
+        with contextlib.suppress(AttributeError, OSError):
+            self._pidfd = os.pidfd_open(child.pid)
+            self._exits.register(self._pidfd, select.EPOLLIN)
         return child
 
     def _forget_exit(self) -> None:

@@ -72,7 +72,25 @@ def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert source.addresses(1.0) == ("ipc:///c",)
 
 
-@pytest.mark.parametrize("fault", ["http://x\n", None, "\udcff"])
+def test_a_file_that_cannot_be_read_is_named_with_what_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest) as raised:
+        member_source(f"file:{tmp_path}/none", check)
+    assert "an address to a line" in str(raised.value)
+    assert "No such file" in str(raised.value)
+    assert "Errno" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "http://x\n",
+        None,
+        "\udcff",
+        "",  # as it is while it is written in place
+        "# none\n",
+        "ipc:///c\n" + "#" * 2**16,  # too long, so that an address may be cut
+    ],
+)
 def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, fault: str | None) -> None:
     path = tmp_path / "members"
     write(path, "ipc:///a\n")

@@ -6,6 +6,7 @@ killed, and robbed of their tokenizer.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import msgspec
 import pytest
 import zmq
 from tests.helpers.patience import PATIENCE_S, Patience
-from tests.helpers.played_prompts import PlayedPrompts
+from tests.helpers.played_prompts import Child, PlayedPrompts
 
 from slipstream.demo_model import MODEL_PATH
 from slipstream_ipc.backoff import STEADY_S
@@ -248,6 +249,30 @@ def test_a_long_prompt_has_as_many_beats_as_its_size_takes(played: Played) -> No
 
 
 # ---- real processes ----------------------------------------------------------------------------
+
+
+def test_a_child_without_a_pidfd_is_served_by_and_its_death_is_noticed(
+    context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the kernel has no pidfds, or no descriptor is left for one."""
+    children: list[Child] = []
+
+    def start(*_: object) -> Child:
+        children.append(Child(os.getpid()))
+        return children[-1]
+
+    def no_pidfd(_: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("slipstream_worker.tokenizer.client.start_tokenizer_process", start)
+    monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    prompts = TokenizerClient(context, f"ipc://{tmp_path}/p", {})
+    list(prompts.beat(0.0))
+    children[0].kill()
+    for now in (1.0, 1.0 + STEADY_S):
+        list(prompts.beat(now))
+    assert len(children) == 2
+    prompts.close()
 
 
 class Real:
