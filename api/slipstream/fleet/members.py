@@ -148,7 +148,7 @@ class DnsMembers:
         try:
             hosts = sorted(set(self._resolve(self._host, self._port)))
             found = _checked([_tcp_address(host, self._port) for host in hosts], self._check)
-        except (BadRequest, OSError) as error:
+        except (BadRequest, OSError, UnicodeError) as error:
             logger.warning("the members at %s stay as they were: %s", self._address, error)
             return
         if found:

@@ -182,6 +182,36 @@ def test_hostile_replica_harms_only_its_streams(place, caplog) -> None:
     assert honest.address not in caplog.text
 
 
+def test_gaps_at_one_replica_do_not_count_at_the_next(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        streams = spread(client, [first, second])
+        for _ in range(2):
+            first.send(deltas(Entry(first.handle, "x", 5)))
+            assert expect(first, Resume).num_chars == 1
+        first.stop()
+        handle = second.accept(expect(second, Submit))
+        second.send(deltas(Entry(handle, "x", 5)))
+        while expect(second, Resume).handle != handle:
+            pass
+        assert rest_of(second, handle, streams[first]) == "bc"
+
+
+def test_a_replica_with_another_card_does_not_change_what_is_asked_of_the_others(place) -> None:
+    narrow = replace(OTHER, max_model_len=1)
+    first = place("a")
+    second_address = first.address.removesuffix("a") + "b"
+    with Client(f"{first.address},{second_address}") as client:
+        attached(client, 1)
+        place("b", narrow)
+        attached(client, 2)
+        assert client._io.model == CARD
+        first.stop()
+        patience = Patience()
+        while client._io.model != narrow:
+            patience.check()
+
+
 def test_no_move_to_another_fingerprint(place) -> None:
     first, second = place("a"), place("b", OTHER)
     with Client(address_of(first, second), timeout_s=0.3) as client:

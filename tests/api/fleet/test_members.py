@@ -142,3 +142,10 @@ def test_one_resolution_at_a_time() -> None:
     assert num <= 1
     may_end.set()
     until(source, ["tcp://127.0.0.1:5"])
+
+
+def test_a_name_that_cannot_be_encoded_leaves_the_members_as_they_were(caplog) -> None:
+    members = DnsMembers(f"dns://{'a' * 70}.example:7001", lambda _: None)
+    members._ask()
+    assert members.addresses(0.0) == ()
+    assert "stay as they were" in caplog.text

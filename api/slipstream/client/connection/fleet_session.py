@@ -89,6 +89,7 @@ class _Member:
     load: MemberLoad
     name: bytes = b""  # of the replica; empty: it has none
     incarnation: int = 0
+    card: ModelCard | None = None
     has_attached: bool = False
     is_attached: bool = False
     is_listed: bool = True
@@ -138,7 +139,7 @@ class FleetSession:
         """
         self.address = address
         self.timeout_s = timeout_s
-        self.model: ModelCard | None = None  # as last reported by a member
+        self.model: ModelCard | None = None  # of the attached member that reported it first
         self._fails_early = fails_early
         self._context = context
         self._poller = poller
@@ -324,6 +325,7 @@ class FleetSession:
     def _close_session(self, member: _Member, session: StackSession, now: float) -> None:
         member.session = None
         member.is_attached = False
+        self._note_model(member)
         self._ask_elsewhere(session.take_queries(), now)
         session.close()
 
@@ -339,6 +341,7 @@ class FleetSession:
                 self._moves.gone(member.number, now)
         if member.is_attached != is_attached:
             member.is_attached = is_attached
+            self._note_model(member)
             self._route_queries(now)
 
     def _is_gone(self, member: _Member) -> bool:
@@ -357,7 +360,8 @@ class FleetSession:
         member.name, member.incarnation = welcome.replica, welcome.incarnation
         member.can_locate = bool(welcome.model.fingerprint)
         member.has_attached = True
-        self.model = welcome.model
+        member.card = welcome.model
+        self._note_model(member)
         fingerprint, incarnation = welcome.model.fingerprint, welcome.incarnation
         for hold in self._moves.attached(
             member.number, fingerprint, self._now, incarnation=incarnation
@@ -365,7 +369,13 @@ class FleetSession:
             self._hold(hold)
         callers, self._callers = self._callers, {}
         for caller in callers:
-            caller.set_result(welcome.model)
+            caller.set_result(self.model or welcome.model)
+
+    def _note_model(self, newest: _Member) -> None:
+        """Go by the card of an attached member, by the same one as long as that is there."""
+        there = [each.card for each in self._members.values() if each.is_attached and each.card]
+        if self.model is None or self.model not in there:
+            self.model = there[0] if there else newest.card or self.model
 
     def _is_other_model(self, member: _Member, welcome: Welcome) -> bool:
         if self.model is None or welcome.model.name == self.model.name:

@@ -249,6 +249,7 @@ class ClientSession:
         carried = self._table.take(state)
         self._requests.abandon(self._table.abandon(state))
         state.was_sent = state.was_resubmitted = False
+        state.num_gaps = 0  # they were this server's
         return carried
 
     def position(self, state: StreamState) -> tuple[int, int]:
