@@ -500,6 +500,21 @@ def test_a_hung_child_is_killed_and_reaped_before_another_starts(start, deed, wi
     assert psutil.pid_exists(pids["worker"])
 
 
+def test_children_whose_beats_wake_nobody_are_noticed_when_they_hang(start):
+    """None of them has news, so the supervisor has nothing but its timers."""
+    running = start(core=WHOLE, worker=WHOLE, spares=("worker",), hang_timeout_s=4.0)
+    pids = running.pids_when_ready()
+    spare = running.expect(SpareReady).pid
+    os.kill(spare, signal.SIGSTOP)
+    other = running.expect(SpareReady).pid
+    assert not psutil.pid_exists(spare)
+    running.cue("worker", "h")
+    ended = running.expect(ProcessEnded)
+    assert (ended.name, ended.how) == ("worker", "hung: no heartbeat for 4 s")
+    assert running.expect(ProcessRestarted).pid == other
+    assert psutil.pid_exists(pids["core"])
+
+
 def test_a_child_that_hangs_behind_its_loading_before_its_first_beat_is_killed(start):
     code = "say(loading=True); say(ready=True); forever()"
     running = start(core=code, hang_timeout_s=1.0)
