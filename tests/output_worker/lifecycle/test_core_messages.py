@@ -127,7 +127,7 @@ def test_streams_are_cancelled_whichever_client_reads_them() -> None:
     told = Told()
     told.streams.add(running := WorkerStream(b"r" * 16, Stage.RENDERING))
     told.streams.add(ended := WorkerStream(b"e" * 16, Stage.ENDED))
-    told.retention.add_tombstones([b"f" * 16])
+    told.retention.add_tombstone(b"f" * 16)
     asked = (ended.stream_id, running.stream_id, b"?" * 16, b"f" * 16)
     assert [told.lifecycle.cancel(each) for each in asked] == [
         "ended",
