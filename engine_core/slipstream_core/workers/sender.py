@@ -229,7 +229,7 @@ class WorkerSender:
                     self._num_queued, (0, max(row + 1 - len(self._num_queued), row))
                 )
             self._num_queued[row] += change
-        elif not isinstance(state, AdmissionRefused):  # of a stream that has no tokens
+        elif not isinstance(state, AdmissionRefused):  # its stream has no tokens left
             self._num_firm += change
 
     def _publish_states(self, session: Session[Receipt]) -> None:

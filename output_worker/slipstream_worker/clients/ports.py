@@ -4,6 +4,8 @@ A port has the client's session, the rows it reads, and the state messages that 
 
 - State messages (Accepted, Rejected, …) leave before deltas. Both wait for credit; nothing queues
   in a socket.
+- A flood of state messages does not hold up the streams that run: it leaves some credit to deltas,
+  which pass queued state messages of other streams.
 - A client without credit is sent nothing; what it misses is merged into the next message.
 - With the interval "auto", first tokens and ends leave at once, and everything else while fewer
   than AUTO_MAX_UNACKED messages are unacknowledged. Every token streams under light load; under
@@ -24,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
-from slipstream_ipc.transport.link import MAY_OWE
+from slipstream_ipc.transport.link import MAY_OWE, WINDOW
 from slipstream_ipc.transport.router import Router, Session
 from slipstream_worker.clients import deltas
 from slipstream_worker.clients.latency import RequestCounters
@@ -36,6 +38,7 @@ Int64s = npt.NDArray[np.int64]
 Receipt = list[WorkerStream]  # streams whose end was in the message
 AUTO_MAX_UNACKED = 2 + MAY_OWE
 _MAX_QUEUED_MESSAGES = 2**16
+_MOST_UNACKED_STATES = WINDOW - 4  # messages, from which on states wait: deltas need credit
 
 FrontAcceptor = Router[WorkerToClient, ClientToWorker, Receipt]
 
@@ -64,6 +67,8 @@ class ClientPort:
         self._counters = counters
         self.number = number
         self._messages: deque[WorkerToClient] = deque()
+        self._message_rows: deque[int] = deque()  # whose deltas each message is ahead of; 0: none
+        self._num_queued = np.zeros(64, np.int64)  # by worker row: messages ahead of its deltas
         self._sending: list[int] = []  # rows of the streams being sent, ascending
         self._worker_rows: Int64s | None = None  # the same as an array, made on demand
         self._first_worker_row = 0  # slow row to begin with, if not all fit
@@ -88,7 +93,7 @@ class ClientPort:
     def attach(self, session: Session[Receipt]) -> None:
         """Start over with a new session, in which the client requests its streams again."""
         self._session = session
-        self._messages.clear()
+        self._drop_messages()
         self._sending, self._worker_rows = [], None
         self._is_due = False
         for stream in self.streams:
@@ -96,14 +101,20 @@ class ClientPort:
             stream.reader.is_waiting = True
             stream.reader.awaited = None
 
-    def enqueue(self, body: WorkerToClient) -> None:
-        """Queue a state message."""
+    def enqueue(self, body: WorkerToClient, worker_row: int = 0) -> None:
+        """Queue a state message. worker_row: of a stream whose deltas have to follow it; 0: none,
+        or one that has no deltas from here on.
+        """
+        if worker_row >= len(self._num_queued):
+            self._num_queued = np.pad(self._num_queued, (0, worker_row))
         self._messages.append(body)
+        self._message_rows.append(worker_row)
+        self._num_queued[worker_row] += 1
 
     def enqueue_prompt_logprobs(self, stream: WorkerStream, handle: int) -> None:
         """Queue the log-probabilities of a stream's prompt, if requested and complete."""
         for start, columns in self._columns.prompts.pieces(stream.worker_row):
-            self._messages.append(PromptLogprobs(handle, start, columns))
+            self.enqueue(PromptLogprobs(handle, start, columns), stream.worker_row)
 
     def read(self, stream: WorkerStream, reader: Reader) -> None:
         """Make the client this stream's reader. Nothing is sent of it before `start_sending`."""
@@ -134,7 +145,7 @@ class ClientPort:
         """Another reader has taken over this stream: notify the client."""
         assert stream.reader is not None
         self.stop_reading(stream)
-        self._messages.append(Superseded(stream.reader.handle))
+        self.enqueue(Superseded(stream.reader.handle))
 
     def mark_due(self) -> None:
         """Some stream of the client may have something new."""
@@ -155,19 +166,21 @@ class ClientPort:
             return False
         if len(self._messages) > _MAX_QUEUED_MESSAGES:
             self._acceptor.reattach(session)
-            self._messages.clear()
+            self._drop_messages()
             return False
-        while self._messages and self._acceptor.send(session, self._messages[0], []):
-            self._messages.popleft()
+        self._flush_states(session)
         has_sent = False
-        while self._is_due and not self._messages and session.link.has_credit:
+        while self._is_due and session.link.has_credit:
             is_crowded = (
-                self._max_unacked is not None and session.link.num_unacked >= self._max_unacked
+                self._max_unacked is not None
+                and not self._messages  # the credit that they leave is less
+                and session.link.num_unacked >= self._max_unacked
             )
             built = self._build(urgent=is_crowded)
+            stays_due = is_crowded or bool(self._messages)
             if built is None:
                 # a row that is not due yet is marked again by its next token
-                self._is_due = is_crowded
+                self._is_due = stays_due
                 break
             if not self._acceptor.send(session, built.message, built.slow.ended):
                 break
@@ -176,18 +189,39 @@ class ClientPort:
             if built.slow.new_cursors:
                 self._first_worker_row = built.slow.new_cursors[-1][0].worker_row + 1
             if built.is_all:
-                self._is_due = is_crowded
+                self._is_due = stays_due
                 break
         return has_sent
+
+    def _flush_states(self, session: Session[Receipt]) -> None:
+        while self._messages and session.link.num_unacked < _MOST_UNACKED_STATES:
+            if not self._acceptor.send(session, self._messages[0], []):
+                return
+            self._messages.popleft()
+            self._num_queued[self._message_rows.popleft()] -= 1
+
+    def _drop_messages(self) -> None:
+        self._messages.clear()
+        self._message_rows.clear()
+        self._num_queued[:] = 0
 
     def _build(self, *, urgent: bool) -> deltas.BuiltDeltas | None:
         """A message of what is due, if anything is."""
         columns, worker_rows = self._columns, self._worker_rows
         if worker_rows is None:
             worker_rows = self._worker_rows = np.array(self._sending, np.int64)
+        if self._messages:
+            worker_rows = self._without_queued(worker_rows)
         fast, counts, slow_worker_rows = columns.loops.due(worker_rows, urgent)
         slow = self._due_slow(slow_worker_rows, urgent=urgent) if slow_worker_rows else ()
         return deltas.build(columns, fast, counts, slow) if fast or slow else None
+
+    def _without_queued(self, worker_rows: Int64s) -> Int64s:
+        """The rows without those that have a state message ahead of their deltas."""
+        longest = len(self._num_queued)
+        is_queued = self._num_queued.take(worker_rows, mode="clip") > 0
+        is_queued &= worker_rows < longest
+        return worker_rows[~is_queued]
 
     def _due_slow(self, worker_rows: Sequence[int], *, urgent: bool) -> list[WorkerStream]:
         """The streams of these slow rows that are due, in round-robin order."""

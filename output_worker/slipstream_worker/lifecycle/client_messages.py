@@ -346,7 +346,8 @@ class ClientMessages:
         position = ResumePoint(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
             port = self._readers.port(session.identity)
-            port.enqueue(Accepted(resume.handle, stream.registration.prompt_ids))
+            prompt_ids = stream.registration.prompt_ids
+            port.enqueue(Accepted(resume.handle, prompt_ids), stream.worker_row)
             port.enqueue_prompt_logprobs(stream, resume.handle)
         is_own = self._readers.is_reader(stream, session.identity, None)
         if stream.trace is not None and not is_own:

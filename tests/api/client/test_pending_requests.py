@@ -321,3 +321,22 @@ def test_answers_that_differ_in_more_than_their_seeds_travel_apart() -> None:
     hop = Hop()
     requests.flush(hop.send)
     assert [len(body.others) for body in hop.sent if isinstance(body, Submit)] == [0, 2, 1, 1]
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_an_answer_that_has_left_takes_no_other_with_it(gone: int) -> None:
+    """Another session goes on with it; the others of its prompt are still to be sent here."""
+    table = ClientStreamTable()
+    requests = attached(table)
+    states = answers(table, 3)
+    for state in states:
+        requests.add(state)
+    table.take(states[gone])
+    hop = Hop()
+    requests.flush(hop.send)
+    assert [state.was_sent for state in states] == [at != gone for at in range(3)]
+    submitted_ids = [
+        each.stream_id for body in hop.sent if isinstance(body, Submit) for each in answers_of(body)
+    ]
+    left = [state.stream_id for state in states if state is not states[gone]]
+    assert submitted_ids == left

@@ -119,9 +119,10 @@ class PendingRequests:
         return others
 
     def _is_new(self, state: StreamState) -> bool:
-        """Whether the stream is neither accepted nor over, and nothing of it has been received."""
-        is_over = state.is_over or state.prompt_ids is not None or state.moves > 0
-        return not is_over and self._table.position(state) == (0, 0)
+        """Whether the stream is in the table and not accepted, and nothing of it was received."""
+        if not self._table.has(state) or state.prompt_ids is not None or state.moves > 0:
+            return False
+        return self._table.position(state) == (0, 0)
 
     def _send(
         self,
