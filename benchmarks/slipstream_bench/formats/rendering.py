@@ -10,6 +10,7 @@ that the models' chat templates render for calls in a conversation's history.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import keyword
 import re
@@ -18,6 +19,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 Arguments: TypeAlias = dict[str, Any]
 PropertyTypes: TypeAlias = Mapping[str, Mapping[str, str]]  # JSON types: function, property
+
+
+_M3 = "]<]minimax[>["  # before each tag of MiniMax M3
 
 
 class SampleCall(NamedTuple):
@@ -37,7 +41,7 @@ class Rendering(NamedTuple):
     nested properties. is_python: names and properties are Python identifiers. before_reasoning,
     after_reasoning, before_content, after_content: what surrounds these parts. final: what
     surrounds content without calls, where that differs. is_alone: an answer with calls has no
-    content.
+    content. has_elements: values within values are bare, too: lists and objects are elements.
     """
 
     calls: Callable[[Sequence[SampleCall]], str]
@@ -53,6 +57,7 @@ class Rendering(NamedTuple):
     after_content: str = "\n"
     final: tuple[str, str] = ("", "")
     is_alone: bool = False
+    has_elements: bool = False
 
 
 def render(
@@ -97,12 +102,30 @@ def can_render(variant: str, calls: Sequence[SampleCall], types: PropertyTypes) 
                 return False
             if rendering.has_bare_keys and not all(map(_is_identifier, _keys(value))):
                 return False
+            if rendering.has_elements and not _is_written_alone(value):
+                return False
             if rendering.has_bare_values:
                 is_string = types.get(call.name, {}).get(name) == "string"
                 if isinstance(value, str) != is_string:
                     return False
                 if isinstance(value, str) and value != value.strip():
                     return False
+    return True
+
+
+def _is_written_alone(value: object, is_inner: bool = False) -> bool:
+    """Whether elements without types within say what a value is."""
+    if isinstance(value, Mapping):
+        return (bool(value) or not is_inner) and all(
+            re.fullmatch(r"[\w.-]+", key) and _is_written_alone(each, True)
+            for key, each in value.items()
+        )
+    if isinstance(value, list):
+        return not is_inner and all(_is_written_alone(each, True) for each in value)
+    if isinstance(value, str) and is_inner:
+        return (
+            re.fullmatch(r"(?!(true|false|null|NaN|Infinity)$)[A-Za-z][\w ]*\w", value) is not None
+        )
     return True
 
 
@@ -269,6 +292,24 @@ def _minimax_m2(calls: Sequence[SampleCall]) -> str:
     return f"{text}</minimax:tool_call>"
 
 
+def _minimax_m3(calls: Sequence[SampleCall]) -> str:
+    text = f"{_M3}<tool_call>\n"
+    for call in calls:
+        arguments = "".join(_element(key, each) + "\n" for key, each in call.arguments.items())
+        text += f'{_M3}<invoke name="{call.name}">\n{arguments}{_M3}</invoke>\n'
+    return f"{text}{_M3}</tool_call>"
+
+
+def _element(name: str, value: object) -> str:
+    if isinstance(value, Mapping):
+        inner = "".join(itertools.starmap(_element, value.items()))
+    elif isinstance(value, list):
+        inner = "".join(_element("item", each) for each in value)
+    else:
+        inner = _bare(value)
+    return f"{_M3}<{name}>{inner}{_M3}</{name}>"
+
+
 def _python_calls(calls: Sequence[SampleCall]) -> list[str]:
     return [
         f"{call.name}({', '.join(f'{name}={value!r}' for name, value in call.arguments.items())})"
@@ -408,6 +449,14 @@ RENDERINGS: Mapping[str, Rendering] = {
         ("<minimax:tool_call>", "</minimax:tool_call>", *_THINK),
         closers=("</parameter>", "<parameter", "</invoke>", "<minimax:", "</minimax:"),
         has_bare_values=True,
+    ),
+    "minimax_m3": Rendering(
+        _minimax_m3,
+        closers=(_M3[0],),
+        has_bare_values=True,
+        before_reasoning="<mm:think>\n",
+        after_reasoning="\n</mm:think>\n\n",
+        has_elements=True,
     ),
     "pythonic": Rendering(_pythonic, is_python=True, is_alone=True),
     "llama4_pythonic": Rendering(

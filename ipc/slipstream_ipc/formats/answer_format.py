@@ -97,6 +97,18 @@ class TaggedParameters(Struct, frozen=True, tag="tagged_parameters", array_like=
     writes_python: bool = False
 
 
+class NestedElements(Struct, frozen=True, tag="nested_elements", array_like=True):
+    """Arguments as elements named after them, which hold text or further elements: lists and
+    objects, told apart by the types of the function's properties. An element's name that comes
+    twice in an object makes a list. Blanks between arguments belong to the format.
+
+    prefix: stands before each tag. end: the name of the tag that ends the arguments.
+    """
+
+    prefix: str
+    end: str
+
+
 class KeywordArguments(Struct, frozen=True, tag="keyword_arguments", array_like=True):
     """Arguments as keys and values in brackets, with commas between.
 
@@ -133,6 +145,7 @@ Element = (
     | JsonObject
     | JsonCall
     | TaggedParameters
+    | NestedElements
     | KeywordArguments
     | Repeat
     | Alternative
@@ -240,3 +253,12 @@ def delimiters(part: Any) -> Iterator[Delimiter]:
     elif isinstance(part, tuple):
         for item in part:
             yield from delimiters(item)
+
+
+def has_nested_elements(part: Any) -> bool:
+    """Whether arguments are `NestedElements`, whose reader needs the types of nested properties."""
+    if isinstance(part, NestedElements):
+        return True
+    if isinstance(part, Struct):
+        return any(has_nested_elements(getattr(part, each)) for each in part.__struct_fields__)
+    return isinstance(part, tuple) and any(map(has_nested_elements, part))

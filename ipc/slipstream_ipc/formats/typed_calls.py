@@ -15,12 +15,14 @@ from slipstream_ipc.formats.answer_format import (
     KeywordArguments,
     LiteralText,
     Name,
+    NestedElements,
     Repeat,
     Signature,
     TaggedParameters,
 )
 
 _LINE = Blank("\n")
+_MINIMAX_M3 = "]<]minimax[>["  # stands before each tag
 _TOOL_CALL = Delimiter("<tool_call>")
 _TOOL_CALL_END = Delimiter("</tool_call>")
 
@@ -164,6 +166,35 @@ TYPED_CALL_FORMATS = (
             ),
         ),
         signatures=(Signature(in_template=("<minimax:tool_call>", "<invoke name=")),),
+    ),
+    CallFormat(
+        name="minimax_m3",  # after vLLM 0.32's parser
+        sections=(
+            CallSection(
+                (
+                    Delimiter(f"{_MINIMAX_M3}<tool_call>"),
+                    _LINE,
+                    Repeat(
+                        (
+                            LiteralText(f'{_MINIMAX_M3}<invoke name="'),
+                            Name(stops='"\n'),
+                            LiteralText('">'),
+                            NestedElements(prefix=_MINIMAX_M3, end="invoke"),
+                        ),
+                        separator=(_LINE,),
+                    ),
+                    _LINE,
+                    Delimiter(f"{_MINIMAX_M3}</tool_call>"),
+                )
+            ),
+        ),
+        signatures=(
+            Signature(
+                in_template=(_MINIMAX_M3, "<invoke name="),
+                not_in_template=("<minimax:tool_call>",),
+                rank=1,
+            ),
+        ),
     ),
     _dsml(
         "deepseek_v32",

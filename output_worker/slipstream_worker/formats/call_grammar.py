@@ -33,6 +33,7 @@ from slipstream_ipc.formats.answer_format import (
     LiteralText,
     Name,
     NamedCallId,
+    NestedElements,
     ReasoningFormat,
     Repeat,
     TaggedParameters,
@@ -395,6 +396,8 @@ class _Grammar:
             case Alternative(branches):
                 texts = [self._sequence(each, function) for each in branches if each]
                 return _branches(texts) + ("?" if () in branches else "")
+            case NestedElements():
+                raise _NotForceable("arguments as elements that nest")
             case _:
                 raise _NotForceable("arguments without a function's name before them")
 

@@ -22,18 +22,20 @@ from slipstream_ipc.formats.answer_format import (
     LiteralText,
     Name,
     NamedCallId,
+    NestedElements,
     Repeat,
     TaggedParameters,
 )
 from slipstream_worker.formats.literals import Literals, split_literals
 from slipstream_worker.formats.scanners.json_call import JsonCallScanner, JsonObjectScanner
 from slipstream_worker.formats.scanners.keyword_arguments import KeywordArgumentsScanner
+from slipstream_worker.formats.scanners.nested_elements import NestedElementsScanner
 from slipstream_worker.formats.scanners.scanner import ScanContext, Scanner, WordScanner
 from slipstream_worker.formats.scanners.tagged_parameters import TaggedParametersScanner
 
 END = 0  # the node behind a section's last element
 
-CallElement = JsonObject | JsonCall | TaggedParameters | KeywordArguments
+CallElement = JsonObject | JsonCall | TaggedParameters | NestedElements | KeywordArguments
 ScannedElement = Name | CallId | NamedCallId | CallElement
 
 
@@ -87,6 +89,8 @@ def make_scanner(element: ScannedElement, context: ScanContext) -> Scanner:
             return JsonCallScanner(element)
         case TaggedParameters():
             return TaggedParametersScanner(element, context)
+        case NestedElements():
+            return NestedElementsScanner(element, context)
         case KeywordArguments():
             return KeywordArgumentsScanner(element, context)
 

@@ -5,15 +5,22 @@ Schemas may have any form: what says nothing about a type is left without one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+from slipstream_ipc.formats.tool_types import LIST_ITEM, nested_key
 
 _JSON_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _MAX_DEPTH = 8  # of references and alternatives within a property's schema
+_MAX_LOOKS = 2**14  # at schemas within others, of one function
+_MAX_WITHIN_CHARS = 2**14  # of the names in `ToolTypes` of one function's nested properties
 
 
-def property_types(function: Mapping[str, Any]) -> dict[str, str]:
-    """The types of a function's properties by name, see `ToolTypes`."""
+def property_types(function: Mapping[str, Any], *, is_nested: bool = False) -> dict[str, str]:
+    """The types of a function's properties by name, see `ToolTypes`. is_nested: also of properties
+    of properties, those that are least deep if there are very many.
+    """
     parameters = function.get("parameters")
     if not isinstance(parameters, dict):
         return {}
@@ -21,10 +28,26 @@ def property_types(function: Mapping[str, Any]) -> dict[str, str]:
     if not isinstance(properties, dict):
         return {}
     schemas = _Schemas(parameters)
-    return {
-        name: "|".join(each for each in _JSON_TYPES if each in (schemas.types(schema) or ()))
-        for name, schema in properties.items()
-    }
+    found = {name: _joined(schemas.types(schema)) for name, schema in properties.items()}
+    if is_nested:
+        waiting = deque(properties.items())
+        num_chars = 0
+        while waiting:
+            path, schema = waiting.popleft()
+            for step, inner in schemas.within(schema):
+                inner_path = nested_key(path, step)
+                if inner_path in found:
+                    continue
+                num_chars += len(inner_path)
+                if num_chars > _MAX_WITHIN_CHARS:  # references can make very many
+                    return found
+                found[inner_path] = _joined(schemas.types(inner))
+                waiting.append((inner_path, inner))
+    return found
+
+
+def _joined(types: frozenset[str] | None) -> str:
+    return "|".join(each for each in _JSON_TYPES if each in (types or ()))
 
 
 def referred(path: str, root: Mapping[str, Any]) -> object:
@@ -59,6 +82,7 @@ class _Schemas:
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
+        self._num_left = _MAX_LOOKS
         self._found: dict[int, frozenset[str] | None] = {}
 
     def types(self, schema: object, depth: int = 0) -> frozenset[str] | None:
@@ -69,6 +93,24 @@ class _Schemas:
             self._found[id(schema)] = None  # to itself, if it refers to itself
             self._found[id(schema)] = self._types(schema, depth)
         return self._found[id(schema)]
+
+    def within(self, schema: object, depth: int = 0) -> Iterator[tuple[str, object]]:
+        """The schemas of a list's items and of an object's properties, by the names that
+        `nested_key` takes; none once very many schemas were looked at.
+        """
+        self._num_left -= 1
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._num_left < 0:
+            return
+        if isinstance(properties := schema.get("properties"), dict):
+            yield from properties.items()
+        if "items" in schema:
+            yield LIST_ITEM, schema["items"]
+        if isinstance(path := schema.get("$ref"), str):
+            yield from self.within(referred(path, self._root), depth + 1)
+        for word in ("anyOf", "oneOf", "allOf"):
+            if isinstance(branches := schema.get(word), list):
+                for each in branches:
+                    yield from self.within(each, depth + 1)
 
     def _types(self, schema: dict[str, Any], depth: int) -> frozenset[str] | None:
         given = schema.get("type")

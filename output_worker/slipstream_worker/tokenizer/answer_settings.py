@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from slipstream_ipc.errors import BadRequest, Summary
-from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, digest
+from slipstream_ipc.formats.answer_format import (
+    AnswerFormat,
+    delimiters,
+    digest,
+    has_nested_elements,
+)
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import AnswerOptions, AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
@@ -54,7 +59,7 @@ class ReadFormat(NamedTuple):
         """
         if not tools:
             options = replace(options, tool_choice="none")
-        known = compact_tools(tools or ())
+        known = compact_tools(tools or (), is_nested=has_nested_elements(self.format))
         pieces = split_at(opened, self.token_ids)
         start = start_state(self.compiled, pieces, decode_tool_types(known), options)
         return AnswerSettings(self.format.name, self.digest, start, known, options)
@@ -181,20 +186,29 @@ def read_format(
 
 
 def compact_tools(
-    tools: Sequence[Mapping[str, Any]], max_chars: int = MAX_ANSWER_TOOLS_CHARS
+    tools: Sequence[Mapping[str, Any]],
+    max_chars: int = MAX_ANSWER_TOOLS_CHARS,
+    *,
+    is_nested: bool = False,
 ) -> str:
-    """The tools' names and the types of their properties, for `AnswerSettings`.
+    """The tools' names and the types of their properties, for `AnswerSettings`. is_nested: also
+    those of properties of properties, if they are not too long.
 
     Where that is too long, the tools with the longest types have none; empty (the tools are
     unknown) where the names alone are too long.
     """
     if not tools:
         return ""
-    types = {each["function"]["name"]: property_types(each["function"]) for each in tools}
+    types = {
+        each["function"]["name"]: property_types(each["function"], is_nested=is_nested)
+        for each in tools
+    }
     text = encode_tool_types(types)
     num_chars = len(text)
     if num_chars <= max_chars:
         return text
+    if is_nested:
+        return compact_tools(tools, max_chars)
     sizes = {name: len(encode_tool_types({"": each})) for name, each in types.items()}
     for name in sorted(types, key=sizes.__getitem__, reverse=True):
         if num_chars <= max_chars:

@@ -31,6 +31,12 @@ GRANITE = "<|start_of_role|> between <think></think> and between <response></res
             ("<tool_calls>", "</tool_calls>"),
             "none+minimax",
         ),
+        # MiniMax M3
+        (
+            ']<]minimax[>[<tool_call><invoke name="</invoke></tool_call><mm:think></mm:think>',
+            ("]<]minimax[>[", "<tool_call>", "</tool_call>", "<mm:think>", "</mm:think>"),
+            "minimax_m3+minimax_m3",
+        ),
         # Hermes 3 on Llama 3.1, Hermes 2 on Mistral: the vocabulary is that of the base model
         (HERMES + '"parameters": ', ("<|python_tag|>",), "none+hermes"),
         (HERMES, ("[INST]", "[TOOL_CALLS]"), "none+hermes"),

@@ -23,7 +23,7 @@ from slipstream_worker.formats.call_grammar import call_grammar, free_call_gramm
 from slipstream_worker.formats.compiled_format import compile_format
 from slipstream_worker.formats.property_types import property_types
 
-NAMES = [each.name for each in TYPED_CALL_FORMATS]
+NAMES = [each.name for each in TYPED_CALL_FORMATS if each.name != "minimax_m3"]  # not forced
 TAGGED = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32")
 BRACKETED = ("pythonic", "lfm2", "gemma4")
 TREE = {

@@ -121,6 +121,19 @@ def glm(line: str) -> Callable[[Calls], str]:
     return render
 
 
+M3 = "]<]minimax[>["
+
+
+def minimax_m3(made: Calls) -> str:
+    inner = "".join(
+        f'{M3}<invoke name="{name}">\n'
+        + "".join(f"{M3}<{k}>{or_json(v)}{M3}</{k}>\n" for k, v in arguments.items())
+        + f"{M3}</invoke>\n"
+        for name, arguments in made
+    )
+    return f"\n{M3}<tool_call>\n{inner}{M3}</tool_call>"
+
+
 def minimax_m2(made: Calls) -> str:
     inner = "".join(
         f'<invoke name="{name}">\n'
@@ -252,6 +265,7 @@ CASES = [
     Case("glm45", glm("\n"), "glm45"),
     Case("glm47", glm(""), "glm47"),
     Case("minimax_m2", minimax_m2, "minimax_m2"),
+    Case("minimax_m3", minimax_m3, "minimax_m3"),
     Case("deepseek_v32", dsml("function_calls")),
     Case("deepseek_v4", dsml("tool_calls")),
     Case("pythonic", pythonic, follows_content=False),

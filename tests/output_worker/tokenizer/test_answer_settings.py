@@ -21,7 +21,12 @@ from tests.helpers.chat_templates import (
 from slipstream_ipc.columns import u32
 from slipstream_ipc.formats.answer_format import digest
 from slipstream_ipc.formats.table import find_format
-from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
+from slipstream_ipc.formats.tool_types import (
+    LIST_ITEM,
+    decode_tool_types,
+    encode_tool_types,
+    nested_key,
+)
 from slipstream_ipc.messages import (
     FRAMED,
     AnswerOptions,
@@ -360,3 +365,33 @@ def test_one_long_tool_does_not_cost_the_others_their_types():
     tools = [*TOOLS, {"function": {"name": "long", "parameters": {"properties": long}}}]
     known = decode_tool_types(compact_tools(tools, 1000))
     assert known == {**decode_tool_types(compact_tools(TOOLS)), "long": {}}
+
+
+def test_types_within_properties_travel_for_elements_that_nest() -> None:
+    rows = {"type": "array", "items": {"$ref": "#/$defs/Row"}}
+    row = {"properties": {"size": {"type": "integer"}, "rows": rows}}
+    parameters = {"properties": {"rows": rows}, "$defs": {"Row": row}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    top = decode_tool_types(compact_tools(tools))
+    whole = decode_tool_types(compact_tools(tools, is_nested=True))
+    assert top is not None
+    assert whole is not None
+    assert top == {"f": {"rows": "array"}}
+    known = whole["f"]
+    item = nested_key("rows", LIST_ITEM)
+    assert (known["rows"], known[nested_key(item, "size")]) == ("array", "integer")
+    assert known[nested_key(nested_key(nested_key(item, "rows"), LIST_ITEM), "size")] == "integer"
+    assert sum(map(len, known)) <= 2**14 + len("rows")
+    assert compact_tools(tools, 100, is_nested=True) == compact_tools(tools)
+
+
+def test_schemas_that_refer_to_themselves_cost_little() -> None:
+    many = {
+        "anyOf": [{"$ref": "#/$defs/Many"}] * 1000,
+        "properties": {"a": {"$ref": "#/$defs/Many"}},
+    }
+    parameters = {"properties": {"top": many}, "$defs": {"Many": many}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    whole = decode_tool_types(compact_tools(tools, is_nested=True))
+    assert whole is not None
+    assert nested_key("top", "a") in whole["f"]

@@ -30,14 +30,13 @@ from slipstream_worker.formats.scanners.typed_scanner import (
     escape_json,
     read_until,
 )
-from slipstream_worker.formats.scanners.values import value_as_json
+from slipstream_worker.formats.scanners.values import WORD_CHARS, value_as_json
 
 __all__ = ["TagPhase", "TaggedParametersScanner"]
 
 _MAX_TAG_CHARS: Final = 1024  # of a key with its attributes
 _MAX_TAIL_CHARS: Final = 64  # of the tag that ends the arguments within a value, with blanks
 _MAX_WORD_CHARS: Final = 4096  # of a number
-_WORD_CHARS: Final = frozenset("0123456789+-.eE" + "truefalsenullTrueFalseNone" + BLANKS)
 _STRING_ALONE: Final = ("string",)
 
 
@@ -335,7 +334,7 @@ class TaggedParametersScanner(TypedScanner):
             self._has_value_begun = self._has_value_begun or bool(first)
             if first and first in '{["':
                 self.phase = TagPhase.CONTAINER
-            elif not _WORD_CHARS.issuperset(text) or self._value_len > _MAX_WORD_CHARS:
+            elif not WORD_CHARS.issuperset(text) or self._value_len > _MAX_WORD_CHARS:
                 self._become_string(text, at)
                 return
         if self._value_len > MAX_HELD_CHARS:
