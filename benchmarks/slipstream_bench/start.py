@@ -104,7 +104,10 @@ def start(way: str) -> list[Row]:
             assert process.stdout is not None
             if not process.stdout.read(1):
                 raise cannot_measure(f"{way} ended without any text")
-            rows = _rows_at(way, process.pid, time.perf_counter() - began)
+            wall_s = time.perf_counter() - began
+            process.send_signal(signal.SIGSTOP)  # or it ends its stack meanwhile
+            rows = _rows_at(way, process.pid, wall_s)
+            process.send_signal(signal.SIGCONT)
             process.stdout.read()
     rows[0]["cpu_at_end_s"] = round(_cpu_of_ended_s() - before_s, 3)
     return rows

@@ -57,10 +57,11 @@ class Counted(Codec[CoreToWorker, WorkerToCore]):
     def __init__(self) -> None:
         super().__init__(Frame[WorkerToCore], MAX_CORE_MESSAGE_BYTES)
         self.sent = SentSteps([], [], [])
+        self._encode_uncounted = self.encode
+        self.encode = self._encode
 
-    def encode(self, frame: Frame[CoreToWorker] | Frame[Control]) -> bytes:
-        """The frame's bytes."""
-        data = super().encode(self._as_sent(frame))
+    def _encode(self, frame: Frame[CoreToWorker] | Frame[Control]) -> bytes:
+        data = self._encode_uncounted(self._as_sent(frame))
         if isinstance(frame.body, Step):
             self.sent.sent_s.append(time.perf_counter())
             self.sent.num_bytes.append(len(data))

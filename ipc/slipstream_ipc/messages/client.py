@@ -30,7 +30,7 @@ from slipstream_ipc.messages.handshake import (
     Welcome,
 )
 from slipstream_ipc.messages.kept import KeepOptions, KeptAnswer
-from slipstream_ipc.messages.replica import Inspect, Inspected, Load, Locate, Located
+from slipstream_ipc.messages.replica import Load, Locate, Located
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
@@ -266,7 +266,6 @@ ClientToWorker = (
     | Cancel
     | Recall
     | Locate
-    | Inspect
 )
 WorkerToClient = (
     Welcome
@@ -285,6 +284,5 @@ WorkerToClient = (
     | Cancelled
     | Recalled
     | Located
-    | Inspected
     | Load
 )

@@ -67,16 +67,3 @@ class Located(Struct, array_like=True, frozen=True, tag=tags.LOCATED):
 
     number: U32
     moves: Annotated[tuple[U32, ...], Meta(max_length=MAX_LOCATED)]
-
-
-class Inspect(Struct, array_like=True, frozen=True, tag=tags.INSPECT):
-    """Asks for the stack's statistics."""
-
-    number: U32
-
-
-class Inspected(Struct, array_like=True, frozen=True, tag=tags.INSPECTED):
-    """Answers an Inspect: the stack's `Statistics`, encoded."""
-
-    number: U32
-    statistics: bytes

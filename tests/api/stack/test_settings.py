@@ -103,7 +103,9 @@ def test_defaults_are_those_of_the_processes(tmp_path):
         runtime_dir=str(tmp_path),
         cache_dir=worker.cache_dir,
         may_return=True,  # to a folder of a given name
+        stack_incarnation=worker.stack_incarnation,
     )
+    assert worker.stack_incarnation not in (0, configs(tmp_path)[1].stack_incarnation)
 
 
 def test_every_option_reaches_a_process(tmp_path):

@@ -41,8 +41,8 @@ EVENTS = "Accept: text/event-stream"
 # of each process's fields, what the newer version's has appended
 APPENDED = {
     "messages/handshake.py": (
-        "    num_workers: NumWorkers = 1\n",
-        '    num_workers: NumWorkers = 1\n    motto: str = "new"\n',
+        "\n\n\nclass Reattach",
+        '\n    motto: str = "new"\n\n\nclass Reattach',
     ),
     "messages/client.py": (
         "\n\n\nclass UnknownStreams",

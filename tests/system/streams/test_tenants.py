@@ -97,9 +97,9 @@ def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -
     bad, good = stack.client(), stack.client()
     stack.until(lambda: bad.hop.is_attached)
     link = bad.hop._link
-    control, numbered = link.control, link.numbered
-    link.control = lambda body: structs.replace(control(body), ack=0)
-    link.numbered = lambda body: structs.replace(numbered(body), ack=0)
+    codec = bad.hop._codec
+    encode = codec.encode
+    codec.encode = lambda frame: encode(structs.replace(frame, ack=0))
     streams = [bad.submit(f"number {n}", max_tokens=400) for n in range(4)]
     own = good.submit("just this", max_tokens=400)
     stack.until(lambda: own.is_over)
