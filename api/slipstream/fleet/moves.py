@@ -51,7 +51,7 @@ class MoveSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadSoFar:
+class ReaderProgress:
     """What the reader has of a stream. is_movable: whether it can be submitted elsewhere."""
 
     num_tokens: int
@@ -97,7 +97,7 @@ class Fail(Generic[S]):
 
 
 Decision = Hold[S] | Start[S] | Fail[S]
-Read = Callable[[S], ReadSoFar]
+Read = Callable[[S], ReaderProgress]
 Choose = Callable[[S, Sequence[int]], int]
 
 
@@ -439,7 +439,7 @@ class Moves(Generic[S]):
             and (bound is None or _may_join(bound, member.fingerprint, number == it.last_member))
         ]
 
-    def _has_waited(self, it: _Stream, read: ReadSoFar, now: float) -> bool:
+    def _has_waited(self, it: _Stream, read: ReaderProgress, now: float) -> bool:
         """Whether a held stream has waited for a member for as long as it may."""
         if it.waits_since is None or any(each.may_serve_soon for each in self._members.values()):
             it.waits_since = now

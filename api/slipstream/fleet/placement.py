@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from slipstream.fleet.load_view import MemberLoad, Sent
+from slipstream.fleet.member_load import MemberLoad, SentRequest
 from slipstream.fleet.prefix_memory import PrefixMemory
 from slipstream.fleet.prompt_keys import KEY_TOKENS, PromptKey
 from slipstream.fleet.rendezvous import Uint64s, homes
@@ -48,13 +48,13 @@ class PlacementPolicy(Protocol):
         now: float,
         *,
         is_again: bool = False,
-    ) -> Sent:
+    ) -> SentRequest:
         """The request is sent to `member`; to be called each time that it is sent.
 
         is_again: it was sent before, to this member or to another one.
         """
 
-    def note_ended(self, sent: Sent) -> None:
+    def note_ended(self, sent: SentRequest) -> None:
         """What was sent has ended, was refused, or was moved to another member."""
 
 
@@ -133,7 +133,7 @@ class Placement:
         now: float,
         *,
         is_again: bool = False,
-    ) -> Sent:
+    ) -> SentRequest:
         """See `PlacementPolicy`."""
         last = self._last
         if last is None or last.key is not key or member not in last.known:
@@ -144,7 +144,7 @@ class Placement:
         self._memory.remember(key, member, now)
         return member.note_sent(max(1, prompt_len - last.known[member]), now)
 
-    def note_ended(self, sent: Sent) -> None:
+    def note_ended(self, sent: SentRequest) -> None:
         """See `PlacementPolicy`."""
         sent.member.note_ended(sent)
 

@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.fleet.load_view import MemberLoad
+from slipstream.fleet.member_load import MemberLoad
 from slipstream.fleet.prompt_keys import PromptKey
 from slipstream.fleet.rendezvous import mix64
 from slipstream_ipc.native.extension import load_extension

@@ -83,7 +83,7 @@ _FLUSH_S = 1.0  # after `drain_s`, to send the last output
 # from SIGKILL until a child is abandoned: the kernel may need seconds to free its memory, more on a
 # busy machine; only a process that waits for a broken device takes for ever
 GIVE_UP_S = 10.0
-# between two readings of statuses that wake nobody: longer than between the beats of those that do
+# the period for reading statuses that do not wake the supervisor; longer than a beat
 _QUIET_S = 1.5 * BEAT_S
 _LEAST_QUIET_HANG_S = 8 * BEAT_S  # `hang_timeout_s` from which on a beat may be read that late
 _logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from slipstream.fleet.load_view import RUNNING_TOKENS, MemberLoad, Sent
+from slipstream.fleet.member_load import RUNNING_TOKENS, MemberLoad, SentRequest
 from slipstream.fleet.placement import PREFIX_WEIGHT, Placement, PlacementPolicy
 from slipstream.fleet.prefix_memory import PrefixMemory
 from slipstream.fleet.prompt_keys import PromptKey
@@ -39,11 +39,11 @@ class _Counting:
         now: float,
         *,
         is_again: bool = False,
-    ) -> Sent:
+    ) -> SentRequest:
         """See `PlacementPolicy`."""
         return member.note_sent(prompt_len, now)
 
-    def note_ended(self, sent: Sent) -> None:
+    def note_ended(self, sent: SentRequest) -> None:
         """See `PlacementPolicy`."""
         sent.member.note_ended(sent)
 
@@ -143,7 +143,7 @@ class RememberedPrefixes(_Counting):
         now: float,
         *,
         is_again: bool = False,
-    ) -> Sent:
+    ) -> SentRequest:
         """See `PlacementPolicy`."""
         self._memory.remember(key, member, now)
         return super().note_submitted(key, prompt_len, member, now)

@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slipstream.fleet.load_view import MemberLoad, Sent
+from slipstream.fleet.member_load import MemberLoad, SentRequest
 from slipstream_bench.fleet.workload import CHUNK, Conversation, SimulatedKey
 
 SLICE_S = 0.05
@@ -32,7 +32,7 @@ class SimulatedRequest:
     cell: int
     front: int
     submitted_at: float
-    sent: Sent
+    sent: SentRequest
     produced: int = 0  # tokens that earlier replicas have computed of the answer
     started_at: float | None = None  # when its first token came
     cached: int = 0

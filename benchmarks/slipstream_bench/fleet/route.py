@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from slipstream.cli.options.parser import Parser
-from slipstream.fleet.load_view import MemberLoad
+from slipstream.fleet.member_load import MemberLoad
 from slipstream.fleet.placement import Placement
 from slipstream.fleet.prefix_memory import load_native
 from slipstream.fleet.prompt_keys import chat_key

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slipstream.fleet.load_view import MemberLoad
+from slipstream.fleet.member_load import MemberLoad
 from slipstream.fleet.placement import PlacementPolicy
 from slipstream.fleet.rendezvous import homes
 from slipstream_bench.common.measures import Row

@@ -179,7 +179,7 @@ class Router(Generic[Out, In, Receipt]):
         self.acknowledge(may_owe)
 
     def acknowledge(self, may_owe: int = 0) -> None:
-        """Acknowledge what has been received of peers of whom more than `may_owe` messages are."""
+        """Acknowledge the messages of each peer with more than `may_owe` unacknowledged ones."""
         if not self._heard:
             return
         waiting = []

@@ -2,8 +2,8 @@
 read while it lives and after it has died.
 
 It is memory mapped by both: it outlives the process however that ends, and writing to it takes no
-system call or message, and wakes nobody. A key is present from before its rendering begins until
-after it has ended, and no longer, so an idle process leaves none.
+system call or message, and wakes no process. A key is present from before its rendering begins
+until after it has ended, and no longer, so an idle process leaves none.
 """
 
 from __future__ import annotations

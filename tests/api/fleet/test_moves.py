@@ -18,7 +18,7 @@ from slipstream.fleet.moves import (
     Hold,
     Moves,
     MoveSettings,
-    ReadSoFar,
+    ReaderProgress,
     Start,
 )
 
@@ -119,9 +119,9 @@ class Fleet(RuleBasedStateMachine):
 
     # ---- what Moves asks ---------------------------------------------------------------------
 
-    def read(self, stream: int) -> ReadSoFar:
+    def read(self, stream: int) -> ReaderProgress:
         reader = self.readers[stream]
-        return ReadSoFar(len(reader.tokens), reader.is_accepted)
+        return ReaderProgress(len(reader.tokens), reader.is_accepted)
 
     def choose(self, stream: int, members: list[int]) -> int:
         assert members
@@ -546,7 +546,7 @@ class Few:
         self.is_accepted = True
         self.moves: Moves[str] = Moves(
             MoveSettings(**given),  # type: ignore[arg-type]
-            lambda stream: ReadSoFar(self.tokens[stream], self.is_accepted),
+            lambda stream: ReaderProgress(self.tokens[stream], self.is_accepted),
             lambda stream, members: members[0],
         )
         for member in range(num_members):

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.fleet.load_view import MemberLoad
+from slipstream.fleet.member_load import MemberLoad
 from slipstream.fleet.placement import PREFIX_WEIGHT, Placement
 from slipstream.fleet.prefix_memory import PrefixMemory
 from slipstream.fleet.prompt_keys import PromptKey, chat_key, text_key

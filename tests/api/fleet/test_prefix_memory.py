@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.fleet.load_view import MemberLoad
+from slipstream.fleet.member_load import MemberLoad
 from slipstream.fleet.prefix_memory import SET_SIZE, PrefixMemory, ReferenceTable, load_native
 from slipstream.fleet.prompt_keys import text_key
 from slipstream.fleet.rendezvous import mix64

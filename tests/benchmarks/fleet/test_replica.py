@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.fleet.load_view import MemberLoad
+from slipstream.fleet.member_load import MemberLoad
 from slipstream_bench.fleet.replica import (
     CACHE_CHUNKS,
     SLICE_S,

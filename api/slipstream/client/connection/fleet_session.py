@@ -36,7 +36,7 @@ from slipstream.errors import (
     SlipstreamError,
     StreamLostError,
 )
-from slipstream.fleet.load_view import MemberLoad, Sent
+from slipstream.fleet.member_load import MemberLoad, SentRequest
 from slipstream.fleet.members import MemberSource, member_source, names_fleet
 from slipstream.fleet.moves import (
     Fail,
@@ -44,7 +44,7 @@ from slipstream.fleet.moves import (
     Hold,
     Moves,
     MoveSettings,
-    ReadSoFar,
+    ReaderProgress,
     Start,
 )
 from slipstream.fleet.placement import Placement, PlacementPolicy
@@ -80,7 +80,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
-class _Member:
+class _Replica:
     """A replica as this client knows it. session: None while it is closed."""
 
     number: int
@@ -112,7 +112,7 @@ class _Route:
     """How a stream is placed. sent: where it is counted now."""
 
     key: PromptKey
-    sent: Sent | None = None
+    sent: SentRequest | None = None
 
 
 class FleetSession:
@@ -148,7 +148,7 @@ class FleetSession:
         self._now = self._began_at = now
         self._all_due_at = now
         self._source = source or member_source(address, partial(check_member, access=access))
-        self._members: dict[int, _Member] = {}
+        self._members: dict[int, _Replica] = {}
         self._numbers = count()
         self._callers: dict[Future[ModelCard], float] = {}  # since when each waits
         self._held = ClientStreamTable(self._group_ids, self._over)
@@ -279,7 +279,7 @@ class FleetSession:
             member = known.get(address)
             if member is None:
                 number = next(self._numbers)
-                member = _Member(number, address, None, MemberLoad(address.encode()), opens_at=now)
+                member = _Replica(number, address, None, MemberLoad(address.encode()), opens_at=now)
                 self._members[number] = member
             if member.number not in self._moves or not member.is_listed:
                 member.is_listed = True
@@ -295,7 +295,7 @@ class FleetSession:
             if not self._moves.num_streams(member.number):
                 self._drop(member, now)
 
-    def _open(self, member: _Member, now: float) -> None:
+    def _open(self, member: _Replica, now: float) -> None:
         try:
             member.session = StackSession(
                 self._context,
@@ -315,21 +315,21 @@ class FleetSession:
             member.shut_because = None
             self._route_queries(now)
 
-    def _drop(self, member: _Member, now: float) -> None:
+    def _drop(self, member: _Replica, now: float) -> None:
         if member.session is not None:
             member.session.say_goodbye(now)
             self._close_session(member, member.session, now)
         del self._members[member.number]
         self._moves.forget(member.number)
 
-    def _close_session(self, member: _Member, session: StackSession, now: float) -> None:
+    def _close_session(self, member: _Replica, session: StackSession, now: float) -> None:
         member.session = None
         member.is_attached = False
         self._note_model(member)
         self._ask_elsewhere(session.take_queries(), now)
         session.close()
 
-    def _watch(self, member: _Member, is_tick: bool, now: float) -> None:
+    def _watch(self, member: _Replica, is_tick: bool, now: float) -> None:
         """Note what has become of the connection to a member."""
         session = member.session
         assert session is not None
@@ -344,11 +344,11 @@ class FleetSession:
             self._note_model(member)
             self._route_queries(now)
 
-    def _is_gone(self, member: _Member) -> bool:
+    def _is_gone(self, member: _Replica) -> bool:
         """Whether the machine says that nothing can answer there."""
         return member.address.startswith(IPC) and why_absent(member.address) is not None
 
-    def welcomed(self, member: _Member, welcome: Welcome) -> None:
+    def welcomed(self, member: _Replica, welcome: Welcome) -> None:
         """A member has answered, and nothing was said to it yet."""
         if self._is_other_model(member, welcome) or self._is_known(member, welcome):
             return
@@ -371,13 +371,13 @@ class FleetSession:
         for caller in callers:
             caller.set_result(self.model or welcome.model)
 
-    def _note_model(self, newest: _Member) -> None:
+    def _note_model(self, newest: _Replica) -> None:
         """Go by the card of an attached member, by the same one as long as that is there."""
         there = [each.card for each in self._members.values() if each.is_attached and each.card]
         if self.model is None or self.model not in there:
             self.model = there[0] if there else newest.card or self.model
 
-    def _is_other_model(self, member: _Member, welcome: Welcome) -> bool:
+    def _is_other_model(self, member: _Replica, welcome: Welcome) -> bool:
         if self.model is None or welcome.model.name == self.model.name:
             return False
         if not any(each.is_attached for each in self._members.values() if each is not member):
@@ -386,7 +386,7 @@ class FleetSession:
         self.refused(member, partial(EngineError, Fault("engine", why)))
         return True
 
-    def _is_known(self, member: _Member, welcome: Welcome) -> bool:
+    def _is_known(self, member: _Replica, welcome: Welcome) -> bool:
         """Whether the replica is a member already, at another address."""
         for other in self._members.values():
             is_same = welcome.replica != b"" and other.name == welcome.replica
@@ -396,7 +396,7 @@ class FleetSession:
                 return True
         return False
 
-    def loaded(self, member: _Member, load: Load) -> None:
+    def loaded(self, member: _Replica, load: Load) -> None:
         """A member has told its load."""
         now = self._now
         self._moves.load(
@@ -413,7 +413,7 @@ class FleetSession:
             kept_since_s=load.kept_since_s,
         )
 
-    def refused(self, member: _Member, error: Callable[[], SlipstreamError]) -> None:
+    def refused(self, member: _Replica, error: Callable[[], SlipstreamError]) -> None:
         """A member will not do: its streams leave it, and it is closed."""
         if member.shut_because is None:
             logger.warning("the replica at %s is left alone: %s", member.address, error())
@@ -438,12 +438,12 @@ class FleetSession:
     def _session_of(self, state: StreamState) -> StackSession | None:
         return None if state.member == _HELD else self._members[state.member].session
 
-    def _read(self, state: StreamState) -> ReadSoFar:
+    def _read(self, state: StreamState) -> ReaderProgress:
         session = self._session_of(state)
         table = self._held if session is None else session
         _, num_tokens = table.position(state)
         is_accepted = state.prompt_ids is not None or num_tokens > 0
-        return ReadSoFar(num_tokens, is_accepted, state.resubmittable is not None)
+        return ReaderProgress(num_tokens, is_accepted, state.resubmittable is not None)
 
     def _best_for_new(self, state: StreamState, submit: Submit, now: float) -> int | None:
         """The member for a new stream; None if none is there."""
@@ -604,7 +604,7 @@ class FleetSession:
                 self._held.give_up(state, self._gone_error())
 
     def _ask_where(
-        self, state: StreamState, search: _Search, able: Sequence[_Member], now: float
+        self, state: StreamState, search: _Search, able: Sequence[_Replica], now: float
     ) -> None:
         if len(able) < 2 or not all(each.can_locate for each in able):
             self._resume_at(state, able[0].number, 0, now)
@@ -645,7 +645,7 @@ class FleetSession:
     def _ask_all(
         self,
         query: Query,
-        members: Sequence[_Member],
+        members: Sequence[_Replica],
         future: Future[Any],
         now: float,
         post: Post,
@@ -701,7 +701,7 @@ class FleetSession:
 class _Watch:
     """Tells a fleet's session about one of its members."""
 
-    def __init__(self, fleet: FleetSession, member: _Member) -> None:
+    def __init__(self, fleet: FleetSession, member: _Replica) -> None:
         self._fleet = fleet
         self._member = member
         self.turned_away = fleet.turned_away

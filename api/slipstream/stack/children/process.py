@@ -160,7 +160,7 @@ class Child:
 
     @property
     def has_news(self) -> bool:
-        """Whether its beats may say what somebody waits for: the load, or processes of its own."""
+        """Whether the supervisor reads its beats at once: they tell a load, or child processes."""
         return isinstance(self.numbers, CoreNumbers) or bool(self.processes and self.is_active)
 
     def drain(self, within_s: float) -> None:

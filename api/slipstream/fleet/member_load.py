@@ -14,7 +14,7 @@ _NEVER = float("-inf")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sent:
+class SentRequest:
     """A request that was sent to a member.
 
     num_tokens: of its prompt, those that the member has to compute.
@@ -42,7 +42,7 @@ class MemberLoad:
         self.name = name
         self.salt = int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
         self.kept_since = _NEVER
-        self._sent: dict[Sent, None] = {}  # counted ones, in order of time
+        self._sent: dict[SentRequest, None] = {}  # counted ones, in order of time
         self._said(0, 0)
 
     def note_load(
@@ -67,14 +67,14 @@ class MemberLoad:
         self.kept_since = now
         self._said(0, 0)
 
-    def note_sent(self, num_tokens: int, now: float) -> Sent:
+    def note_sent(self, num_tokens: int, now: float) -> SentRequest:
         """A request whose prompt has `num_tokens` to compute was sent to the member."""
-        sent = Sent(self, num_tokens, now)
+        sent = SentRequest(self, num_tokens, now)
         self._sent[sent] = None
         self._add(1, num_tokens)
         return sent
 
-    def note_ended(self, sent: Sent) -> None:
+    def note_ended(self, sent: SentRequest) -> None:
         """A request that was sent to the member has ended, or was not accepted."""
         if sent in self._sent:
             del self._sent[sent]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from slipstream.fleet.load_view import LOAD_LAG_S, RUNNING_TOKENS, MemberLoad, Sent
+from slipstream.fleet.member_load import LOAD_LAG_S, RUNNING_TOKENS, MemberLoad, SentRequest
 
 
 class LoadMachine(RuleBasedStateMachine):
@@ -16,8 +16,8 @@ class LoadMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.load = MemberLoad(b"one")
         self.said = (0, 0)
-        self.counted: list[Sent] = []
-        self.all: list[Sent] = []
+        self.counted: list[SentRequest] = []
+        self.all: list[SentRequest] = []
         self.kept_since = float("-inf")
 
     @rule(seconds=st.sampled_from([0.0, 0.1, LOAD_LAG_S, 1.0]))
