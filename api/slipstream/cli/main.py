@@ -24,6 +24,9 @@ from slipstream.cli.options.parser import (
 
 _COMMANDS = {
     "serve": Command("serve a model over HTTP and to Python", "slipstream.cli.serve:add_serve"),
+    "route": Command(
+        "serve HTTP over servers that run elsewhere", "slipstream.cli.route:add_route"
+    ),
     "chat": Command("ask a question, or chat in the terminal", "slipstream.cli.chat:add_chat"),
     "generate": Command("continue a text", "slipstream.cli.generate:add_generate"),
     "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),

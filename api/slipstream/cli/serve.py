@@ -98,7 +98,7 @@ def serve(arguments: argparse.Namespace) -> int:
         folder = Path(arguments.runtime_dir).absolute()
     config = plan_stack(settings, folder)
     configure_logging(SUPERVISOR, settings.log_format)
-    teller = _Teller(
+    teller = Teller(
         settings.model or MODEL_NAME,
         arguments.option_names,
         key=key_hint(os.environ.get(API_KEY_VARIABLE), settings.api_key_file)
@@ -121,24 +121,26 @@ def serve(arguments: argparse.Namespace) -> int:
     return code
 
 
-class _Teller:
+class Teller:
     """Prints the supervisor's events to the terminal; where the log is JSON, logs them.
 
-    names: what errors call options, by keyword. key: an API key as a shell knows it. certificate:
-    the file of the HTTP server's.
+    about: what is started. names: what errors call options, by keyword. key: an API key as a shell
+    knows it. certificate: the file of the HTTP server's. command: the one that runs.
     """
 
     def __init__(
         self,
-        model: str,
+        about: str,
         names: Mapping[str, str],
         *,
+        command: str = "serve",
         key: str | None = None,
         certificate: str | None = None,
         listen: str | None = None,
         form: LogFormat = "text",
     ) -> None:
-        self._model = model
+        self._about = about
+        self._command = command
         self._names = names
         self._has_begun = False
         self._key = key
@@ -151,7 +153,7 @@ class _Teller:
         match event:
             case ProcessStarted() if not self._has_begun:
                 self._has_begun = True
-                self._say(f"starting {self._model} ...")
+                self._say(f"starting {self._about} ...")
             case ProcessReady(name=name, pid=pid, detail=detail, seconds=seconds):
                 about = f": {detail}" if detail else ""
                 self._say(f"{name} ready (process {pid}, {seconds:.1f} s){about}")
@@ -176,7 +178,7 @@ class _Teller:
                 until = f"for {within_s:.3g} s; Ctrl-C again ends them now"
                 self._say(f"{what} may go on {until}")
             case StackFailed(error=error):
-                self._fail(f"slipstream serve: {with_option_names(error, self._names)}")
+                self._fail(f"slipstream {self._command}: {with_option_names(error, self._names)}")
 
     def _say(self, text: str) -> None:
         if self._is_logged:

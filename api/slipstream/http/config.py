@@ -36,10 +36,11 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     client_address: as of `Client`: a worker's client socket, or the members of a fleet. keys: for
     tcp:// addresses, a folder made by `slipstream keys`, or a client's secret file in it. insecure:
-    connect to tcp:// on this machine without keys. tokenizer: a folder or a hub id. model_name: the
-    model's name in metrics until the worker has told it. port: 0 picks a free one. timeout_s: how
-    long a request waits for a disconnected worker; six times that once the worker has accepted it.
-    hang_timeout_s: silence of the supervisor after which it counts as hung.
+    connect to tcp:// on this machine without keys. is_router: whether its servers are started by
+    others, and may come and go. tokenizer: a folder or a hub id; empty: the server's own.
+    model_name: the model's name in metrics until the worker has told it. port: 0 picks a free one.
+    timeout_s: how long a request waits for a disconnected worker; six times that once the worker
+    has accepted it. hang_timeout_s: silence of the supervisor after which it counts as hung.
     trace: the path of the merged timeline; this process writes its part beside it.
     """
 
@@ -65,3 +66,4 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     is_traced: bool = False  # whether the worker exports traces of requests
     keys: str | None = None
     insecure: bool = False
+    is_router: bool = False

@@ -29,7 +29,6 @@ from slipstream.client.endpoints import (
     server_endpoint,
 )
 from slipstream.errors import ConnectionLostError, SlipstreamError
-from slipstream.fleet.members import names_fleet
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import FrontConfig
@@ -58,7 +57,6 @@ from slipstream_ipc.process import (
 )
 from slipstream_ipc.telemetry.statistics import Statistics
 from slipstream_ipc.telemetry.trace import open_tracer
-from slipstream_ipc.transport.addresses import IPC
 
 # Allocations between two collections. Requests and connections leave no cycles behind, but hundreds
 # of requests at once are many young objects: at the default of 700, scanning them and everything
@@ -104,14 +102,15 @@ def main() -> int:
 
 def _endpoint(config: FrontConfig) -> ServerEndpoint:
     """What the front connects to. Raises: BadRequestError, ConnectionLostError."""
-    if _is_own_stack(config):  # its folder was made by the parent
-        return ServerEndpoint(config.client_address)
-    return server_endpoint(config.client_address, config.keys, insecure=config.insecure)
+    if config.is_router:
+        return server_endpoint(config.client_address, config.keys, insecure=config.insecure)
+    return ServerEndpoint(config.client_address)  # whose folder was made by the parent
 
 
-def _is_own_stack(config: FrontConfig) -> bool:
-    """Whether the front serves the one stack of its machine that it starts and stops with."""
-    return config.client_address.startswith(IPC) and not names_fleet(config.client_address)
+def _tokenizer_of(io: LoopIO) -> str:
+    """The tokenizer that the server names; nothing can be asked before it has."""
+    assert io.model is not None
+    return io.model.path
 
 
 async def _serve(
@@ -146,7 +145,7 @@ async def _serve(
         config.timeout_s,
         open_tracer(config.trace, _NAME),
         access=endpoint.access,
-        outlives_server=not _is_own_stack(config),
+        outlives_server=config.is_router,
     )
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
@@ -158,7 +157,7 @@ async def _serve(
     app = App(
         io,
         ApiKeys(config.api_keys),
-        TokenTexts(config.tokenizer),
+        TokenTexts(config.tokenizer or partial(_tokenizer_of, io)),
         config.limits,
         cors,
         hosts,

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
-from slipstream.client.endpoints import check_listener, client_address
+from slipstream.client.endpoints import check_listener, client_address, server_endpoint
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import BadRequestError, bad_request, missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
@@ -155,7 +155,15 @@ def plan_stack(
             },
             address,
         ),
-        *_front_specs(settings, address, tokenizer, trace),
+        *_front_specs(
+            settings,
+            {
+                "client_address": address,
+                "tokenizer": tokenizer,
+                "model_name": _model_name(settings),
+                "trace": trace,
+            },
+        ),
     ]
     if may_fork(settings.device, model):
         children = [_forkable(spec) for spec in children]
@@ -164,14 +172,46 @@ def plan_stack(
         address,
         str(runtime_dir),
         parent_pid,
-        hang_timeout_s=settings.hang_timeout_s,
-        max_restarts=settings.max_restarts,
-        restart_window_s=settings.restart_window_s,
-        drain_s=settings.drain_s,
         log_stats_interval_s=settings.log_stats_interval_s,
-        listen=None if settings.http_port is None else (settings.host, settings.http_port),
-        uds=None if settings.uds is None else os.path.abspath(settings.uds),
+        **_supervision(settings),
     )
+
+
+def plan_route(settings: StackSettings, address: str, runtime_dir: Path) -> SupervisorConfig:
+    """The supervisor's config of HTTP fronts alone, over servers that others start.
+
+    address: as of `Client`. Of the settings, those of HTTP, keys and restarts count.
+
+    Raises: BadRequestError, as `plan_stack` does, and for an address or keys that cannot be used.
+    """
+    check_log_level()
+    server_endpoint(address, settings.keys, insecure=settings.insecure)
+    front = {
+        "client_address": address,
+        "tokenizer": settings.tokenizer or "",
+        "model_name": settings.served_model_name or "",
+        "keys": None if settings.keys is None else os.path.abspath(settings.keys),
+        "insecure": settings.insecure,
+        "is_router": True,
+    }
+    return SupervisorConfig(
+        tuple(_front_specs(settings, front)),
+        address,
+        str(runtime_dir),
+        **_supervision(settings),
+    )
+
+
+def _supervision(settings: StackSettings) -> dict[str, Any]:
+    """What a supervisor is told of restarts, ends and the fronts' sockets."""
+    return {
+        "hang_timeout_s": settings.hang_timeout_s,
+        "max_restarts": settings.max_restarts,
+        "restart_window_s": settings.restart_window_s,
+        "drain_s": settings.drain_s,
+        "listen": None if settings.http_port is None else (settings.host, settings.http_port),
+        "uds": None if settings.uds is None else os.path.abspath(settings.uds),
+    }
 
 
 def _check_ports(listen: str, num_workers: int) -> None:
@@ -234,10 +274,8 @@ def _demo_options(settings: StackSettings) -> dict[str, Any]:
     return options
 
 
-def _front_specs(
-    settings: StackSettings, address: str, tokenizer: str, trace: str | None
-) -> list[ChildSpec]:
-    """The processes of the HTTP fronts. Raises: BadRequestError."""
+def _front_specs(settings: StackSettings, front: dict[str, Any]) -> list[ChildSpec]:
+    """The processes of the HTTP fronts. front: what their server is. Raises: BadRequestError."""
     if settings.http_port is None and settings.uds is None:
         if settings.http_workers > 1:
             allowed = "1 without http_port and uds"
@@ -252,14 +290,11 @@ def _front_specs(
         )
     certfile, keyfile = _certificates(settings)
     config = {
-        "client_address": address,
-        "tokenizer": tokenizer,
-        "model_name": _model_name(settings),
+        **front,
         "host": settings.host,
         "port": settings.http_port or 0,
         "api_keys": api_keys(settings),
         "hang_timeout_s": settings.hang_timeout_s,
-        "trace": trace,
         "allowed_origins": allowed_origins(settings),
         "allowed_hosts": allowed_hosts(settings),
         "uds": None if settings.uds is None else os.path.abspath(settings.uds),

@@ -102,7 +102,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             HTTP,
             "port of the OpenAI-compatible HTTP server; 0 takes a free one (default: 8000 for "
-            "`slipstream serve`, no HTTP server elsewhere)",
+            "`slipstream serve` and `route`, no HTTP server elsewhere)",
             "PORT",
         ),
     ] = None

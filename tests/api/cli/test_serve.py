@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import _Teller, key_hint
+from slipstream.cli.serve import Teller, key_hint
 from slipstream.client.endpoints import default_address
 from slipstream.stack.events import (
     ProcessEnded,
@@ -25,8 +25,8 @@ from slipstream.stack.events import (
 NAMES = {"max_restarts": "--max-restarts", "http_port": "--port"}
 
 
-def teller() -> _Teller:
-    return _Teller("a-model", NAMES)
+def teller() -> Teller:
+    return Teller("a-model", NAMES)
 
 
 def test_what_is_started_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +75,7 @@ def test_the_example_over_http_works_as_it_is(
     """With the certificate, and with a key of the file; a key of the command line is not shown."""
     keys = tmp_path / "api keys"
     keys.write_text("\na-secret\nanother\n")
-    tell = _Teller("a-model", NAMES, key=key_hint(None, str(keys)), certificate="/etc/my cert.pem")
+    tell = Teller("a-model", NAMES, key=key_hint(None, str(keys)), certificate="/etc/my cert.pem")
     tell(ProcessReady("http", 12, "serving on https://0.0.0.0:8105", 0.5))
     tell(StackReady(default_address()))
     command = capsys.readouterr().out.splitlines()[-1].strip()

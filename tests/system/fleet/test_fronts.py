@@ -128,7 +128,7 @@ def test_replica_killed_under_chats(replicas: Replicas) -> None:
         alone = Front(stacks[1].address)
         opened.callback(alone.stop)
         plain = answers(alone.port)
-        front = Front(replicas.address, keys=replicas.keys)
+        front = Front(replicas.address, keys=replicas.keys, is_router=True)
         opened.callback(front.stop)
         chats = [Chat(front.port, prompt) for prompt in PROMPTS]
         for chat in chats:
@@ -142,7 +142,7 @@ def test_replica_killed_under_chats(replicas: Replicas) -> None:
 
 
 def test_an_address_that_cannot_be_used_is_a_misconfiguration() -> None:
-    front = Front("ipc:///nowhere/a,tcp://10.0.0.5:7001", wait=False)
+    front = Front("ipc:///nowhere/a,tcp://10.0.0.5:7001", wait=False, is_router=True)
     status = front.status()
     front.stop()
     assert status.is_misconfigured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -27,12 +27,17 @@ _SWITCHES = {
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, *, has_argument: bool = True, is_brief: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    has_argument: bool = True,
+    is_brief: bool = False,
+    names: Collection[str] | None = None,
 ) -> None:
     """Add MODEL, and an option for each of a stack's settings.
 
     has_argument: whether MODEL is an argument as well as the option --model. is_brief: leave all
-    other options out of the help text, which then says where they are explained.
+    other options out of the help text, which then says where they are explained. names: add options
+    for these settings alone.
     """
     if has_argument:
         parser.add_argument(
@@ -45,9 +50,11 @@ def add_settings(
         )
     fields = {field.name: field.default for field in msgspec.structs.fields(StackSettings)}
     for title in GROUPS:
+        if names is not None and title not in map(group_of, names):
+            continue
         group = parser.add_argument_group(title)
         for name, default in fields.items():
-            if group_of(name) == title:
+            if group_of(name) == title and (names is None or name in names):
                 about = description(name) if name == "model" or not is_brief else None
                 if name == "model":
                     about = "the same as MODEL" if has_argument else about

@@ -51,8 +51,11 @@ class TokenJson(Struct, frozen=True, gc=False):
 class TokenTexts:
     """Texts of tokens by id, to be used after `when_loaded`. token_json: the same as JSON."""
 
-    def __init__(self, tokenizer: str) -> None:
-        self._tokenizer = tokenizer  # a folder, or a hub id whose files the worker has downloaded
+    def __init__(self, tokenizer: str | Callable[[], str]) -> None:
+        """tokenizer: a folder, or a hub id whose files the worker has downloaded; or a function
+        that names it once it is needed.
+        """
+        self._named = tokenizer
         self._known: dict[int, TokenText] = {}
         self.token_json = _TokenJsonCache(self)
         self._vocabulary: _Vocabulary | None = None
@@ -66,6 +69,10 @@ class TokenTexts:
             then()
         else:
             self._loading.add_done_callback(lambda _: then())
+
+    @property
+    def _tokenizer(self) -> str:
+        return self._named if isinstance(self._named, str) else self._named()
 
     def folder(self) -> Path:
         """The folder of the tokenizer's files. Raises: OSError."""

@@ -1,0 +1,98 @@
+"""`slipstream route`: HTTP fronts over servers that run elsewhere, until a signal ends them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from slipstream.cli.options.configuration import SETTINGS, add_config
+from slipstream.cli.options.parser import Parser
+from slipstream.cli.options.stack_options import add_settings, given_settings
+from slipstream.cli.serve import DEFAULT_HTTP_PORT, Teller, key_hint
+from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
+from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, plan_route
+from slipstream.stack.role_statistics import SUPERVISOR
+from slipstream.stack.settings import HTTP, group_of, settings_from
+from slipstream.stack.supervisor import Supervisor
+from slipstream_ipc.telemetry.logs import configure_logging
+from slipstream_ipc.transport.sockets import private_directory
+
+_OTHERS = {
+    "tokenizer",
+    "keys",
+    "insecure",
+    "hang_timeout_s",
+    "max_restarts",
+    "restart_window_s",
+    "drain_s",
+    "log_format",
+}
+ROUTE_SETTINGS = frozenset(
+    name for name in (*SETTINGS, "api_key") if group_of(name) == HTTP
+) | frozenset(_OTHERS)
+"""The settings of a stack that count where there are fronts alone."""
+
+
+def add_route(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.introduce(
+        "ADDRESS... [options]",
+        (
+            "slipstream route tcp://10.0.0.5:7001 tcp://10.0.0.6:7001 --keys KEYS",
+            "slipstream route dns://replicas.default.svc:7001 --keys KEYS",
+            "slipstream route file:members.txt --http-workers 4",
+        ),
+    )
+    parser.add_argument(
+        "addresses",
+        nargs="+",
+        metavar="ADDRESS",
+        help="the servers, all of one model: ipc://PATH or tcp://HOST:PORT of each, file:PATH of a "
+        "file with one on each line, or dns://NAME:PORT; files and names are read again as they "
+        "change",
+    )
+    add_config(parser, (ROUTE_SETTINGS & SETTINGS) | {"config", "port", "runtime_dir"})
+    parser.add_argument(
+        "--runtime-dir",
+        metavar="DIR",
+        help="folder of this command's own; each one on a machine needs another "
+        f"(default: {_default_folder()})",
+    )
+    add_settings(parser, has_argument=False, names=ROUTE_SETTINGS)
+    parser.set_defaults(run=route)
+
+
+def route(arguments: argparse.Namespace) -> int:
+    """Run the fronts and return the supervisor's exit code."""
+    given = given_settings(arguments)
+    if not {"keys", "insecure"} & given.keys():
+        given |= {"keys": os.environ.get(KEYS_VARIABLE) or None}
+        arguments.option_names["keys"] = f"${KEYS_VARIABLE}"
+    if "uds" not in given:
+        given.setdefault("http_port", DEFAULT_HTTP_PORT)
+    settings = settings_from(given)
+    if arguments.runtime_dir is None:
+        folder = _default_folder()
+        private_directory(folder.parent)
+    else:
+        folder = Path(arguments.runtime_dir).absolute()
+    arguments.option_names["address"] = "ADDRESS"
+    address = ",".join(arguments.addresses)
+    config = plan_route(settings, address, folder)
+    configure_logging(SUPERVISOR, settings.log_format)
+    teller = Teller(
+        f"HTTP over {address}",
+        arguments.option_names,
+        command="route",
+        key=key_hint(os.environ.get(API_KEY_VARIABLE), settings.api_key_file)
+        if api_keys(settings)
+        else None,
+        certificate=settings.ssl_certfile,
+        form=settings.log_format,
+    )
+    return Supervisor(config, teller).run()
+
+
+def _default_folder() -> Path:
+    return default_runtime_dir().parent / "route"
