@@ -7,11 +7,19 @@ import socket
 import threading
 
 import pytest
+from tests.helpers.patience import PATIENCE_S
 
 from slipstream.cli.main import main
 from slipstream.errors import EngineError
 from slipstream_bench.http_front.event_reader import _read, read_streams
-from slipstream_bench.http_front.http_front import _bare, _chunk
+from slipstream_bench.http_front.http_front import (
+    VARIANTS,
+    _bare,
+    _chunk,
+    _request,
+    _stack,
+    add_over_chat,
+)
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = b"9\r\ndata: x\n\n\r\n"
@@ -95,14 +103,58 @@ def test_bare_writes_cost_something():
     assert 0 < span.num_events <= 4 * 30
 
 
+def test_a_shape_is_compared_with_chat_of_the_same_load():
+    costs = {
+        ("chat", 8): 10.0,
+        ("responses", 8): 12.0,
+        ("messages", 64): 9.0,
+        ("chat_call", 8): 20.0,
+        ("messages_call", 8): 25.0,
+        ("plain", 8): 7.0,
+    }
+    rows = [
+        {"variant": variant, "streams": streams, "front_cpu_us_per_event": cost}
+        for (variant, streams), cost in costs.items()
+    ]
+    add_over_chat(rows)
+    assert [row.get("over_chat") for row in rows] == [1.0, 1.2, None, 1.0, 1.25, None]
+
+
+DELTAS = {
+    "chat": b'"delta":{"content":',
+    "responses": b"event: response.output_text.delta",
+    "messages": b'"type":"text_delta"',
+    "chat_call": b'"function":{"arguments":',
+    "responses_call": b"event: response.function_call_arguments.delta",
+    "messages_call": b'"type":"input_json_delta"',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", DELTAS)
+def test_a_shapes_events_are_deltas_of_what_it_is_named_for(variant):
+    with _stack(variant, 10.0, 1) as stack:
+        host, port = stack.http_address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as one:
+            one.sendall(_request(variant, 0, 60))
+            answer = b""
+            while not answer.endswith(END):
+                data = one.recv(2**16)
+                assert data
+                answer += data
+    num_deltas = answer.count(DELTAS[variant])
+    assert num_deltas > 2  # a late reader gets several tokens in one
+    assert answer.count(b"\n\n") - num_deltas <= 10  # what begins and ends an answer
+
+
 @pytest.mark.slow
 def test_a_front_is_measured(tmp_path, capsys):
     file, picture = tmp_path / "rows.json", tmp_path / "bars.png"
     words = ["bench", "front", "--quick", "--streams", "3", "--events", "40"]
-    words += ["--variants", "plain,chat,logprobs5,resumable"]
+    words += ["--variants", ",".join(VARIANTS)]
     assert main([*words, "--json", str(file), "--png", str(picture)]) == 0
     rows = {row["variant"]: row for row in json.loads(file.read_text())}
-    assert rows.keys() == {"plain", "chat", "logprobs5", "resumable"}
+    assert rows.keys() == set(VARIANTS)
     for row in rows.values():
         assert min(row["front_cpu_us_per_event"], row["bare_cpu_us_per_event"]) > 0
         assert row["events"] > 0

@@ -61,18 +61,22 @@ class ServedDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A simulated model, and how many requests run on it at a time."""
+    """A simulated model, and how many requests run on it at a time. answers: a file to play."""
 
     step_ms: float
     batch: int
     max_model_len: int = 4096
     max_num_batched_tokens: int = 2048
     stream_interval: int | Literal["auto"] = "auto"
+    answers: Path | None = None
 
     def settings(self) -> dict[str, Any]:
         """A stack's settings."""
+        model = f"simulated:step_ms={self.step_ms:g},prefill_us=0,tokenizer={MODEL_PATH}"
+        if self.answers is not None:
+            model += f",answers={self.answers}"
         return {
-            "model": f"simulated:step_ms={self.step_ms:g},prefill_us=0,tokenizer={MODEL_PATH}",
+            "model": model,
             "max_num_seqs": self.batch,
             "max_model_len": self.max_model_len,
             "max_num_batched_tokens": self.max_num_batched_tokens,

@@ -8,6 +8,10 @@ that only writes chunks of the same size at the same pace: no front is cheaper t
 The client reads with plain sockets, in this process, on the same cores. Steps are long enough that
 no process runs out of CPU time, since events would then carry several tokens: `tokens_per_event`
 shows whether they did.
+
+The variants of chat, responses and messages stream the same answers in three shapes, so that
+`over_chat` is what a shape costs. Those of calls play an answer that is one tool call, and stream
+its argument.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 from urllib.parse import urlsplit
 
@@ -39,7 +46,7 @@ from slipstream_bench.common.report import (
     median_rows,
     print_rows,
 )
-from slipstream_bench.common.simulated_stack import Simulated, simulation_note
+from slipstream_bench.common.simulated_stack import RunningStack, Simulated, simulation_note
 from slipstream_bench.http_front.bare_server import BareConfig
 from slipstream_bench.http_front.event_reader import EventSpan, read_streams
 
@@ -49,6 +56,11 @@ _STEP_MS_OF_A_STREAM: dict[Variant, float] = {  # keeps two cores half idle
     "chat": 0.06,
     "resumable": 0.08,
     "logprobs5": 0.2,
+    "responses": 0.08,
+    "messages": 0.08,
+    "chat_call": 0.1,
+    "responses_call": 0.1,
+    "messages_call": 0.1,
 }
 _BY = ("variant", "streams")
 _COLUMNS = (
@@ -56,6 +68,7 @@ _COLUMNS = (
     "front_cpu_us_per_event",
     "bare_cpu_us_per_event",
     "front_over_bare",
+    "over_chat",
     "event_bytes",
     "tokens_per_event",
     "worker_cpu_us_per_event",
@@ -63,9 +76,32 @@ _COLUMNS = (
     "client_cpu_us_per_event",
     "runs",
 )
-_PATHS = {"chat": "/v1/chat/completions"}
+_PATHS = {
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+}
+_HTTP: dict[str, Any] = {"http_port": 0, "served_model_name": "simulated"}
+_CALL = "_call"
+_PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
+_FUNCTION = {"name": "write_file", "parameters": _PARAMETERS}
+_TOOLS: dict[str, dict[str, Any]] = {
+    "chat": {"type": "function", "function": _FUNCTION},
+    "responses": {"type": "function", **_FUNCTION},
+    "messages": {"name": "write_file", "input_schema": _PARAMETERS},
+}
 
-Variant = Literal["plain", "logprobs5", "chat", "resumable"]
+Variant = Literal[
+    "plain",
+    "logprobs5",
+    "chat",
+    "resumable",
+    "responses",
+    "messages",
+    "chat_call",
+    "responses_call",
+    "messages_call",
+]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
@@ -82,7 +118,8 @@ _OPTIONS = (
     Option(
         "variants",
         many(name_of(VARIANTS)),
-        "logprobs5: with the five likeliest tokens; resumable: with ids of events",
+        "logprobs5: with the five likeliest tokens; resumable: with ids of events; _call: the "
+        "argument of a tool call",
         VARIANTS,
         ("plain", "logprobs5"),
     ),
@@ -109,6 +146,7 @@ def bench_front(arguments: argparse.Namespace) -> int:
     for row in rows:
         front, bare = float(row["front_cpu_us_per_event"] or 0), row["bare_cpu_us_per_event"]
         row["front_over_bare"] = round(front / float(bare), 3) if bare else None
+    add_over_chat(rows)
     print(f"{note} An event to a stream and step, medians of {arguments.runs}, CPU µs to an event.")
     print_rows(rows, arguments, _COLUMNS)
     if arguments.png is not None:
@@ -116,11 +154,19 @@ def bench_front(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def add_over_chat(rows: Sequence[Row]) -> None:
+    """Give responses and messages what they cost over chat with as many streams, where it ran."""
+    costs = {(row["variant"], row["streams"]): row["front_cpu_us_per_event"] for row in rows}
+    for row in rows:
+        shape, call, _ = str(row["variant"]).partition(_CALL)
+        chat = costs.get((f"chat{call}", row["streams"]))
+        if shape in _PATHS and chat:
+            row["over_chat"] = round(float(row["front_cpu_us_per_event"] or 0) / float(chat), 3)
+
+
 def _measure(variant: Variant, streams: int, num_events: int) -> Row:
     step_ms = max(_STEP_MS, _STEP_MS_OF_A_STREAM[variant] * streams)
-    with simulated_stack.product(
-        Simulated(step_ms, streams, stream_interval=1), http_port=0
-    ) as stack:
+    with _stack(variant, step_ms, streams) as stack:
         assert stack.http_address is not None
         where = urlsplit(stack.http_address)
         assert where.hostname is not None
@@ -154,22 +200,53 @@ def _measure(variant: Variant, streams: int, num_events: int) -> Row:
     return row
 
 
+@contextmanager
+def _stack(variant: Variant, step_ms: float, streams: int) -> Iterator[RunningStack]:
+    """What is measured. Calls are played, longer than any stream."""
+    model = Simulated(step_ms, streams, stream_interval=1)
+    if not variant.endswith(_CALL):
+        with simulated_stack.product(model, **_HTTP) as stack:
+            yield stack
+        return
+    with tempfile.TemporaryDirectory(prefix="slipstream-bench-") as folder:
+        answers = Path(folder) / "answers.jsonl"
+        answers.write_bytes(msgspec.json.encode({"text": long_call()}))
+        played = replace(model, answers=answers)
+        with simulated_stack.product(played, **_HTTP, tool_format="hermes") as stack:
+            yield stack
+
+
+def long_call() -> str:
+    """A tool call that has more tokens than a stream has events."""
+    text = "".join(f"The quick brown fox jumps over the lazy dog, line {i}. " for i in range(1000))
+    call = msgspec.json.encode({"name": "write_file", "arguments": {"text": text}}).decode()
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
 def _request(variant: Variant, number: int, num_events: int) -> bytes:
     """A request as it goes over the wire."""
-    body: dict[str, Any] = {
-        "max_tokens": num_events,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-    }
-    if variant == "chat":
-        body["messages"] = [{"role": "user", "content": f"question {number}"}]
-    else:
-        body["prompt"] = f"question {number}"
+    shape, call, _ = variant.partition(_CALL)
+    body: dict[str, Any] = {"temperature": 0, "stream": True}
+    turns = [{"role": "user", "content": f"question {number}"}]
+    match shape:
+        case "responses":
+            body |= {"max_output_tokens": num_events, "ignore_eos": True, "input": turns}
+        case "messages":  # without `ignore_eos`; nothing simulated ends a text
+            body |= {
+                "max_tokens": num_events,
+                "model": _HTTP["served_model_name"],
+                "messages": turns,
+            }
+        case "chat":
+            body |= {"max_tokens": num_events, "ignore_eos": True, "messages": turns}
+        case _:
+            body |= {"max_tokens": num_events, "ignore_eos": True, "prompt": f"question {number}"}
+    if call:
+        body["tools"] = [_TOOLS[shape]]
     if variant == "logprobs5":
         body["logprobs"] = 5
     return http_request(
-        _PATHS.get(variant, "/v1/completions"), msgspec.json.encode(body), variant == "resumable"
+        _PATHS.get(shape, "/v1/completions"), msgspec.json.encode(body), variant == "resumable"
     )
 
 
