@@ -94,8 +94,10 @@ def plan_stack(
     parent_pid: int | None = None,
     *,
     may_return: bool = True,
+    replica: str = "",
 ) -> SupervisorConfig:
-    """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
+    """The supervisor's config. may_return: another stack may follow in `runtime_dir`. replica: the
+    stack's name among replicas.
 
     Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
     format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a
@@ -148,6 +150,7 @@ def plan_stack(
                 "keys": None if keys is None else str(keys),
                 "insecure": settings.insecure,
                 "may_return": may_return or settings.listen is not None,
+                "replica": replica,
                 "stack_incarnation": secrets.randbits(_INCARNATION_BITS),
                 "trace": trace,
                 "otlp_traces_endpoint": otlp_traces_endpoint,
@@ -159,6 +162,33 @@ def plan_stack(
     ]
     if may_fork(settings.device, model):
         children = [_forkable(spec) for spec in children]
+    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+
+
+def plan_fronts(
+    settings: StackSettings, runtime_dir: Path, address: str, parent_pid: int
+) -> SupervisorConfig | None:
+    """The config of a supervisor of the HTTP fronts alone; None without any.
+
+    runtime_dir: the supervisor's own. address: of the replicas that the fronts use, as `Client`
+    takes it.
+
+    Raises: BadRequestError.
+    """
+    _, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    children = _front_specs(settings, address, tokenizer, None)
+    if not children:
+        return None
+    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+
+
+def _supervisor_config(
+    settings: StackSettings,
+    children: list[ChildSpec],
+    address: str,
+    runtime_dir: Path,
+    parent_pid: int | None,
+) -> SupervisorConfig:
     return SupervisorConfig(
         tuple(children),
         address,
