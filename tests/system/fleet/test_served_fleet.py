@@ -76,9 +76,10 @@ def served(*options: str) -> Iterator[Served]:
             fleet = Served(process, folder, port)
             fleet.said("serving at")
             yield fleet
-            process.send_signal(signal.SIGINT)
-            assert process.wait(PATIENCE_S) == 0
-        assert not folder.exists()
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(PATIENCE_S) == 0
+                assert not folder.exists()
 
 
 def post(port: int) -> str:
@@ -132,6 +133,29 @@ def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> Non
         plain = fleet.texts()
         assert streamed_through(fleet, signal.SIGTERM) == (plain, 1)
         assert fleet.texts() == plain
+
+
+@pytest.mark.slow
+def test_replicas_that_used_up_their_restarts_are_left_out_and_the_last_ends_the_fleet() -> None:
+    with served("--max-restarts", "0") as fleet:
+        plain = fleet.texts()
+        fleet.supervisor(0).kill()
+        assert fleet.texts() == plain
+        assert post(fleet.port) == plain[0]
+        fleet.supervisor(1).kill()
+        assert fleet.process.wait(PATIENCE_S) == 1
+    assert not fleet.folder.exists()
+
+
+@pytest.mark.slow
+def test_every_stack_ends_with_the_process_that_was_started() -> None:
+    with served() as fleet:
+        processes = psutil.Process(fleet.process.pid).children(recursive=True)
+        assert len(processes) > 6  # three supervisors, two cores, two workers, a front
+        fleet.process.kill()
+        _, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
+        assert left == []
+        fleet.process.wait(PATIENCE_S)
 
 
 @pytest.mark.slow
