@@ -24,6 +24,7 @@ BENCHMARKS = {
     "beside": ("CPU engine that shares its cores with other processes", "beside"),
     "step": ("parts of a decode step, in the core and in the model", "step.step"),
     "http-overhead": ("the same load by the Python client and over HTTP", "http_overhead"),
+    "end-to-end": ("one model served by several engines in turns", "end_to_end"),
     "ceiling": ("throughput of the processes around a device of 0 ms", "ceiling.ceiling"),
     "route": ("CPU time of placing a request on one of many replicas", "fleet.route"),
     "scale": ("throughput of several replicas behind one client", "fleet.scale"),

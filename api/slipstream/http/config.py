@@ -34,7 +34,9 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
 class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the front's process.
 
-    client_address: the worker's client socket. tokenizer: a folder or a hub id. model_name: the
+    client_address: as of `Client`: a worker's client socket, or the members of a fleet. keys: for
+    tcp:// addresses, a folder made by `slipstream keys`, or a client's secret file in it. insecure:
+    connect to tcp:// on this machine without keys. tokenizer: a folder or a hub id. model_name: the
     model's name in metrics until the worker has told it. port: 0 picks a free one. timeout_s: how
     long a request waits for a disconnected worker; six times that once the worker has accepted it.
     hang_timeout_s: silence of the supervisor after which it counts as hung.
@@ -61,3 +63,5 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     access_log: Literal["off", "text", "json"] = "off"
     forwarded_allow_ips: tuple[str, ...] = ("127.0.0.1", "::1")  # see `trusted_proxies`
     is_traced: bool = False  # whether the worker exports traces of requests
+    keys: str | None = None
+    insecure: bool = False

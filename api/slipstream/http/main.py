@@ -22,8 +22,14 @@ from typing import Any
 import uvloop
 
 from slipstream.client.connection.loop_io import LoopIO
-from slipstream.client.endpoints import http_address, http_detail
+from slipstream.client.endpoints import (
+    ServerEndpoint,
+    http_address,
+    http_detail,
+    server_endpoint,
+)
 from slipstream.errors import ConnectionLostError, SlipstreamError
+from slipstream.fleet.members import names_fleet
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import FrontConfig
@@ -52,6 +58,7 @@ from slipstream_ipc.process import (
 )
 from slipstream_ipc.telemetry.statistics import Statistics
 from slipstream_ipc.telemetry.trace import open_tracer
+from slipstream_ipc.transport.addresses import IPC
 
 # Allocations between two collections. Requests and connections leave no cycles behind, but hundreds
 # of requests at once are many young objects: at the default of 700, scanning them and everything
@@ -62,7 +69,7 @@ _logger = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Run until SIGTERM. Returns 0, or 1 if the address or the certificate cannot be used."""
+    """Run until SIGTERM. Returns 0, or 1 if an address, a key or the certificate cannot be used."""
     config, stop = start_child(_NAME, FrontConfig)
     commands, beats = ParentCommands(), Beats()
     listeners = Listeners.inherited()
@@ -87,11 +94,29 @@ def main() -> int:
         why = f"ssl_certfile: {config.ssl_certfile}: {error}"
         report(Status(error=why, is_misconfigured=True))
         return 1
-    return uvloop.run(_serve(config, listeners, tls, stop, commands, beats))
+    try:
+        endpoint = _endpoint(config)
+    except SlipstreamError as error:
+        report(Status(error=str(error), is_misconfigured=True))
+        return 1
+    return uvloop.run(_serve(config, endpoint, listeners, tls, stop, commands, beats))
+
+
+def _endpoint(config: FrontConfig) -> ServerEndpoint:
+    """What the front connects to. Raises: BadRequestError, ConnectionLostError."""
+    if _is_own_stack(config):  # its folder was made by the parent
+        return ServerEndpoint(config.client_address)
+    return server_endpoint(config.client_address, config.keys, insecure=config.insecure)
+
+
+def _is_own_stack(config: FrontConfig) -> bool:
+    """Whether the front serves the one stack of its machine that it starts and stops with."""
+    return config.client_address.startswith(IPC) and not names_fleet(config.client_address)
 
 
 async def _serve(
     config: FrontConfig,
+    endpoint: ServerEndpoint,
     listeners: Listeners,
     tls: ssl.SSLContext | None,
     stop: StopSignal,
@@ -117,10 +142,11 @@ async def _serve(
         loop.call_at(next_multiple(loop.time(), BEAT_S), beat)
 
     io = LoopIO(
-        config.client_address,
+        endpoint.address,
         config.timeout_s,
         open_tracer(config.trace, _NAME),
-        outlives_server=False,  # the front and the worker stop together
+        access=endpoint.access,
+        outlives_server=not _is_own_stack(config),
     )
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
