@@ -23,6 +23,7 @@ from slipstream.client.endpoints import (
 )
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, wrong_option
+from slipstream.fleet.members import DNS, FILE, names_fleet
 from slipstream.progress import Progress
 from slipstream.stack.process_plan import model_and_tokenizer, plan_stack
 from slipstream.stack.settings import SHORT_LIVED, settings_from
@@ -136,7 +137,7 @@ def check_listening(address: str, arguments: argparse.Namespace) -> None:
     Raises: BadRequestError for an invalid address; ConnectionLostError.
     """
     server_endpoint(address, **access_of(arguments))
-    if why := why_absent(address) or _why_refused(address):
+    if why := _why_no_answer(address):
         raise _no_server(f"no Slipstream server at {address}: {why}")
 
 
@@ -172,7 +173,7 @@ def _reason_to_start(arguments: argparse.Namespace, settings: dict[str, Any]) ->
     for name in settings:
         if name != "model" and source_of(arguments, name) is None:
             return f"--{name.replace('_', '-')} is for a new server"
-    if why := why_absent(address) or _why_refused(address):
+    if why := _why_no_answer(address):
         if os.environ.get(ADDRESS_VARIABLE):
             raise _no_server(f"no Slipstream server at ${ADDRESS_VARIABLE}, {address}: {why}")
         return "no server runs"
@@ -187,6 +188,16 @@ def _reason_to_start(arguments: argparse.Namespace, settings: dict[str, Any]) ->
     if card.name == model or card.path == model_and_tokenizer(model, settings.get("tokenizer"))[0]:
         return None
     return f"the running server serves {card.name}, not {model}"
+
+
+def _why_no_answer(address: str) -> str | None:
+    """Why no server answers at an address, of several members at none; None where one may."""
+    if not names_fleet(address):
+        return why_absent(address) or _why_refused(address)
+    if address.startswith((FILE, DNS)):
+        return None  # its members may change while the client waits
+    whys = [_why_no_answer(each.strip()) for each in address.split(",")]
+    return None if None in whys else whys[0]
 
 
 def _why_refused(address: str) -> str | None:

@@ -10,8 +10,8 @@ from slipstream.cli.options.configuration import SETTINGS, add_config
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.cli.serve import DEFAULT_HTTP_PORT, Teller, key_hint
-from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
-from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, plan_route
+from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir, server_endpoint
+from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, plan_fronts
 from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import HTTP, group_of, settings_from
 from slipstream.stack.supervisor import Supervisor
@@ -79,7 +79,8 @@ def route(arguments: argparse.Namespace) -> int:
         folder = Path(arguments.runtime_dir).absolute()
     arguments.option_names["address"] = "ADDRESS"
     address = ",".join(arguments.addresses)
-    config = plan_route(settings, address, folder)
+    server_endpoint(address, settings.keys, insecure=settings.insecure)  # raises what is wrong
+    config = plan_fronts(settings, address, folder, keys=settings.keys)
     configure_logging(SUPERVISOR, settings.log_format)
     teller = Teller(
         f"HTTP over {address}",

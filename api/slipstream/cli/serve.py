@@ -37,6 +37,8 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
+from slipstream.stack.fleet_plan import plan_fleet
+from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, is_front, plan_stack
 from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import settings_from
@@ -60,7 +62,7 @@ def add_serve(parser: Parser) -> None:
             "slipstream serve --config server.yaml",
         ),
     )
-    add_config(parser, SETTINGS | {"config", "port", "runtime_dir", "no_http"})
+    add_config(parser, SETTINGS | {"config", "port", "runtime_dir", "no_http", "replicas"})
     parser.add_argument(
         "--runtime-dir",
         metavar="DIR",
@@ -69,6 +71,13 @@ def add_serve(parser: Parser) -> None:
     )
     parser.add_argument(
         "--no-http", action="store_true", help="start no HTTP server; Python clients need none"
+    )
+    parser.add_argument(
+        "--replicas",
+        metavar="N",
+        help="run N replicas of the whole server behind one address, each with its share of the "
+        "machine's CPU cores and cards; without --spare-core none has a spare core (default: one "
+        "server, which uses all)",
     )
     add_settings(parser)
     parser.epilog = (
@@ -90,13 +99,17 @@ def serve(arguments: argparse.Namespace) -> int:
                 raise wrong_option(name, given[name], "nothing where --no-http is given")
     elif "uds" not in given:
         given.setdefault("http_port", DEFAULT_HTTP_PORT)
+    num_replicas = _num_replicas(arguments.replicas)
+    if num_replicas is not None:
+        given.setdefault("spare_core", False)  # the other replicas are the spares
     settings = settings_from(given)
     if arguments.runtime_dir is None:
         folder = default_runtime_dir()
         private_directory(folder.parent)  # otherwise its owner could replace the folder
     else:
         folder = Path(arguments.runtime_dir).absolute()
-    config = plan_stack(settings, folder)
+    fleet = None if num_replicas is None else plan_fleet(settings, folder, num_replicas)
+    config = plan_stack(settings, folder) if fleet is None else None
     configure_logging(SUPERVISOR, settings.log_format)
     teller = Teller(
         settings.model or MODEL_NAME,
@@ -105,9 +118,12 @@ def serve(arguments: argparse.Namespace) -> int:
         if api_keys(settings)
         else None,
         certificate=settings.ssl_certfile,
-        listen=settings.listen,
+        listen=settings.listen if fleet is None else fleet.listen,
         form=settings.log_format,
     )
+    if fleet is not None:
+        return FleetSupervisor(fleet, teller).run()
+    assert config is not None
     supervisor = Supervisor(config, teller)
     trace = checked_trace(settings.trace)
     if trace is None:
@@ -119,6 +135,16 @@ def serve(arguments: argparse.Namespace) -> int:
     if merge_parts(trace):
         _write(sys.stdout, f"timeline in {trace}; `slipstream trace` and ui.perfetto.dev show it")
     return code
+
+
+def _num_replicas(given: str | None) -> int | None:
+    """The number of replicas; None for a plain stack. Raises: BadRequestError."""
+    if given is None:
+        return None
+    try:
+        return int(given)
+    except ValueError:
+        raise wrong_option("replicas", given, "an integer >= 1") from None
 
 
 class Teller:

@@ -102,9 +102,9 @@ def main() -> int:
 
 def _endpoint(config: FrontConfig) -> ServerEndpoint:
     """What the front connects to. Raises: BadRequestError, ConnectionLostError."""
-    if config.is_router:
-        return server_endpoint(config.client_address, config.keys, insecure=config.insecure)
-    return ServerEndpoint(config.client_address)  # whose folder was made by the parent
+    if config.client_address.startswith(IPC) and not names_fleet(config.client_address):
+        return ServerEndpoint(config.client_address)  # its folder is the parent's concern
+    return server_endpoint(config.client_address, config.keys, insecure=config.insecure)
 
 
 def _tokenizer_of(io: LoopIO) -> str:

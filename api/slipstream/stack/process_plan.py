@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
-from slipstream.client.endpoints import check_listener, client_address, server_endpoint
+from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import BadRequestError, bad_request, missing_option, wrong_option
 from slipstream.stack.children.process import ChildSpec
@@ -94,8 +94,10 @@ def plan_stack(
     parent_pid: int | None = None,
     *,
     may_return: bool = True,
+    replica: str = "",
 ) -> SupervisorConfig:
-    """The supervisor's config. may_return: another stack may follow in `runtime_dir`.
+    """The supervisor's config. may_return: another stack may follow in `runtime_dir`. replica: the
+    stack's name among replicas.
 
     Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
     format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a
@@ -148,6 +150,7 @@ def plan_stack(
                 "keys": None if keys is None else str(keys),
                 "insecure": settings.insecure,
                 "may_return": may_return or settings.listen is not None,
+                "replica": replica,
                 "stack_incarnation": secrets.randbits(_INCARNATION_BITS),
                 "trace": trace,
                 "otlp_traces_endpoint": otlp_traces_endpoint,
@@ -167,51 +170,57 @@ def plan_stack(
     ]
     if may_fork(settings.device, model):
         children = [_forkable(spec) for spec in children]
+    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+
+
+def plan_fronts(
+    settings: StackSettings,
+    address: str,
+    runtime_dir: Path,
+    parent_pid: int | None = None,
+    *,
+    keys: str | None = None,
+) -> SupervisorConfig:
+    """The config of a supervisor of HTTP fronts alone, over servers that others start.
+
+    Of the settings, those of HTTP and restarts count. address: of the servers, as `Client` takes
+    it. runtime_dir: the supervisor's own. keys: for tcp:// addresses, as `Client` takes them.
+
+    Raises: BadRequestError, as `plan_stack` does.
+    """
+    check_log_level()
+    front = {
+        "client_address": address,
+        "tokenizer": settings.tokenizer or "",
+        "model_name": settings.served_model_name or "",
+        "keys": None if keys is None else os.path.abspath(keys),
+        "insecure": settings.insecure,
+        "is_router": True,
+    }
+    children = _front_specs(settings, front)
+    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+
+
+def _supervisor_config(
+    settings: StackSettings,
+    children: list[ChildSpec],
+    address: str,
+    runtime_dir: Path,
+    parent_pid: int | None,
+) -> SupervisorConfig:
     return SupervisorConfig(
         tuple(children),
         address,
         str(runtime_dir),
         parent_pid,
+        hang_timeout_s=settings.hang_timeout_s,
+        max_restarts=settings.max_restarts,
+        restart_window_s=settings.restart_window_s,
+        drain_s=settings.drain_s,
         log_stats_interval_s=settings.log_stats_interval_s,
-        **_supervision(settings),
+        listen=None if settings.http_port is None else (settings.host, settings.http_port),
+        uds=None if settings.uds is None else os.path.abspath(settings.uds),
     )
-
-
-def plan_route(settings: StackSettings, address: str, runtime_dir: Path) -> SupervisorConfig:
-    """The supervisor's config of HTTP fronts alone, over servers that others start.
-
-    address: as of `Client`. Of the settings, those of HTTP, keys and restarts count.
-
-    Raises: BadRequestError, as `plan_stack` does, and for an address or keys that cannot be used.
-    """
-    check_log_level()
-    server_endpoint(address, settings.keys, insecure=settings.insecure)
-    front = {
-        "client_address": address,
-        "tokenizer": settings.tokenizer or "",
-        "model_name": settings.served_model_name or "",
-        "keys": None if settings.keys is None else os.path.abspath(settings.keys),
-        "insecure": settings.insecure,
-        "is_router": True,
-    }
-    return SupervisorConfig(
-        tuple(_front_specs(settings, front)),
-        address,
-        str(runtime_dir),
-        **_supervision(settings),
-    )
-
-
-def _supervision(settings: StackSettings) -> dict[str, Any]:
-    """What a supervisor is told of restarts, ends and the fronts' sockets."""
-    return {
-        "hang_timeout_s": settings.hang_timeout_s,
-        "max_restarts": settings.max_restarts,
-        "restart_window_s": settings.restart_window_s,
-        "drain_s": settings.drain_s,
-        "listen": None if settings.http_port is None else (settings.host, settings.http_port),
-        "uds": None if settings.uds is None else os.path.abspath(settings.uds),
-    }
 
 
 def _check_ports(listen: str, num_workers: int) -> None:

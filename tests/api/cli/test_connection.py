@@ -58,6 +58,16 @@ def test_generate_uses_the_users_running_server(served, capsys):
     assert capsys.readouterr() == (served, "")
 
 
+def test_one_of_several_addresses_may_have_no_server(served, runtime_dir, capsys, tmp_path):
+    there = f"ipc://{runtime_dir}/slipstream-{os.getuid()}/default/client.sock"
+    tmp_path.chmod(0o700)
+    gone = f"ipc://{tmp_path}/client.sock"
+    assert main(["generate", "In Python", *ANSWER, "--address", f"{gone},{there}"]) == 0
+    assert capsys.readouterr() == (served, "")
+    assert main(["generate", "x", "--address", f"{gone}, {gone}2"]) == 1
+    assert f"at {gone}, {gone}2: there is no such socket" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("model", [["--model", MODEL], []])
 def test_the_model_that_it_serves_may_be_named(served, capsys, monkeypatch, model):
     if not model:

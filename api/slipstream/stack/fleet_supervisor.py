@@ -1,0 +1,292 @@
+"""The supervisor of a fleet on one machine: starts its stacks, replaces those that end, ends all.
+
+- Each replica, and the HTTP fronts together, are a stack with a supervisor process of its own. This
+  process owns no stream, no message and no socket.
+- The fleet is ready once every stack is. A stack that fails before that ends the fleet, with its
+  exit code. Later one that ends, for whatever reason, is started again after a pause, and clients
+  move its streams meanwhile. A stack that uses up its restarts is left out; the fleet ends when
+  these are the fronts or the last replica.
+- So a replica whose supervisor gets a SIGTERM drains, ends and starts again.
+- A signal to end is passed on to all stacks, each of which drains as it would alone; so is a
+  further one, which they take for the next stage. What has not ended then is killed.
+- Stacks lead sessions of their own, so a terminal's Ctrl-C reaches this process only. They end with
+  this process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from slipstream.stack.children.line_pipe import LineReader
+from slipstream.stack.children.restarts import RestartPolicy
+from slipstream.stack.children.roles import CORE
+from slipstream.stack.events import (
+    ProcessEnded,
+    ProcessReady,
+    ProcessRestarted,
+    ProcessStarted,
+    StackDraining,
+    StackEvent,
+    StackFailed,
+    StackReady,
+)
+from slipstream.stack.fleet_plan import FleetPlan, PlannedStack
+from slipstream.stack.runtime_dir import (
+    RuntimeDirectory,
+    RuntimeDirectoryInUseError,
+    remove_leftovers,
+)
+from slipstream.stack.signals import SignalQueue, has_terminal
+from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE
+
+_FAILED = 1  # exit code
+_END_S = 20.0  # after `drain_s`; a supervisor takes at most 14
+_logger = logging.getLogger(__name__)
+
+
+class FleetSupervisor:
+    """Runs a fleet in the calling thread, which must be the main thread."""
+
+    def __init__(self, plan: FleetPlan, report: Callable[[StackEvent], None]) -> None:
+        """report: is told of replicas as a stack's supervisor tells of processes, and what the
+        fronts' supervisor tells.
+        """
+        self._plan = plan
+        self._report = report
+        self._stacks = [
+            _SupervisedStack(each, RestartPolicy(plan.max_restarts, plan.restart_window_s))
+            for each in plan.stacks
+        ]
+        self._selector = selectors.DefaultSelector()
+        self._is_ready = False
+        self._kills_at: float | None = None  # once it ends
+        self._exit_code = 0
+        self._has_terminal = has_terminal()
+
+    def run(self) -> int:
+        """Run the fleet to its end. Returns the exit code: 0 where it was asked to end, else that
+        of a supervisor (see `Supervisor`).
+        """
+        try:
+            with (
+                RuntimeDirectory(Path(self._plan.runtime_dir)),
+                SignalQueue(
+                    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD
+                ) as signals,
+                self._selector,
+            ):
+                self._selector.register(signals, selectors.EVENT_READ)
+                try:
+                    for stack in self._stacks:
+                        self._start(stack)
+                    self._loop(signals)
+                finally:
+                    self._clean_up()
+        except (RuntimeDirectoryInUseError, OSError) as error:
+            self._exit_code = _FAILED
+            self._report(StackFailed(str(error)))
+        return self._exit_code
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._kills_at is not None
+
+    def _loop(self, signals: SignalQueue) -> None:
+        while not self._is_ending or any(stack.process for stack in self._stacks):
+            self._selector.select(self._wait_s())
+            for stack in self._stacks:
+                self._read_events(stack)
+            for number in signals.drain():
+                if number != signal.SIGCHLD:
+                    self._on_signal(number)
+            now = time.monotonic()
+            for stack in self._stacks:
+                if stack.process is not None and stack.process.poll() is not None:
+                    self._on_exit(stack, now)
+                elif stack.due_at is not None and now >= stack.due_at:
+                    self._start(stack)
+            if self._kills_at is not None and now >= self._kills_at:
+                self._kills_at = now + _END_S
+                for stack in self._stacks:
+                    self._kill(stack)
+
+    def _wait_s(self) -> float | None:
+        moments = [stack.due_at for stack in self._stacks if stack.due_at is not None]
+        if self._kills_at is not None:
+            moments.append(self._kills_at)
+        return max(0.0, min(moments) - time.monotonic()) if moments else None
+
+    # ---- stacks --------------------------------------------------------------------------
+
+    def _start(self, stack: _SupervisedStack) -> None:
+        stack.due_at = None
+        stack.ready_at = None
+        stack.started_at = time.monotonic()
+        stack.error = stack.detail = ""
+        cpus = stack.plan.cpus
+        stack.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={
+                **os.environ,
+                LOG_FORMAT_VARIABLE: self._plan.log_format,
+                **stack.plan.environment,
+            },
+            start_new_session=True,
+            # safe: this process has one thread
+            preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None,
+        )
+        assert stack.process.stdin is not None
+        assert stack.process.stdout is not None
+        stack.events = LineReader(os.dup(stack.process.stdout.fileno()))
+        stack.process.stdout.close()
+        self._selector.register(stack.events, selectors.EVENT_READ)
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which SIGCHLD tells
+            stack.process.stdin.write(msgspec.json.encode(stack.plan.config) + b"\n")
+            stack.process.stdin.flush()
+        self._report(ProcessStarted(stack.name, stack.process.pid))
+
+    def _read_events(self, stack: _SupervisedStack) -> None:
+        if stack.events is None:
+            return
+        for line in stack.events.read():
+            self._on_event(stack, msgspec.json.decode(line, type=StackEvent))
+        if stack.events.has_ended():
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(stack.events)
+
+    def _on_event(self, stack: _SupervisedStack, event: StackEvent) -> None:
+        match event:
+            case StackReady():
+                self._on_ready(stack)
+            case StackFailed(error=error):
+                stack.error = error
+            case ProcessReady(name=name, detail=detail) if name == CORE:
+                stack.detail = detail
+            case ProcessReady() | ProcessRestarted() if not stack.plan.is_replica:
+                self._report(event)
+            case ProcessRestarted():
+                self._report(msgspec.structs.replace(event, name=f"{stack.name}: {event.name}"))
+
+    def _on_ready(self, stack: _SupervisedStack) -> None:
+        assert stack.process is not None
+        now, pid = time.monotonic(), stack.process.pid
+        stack.ready_at = now
+        if stack.plan.is_replica and stack.how_ended is None:
+            seconds = now - stack.started_at
+            self._report(ProcessReady(stack.name, pid, stack.detail, seconds))
+        elif stack.how_ended is not None:
+            seconds = now - stack.ended_at
+            _logger.info("%s is process %d now, after %.2f s", stack.name, pid, seconds)
+            how = stack.how_ended
+            self._report(ProcessRestarted(stack.name, pid, how, seconds, stack.detail))
+        if not self._is_ready and all(each.ready_at is not None for each in self._stacks):
+            self._is_ready = True
+            self._report(StackReady(self._plan.address))
+
+    def _on_exit(self, stack: _SupervisedStack, now: float) -> None:
+        assert stack.process is not None
+        assert stack.process.stdin is not None
+        self._read_events(stack)  # its last words
+        code = stack.process.wait()
+        stack.process.stdin.close()
+        served_s = 0.0 if stack.ready_at is None else now - stack.ready_at
+        how = stack.error or (f"signal {-code}" if code < 0 else f"exit code {code}")
+        pid, stack.process, stack.ready_at = stack.process.pid, None, None
+        if stack.events is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(stack.events)
+            stack.events.close()
+            stack.events = None
+        if self._is_ending:
+            return
+        if not self._is_ready:
+            self._fail(f"{stack.name}: {how}", max(code, _FAILED))
+            return
+        stack.how_ended, stack.ended_at = how, now
+        pause_s = stack.policy.pause_s(now, served_s)
+        self._report(ProcessEnded(stack.name, pid, how))
+        if pause_s is not None:
+            _logger.warning("%s ended: %s; it is started again", stack.name, how)
+            stack.due_at = now + pause_s
+            return
+        _logger.error("%s ended: %s; it is left out after %s", stack.name, how, stack.policy.limit)
+        replicas = [each for each in self._stacks if each.plan.is_replica]
+        if not stack.plan.is_replica or not any(each.is_wanted for each in replicas):
+            self._fail(f"{stack.name}: {how}; {stack.policy.limit} are allowed", _FAILED)
+
+    # ---- ending --------------------------------------------------------------------------
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGHUP and not self._has_terminal:
+            _logger.info("SIGHUP: there is nothing to reload or reopen; serving goes on")
+            return
+        if not self._is_ending:
+            _logger.info("stopping (%s)", number.name)
+            self._report(StackDraining(self._plan.drain_s))
+        self._end(self._plan.drain_s if self._is_ready else 0.0)
+
+    def _fail(self, error: str, exit_code: int) -> None:
+        self._exit_code = exit_code
+        self._report(StackFailed(error))
+        self._end(0.0 if not self._is_ready else self._plan.drain_s)
+
+    def _end(self, drain_s: float) -> None:
+        """Let the stacks end; those that are to end already take it for the next stage."""
+        if self._kills_at is None:
+            self._kills_at = time.monotonic() + drain_s + _END_S
+        for stack in self._stacks:
+            stack.due_at = None
+            if stack.process is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(stack.process.pid, signal.SIGTERM)
+
+    def _kill(self, stack: _SupervisedStack) -> None:
+        if stack.process is not None:
+            _logger.warning("killing %s (process %d)", stack.name, stack.process.pid)
+            stack.process.kill()  # its children die with it: see `Child`
+
+    def _clean_up(self) -> None:
+        for stack in self._stacks:
+            if stack.process is not None:  # only after an error in this file
+                stack.process.kill()
+                stack.process.wait()
+            folder = Path(stack.plan.config.runtime_dir)
+            remove_leftovers(folder)  # of one that was killed
+            with contextlib.suppress(OSError):  # it has none, or foreign files
+                folder.rmdir()
+
+
+class _SupervisedStack:
+    """A stack and its supervisor process, while it has one."""
+
+    def __init__(self, plan: PlannedStack, policy: RestartPolicy) -> None:
+        self.plan = plan
+        self.name = plan.name
+        self.policy = policy
+        self.process: subprocess.Popen[bytes] | None = None
+        self.events: LineReader | None = None
+        self.started_at = 0.0
+        self.ready_at: float | None = None
+        self.due_at: float | None = None  # when it is started again
+        self.error = ""  # as it reported
+        self.detail = ""  # of its core
+        self.how_ended: str | None = None  # the last one
+        self.ended_at = 0.0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it runs or is going to."""
+        return self.process is not None or self.due_at is not None

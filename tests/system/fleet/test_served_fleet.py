@@ -1,0 +1,203 @@
+"""`slipstream serve --replicas`: real processes, killed and drained under load."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.ports import free_port
+from tests.helpers.processes import started
+
+from slipstream import Client
+from slipstream.demo_model import MODEL_PATH
+
+MODEL = f"simulated:step_ms=10,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
+PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(16)]
+
+
+class Served:
+    """A fleet of two replicas that `slipstream serve` runs."""
+
+    def __init__(self, process: subprocess.Popen[str], folder: Path, port: int) -> None:
+        self.process, self.folder, self.port = process, folder, port
+        sockets = [folder / f"replica-{index}" / "client.sock" for index in range(2)]
+        self.address = ",".join([f"ipc://{path}" for path in sockets])
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+
+    def said(self, start: str) -> str:
+        """The next line that begins so."""
+        patience, seen = Patience(), []
+        while True:
+            seen.append(self._lines.get(timeout=max(0.1, patience.left_s)))
+            if seen[-1].startswith(start):
+                return seen[-1]
+            patience.check("".join(seen))
+
+    def supervisor(self, index: int) -> psutil.Process:
+        """That of a replica."""
+        owner = (self.folder / f"replica-{index}" / "supervisor.lock").read_text()
+        return psutil.Process(int(owner))
+
+    def texts(self) -> list[str]:
+        with Client(self.address) as client:
+            answers = client.generate_many(PROMPTS, max_tokens=120, seed=1)
+        return [answer.text for answer in answers]
+
+
+@contextmanager
+def served(*options: str) -> Iterator[Served]:
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="fleet-") as path:
+        folder = Path(path) / "run"
+        command = [sys.executable, "-m", "slipstream.cli.main", "serve", MODEL, "--replicas", "2"]
+        where = ["--runtime-dir", str(folder), "--port", str(port)]
+        with started(
+            [*command, *where, "--no-spare-worker", *options], stdout=subprocess.PIPE, text=True
+        ) as process:
+            fleet = Served(process, folder, port)
+            fleet.said("serving at")
+            yield fleet
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                assert process.wait(PATIENCE_S) == 0
+                assert not folder.exists()
+
+
+def post(port: int) -> str:
+    """An answer over HTTP."""
+    body = {"prompt": PROMPTS[0], "max_tokens": 120, "seed": 1}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        text: str = json.load(answer)["choices"][0]["text"]
+    return text
+
+
+def streamed_through(fleet: Served, signal_: signal.Signals) -> tuple[list[str], int]:
+    """The texts of streams one of whose replicas gets a signal in their midst, and how often the
+    first of them moved.
+    """
+    with Client(fleet.address) as client:
+        streams = [client.stream(prompt, max_tokens=120, seed=1) for prompt in PROMPTS]
+        texts = [next(stream).text for stream in streams]
+        index = streams[0]._state.member
+        supervisor = fleet.supervisor(index)
+        tree = [*supervisor.children(recursive=True), supervisor]
+        for process in tree if signal_ == signal.SIGKILL else [supervisor]:
+            os.kill(process.pid, signal_)
+        texts = [
+            text + "".join([delta.text for delta in stream])
+            for text, stream in zip(texts, streams, strict=True)
+        ]
+        moves = streams[0]._state.moves
+    fleet.said(f"replica-{index} restarted")
+    assert fleet.supervisor(index).pid != supervisor.pid
+    return texts, moves
+
+
+@pytest.mark.slow
+def test_replica_killed_under_load_comes_back_and_texts_are_the_same() -> None:
+    with served() as fleet:
+        plain = fleet.texts()
+        assert post(fleet.port) == plain[0]
+        assert streamed_through(fleet, signal.SIGKILL) == (plain, 1)
+        assert fleet.texts() == plain
+        assert post(fleet.port) == plain[0]
+
+
+@pytest.mark.slow
+def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> None:
+    with served("--drain-s", "0.1") as fleet:
+        plain = fleet.texts()
+        assert streamed_through(fleet, signal.SIGTERM) == (plain, 1)
+        assert fleet.texts() == plain
+
+
+@pytest.mark.slow
+def test_replicas_that_used_up_their_restarts_are_left_out_and_the_last_ends_the_fleet() -> None:
+    with served("--max-restarts", "0") as fleet:
+        plain = fleet.texts()
+        fleet.supervisor(0).kill()
+        assert fleet.texts() == plain
+        assert post(fleet.port) == plain[0]
+        fleet.supervisor(1).kill()
+        assert fleet.process.wait(PATIENCE_S) == 1
+    assert not fleet.folder.exists()
+
+
+@pytest.mark.slow
+def test_every_stack_ends_with_the_process_that_was_started() -> None:
+    with served() as fleet:
+        processes = psutil.Process(fleet.process.pid).children(recursive=True)
+        assert len(processes) > 6  # three supervisors, two cores, two workers, a front
+        fleet.process.kill()
+        _, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
+        assert left == []
+        fleet.process.wait(PATIENCE_S)
+
+
+@pytest.mark.slow
+def test_every_process_of_a_replica_has_its_share_of_the_cores() -> None:
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("there is one core")
+    with served() as fleet:
+        shares = []
+        for index in range(2):
+            supervisor = fleet.supervisor(index)
+            found = [supervisor, *supervisor.children(recursive=True)]
+            shares.append({frozenset(process.cpu_affinity()) for process in found})
+        [first], [second] = shares
+        assert not first & second
+        assert first | second == allowed
+
+
+def test_replicas_that_cannot_be_are_refused_before_anything_starts() -> None:
+    command = [sys.executable, "-m", "slipstream.cli.main", "serve", MODEL, "--replicas"]
+    for given in ("0", "two"):
+        done = subprocess.run(
+            [*command, given], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+        assert done.returncode == 2
+        assert "--replicas" in done.stderr
+        assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_a_stack_that_cannot_start_ends_the_fleet() -> None:
+    with served() as fleet:
+        command = [sys.executable, "-m", "slipstream.cli.main", "serve", MODEL, "--replicas", "2"]
+        with tempfile.TemporaryDirectory(prefix="fleet-") as path:
+            where = ["--runtime-dir", f"{path}/run", "--port", str(fleet.port)]
+            done = subprocess.run(
+                [*command, *where],
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_S,
+                check=False,
+            )
+            assert not list(Path(path).iterdir())
+        assert done.returncode == 1
+        assert f"cannot listen at http://127.0.0.1:{fleet.port}" in done.stderr
