@@ -224,19 +224,19 @@ def _tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernels) -> 
     if not is_call(selected, _aten.select.int) or selected.args[1:] != (0, 0):
         return
     source = selected.args[0]
-    rotation = _rotation(source)
-    if rotation is not None:
-        source = rotation[0]
+    rotated = rotation(source)
+    if rotated is not None:
+        source = rotated[0]
     if not is_call(source, _aten.transpose.int) or source.args[1:] != (1, 2):
         return
     with nodes.inserting_before(call):
         plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))
-        if rotation is not None:
-            plain = nodes.call_function(kernels.rotate, (plain, *rotation[1:]))
+        if rotated is not None:
+            plain = nodes.call_function(kernels.rotate, (plain, *rotated[1:]))
     call.update_arg(index, plain)
 
 
-def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
     """x, cos, sin if node is x * cos + cat(-x's second half, x's first half) * sin."""
     if not is_call(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
         return None

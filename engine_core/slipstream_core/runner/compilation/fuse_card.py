@@ -21,6 +21,7 @@ from slipstream_core.runner.compilation.fuse import (
     is_call,
     is_weight,
     only_user,
+    rotation,
     shape_of,
     shared_weights,
     with_product,
@@ -69,6 +70,9 @@ class Ops(Protocol):
     @property
     def silu_mul(self) -> Any: ...
 
+    @property
+    def rotate(self) -> Any: ...
+
 
 def by_multiples_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
     """Replace numbers that are multiples of `tokens`, or equal `kept`, by the inputs' own sizes.
@@ -112,6 +116,8 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
             _as_norm(graph, node, ops)
         elif node.target is _aten.silu.default:
             with_product(nodes, node, ops.silu_mul)
+        elif node.target is _aten.add.Tensor:
+            _as_rotation(nodes, node, ops)
     nodes.eliminate_dead_code()
     _join_weights(graph)
     nodes.eliminate_dead_code()
@@ -205,6 +211,16 @@ def _norm(rsqrt: AnyNode) -> _Norm | None:
         if not is_call(result, _aten._to_copy.default) or _dtype(result) != dtype:
             return None
     return _Norm(x, weight, epsilon, rounds, offset, result)
+
+
+def _as_rotation(nodes: Graph, node: AnyNode, ops: Ops) -> None:
+    found = rotation(node)
+    if found is None or len({_dtype(each) for each in (node, *found)}) > 1:
+        return
+    with nodes.inserting_before(node):
+        new = nodes.call_function(ops.rotate, found)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
 
 
 def _before_cast(node: AnyNode) -> AnyNode:

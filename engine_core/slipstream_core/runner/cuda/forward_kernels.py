@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels of a forward between its products: norms and gated activations.
+"""Triton kernels of a forward between its products: norms, rotary embeddings, gated activations.
 
 Each computes in float32 and rounds to the tensors' type wherever torch's operators, one by one,
 would: a result differs only by the order of a norm's sum, and by exp.
@@ -71,3 +71,39 @@ def silu_mul(
     value = (value / (1.0 + tl.exp(-value))).to(output.dtype.element_ty).to(tl.float32)
     factor = tl.load(up + token * up_token + places, mask=there, other=0.0).to(tl.float32)
     tl.store(output + token * N + places, (value * factor).to(output.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def rotate(
+    output,  # [T, HEADS, 2 * HALF]
+    x,  # [T, HEADS, 2 * HALF]
+    cosines,  # [T, 2 * HALF]
+    sines,  # [T, 2 * HALF]
+    x_token,
+    x_head,
+    cosine_token,
+    sine_token,
+    HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PAD: tl.constexpr,  # of HALF, the next power of two
+):
+    """x * cos + (-x's second half, x's first half) * sin. Grid: (T * HEADS,)."""
+    row = tl.program_id(0).to(tl.int64)
+    token = row // HEADS
+    places = tl.arange(0, PAD)
+    there = places < HALF
+    x += token * x_token + row % HEADS * x_head + places
+    cosines += token * cosine_token + places
+    sines += token * sine_token + places
+    output += row * 2 * HALF + places
+    first = tl.load(x, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(x + HALF, mask=there, other=0.0).to(tl.float32)
+    kind = output.dtype.element_ty
+    straight = first * tl.load(cosines, mask=there, other=0.0).to(tl.float32)
+    crossed = -second * tl.load(sines, mask=there, other=0.0).to(tl.float32)
+    low = straight.to(kind).to(tl.float32) + crossed.to(kind).to(tl.float32)
+    tl.store(output, low.to(kind), mask=there)
+    straight = second * tl.load(cosines + HALF, mask=there, other=0.0).to(tl.float32)
+    crossed = first * tl.load(sines + HALF, mask=there, other=0.0).to(tl.float32)
+    high = straight.to(kind).to(tl.float32) + crossed.to(kind).to(tl.float32)
+    tl.store(output + HALF, high.to(kind), mask=there)

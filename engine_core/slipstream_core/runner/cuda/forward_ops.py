@@ -21,6 +21,7 @@ class ForwardOps:
 
         self._rms_norm: Any = forward_kernels.rms_norm
         self._silu_mul: Any = forward_kernels.silu_mul
+        self._rotate: Any = forward_kernels.rotate
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounds: bool, offset: bool
@@ -58,6 +59,17 @@ class ForwardOps:
         grid = (gate.shape[1], -(-gate.shape[2] // _BLOCK))
         self._silu_mul[grid](**gate_arguments(output, gate, up))
         return output
+
+    def rotate(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+        """x * cos + (-x's second half, x's first half) * sin, of [1, heads, T, D] and [1, T, D].
+
+        The result lies in memory with its tokens first.
+        """
+        _, heads, tokens, dim = x.shape
+        output = torch.empty((tokens, heads, dim), dtype=x.dtype, device=x.device)
+        arguments = rotation_arguments(output, _dense(x), _dense(cosines), _dense(sines))
+        self._rotate[(tokens * heads,)](**arguments)
+        return output.transpose(0, 1)[None]
 
 
 def norm_arguments(
@@ -104,6 +116,27 @@ def gate_arguments(output: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -
         "up_token": up.stride(1),
         "N": gate.shape[2],
         "BLOCK": _BLOCK,
+    }
+
+
+def rotation_arguments(
+    output: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+) -> dict[str, Any]:
+    """The kernel's arguments; shapes as in `ForwardOps.rotate`."""
+    half = x.shape[3] // 2
+    return {
+        "output": output,
+        "x": x,
+        "cosines": cosines,
+        "sines": sines,
+        "x_token": x.stride(2),
+        "x_head": x.stride(1),
+        "cosine_token": cosines.stride(1),
+        "sine_token": sines.stride(1),
+        "HEADS": x.shape[1],
+        "HALF": half,
+        "PAD": 1 << (half - 1).bit_length(),
+        "num_warps": 1,
     }
 
 

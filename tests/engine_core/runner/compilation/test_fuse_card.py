@@ -24,50 +24,50 @@ GOALS = 12, 25  # of a dense layer, of one with experts
 # Of the largest layer: as the model writes it, and fused. Attention counts as three: store, attend
 # and combine.
 LAUNCHES = {
-    "Llama": (40, 20),
-    "Llama, llama3 rope": (40, 20),
-    "Llama, tied embeddings": (40, 20),
-    "Qwen2": (40, 20),
-    "Qwen2, sliding window": (40, 20),
-    "Qwen2-MoE": (65, 47),
-    "Qwen3": (56, 22),
-    "Qwen3, YaRN rope": (56, 22),
-    "Qwen3-MoE": (72, 40),
-    "Mistral, sliding window": (40, 20),
-    "Ministral, sliding window": (40, 20),
-    "Mixtral": (58, 40),
-    "Gemma": (44, 21),
-    "Gemma 2": (64, 23),
-    "Gemma 3": (84, 25),
-    "Phi": (32, 29),
-    "Phi-3": (39, 22),
-    "Phi-3.5-MoE": (59, 57),
+    "Llama": (40, 12),
+    "Llama, llama3 rope": (40, 12),
+    "Llama, tied embeddings": (40, 12),
+    "Qwen2": (40, 12),
+    "Qwen2, sliding window": (40, 12),
+    "Qwen2-MoE": (65, 39),
+    "Qwen3": (56, 14),
+    "Qwen3, YaRN rope": (56, 14),
+    "Qwen3-MoE": (72, 32),
+    "Mistral, sliding window": (40, 12),
+    "Ministral, sliding window": (40, 12),
+    "Mixtral": (58, 32),
+    "Gemma": (44, 13),
+    "Gemma 2": (64, 15),
+    "Gemma 3": (84, 17),
+    "Phi": (32, 21),
+    "Phi-3": (39, 14),
+    "Phi-3.5-MoE": (59, 49),
     "GPT-2": (19, 19),
     "GPT-BigCode": (12, 12),
-    "GPT-NeoX": (24, 24),
+    "GPT-NeoX": (24, 16),
     "GPT-OSS": (67, 49),
     "OPT": (15, 13),
-    "StarCoder2, sliding window": (24, 22),
-    "Granite": (42, 22),
-    "Granite-MoE": (58, 40),
+    "StarCoder2, sliding window": (24, 14),
+    "Granite": (42, 14),
+    "Granite-MoE": (58, 32),
     "Cohere": (40, 35),
     "Cohere 2": (40, 35),
     "OLMo": (32, 28),
     "OLMo 2": (58, 26),
     "OLMo 3": (58, 26),
-    "OLMoE": (72, 40),
+    "OLMoE": (72, 32),
     "DeepSeek V3 (MLA)": (101, 68),
     "GLM": (43, 24),
     "GLM-4": (59, 26),
-    "GLM-4-MoE": (79, 59),
-    "SmolLM3": (40, 20),
+    "GLM-4-MoE": (79, 51),
+    "SmolLM3": (40, 12),
     "ERNIE 4.5": (48, 28),
-    "EXAONE 4, sliding window": (56, 24),
-    "Seed-OSS": (40, 20),
-    "Hunyuan": (56, 20),
-    "MiniMax-M2": (78, 46),
-    "Arcee": (39, 21),
-    "Apertus": (68, 36),
+    "EXAONE 4, sliding window": (56, 16),
+    "Seed-OSS": (40, 12),
+    "Hunyuan": (56, 14),
+    "MiniMax-M2": (78, 38),
+    "Arcee": (39, 13),
+    "Apertus": (68, 28),
     "Helium": (44, 22),
 }
 SERVED = [each for each in ARCHITECTURES if each.refused is None]
@@ -86,7 +86,14 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(gate)
 
 
-OPS = SimpleNamespace(rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_mul=silu_mul)
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    assert cosines.shape == sines.shape == (1, *x.shape[2:])
+    return torch.empty_like(x)
+
+
+OPS = SimpleNamespace(
+    rms_norm=rms_norm, add_rms_norm=add_rms_norm, silu_mul=silu_mul, rotate=rotate
+)
 
 
 class Shapes:
@@ -124,11 +131,22 @@ def test_launches_of_a_layer(architecture: Architecture) -> None:
             assert logits.shape == (1, 1, model.vocab_size)
 
 
-def test_the_goals_are_not_reached_yet() -> None:
-    """A change that reaches one takes it into account here."""
+def test_who_reaches_the_goals() -> None:
+    """All others are still above theirs."""
     experts = {each.name for each in SERVED if any("experts" in option for option in each.options)}
     reached = {name for name, (_, fused) in LAUNCHES.items() if fused <= GOALS[name in experts]}
-    assert reached == {"GPT-BigCode"}
+    assert reached == {
+        "GPT-BigCode",
+        "Llama",
+        "Llama, llama3 rope",
+        "Llama, tied embeddings",
+        "Ministral, sliding window",
+        "Mistral, sliding window",
+        "Qwen2",
+        "Qwen2, sliding window",
+        "Seed-OSS",
+        "SmolLM3",
+    }
     assert LAUNCHES.keys() == {each.name for each in SERVED}
 
 

@@ -30,8 +30,12 @@ from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
 from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
 from slipstream_core.runner.attention.triton_kernels import attend, combine, store
-from slipstream_core.runner.cuda.forward_kernels import rms_norm, silu_mul
-from slipstream_core.runner.cuda.forward_ops import gate_arguments, norm_arguments
+from slipstream_core.runner.cuda.forward_kernels import rms_norm, rotate, silu_mul
+from slipstream_core.runner.cuda.forward_ops import (
+    gate_arguments,
+    norm_arguments,
+    rotation_arguments,
+)
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
 
@@ -62,7 +66,7 @@ def for_sm90(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def set_active(driver: Driver) -> None:
     """Kernels remember for which card they were compiled last."""
     triton.runtime.driver.set_active(driver)
-    for kernel in (attend, combine, store, rms_norm, silu_mul):
+    for kernel in (attend, combine, store, rms_norm, silu_mul, rotate):
         kernel.device_caches.clear()
 
 
@@ -213,6 +217,9 @@ def test_norms_and_gates_fit(capability: int, tmp_path: Path) -> None:
             for kind in ((True, False), (False, False), (False, True))
         ]
         found.append(silu_mul.warmup(grid=(1,), **gate_arguments(output, x, more)))
+        if num <= 256:  # a head's
+            heads = x[:, None]
+            found.append(rotate.warmup(grid=(1,), **rotation_arguments(output, heads, x, more)))
         for compiled in found:
             used = resources(compiled, tmp_path)
             assert used["spills"] == 0, (num, used)

@@ -119,6 +119,23 @@ def test_gates_are_torchs(ops: ForwardOps, dtype: torch.dtype, dim: int) -> None
     assert (output != expected).float().mean() < 0.02
 
 
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [2, 12, 64, 160])
+def test_rotations_are_torchs(ops: ForwardOps, dtype: torch.dtype, dim: int) -> None:
+    joint = numbers(1, 5, 3 * dim + 7, dtype=dtype, seed=dim, whole=False)
+    x = joint[..., : 3 * dim].view(1, 5, 3, dim).transpose(1, 2)
+    cosines, sines = (numbers(1, 5, dim, dtype=dtype, seed=dim + at, whole=False) for at in (1, 2))
+    turned = torch.cat((-x[..., dim // 2 :], x[..., : dim // 2]), -1)
+    expected = x * cosines[:, None] + turned * sines[:, None]
+    output = ops.rotate(x, cosines, sines)
+    assert output.shape == x.shape
+    assert output[0].transpose(0, 1).is_contiguous()
+    if dtype == torch.float32:  # a card may round once where torch rounds twice
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+    else:
+        assert torch.equal(output, expected)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["Qwen3", "Gemma 2", "Qwen2", "OLMo 2"])
 def test_fused_forwards_compute_what_the_model_does(
