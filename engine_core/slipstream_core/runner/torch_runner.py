@@ -34,10 +34,12 @@ from slipstream_core.runner.attention.interface import AttentionContext
 from slipstream_core.runner.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
 from slipstream_core.runner.batch_order import Selector, begun_blocks, by_length, plan_order
 from slipstream_core.runner.compilation.trace import Forward, eager, trace
+from slipstream_core.runner.compilation.trace_card import trace_for_card
 from slipstream_core.runner.cpu.cpu_threads import Threads
 from slipstream_core.runner.cpu.kernels import kernels
 from slipstream_core.runner.cuda.cuda_thread import CudaThread
 from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, GraphKind
+from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.cuda.graph_capture import CudaRecorder, Recorder
 from slipstream_core.runner.cuda.readback import DeviceSpans, EndedStep, Prompts, deliver, wide
 from slipstream_core.runner.device_thread import DeviceThread
@@ -174,6 +176,8 @@ class TorchRunner:
         if self._kernels is not None:
             recorded = trace(model.module, self._kernels, model.vocab_size)
             self._is_recorded = recorded is not None
+        elif self._triton is not None:
+            recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)
         return eager(model.module) if recorded is None else recorded
 
     def launch(self, plan: StepPlan) -> None:

@@ -110,11 +110,11 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
         if node.op != "call_function":
             continue
         if node.target in (_aten.mm.default, _aten.addmm.default):
-            _as_linear(nodes, node)
+            as_linear(nodes, node)
         elif node.target is _aten.rsqrt.default:
             _as_norm(graph, node, kernels)
         elif node.target is _aten.silu.default:
-            _with_product(nodes, node, kernels)
+            with_product(nodes, node, kernels.silu_mul)
         elif node.target is attend_by_its_context:
             for index in (1, 2, 3):
                 _tokens_first(nodes, node, index, kernels)
@@ -126,15 +126,18 @@ def join(graph: GraphModule, kernels: Kernels) -> None:
             node.target = _SHORT_NAMES.get(node.target, node.target)
 
 
-def _is(node: Any, target: Any) -> bool:
+def is_call(node: Any, target: Any) -> bool:
+    """Whether node calls `target`."""
     return isinstance(node, Node) and node.op == "call_function" and node.target is target
 
 
-def _shape(node: AnyNode) -> tuple[int, ...]:
+def shape_of(node: AnyNode) -> tuple[int, ...]:
+    """The shape of node's result."""
     return tuple(node.meta["val"].shape)
 
 
-def _only_user(node: AnyNode) -> AnyNode:
+def only_user(node: AnyNode) -> AnyNode:
+    """The one node that uses this, or None."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -146,110 +149,116 @@ def _replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]
     return new
 
 
-def _as_linear(nodes: Graph, node: AnyNode) -> None:
+def as_linear(nodes: Graph, node: AnyNode) -> None:
     """Replace view, t, mm, view back by one linear call."""
     bias, (flat, turned) = None, node.args[-2:]
     if node.target is _aten.addmm.default:
         bias = node.args[0]
-        if len(node.args) != 3 or node.kwargs or not _is_weight(bias):
+        if len(node.args) != 3 or node.kwargs or not is_weight(bias):
             return
-    back = _only_user(node)
-    if not (_is(flat, _aten.view.default) and _is(turned, _aten.t.default)):
+    back = only_user(node)
+    if not (is_call(flat, _aten.view.default) and is_call(turned, _aten.t.default)):
         return
-    if back is None or not (_is(back, _aten._unsafe_view.default) or _is(back, _aten.view.default)):
+    if back is None or not (
+        is_call(back, _aten._unsafe_view.default) or is_call(back, _aten.view.default)
+    ):
         return
     x, weight = flat.args[0], turned.args[0]
-    if not _is_weight(weight):
+    if not is_weight(weight):
         return
-    if _shape(back) == (*_shape(x)[:-1], _shape(node)[-1]) and _shape(x)[-1] == _shape(flat)[-1]:
+    if (
+        shape_of(back) == (*shape_of(x)[:-1], shape_of(node)[-1])
+        and shape_of(x)[-1] == shape_of(flat)[-1]
+    ):
         _replace(nodes, back, _linear, (x, weight, bias))
 
 
-def _is_weight(node: Any) -> bool:
+def is_weight(node: Any) -> bool:
+    """Whether node is a tensor that the graph holds."""
     return isinstance(node, Node) and node.op == "get_attr"
 
 
 def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
     """Replace weight * (x * rsqrt(mean(x ** 2) + epsilon)) by `rms_norm`."""
     added = rsqrt.args[0]
-    if not _is(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
+    if not is_call(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
         return
     mean, epsilon = added.args
-    if not _is(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):
+    if not is_call(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):
         return
     power = mean.args[0]
-    if not _is(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:
+    if not is_call(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:
         return
-    x, scaled = power.args[0], _only_user(rsqrt)
-    if not _is(scaled, _aten.mul.Tensor) or set(scaled.args) != {x, rsqrt}:
+    x, scaled = power.args[0], only_user(rsqrt)
+    if not is_call(scaled, _aten.mul.Tensor) or set(scaled.args) != {x, rsqrt}:
         return
-    product = _only_user(scaled)
-    if not _is(product, _aten.mul.Tensor):
+    product = only_user(scaled)
+    if not is_call(product, _aten.mul.Tensor):
         return
     weight: AnyNode = next((each for each in product.args if each is not scaled), None)
-    if not _is_weight(weight):
+    if not is_weight(weight):
         return
     tensor = getattr(graph, weight.target)
-    if tensor.dim() == 1 and len(tensor) == _shape(x)[-1] and tensor.is_contiguous():
+    if tensor.dim() == 1 and len(tensor) == shape_of(x)[-1] and tensor.is_contiguous():
         _replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))
 
 
-def _with_product(nodes: Graph, silu: AnyNode, kernels: Kernels) -> None:
+def with_product(nodes: Graph, silu: AnyNode, silu_mul: Any) -> None:
     """Replace silu(gate) * up, both [1, T, dim], by `silu_mul`."""
-    product = _only_user(silu)
-    if not _is(product, _aten.mul.Tensor):
+    product = only_user(silu)
+    if not is_call(product, _aten.mul.Tensor):
         return
     gate, up = silu.args[0], next((each for each in product.args if each is not silu), None)
     if not isinstance(up, Node) or not isinstance(gate, Node):
         return
-    if _shape(up) == _shape(gate) and len(_shape(up)) == 3 and _shape(up)[0] == 1:
-        _replace(nodes, product, kernels.silu_mul, (gate, up))
+    if shape_of(up) == shape_of(gate) and len(shape_of(up)) == 3 and shape_of(up)[0] == 1:
+        _replace(nodes, product, silu_mul, (gate, up))
 
 
 def _tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernels) -> None:
     """Skip the two transposes of an attention input [1, T, heads, dim], rotated between or not."""
     turned = call.args[index]
-    if not _is(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
+    if not is_call(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
         return
     selected = turned.args[0]
-    if not _is(selected, _aten.select.int) or selected.args[1:] != (0, 0):
+    if not is_call(selected, _aten.select.int) or selected.args[1:] != (0, 0):
         return
     source = selected.args[0]
-    rotation = _rotation(source)
-    if rotation is not None:
-        source = rotation[0]
-    if not _is(source, _aten.transpose.int) or source.args[1:] != (1, 2):
+    rotated = rotation(source)
+    if rotated is not None:
+        source = rotated[0]
+    if not is_call(source, _aten.transpose.int) or source.args[1:] != (1, 2):
         return
     with nodes.inserting_before(call):
         plain = nodes.call_function(_aten.select.int, (source.args[0], 0, 0))
-        if rotation is not None:
-            plain = nodes.call_function(kernels.rotate, (plain, *rotation[1:]))
+        if rotated is not None:
+            plain = nodes.call_function(kernels.rotate, (plain, *rotated[1:]))
     call.update_arg(index, plain)
 
 
-def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
     """x, cos, sin if node is x * cos + cat(-x's second half, x's first half) * sin."""
-    if not _is(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
+    if not is_call(node, _aten.add.Tensor) or len(node.args) != 2 or node.kwargs:
         return None
     straight, crossed = node.args
-    if not (_is(straight, _aten.mul.Tensor) and _is(crossed, _aten.mul.Tensor)):
+    if not (is_call(straight, _aten.mul.Tensor) and is_call(crossed, _aten.mul.Tensor)):
         return None
     (x, cos), (halves, sin) = straight.args, crossed.args
-    if not (_is(cos, _aten.unsqueeze.default) and _is(sin, _aten.unsqueeze.default)):
+    if not (is_call(cos, _aten.unsqueeze.default) and is_call(sin, _aten.unsqueeze.default)):
         return None
-    if not _is(halves, _aten.cat.default) or halves.args[1:] not in ((-1,), (3,)):
+    if not is_call(halves, _aten.cat.default) or halves.args[1:] not in ((-1,), (3,)):
         return None
     second, first = halves.args[0]
-    dim = _shape(x)[-1]
+    dim = shape_of(x)[-1]
     half = dim // 2
     matches = (
-        _is(second, _aten.neg.default)
-        and _is(second.args[0], _aten.slice.Tensor)
+        is_call(second, _aten.neg.default)
+        and is_call(second.args[0], _aten.slice.Tensor)
         and second.args[0].args in ((x, 3, half, _SLICES_TO_END), (x, 3, half, dim))
-        and _is(first, _aten.slice.Tensor)
+        and is_call(first, _aten.slice.Tensor)
         and first.args == (x, 3, 0, half)
         and cos.args[1] == sin.args[1] == 1
-        and _shape(cos.args[0]) == _shape(sin.args[0]) == (1, _shape(x)[2], dim)
+        and shape_of(cos.args[0]) == shape_of(sin.args[0]) == (1, shape_of(x)[2], dim)
         and dim == 2 * half
     )
     return (x, cos.args[0], sin.args[0]) if matches else None
@@ -258,7 +267,7 @@ def _rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
 def _join_weights(graph: GraphModule) -> None:
     """Join products with the same input; store wide matrices by column."""
     nodes = graph.graph
-    shared = _shared(graph)
+    shared = shared_weights(graph)
     groups: dict[Any, list[AnyNode]] = defaultdict(list)
     for node in nodes.find_nodes(op="call_function", target=_linear):
         groups[node.args[0]].append(node)
@@ -272,12 +281,13 @@ def _join_weights(graph: GraphModule) -> None:
                 _merge_storage(graph, [name])
 
 
-def _shared(graph: GraphModule) -> set[str]:
+def shared_weights(graph: GraphModule) -> set[str]:
     """Names of weights with more than one use."""
     nodes_of: dict[int, list[AnyNode]] = defaultdict(list)
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            nodes_of[getattr(graph, node.target).data_ptr()].append(node)
+            tensor = getattr(graph, node.target)
+            nodes_of[tensor.data_ptr() or id(tensor)].append(node)  # 0 on the meta device
     return {
         node.target
         for nodes in nodes_of.values()
@@ -287,7 +297,7 @@ def _shared(graph: GraphModule) -> set[str]:
 
 
 def _join_products(graph: GraphModule, x: AnyNode, members: list[AnyNode]) -> None:
-    sizes = [_shape(node)[-1] for node in members]
+    sizes = [shape_of(node)[-1] for node in members]
     matrix = _merge_storage(graph, [node.args[1].target for node in members])
     name = f"joined_{members[0].args[1].target}"
     graph.register_buffer(name, matrix)

@@ -24,13 +24,15 @@ def record(
     module: torch.nn.Module,
     forward: Callable[..., torch.Tensor],
     inputs: Mapping[str, torch.Tensor],
+    device: torch.device = _CPU,
 ) -> GraphModule:
     """The operators of `forward(call, *inputs)`, with an input's name for each placeholder.
 
     forward: is given a function that calls `module` with keyword arguments, and the inputs on the
-    meta device. Raises whatever the module raises, which includes any use of a value.
+    meta device. device: on which the graph will run. Raises whatever the module raises, which
+    includes any use of a value.
     """
-    recording = _Recording()
+    recording = _Recording(device)
     for name, tensor in inputs.items():
         recording.add_input(name, tensor)
     stand_ins = {
@@ -52,8 +54,9 @@ def record(
 class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not annotated
     """A graph in the making. Its tensors are kept, as they are known by their identity."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
         self.inputs: list[torch.Tensor] = []
         self._graph = Graph()
         self._nodes: dict[int, Node] = {}  # by tensor
@@ -108,7 +111,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # not ann
         """An argument as the graph has it."""
         if isinstance(value, torch.Tensor):
             return self._node_of(value)
-        return _CPU if value == _META else value
+        return self._device if value == _META else value
 
     def _node_of(self, tensor: torch.Tensor) -> Node:
         node = self._nodes.get(id(tensor))

@@ -36,9 +36,10 @@ logger = logging.getLogger(__name__)
 # ids [1, T], positions [1, T], indices of the tokens whose logits are wanted [S], context
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionContext], torch.Tensor]
 
+_CPU = torch.device("cpu")
 TOKENS = 8191  # prime
-_KEPT = 127  # prime too
-_TRIALS = (1, 3, 40)  # tokens
+KEPT = 127  # prime too
+TRIALS = (1, 3, 40)  # tokens
 _TOLERANCE = 1e-4  # relative to the largest logit: the order of sums differs
 
 # a marker for attention in a recording; missing from torch's annotations
@@ -71,7 +72,7 @@ class _Recorder:
         return marked
 
 
-class _OwnValue:
+class OwnValue:
     """An attention context for the trial: a token's own value, scaled by its query and key."""
 
     def attend(
@@ -111,13 +112,13 @@ def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
     started = time.monotonic()
     plain = eager(module)
     try:
-        graph = _record(module)
-        by_number_of_tokens(graph, tokens=TOKENS, kept=_KEPT)
+        graph = record_forward(module)
+        by_number_of_tokens(graph, tokens=TOKENS, kept=KEPT)
         attend_by_context(graph)
         join(graph, kernels)
-        traced = _compile(graph)
+        traced = compile_graph(graph)
         with torch.inference_mode():
-            for num_tokens in _TRIALS:
+            for num_tokens in TRIALS:
                 _try(plain, traced, num_tokens, vocab_size)
     except Exception as error:
         said = str(error).partition("\n")[0][:200]
@@ -138,7 +139,7 @@ def _with_packed(
     """
     with torch.inference_mode():
         if pack(graph, kernels):
-            traced = _compile(graph)
+            traced = compile_graph(graph)
         try:
             decode = decode_graph(graph, kernels)
             if decode is not None:
@@ -149,7 +150,8 @@ def _with_packed(
     return traced
 
 
-def _record(module: torch.nn.Module) -> torch.fx.GraphModule:
+def record_forward(module: torch.nn.Module, device: torch.device = _CPU) -> torch.fx.GraphModule:
+    """The operators of a forward of TOKENS tokens, of which KEPT have logits, for `device`."""
     recorder = _Recorder()
     return record(
         module,
@@ -157,12 +159,14 @@ def _record(module: torch.nn.Module) -> torch.fx.GraphModule:
         {
             "ids": torch.zeros(1, TOKENS, dtype=torch.int64),
             "positions": torch.zeros(1, TOKENS, dtype=torch.int64),
-            "keep": torch.zeros(_KEPT, dtype=torch.int64),
+            "keep": torch.zeros(KEPT, dtype=torch.int64),
         },
+        device,
     )
 
 
-def _compile(graph: torch.fx.GraphModule) -> Forward:
+def compile_graph(graph: torch.fx.GraphModule) -> Forward:
+    """The graph as a Forward."""
     graph.graph.lint()
     graph.recompile()
     for node in graph.graph.nodes:
@@ -176,8 +180,8 @@ def _with_decodes(
     traced: Forward, decode: DecodeGraph, kernels: Kernels, vocab_size: int
 ) -> Forward:
     """A Forward that uses `decode` for steps of decode rows only, and `traced` for others."""
-    of_decodes = _compile(decode.module)
-    for num_tokens in _TRIALS:
+    of_decodes = compile_graph(decode.module)
+    for num_tokens in TRIALS:
         context = trial_context(decode, kernels, num_tokens)
         _try(traced, of_decodes, num_tokens, vocab_size, context)
 
@@ -198,7 +202,7 @@ def _try(
     context: AttentionContext | None = None,
 ) -> None:
     """Raise ValueError if the two forwards differ."""
-    context = context or _OwnValue()
+    context = context or OwnValue()
     ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
     positions = torch.arange(num_tokens)[None] + 2
     keep = torch.arange(0, num_tokens, 2)

@@ -17,7 +17,7 @@
     installed, as they are read (transformers loads directly to a device only with it).
   - Experts are merged a layer at a time.
   - The runner may later change the layout of some weights, one by one (`compilation/fuse.py`,
-    `compilation/pack.py`).
+    `compilation/fuse_card.py`, `compilation/pack.py`).
 """
 
 from __future__ import annotations

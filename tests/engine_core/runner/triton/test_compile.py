@@ -30,6 +30,12 @@ from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
 from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
 from slipstream_core.runner.attention.triton_kernels import attend, combine, store
+from slipstream_core.runner.cuda.forward_kernels import rms_norm, rotate, silu_mul
+from slipstream_core.runner.cuda.forward_ops import (
+    gate_arguments,
+    norm_arguments,
+    rotation_arguments,
+)
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
 
@@ -60,7 +66,7 @@ def for_sm90(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def set_active(driver: Driver) -> None:
     """Kernels remember for which card they were compiled last."""
     triton.runtime.driver.set_active(driver)
-    for kernel in (attend, combine, store):
+    for kernel in (attend, combine, store, rms_norm, silu_mul, rotate):
         kernel.device_caches.clear()
 
 
@@ -93,6 +99,7 @@ LAYERS = {
 CASES = [(torch.bfloat16, name) for name in LAYERS]
 CASES += [(torch.float16, "Llama 3.1 8B")]
 CASES += [(torch.float32, name) for name in ("Llama 3.1 8B", "Gemma 2 9B", "GPT-OSS, window")]
+SLOW = [pytest.mark.slow]
 QUICK = {"Llama 3.1 8B", "GPT-OSS, window", "Gemma 2 9B, window"}
 
 
@@ -187,6 +194,36 @@ def test_draws_fit(vocab_size: int, tmp_path: Path) -> None:
         print("redraw", vocab_size, used)
         assert used["spills"] == 0
         assert used["shared"] <= H100_SHARED_LIMIT
+
+
+@pytest.mark.parametrize(
+    "capability",
+    [
+        pytest.param(each, id=f"{each // 10}.{each % 10}", marks=[] if each in (90, 120) else SLOW)
+        for each in (80, 89, 90, 100, 120)
+    ],
+)
+def test_norms_and_gates_fit(capability: int, tmp_path: Path) -> None:
+    set_active(Driver(capability))
+    for num in (64, 128, 1024, 2880, 4096, 8192, 16384):
+        weight = torch.empty(num, dtype=torch.bfloat16)
+        x, more, total, output = (weight.expand(2, 1, num).transpose(0, 1) for _ in range(4))
+        found = [
+            rms_norm.warmup(
+                grid=(1,),
+                **norm_arguments(output, total, x, more if adds else None, weight, 1e-6, *kind),
+            )
+            for adds in (False, True)
+            for kind in ((True, False), (False, False), (False, True))
+        ]
+        found.append(silu_mul.warmup(grid=(1,), **gate_arguments(output, x, more)))
+        if num <= 256:  # a head's
+            heads = x[:, None]
+            found.append(rotate.warmup(grid=(1,), **rotation_arguments(output, heads, x, more)))
+        for compiled in found:
+            used = resources(compiled, tmp_path)
+            assert used["spills"] == 0, (num, used)
+            assert used["shared"] <= 1024, (num, used)
 
 
 STEPS: list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = [

@@ -1,0 +1,293 @@
+"""Fuses operator patterns of a recorded forward, in any floating type, for a card.
+
+As in `fuse`, a pattern describes what operators compute, and what does not match stays torch's.
+Norms keep their roundings: before the weight (Llama) or after it (Gemma, GPT-OSS).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.fx import Graph, GraphModule
+from torch.fx.node import map_aggregate
+
+from slipstream_core.runner.compilation.fuse import (
+    AnyNode,
+    as_linear,
+    attend_by_its_context,
+    is_call,
+    is_weight,
+    only_user,
+    rotation,
+    shape_of,
+    shared_weights,
+    with_product,
+)
+
+_aten = torch.ops.aten
+_linear = torch.nn.functional.linear
+
+# operators that enqueue nothing
+_WITHOUT_LAUNCH = frozenset(
+    {
+        operator.getitem,
+        operator.mul,
+        _aten.alias.default,
+        _aten.detach.default,
+        _aten.empty.memory_format,
+        _aten.empty_like.default,
+        _aten.expand.default,
+        _aten.new_empty.default,
+        _aten.permute.default,
+        _aten.select.int,
+        _aten.slice.Tensor,
+        _aten.split.Tensor,
+        _aten.split_with_sizes.default,
+        _aten.squeeze.dim,
+        _aten.sym_size.int,
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.unsqueeze.default,
+        _aten._unsafe_view.default,
+        _aten.view.default,
+    }
+)
+_ATTENDS = 3  # store, attend, and combine where keys are split
+
+
+class Ops(Protocol):
+    """What replaces a pattern: see cuda/forward_ops.py."""
+
+    @property
+    def rms_norm(self) -> Any: ...
+
+    @property
+    def add_rms_norm(self) -> Any: ...
+
+    @property
+    def silu_mul(self) -> Any: ...
+
+    @property
+    def rotate(self) -> Any: ...
+
+
+def by_multiples_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
+    """Replace numbers that are multiples of `tokens`, or equal `kept`, by the inputs' own sizes.
+
+    Both are primes that no size of a model is a multiple of.
+    """
+    nodes = graph.graph
+    ids, _, keep = nodes.find_nodes(op="placeholder")
+    with nodes.inserting_after(keep):
+        num_kept = nodes.call_function(_aten.sym_size.int, (keep, 0))
+        num_tokens = nodes.call_function(_aten.sym_size.int, (ids, 1))
+    multiples: dict[int, AnyNode] = {1: num_tokens}
+
+    def general(value: Any) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool) or not value:
+            return value
+        if value == kept:
+            return num_kept
+        times, rest = divmod(value, tokens)
+        if rest:
+            return value
+        if times not in multiples:
+            with nodes.inserting_after(num_tokens):
+                multiples[times] = nodes.call_function(operator.mul, (num_tokens, times))
+        return multiples[times]
+
+    for node in list(nodes.nodes):
+        if node.op == "call_function" and node not in (num_tokens, num_kept):
+            node.args, node.kwargs = map_aggregate((node.args, node.kwargs), general)
+
+
+def fuse(graph: GraphModule, ops: Ops) -> None:
+    """Apply every pattern, and join the weights of products with the same input."""
+    nodes = graph.graph
+    for node in list(nodes.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in (_aten.mm.default, _aten.addmm.default):
+            as_linear(nodes, node)
+        elif node.target is _aten.rsqrt.default:
+            _as_norm(graph, node, ops)
+        elif node.target is _aten.silu.default:
+            with_product(nodes, node, ops.silu_mul)
+        elif node.target is _aten.add.Tensor:
+            _as_rotation(nodes, node, ops)
+    nodes.eliminate_dead_code()
+    _join_weights(graph)
+    nodes.eliminate_dead_code()
+
+
+def launches_by_layer(graph: Graph) -> list[int]:
+    """Kernels from behind one attention to the end of the next, for each layer but the first.
+
+    An operator of torch counts as one.
+    """
+    counts = [0]
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target in _WITHOUT_LAUNCH:
+            continue
+        if node.target is attend_by_its_context:
+            counts[-1] += _ATTENDS
+            counts.append(0)
+        else:
+            counts[-1] += 1
+    return counts[1:-1]
+
+
+class _Norm(NamedTuple):
+    """A norm's parts: weight * x / sqrt(mean(x ** 2) + epsilon), which is `result`."""
+
+    x: AnyNode
+    weight: AnyNode
+    epsilon: float
+    rounds: bool
+    offset: bool
+    result: AnyNode
+
+
+def _as_norm(graph: GraphModule, rsqrt: AnyNode, ops: Ops) -> None:
+    norm = _norm(rsqrt)
+    if norm is None:
+        return
+    weight = getattr(graph, norm.weight.target)
+    x = norm.x
+    if len(shape_of(x)) not in (3, 4) or shape_of(x)[0] != 1:
+        return
+    if weight.dim() != 1 or len(weight) != shape_of(x)[-1] or not weight.is_contiguous():
+        return
+    nodes, settings = graph.graph, (norm.epsilon, norm.rounds, norm.offset)
+    if not _is_sum(x):
+        with nodes.inserting_before(norm.result):
+            new = nodes.call_function(ops.rms_norm, (x, norm.weight, *settings))
+        new.meta = dict(norm.result.meta)
+        norm.result.replace_all_uses_with(new)
+        return
+    with nodes.inserting_before(x):  # where what uses the sum is behind it
+        again = nodes.get_attr(norm.weight.target)
+        both = nodes.call_function(ops.add_rms_norm, (*x.args, again, *settings))
+        total, normed = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
+    again.meta, total.meta, normed.meta = (
+        dict(each.meta) for each in (norm.weight, x, norm.result)
+    )
+    norm.result.replace_all_uses_with(normed)
+    x.replace_all_uses_with(total)
+
+
+def _norm(rsqrt: AnyNode) -> _Norm | None:
+    added = rsqrt.args[0]
+    if not is_call(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
+        return None
+    mean, epsilon = added.args
+    if not is_call(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):
+        return None
+    power = mean.args[0]
+    if not is_call(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:
+        return None
+    wide, scaled = power.args[0], only_user(rsqrt)
+    if not is_call(scaled, _aten.mul.Tensor) or set(scaled.args) != {wide, rsqrt}:
+        return None
+    x = _before_cast(wide)
+    dtype = _dtype(x)
+    behind = only_user(scaled)
+    rounds = is_call(behind, _aten._to_copy.default) and _dtype(behind) == dtype
+    if rounds:
+        scaled, behind = behind, only_user(behind)
+    if not is_call(behind, _aten.mul.Tensor) or _dtype(wide) != torch.float32:
+        return None
+    factor: AnyNode = next((each for each in behind.args if each is not scaled), None)
+    offset = is_call(factor, _aten.add.Tensor) and factor.args[1:] == (1.0,)
+    weight = _before_cast(factor.args[0] if offset else factor)
+    if not is_weight(weight) or (rounds and (_dtype(weight) != dtype or weight is not factor)):
+        return None
+    result = behind
+    if _dtype(result) != dtype:
+        result = only_user(behind)
+        if not is_call(result, _aten._to_copy.default) or _dtype(result) != dtype:
+            return None
+    return _Norm(x, weight, epsilon, rounds, offset, result)
+
+
+def _as_rotation(nodes: Graph, node: AnyNode, ops: Ops) -> None:
+    found = rotation(node)
+    if found is None or len({_dtype(each) for each in (node, *found)}) > 1:
+        return
+    with nodes.inserting_before(node):
+        new = nodes.call_function(ops.rotate, found)
+    new.meta = dict(node.meta)
+    node.replace_all_uses_with(new)
+
+
+def _before_cast(node: AnyNode) -> AnyNode:
+    """What node is a float32 copy of, or node itself."""
+    is_wide = is_call(node, _aten._to_copy.default) and _dtype(node) == torch.float32
+    return node.args[0] if is_wide else node
+
+
+def _is_sum(x: AnyNode) -> bool:
+    if not is_call(x, _aten.add.Tensor) or len(x.args) != 2 or x.kwargs:
+        return False
+    return all(
+        isinstance(each, torch.fx.Node)
+        and shape_of(each) == shape_of(x)
+        and _dtype(each) == _dtype(x)
+        for each in x.args
+    )
+
+
+def _dtype(node: AnyNode) -> torch.dtype:
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
+
+
+def _join_weights(graph: GraphModule) -> None:
+    """Join products with the same input into one; the weights become views of its matrix."""
+    nodes, shared = graph.graph, shared_weights(graph)
+    groups: dict[Any, list[AnyNode]] = defaultdict(list)
+    for node in nodes.find_nodes(op="call_function", target=_linear):
+        groups[node.args[0], node.args[2] is None].append(node)
+    for (x, is_plain), members in groups.items():
+        columns = [[node.args[1] for node in members]]
+        if not is_plain:
+            columns.append([node.args[2] for node in members])
+        if len(members) == 1 or any(each.target in shared for col in columns for each in col):
+            continue
+        with nodes.inserting_before(members[0]):
+            joined: list[AnyNode] = [None, None]
+            for at, column in enumerate(columns):
+                name = f"joined_{column[0].target}"
+                graph.register_buffer(name, _joined([getattr(graph, it.target) for it in column]))
+                joined[at] = nodes.get_attr(name)
+            product = nodes.call_function(_linear, (x, *joined))
+            sizes = [shape_of(node)[-1] for node in members]
+            parts = nodes.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
+            for at, node in enumerate(members):
+                part = nodes.call_function(operator.getitem, (parts, at))
+                part.meta = dict(node.meta)
+                node.replace_all_uses_with(part)
+
+
+def _joined(weights: list[torch.Tensor]) -> torch.Tensor:
+    """The weights [n, ...] below one another in one tensor, of which they become views."""
+    first, stop = weights[0], 0
+    for weight in weights:  # a module that is recorded again keeps its memory
+        if weight.is_meta or weight.data_ptr() != first.data_ptr() + stop:
+            break
+        if weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            break
+        stop += weight.nbytes
+    else:
+        num = sum(len(weight) for weight in weights)
+        return first.detach().as_strided((num, *first.shape[1:]), first.stride())
+    with torch.no_grad():
+        joined = torch.cat([weight.detach() for weight in weights])
+        start = 0
+        for weight in weights:
+            weight.data = joined[start : start + len(weight)]
+            start += len(weight)
+    return joined
