@@ -29,6 +29,7 @@ from slipstream.client.endpoints import (
     server_endpoint,
 )
 from slipstream.errors import ConnectionLostError, SlipstreamError
+from slipstream.fleet.members import names_fleet
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import FrontConfig
@@ -57,6 +58,7 @@ from slipstream_ipc.process import (
 )
 from slipstream_ipc.telemetry.statistics import Statistics
 from slipstream_ipc.telemetry.trace import open_tracer
+from slipstream_ipc.transport.addresses import IPC
 
 # Allocations between two collections. Requests and connections leave no cycles behind, but hundreds
 # of requests at once are many young objects: at the default of 700, scanning them and everything
