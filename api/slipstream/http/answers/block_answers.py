@@ -1,8 +1,8 @@
 """Answers that are printed by blocks, streamed or as one response.
 
 - A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
-  What continues the open block is written from constant parts, and where events have no numbers by
-  the broadcast itself.
+  What continues the open block is written from constant parts, and where events have no ids by the
+  broadcast itself.
 - A resumed answer is read from its beginning and printed from the client's number on
   (`block_printer`). Nothing leaves before the tokens up to the client's have been compared with the
   checksum in its event id: the answer may have been computed again.
@@ -63,18 +63,16 @@ class StreamedBlocks:
         self._logged = _logged(live, self._writer.write, lambda: self._writer.open_block)
         self._withheld: list[NumberedEvent] = []  # until the client's tokens are compared
         self._num_withheld_bytes = 0
-        # what continues the open block has neither an id nor a number
-        self._is_text_only = self._event_ids is None and not self._printer.has_numbers
         self._grows = False  # `write_delta` may continue the open block
         # of the open block, once `write_delta` may continue it
         self._framed: Block | None = None
         self._kind = 0  # of its text (see `Deltas.kinds`)
         self._frame = ChunkFrame(b"", b"", 0)
-        self._between = b""  # follows the number in its events
         live.failure_event = self._writer.fail
         self.is_plain = True
         self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES)
         self.queue.stream.chunk_writer = self
+        self.queue.stream.numbers = self._writer if self._printer.has_numbers else None
 
     def write_delta(self, delta: Delta, part: bytes) -> None:
         """Write a delta that is not the stream's last. part: its text as JSON, without quotes."""
@@ -92,7 +90,7 @@ class StreamedBlocks:
         if event_ids is not None:
             id_line = event_ids.advance_to(number, self._num_tokens, self._checksum)
         frame, exchange = self._frame, self._exchange
-        middle = b"%d%b" % (number, self._between) if self._printer.has_numbers else b""
+        middle = b"%d%b" % (number, frame.after_number) if self._printer.has_numbers else b""
         if exchange.is_ready:  # as `Exchange.write`, with a single format
             size = frame.num_framed + len(id_line) + len(middle) + len(part)
             data = (size, id_line, frame.before, middle, part, frame.after)
@@ -190,15 +188,18 @@ class StreamedBlocks:
             and not self._is_behind
             and self._exchange.has_begun
         )
-        stream.is_text_only = self._grows and self._is_text_only
+        stream.is_text_only = self._grows and self._event_ids is None
         if block is None or block is self._framed or not self._grows:
             return
         parts = self._writer.frame(block)
         num_framed = len(parts.before) + len(parts.after)
-        self._frame = frame = ChunkFrame(parts.before, parts.after + b"\r\n", num_framed)
-        self._between = parts.between or b""
+        after_number = parts.between or b""
+        self._frame = frame = ChunkFrame(
+            parts.before, parts.after + b"\r\n", num_framed, after_number=after_number
+        )
         self._framed, self._kind = block, _kind_of(block)
         stream.before, stream.after, stream.num_framed = frame.before, frame.after, num_framed
+        stream.after_number = after_number
         stream.frames = {self._kind: frame}
 
 

@@ -43,7 +43,8 @@ class ChunkFrame(Struct, frozen=True, gc=False):
 
     between: behind the text, where log-probabilities follow it. num_framed: bytes of `before` and
     `after` that count towards an HTTP chunk's size, so without the line break that ends `after`.
-    repeat: where the chunk contains its text twice, what stands between.
+    repeat: where the chunk contains its text twice, what stands between. after_number: where it
+    contains its number, what stands between that and the text.
     """
 
     before: bytes
@@ -52,6 +53,7 @@ class ChunkFrame(Struct, frozen=True, gc=False):
     between: bytes = b""
     has_logprobs: bool = False
     repeat: bytes = b""
+    after_number: bytes = b""
 
 
 class ChunkWriter(Protocol):
@@ -61,6 +63,13 @@ class ChunkWriter(Protocol):
         """Write a delta while none is queued. part: its text as JSON, without the quotes."""
 
 
+class ChunkNumbers(Protocol):
+    """Numbers chunks."""
+
+    def grow(self, text: str) -> int:
+        """The number of the chunk that contains `text`, which is not empty."""
+
+
 class BroadcastStream:
     """How the deltas of one stream are written: as text alone, by `chunk_writer`, or by its wakeup.
 
@@ -68,12 +77,14 @@ class BroadcastStream:
     no chunk. num_framed, repeat: as in `ChunkFrame`. frames: instead of those, for text that is
     read as events: by its kind, those that `chunk_writer` has made. cursor: where chunks begin with
     an `id:` line, what it says; else None. position, texts: where chunks are a text and a
-    completion's log-probabilities, where the text begins; else None. between: as in `ChunkFrame`.
+    completion's log-probabilities, where the text begins; else None. between, after_number: as in
+    `ChunkFrame`. numbers: where text chunks contain their number, behind `before`; else None.
     on_exception: called while an exception is handled.
     """
 
     __slots__ = (
         "after",
+        "after_number",
         "before",
         "between",
         "chunk_writer",
@@ -83,6 +94,7 @@ class BroadcastStream:
         "frames",
         "is_text_only",
         "num_framed",
+        "numbers",
         "on_exception",
         "position",
         "repeat",
@@ -105,8 +117,9 @@ class BroadcastStream:
         self.deltas = state.deltas
         self.chunk_writer: ChunkWriter | None = None
         self.is_text_only = False
-        self.before = self.between = self.after = self.repeat = b""
+        self.before = self.between = self.after = self.repeat = self.after_number = b""
         self.num_framed = 0
+        self.numbers: ChunkNumbers | None = None
         self.cursor: EventCursor | None = None
         self.position: TextPosition | None = None
         self.texts: TokenTexts | None = None
@@ -248,6 +261,9 @@ class Broadcast:
                     if part:
                         if frame.repeat:
                             part = b"%b%b%b" % (part, frame.repeat, part)
+                        if stream.numbers is not None:
+                            number = stream.numbers.grow(texts[entry])
+                            part = b"%d%b%b" % (number, frame.after_number, part)
                         size = frame.num_framed + len(part)
                         exchange.send(b"%x\r\n%b%b%b" % (size, frame.before, part, frame.after))
                         exchange.counters.num_chunks += 1

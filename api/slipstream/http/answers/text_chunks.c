@@ -16,7 +16,8 @@
 
 static PyObject *s_exchange, *s_is_ready, *s_deltas, *s_is_text_only, *s_before, *s_after, *s_send,
     *s_frames, *s_cursor, *s_num_chars, *s_num_tokens, *s_checksum, *s_prefix, *s_repeat,
-    *s_on_exception, *s_counters, *s_num_chunks, *s_position, *s_between, *s_offset, *s_pending;
+    *s_on_exception, *s_counters, *s_num_chunks, *s_position, *s_between, *s_offset, *s_pending,
+    *s_numbers, *s_after_number, *s_grow;
 static uint32_t crc_table[256];
 
 /* ---- attributes -------------------------------------------------------------------------- */
@@ -280,6 +281,18 @@ done:
     return result;
 }
 
+/* Writes the number of a chunk that contains `text`; its end, or NULL with an exception. */
+static char *chunk_number(char *to, PyObject *numbers, PyObject *text) {
+    PyObject *value = PyObject_CallMethodOneArg(numbers, s_grow, text);
+    if (!value)
+        return NULL;
+    unsigned long long number = PyLong_AsUnsignedLongLong(value);
+    Py_DECREF(value);
+    if (number == (unsigned long long)-1 && PyErr_Occurred())
+        return NULL;
+    return decimal(to, number);
+}
+
 /* 1: written, 2: there is nothing to write; 0: left to Python; -1 with an exception. */
 static int write_entry(PyObject *stream, PyObject *exchange, PyObject *text, Entry *entry) {
     int found = is_true(exchange, s_is_ready);
@@ -295,21 +308,30 @@ static int write_entry(PyObject *stream, PyObject *exchange, PyObject *text, Ent
     int result = -1;
     PyObject *before = bytes_of(frame, s_before), *after = bytes_of(frame, s_after);
     PyObject *repeat = bytes_of(frame, s_repeat), *cursor = PyObject_GetAttr(stream, s_cursor);
-    PyObject *line = NULL;
-    if (!before || !after || !repeat || !cursor)
+    PyObject *after_number = bytes_of(frame, s_after_number);
+    PyObject *numbers = PyObject_GetAttr(stream, s_numbers), *line = NULL;
+    if (!before || !after || !repeat || !cursor || !after_number || !numbers)
         goto done;
-    char *end = json_part(entry->part, text);
+    char *end = json_part(entry->part, text), number[20], *number_end = number;
     if (!end) {
         result = 0;
         goto done;
     }
+    if (numbers != Py_None && end > entry->part &&
+        !(number_end = chunk_number(number, numbers, text)))
+        goto done;
     if (cursor != Py_None && !(line = advance(cursor, entry, text)))
         goto done;
-    Piece part = {entry->part, end - entry->part}, pieces[6];
+    Piece part = {entry->part, end - entry->part}, pieces[8];
     int num = 0;
     if (line)
         pieces[num++] = piece_of(line);
     pieces[num++] = piece_of(before);
+    if (numbers != Py_None) {
+        Piece digits = {number, number_end - number};
+        pieces[num++] = digits;
+        pieces[num++] = piece_of(after_number);
+    }
     pieces[num++] = part;
     if (PyBytes_GET_SIZE(repeat)) {
         pieces[num++] = piece_of(repeat);
@@ -322,6 +344,8 @@ static int write_entry(PyObject *stream, PyObject *exchange, PyObject *text, Ent
         result = 1;
 done:
     Py_XDECREF(line);
+    Py_XDECREF(numbers);
+    Py_XDECREF(after_number);
     Py_XDECREF(cursor);
     Py_XDECREF(repeat);
     Py_XDECREF(after);
@@ -503,7 +527,8 @@ PyMODINIT_FUNC PyInit_text_chunks(void) {
         {&s_prefix, "prefix"},         {&s_repeat, "repeat"},         {&s_counters, "counters"},
         {&s_on_exception, "on_exception"}, {&s_num_chunks, "num_chunks"},
         {&s_position, "position"},     {&s_between, "between"},       {&s_offset, "offset"},
-        {&s_pending, "pending"},
+        {&s_pending, "pending"},       {&s_numbers, "numbers"},
+        {&s_after_number, "after_number"}, {&s_grow, "grow"},
     };
     for (size_t at = 0; at < sizeof(names) / sizeof(names[0]); at++)
         if (!(*names[at].name = PyUnicode_InternFromString(names[at].spelled)))

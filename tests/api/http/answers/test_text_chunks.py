@@ -6,15 +6,16 @@ import gc
 import weakref
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.http.answers.test_broadcast import asked
 from tests.helpers.fake_worker import Entry, deltas
-from tests.helpers.http_answer import Wire
+from tests.helpers.http_answer import CARD, Wire
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
@@ -24,14 +25,18 @@ from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
+from slipstream.http.endpoints.messages import plan_messages, read_messages
+from slipstream.http.endpoints.responses import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TokenText, TokenTexts
 from slipstream.http.response_encoding import json_part
+from slipstream.http.responses.responses_request import read_response_request
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import AnswerEvent, EventKind, LogprobColumns
 from slipstream_ipc.native.extension import load_extension
 
 KINDS = ["completion", "chat", "tools", "resumable", "resumable chat", "generate", "1.0"]
+BLOCKS = ["response", "message"]
 NUM = 5  # streams
 MANY_CALLS = EventKind.CALL_ARGUMENTS | 3 << 8
 native = load_extension("text_chunks", broadcast_module._SOURCE)
@@ -43,6 +48,19 @@ def demo_texts() -> TokenTexts:
     texts = TokenTexts(str(MODEL_PATH))
     texts._load()
     return texts
+
+
+def planned(kind: str) -> Any:
+    """The plan of a streamed answer."""
+    match kind:
+        case "response":
+            body = read_response_request(b'{"input": "x", "stream": true}')
+            return new_response(body, CARD, created=1)[0]
+        case "message":
+            fields = {"model": CARD.name, "max_tokens": 50, "stream": True}
+            fields["messages"] = [{"role": "user", "content": "x"}]
+            return plan_messages(read_messages(msgspec.json.encode(fields)), CARD)
+    return asked(kind)
 
 
 class Front:
@@ -62,7 +80,7 @@ class Front:
             wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
             self.exchanges.append(wire.exchange)
             is_resumable = kind.startswith("resumable")
-            plan = asked("tools" if kind == "resumable chat" else kind.split()[0])
+            plan = planned("tools" if kind == "resumable chat" else kind.split()[0])
             num_logprobs = 2 if "logprobs" in kind else None
             plan = replace(plan, is_resumable=is_resumable, created=1, num_logprobs=num_logprobs)
             start_answer(plan, wire.exchange, context)
@@ -95,7 +113,7 @@ messages = st.lists(st.lists(st.none() | told, min_size=NUM, max_size=NUM), max_
 
 @needs_native
 @given(
-    st.lists(st.sampled_from(KINDS), min_size=NUM, max_size=NUM),
+    st.lists(st.sampled_from([*KINDS, *BLOCKS]), min_size=NUM, max_size=NUM),
     messages,
     st.lists(st.tuples(st.integers(0, NUM - 1), st.booleans()), max_size=6),
     st.booleans(),
@@ -114,7 +132,9 @@ def test_the_extension_writes_what_python_writes(
             if entry is None:
                 continue
             text, ids, text_kind = entry
-            if kind not in ("tools", "resumable chat"):
+            if kind in BLOCKS:
+                text_kind = EventKind.CONTENT if text_kind == MANY_CALLS else text_kind
+            elif kind not in ("tools", "resumable chat"):
                 text_kind = 0
             own = None
             if has_listed and text_kind and text:
@@ -221,6 +241,7 @@ class _Stream:
         self.is_ready = self.is_text_only = True
         self.deltas: list[Any] = []
         self.before, self.after, self.repeat = b"<", b">\r\n", b""
+        self.numbers, self.after_number = None, b""
         self.frames: dict[int, Any] = {}
         self.cursor = None
         self.counters = self
@@ -240,6 +261,41 @@ def write(streams: list[Any], texts: list[Any], left: bytearray, **columns: byte
     assert native is not None
     kinds, counts = columns.get("kinds", b""), columns.get("counts", b"")
     native.write_texts(streams, texts, None, kinds, ids, counts, b"", left)
+
+
+@needs_native
+def test_numbers_are_asked_for_texts_alone() -> None:
+    class Numbers:
+        grown: ClassVar[list[str]] = []
+
+        def grow(self, text: str) -> int:
+            self.grown.append(text)
+            return 10 ** len(self.grown) * (-1 if text == "-" else 1)
+
+    stream = _Stream(numbers=Numbers(), after_number=b":")
+    write([stream] * 5, ["a", "", "a\ud800", "bc", "-"], bytearray(5))
+    assert stream.sent == [b"6\r\n<10:a>\r\n", b"8\r\n<100:bc>\r\n"]
+    assert Numbers.grown == ["a", "bc", "-"]
+    assert stream.failures == 1
+
+
+@pytest.mark.parametrize("is_native", [pytest.param(True, marks=needs_native), False])
+def test_a_responses_events_have_the_numbers_of_their_last_characters(is_native: bool) -> None:
+    front = Front(["response"], is_native=is_native)
+    [state], [exchange] = front.states, front.exchanges
+    parts = ["a", "bc", "", "d", "é\n", "f"]
+    for at, text in enumerate(parts):
+        exchange.pause(at == 3)
+        num_chars = len("".join(parts[:at]))
+        assert front.table.deliver(deltas(Entry(state.handle, text, num_chars, at, [1])))
+        front.table.wake()
+        [stream] = front.broadcast._streams.values()
+        assert stream.is_text_only
+    events = b"".join(front.wires[0].writes).split(b"\n\n")
+    bodies = [event.partition(b"\ndata: ")[2] for event in events if b"output_text.delta" in event]
+    found = [(body["sequence_number"], body["delta"]) for body in map(msgspec.json.decode, bodies)]
+    assert found == [(4, "a"), (6, "bc"), (7, "d"), (9, "é\n"), (10, "f")]
+    assert stream.numbers.open_block.text == "abcdé\nf"
 
 
 @needs_native
