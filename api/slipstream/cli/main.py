@@ -27,6 +27,10 @@ _COMMANDS = {
     "route": Command(
         "serve HTTP over servers that run elsewhere", "slipstream.cli.route:add_route"
     ),
+    "replicas": Command(
+        "show what the replicas of a server do", "slipstream.cli.replicas:add_replicas"
+    ),
+    "drain": Command("drain a replica, and start it again", "slipstream.cli.drain:add_drain"),
     "chat": Command("ask a question, or chat in the terminal", "slipstream.cli.chat:add_chat"),
     "generate": Command("continue a text", "slipstream.cli.generate:add_generate"),
     "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),

@@ -7,7 +7,9 @@ stack of their own, which has the addresses of all replicas.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -84,7 +86,7 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
             _of_replica(settings, index),
             runtime_dir / name,
             os.getpid(),
-            replica=name,
+            replica=_replica_id(name, runtime_dir),
         )
         environment = {_CARDS_VARIABLE: ",".join(card_shares[index])} if cards else {}
         stacks.append(PlannedStack(name, config, frozenset(cpus[index]), environment))
@@ -121,6 +123,12 @@ def visible_cards() -> list[str]:
     if given is not None:
         return [name.strip() for name in given.split(",") if name.strip()]
     return [str(index) for index in range(len(list(Path("/dev").glob(_CARD_FILES))))]
+
+
+def _replica_id(name: str, runtime_dir: Path) -> str:
+    """What clients know a replica by: the same after a restart, and another one on each machine."""
+    where = f"{socket.gethostname()}:{runtime_dir}"
+    return f"{name}.{blake2b(where.encode(), digest_size=6).hexdigest()}"
 
 
 def _needs_no_card(settings: StackSettings) -> bool:

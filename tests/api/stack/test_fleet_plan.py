@@ -63,7 +63,8 @@ def test_replicas_have_names_sockets_ports_and_cores_of_their_own(
     *replicas, fronts = plan.stacks
     assert [stack.name for stack in replicas] == ["replica-0", "replica-1"]
     workers = [config_of(stack, "worker-0") for stack in replicas]
-    assert [config["replica"] for config in workers] == ["replica-0", "replica-1"]
+    names = [config["replica"].partition(".")[0] for config in workers]
+    assert names == ["replica-0", "replica-1"]
     assert [config["listen"] for config in workers] == [
         "tcp://127.0.0.1:7001",
         "tcp://127.0.0.1:7003",
@@ -76,6 +77,20 @@ def test_replicas_have_names_sockets_ports_and_cores_of_their_own(
     assert config_of(fronts, "http-1")["client_address"] == plan.address
     assert not fronts.cpus
     assert not any(stack.config.listen for stack in replicas)
+
+
+def test_replicas_of_two_machines_have_different_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names() -> list[str]:
+        stacks = plan_fleet(settings_from({"model": MODEL}), folder, 2).stacks
+        return [config_of(stack, "worker")["replica"] for stack in stacks]
+
+    monkeypatch.setattr("socket.gethostname", lambda: "a")
+    first = names()
+    assert names() == first
+    monkeypatch.setattr("socket.gethostname", lambda: "b")
+    assert not set(names()) & set(first)
 
 
 def test_without_http_there_are_replicas_alone(folder: Path) -> None:

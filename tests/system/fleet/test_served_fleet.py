@@ -127,6 +127,40 @@ def test_replica_killed_under_load_comes_back_and_texts_are_the_same() -> None:
         assert post(fleet.port) == plain[0]
 
 
+def said_by(*words: str) -> tuple[int, str]:
+    """The exit code of a command, and what it printed."""
+    command = [sys.executable, "-m", "slipstream.cli.main", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_replicas_are_shown_and_one_is_drained_by_its_name() -> None:
+    with served() as fleet:
+        code, table = said_by("replicas", *fleet.address.split(","))
+        assert code == 0
+        head, *rows = [line.split() for line in table.splitlines()]
+        assert head[:4] == ["REPLICA", "STATE", "RUNNING", "WAITING"]
+        assert [row[:4] for row in rows] == [[f"replica-{n}", "serving", "0", "0"] for n in (0, 1)]
+        assert [row[-1] for row in rows] == fleet.address.split(",")
+        where = ("--runtime-dir", str(fleet.folder))
+        supervisor = fleet.supervisor(1).pid
+        assert said_by("drain", "replica-1", *where)[0] == 0
+        fleet.said("replica-1 restarted")
+        assert fleet.supervisor(1).pid != supervisor
+        code, error = said_by("drain", "replica-7", *where)
+        assert code == 2
+        assert "one of replica-0, replica-1" in error
+
+
+def test_of_replicas_that_are_not_there_no_command_makes_a_table(tmp_path: Path) -> None:
+    code, error = said_by("drain", "replica-0", "--runtime-dir", str(tmp_path))
+    assert (code, "a server with replicas" in error) == (2, True)
+    code, error = said_by("replicas", f"ipc://{tmp_path}/a.sock,ipc://{tmp_path}/b.sock")
+    assert code == 1
+    assert error.count("away") == 2
+
+
 @pytest.mark.slow
 def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> None:
     with served("--drain-s", "0.1") as fleet:

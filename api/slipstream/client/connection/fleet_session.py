@@ -49,6 +49,7 @@ from slipstream.fleet.moves import (
 )
 from slipstream.fleet.placement import Placement, PlacementPolicy
 from slipstream.fleet.prompt_keys import PromptKey, prompt_key
+from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream.request.parallel_sampling import can_join
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -96,6 +97,8 @@ class _Replica:
     shut_because: Callable[[], SlipstreamError] | None = None
     opens_at: float = inf
     can_locate: bool = False
+    said: Load | None = None
+    said_at: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -171,6 +174,10 @@ class FleetSession:
     def is_attached(self) -> bool:
         """Whether a member is attached, as far as is known."""
         return any(member.is_attached for member in self._members.values())
+
+    def statuses(self, now: float) -> list[ReplicaStatus]:
+        """What is known of each member that is listed."""
+        return [_status(each, now) for each in self._members.values() if each.is_listed]
 
     # ---- what may be asked for ---------------------------------------------------------------
 
@@ -399,6 +406,7 @@ class FleetSession:
     def loaded(self, member: _Replica, load: Load) -> None:
         """A member has told its load."""
         now = self._now
+        member.said, member.said_at = load, now
         self._moves.load(
             member.number,
             load.state,
@@ -696,6 +704,19 @@ class FleetSession:
         trouble = "; ".join([session.trouble for session in sessions if session.trouble])
         why = f"no replica of the fleet {self.address} answers"
         return ConnectionLostError(Fault("engine", f"{why}: {trouble}" if trouble else why))
+
+
+def _status(member: _Replica, now: float) -> ReplicaStatus:
+    name = member.name.decode(errors="replace")
+    if member.shut_because is not None:
+        why = str(member.shut_because())
+        return ReplicaStatus(member.address, "refused", name, why)
+    if not member.is_attached:
+        return ReplicaStatus(member.address, "away", name)
+    said = member.said
+    if said is None:
+        return ReplicaStatus(member.address, "serving", name)
+    return ReplicaStatus(member.address, said.state, name, load=said, age_s=now - member.said_at)
 
 
 class _Watch:

@@ -1,0 +1,44 @@
+"""`slipstream drain`: drains a replica of a server on this machine, which then starts again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from slipstream.cli.options.parser import Parser
+from slipstream.client.endpoints import LOCK_NAME, default_runtime_dir
+from slipstream.errors import wrong_option
+
+_REPLICAS = "replica-*"
+
+
+def add_drain(parser: Parser) -> None:
+    """Add the command's options."""
+    parser.introduce("NAME [options]", ("slipstream drain replica-0",))
+    parser.add_argument("name", metavar="NAME", help="a replica of `slipstream serve --replicas`")
+    parser.add_argument(
+        "--runtime-dir",
+        metavar="DIR",
+        help=f"the server's (default: {default_runtime_dir()})",
+    )
+    parser.set_defaults(run=drain)
+
+
+def drain(arguments: argparse.Namespace) -> int:
+    """Ask the replica's supervisor to drain."""
+    folder = Path(arguments.runtime_dir or default_runtime_dir()).absolute()
+    names = [path.name for path in sorted(folder.glob(_REPLICAS))]
+    arguments.option_names["name"] = "NAME"
+    if arguments.name not in names:
+        allowed = f"one of {', '.join(names)}" if names else f"a server with replicas in {folder}"
+        raise wrong_option("name", arguments.name, allowed)
+    try:
+        pid = int((folder / arguments.name / LOCK_NAME).read_text())
+        os.kill(pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        raise wrong_option("name", arguments.name, "a replica that runs") from None
+    sys.stdout.write(f"{arguments.name} drains, then starts again\n")
+    return 0

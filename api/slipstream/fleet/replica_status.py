@@ -1,0 +1,27 @@
+"""What a client knows of a replica, for those who look at a fleet."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from slipstream_ipc.messages import Load
+
+ReplicaCondition = Literal["away", "refused", "serving", "core_away", "draining"]
+
+
+class ReplicaStatus(Struct, frozen=True):
+    """A replica, seen from here.
+
+    condition: away: not connected; refused: it cannot be used, for the reason in `why`; else what
+    the replica says of itself. name: as it is called among replicas; empty: it has no name, or has
+    not told it. load: what it said last, `age_s` ago; None if it has said nothing.
+    """
+
+    address: str
+    condition: ReplicaCondition
+    name: str = ""
+    why: str = ""
+    load: Load | None = None
+    age_s: float = 0.0
