@@ -9,10 +9,8 @@ import sys
 from pathlib import Path
 
 from slipstream.cli.options.parser import Parser
-from slipstream.client.endpoints import LOCK_NAME, default_runtime_dir
+from slipstream.client.endpoints import LOCK_NAME, default_runtime_dir, replica_folders
 from slipstream.errors import wrong_option
-
-_REPLICAS = "replica-*"
 
 
 def add_drain(parser: Parser) -> None:
@@ -30,7 +28,7 @@ def add_drain(parser: Parser) -> None:
 def drain(arguments: argparse.Namespace) -> int:
     """Ask the replica's supervisor to drain."""
     folder = Path(arguments.runtime_dir or default_runtime_dir()).absolute()
-    names = [path.name for path in sorted(folder.glob(_REPLICAS))]
+    names = [path.name for path in replica_folders(folder)]
     arguments.option_names["name"] = "NAME"
     if arguments.name not in names:
         allowed = f"one of {', '.join(names)}" if names else f"a server with replicas in {folder}"

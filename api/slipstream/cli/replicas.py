@@ -6,17 +6,12 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import zmq
 
 from slipstream.cli.options.parser import Parser
 from slipstream.client.connection.fleet_session import FleetSession
-from slipstream.client.endpoints import (
-    client_address,
-    default_runtime_dir,
-    server_endpoint,
-)
+from slipstream.client.endpoints import default_address, server_endpoint
 from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream_ipc.transport.poller import Poller
 
@@ -50,7 +45,7 @@ def add_replicas(parser: Parser) -> None:
 def replicas(arguments: argparse.Namespace) -> int:
     """Show a table; exit code 1 if no replica serves."""
     arguments.option_names["address"] = "ADDRESS"
-    address = ",".join(arguments.addresses) or local_replicas(default_runtime_dir())
+    address = ",".join(arguments.addresses) or default_address()
     endpoint = server_endpoint(address, arguments.keys, insecure=arguments.insecure)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     poller = Poller()
@@ -67,12 +62,6 @@ def replicas(arguments: argparse.Namespace) -> int:
         fleet.close()
         context.destroy(linger=0)
     return 0 if any(each.condition == "serving" for each in statuses) else 1
-
-
-def local_replicas(runtime_dir: Path) -> str:
-    """The address of all replicas of the server in this folder; without replicas, its own."""
-    found = [client_address(path) for path in sorted(runtime_dir.glob("replica-*"))]
-    return ",".join(found) or client_address(runtime_dir)
 
 
 def _statuses(

@@ -24,6 +24,7 @@ ADDRESS_VARIABLE = "SLIPSTREAM_ADDRESS"
 KEYS_VARIABLE = "SLIPSTREAM_KEYS"
 LOCK_NAME = "supervisor.lock"  # in the runtime directory of a stack; holds the supervisor's pid
 UNIX = "unix:"
+_REPLICA = "replica-"  # the folders of replicas in a server's runtime directory
 _SERVING = "serving on "
 
 
@@ -57,8 +58,28 @@ def http_address_in(detail: str) -> str:
 
 
 def default_address() -> str:
-    """The address of a client that is given none: $SLIPSTREAM_ADDRESS, else the default stack's."""
-    return os.environ.get(ADDRESS_VARIABLE) or client_address(default_runtime_dir())
+    """The address of a client that is given none: $SLIPSTREAM_ADDRESS, else that of this user's
+    server, which may have replicas.
+    """
+    return os.environ.get(ADDRESS_VARIABLE) or address_in(default_runtime_dir())
+
+
+def address_in(runtime_dir: Path) -> str:
+    """The address of the server in this folder: of its replicas, where it has any, else its own."""
+    own = client_address(runtime_dir)
+    if Path(own.removeprefix(IPC)).exists():
+        return own
+    return ",".join(map(client_address, replica_folders(runtime_dir))) or own
+
+
+def replica_folders(runtime_dir: Path) -> list[Path]:
+    """The runtime directories of a server's replicas, in their order; empty: it has none."""
+    found = [path for path in runtime_dir.glob(f"{_REPLICA}*") if _number_of(path).isdecimal()]
+    return sorted(found, key=lambda path: int(_number_of(path)))
+
+
+def _number_of(replica: Path) -> str:
+    return replica.name.removeprefix(_REPLICA)
 
 
 class ServerEndpoint(NamedTuple):
