@@ -180,7 +180,11 @@ class RawClient:
         )
 
     def submit(
-        self, prompt: str | list[int], stream_id: bytes | None = None, **params: object
+        self,
+        prompt: str | list[int],
+        stream_id: bytes | None = None,
+        scope: bytes = b"",
+        **params: object,
     ) -> Received:
         handle = len(self.streams)
         submit = Submit(
@@ -189,6 +193,7 @@ class RawClient:
             encode_params(SamplingParams(**{"temperature": 0.0, **params})),  # type: ignore[arg-type]
             text=prompt if isinstance(prompt, str) else None,
             token_ids=b"" if isinstance(prompt, str) else pack_u32(prompt),
+            scope=scope,
         )
         received = self.send_submit(submit)
         received.wants_prompt = params.get("prompt_logprobs") is not None

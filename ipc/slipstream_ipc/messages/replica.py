@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages import tags
-from slipstream_ipc.messages.fields import MAX_LOCATED, U32, Count, StreamId
+from slipstream_ipc.messages.fields import MAX_LOCATED, U32, Count, Identity, StreamId
 
 WANTS_LOAD = 1  # bits of `Hello.wants`
 WANTS_MEMBERS = 2
@@ -58,6 +58,7 @@ class Locate(Struct, array_like=True, frozen=True, tag=tags.LOCATE):
 
     number: U32
     stream_ids: Annotated[tuple[StreamId, ...], Meta(max_length=MAX_LOCATED)]
+    scope: Identity = b""  # of the streams; those of another scope are unknown
 
 
 class Located(Struct, array_like=True, frozen=True, tag=tags.LOCATED):

@@ -357,8 +357,12 @@ class ClientMessages:
     def _locate(self, session: Session[Receipt], locate: Locate) -> None:
         moves: list[int] = []
         if self._queries.why_refused(session.identity) is None:
+            scope = session.public_key or locate.scope
             found = [self._streams.get(stream_id) for stream_id in locate.stream_ids]
-            moves = [0 if stream is None else 1 + stream.moves for stream in found]
+            moves = [
+                0 if stream is None or not stream.is_open_to(scope) else 1 + stream.moves
+                for stream in found
+            ]
         self._readers.port(session.identity).enqueue(Located(locate.number, tuple(moves)))
 
     def _reject(

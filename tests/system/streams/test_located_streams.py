@@ -11,9 +11,11 @@ from slipstream_ipc.messages.fields import MAX_LOCATED
 PROMPT = "Chapter 3: how names are bound, and where."
 
 
-def located(stack: MiniStack, client: RawClient, *stream_ids: bytes) -> tuple[int, ...]:
+def located(
+    stack: MiniStack, client: RawClient, *stream_ids: bytes, scope: bytes = b""
+) -> tuple[int, ...]:
     number = len(client.located)
-    client.send(Locate(number, stream_ids))
+    client.send(Locate(number, stream_ids, scope))
     stack.until(lambda: number in client.located)
     return client.located[number].moves
 
@@ -33,6 +35,17 @@ def test_a_stream_is_located_while_it_is_kept(make_stack) -> None:
     assert located(stack, client, it.stream_id) == (5,)
     stack.let_pass(3.0)
     assert located(stack, client, it.stream_id) == (0,)
+
+
+def test_a_stream_of_another_scope_is_unknown(make_stack) -> None:
+    stack = make_stack()
+    client, other = stack.client(), stack.client()
+    mine = client.submit(PROMPT, max_tokens=10, scope=b"mine")
+    stack.until(lambda: mine.is_over)
+    for one in (client, other):
+        assert located(stack, one, mine.stream_id) == (0,)
+        assert located(stack, one, mine.stream_id, scope=b"theirs") == (0,)
+        assert located(stack, one, mine.stream_id, scope=b"mine") == (1,)
 
 
 def test_as_many_streams_are_located_as_a_message_may_name(make_stack) -> None:

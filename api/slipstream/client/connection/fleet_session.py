@@ -619,7 +619,8 @@ class FleetSession:
             return
         answers: Future[Any] = Future()
         search.answers_until = now + _LOCATE_S
-        search.answers = self._ask_all(Locate(0, (state.stream_id,)), able, answers, now, _call)
+        locate = Locate(0, (state.stream_id,), state.request.scope)
+        search.answers = self._ask_all(locate, able, answers, now, _call)
         answers.add_done_callback(partial(self._found, state, [each.number for each in able]))
 
     def _found(self, state: StreamState, numbers: Sequence[int], answers: Future[Any]) -> None:
