@@ -24,6 +24,9 @@ from slipstream.cli.options.parser import (
 
 _COMMANDS = {
     "serve": Command("serve a model over HTTP and to Python", "slipstream.cli.serve:add_serve"),
+    "chat": Command("ask a question, or chat in the terminal", "slipstream.cli.chat:add_chat"),
+    "generate": Command("continue a text", "slipstream.cli.generate:add_generate"),
+    "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),
     "route": Command(
         "serve HTTP over servers that run elsewhere", "slipstream.cli.route:add_route"
     ),
@@ -31,9 +34,6 @@ _COMMANDS = {
         "show what the replicas of a server do", "slipstream.cli.replicas:add_replicas"
     ),
     "drain": Command("drain a replica, and start it again", "slipstream.cli.drain:add_drain"),
-    "chat": Command("ask a question, or chat in the terminal", "slipstream.cli.chat:add_chat"),
-    "generate": Command("continue a text", "slipstream.cli.generate:add_generate"),
-    "run-batch": Command("answer a file of requests", "slipstream.cli.run_batch:add_run_batch"),
     "formats": Command(
         "list how answers are written, or say how a model's are",
         "slipstream.cli.formats:add_formats",
