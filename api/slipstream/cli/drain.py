@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import signal
 import sys
@@ -34,9 +35,20 @@ def drain(arguments: argparse.Namespace) -> int:
         allowed = f"one of {', '.join(names)}" if names else f"a server with replicas in {folder}"
         raise wrong_option("name", arguments.name, allowed)
     try:
-        pid = int((folder / arguments.name / LOCK_NAME).read_text())
-        os.kill(pid, signal.SIGTERM)
+        os.kill(_supervisor_in(folder / arguments.name), signal.SIGTERM)
     except (FileNotFoundError, ProcessLookupError, ValueError):
         raise wrong_option("name", arguments.name, "a replica that runs") from None
     sys.stdout.write(f"{arguments.name} drains, then starts again\n")
     return 0
+
+
+def _supervisor_in(folder: Path) -> int:
+    """The pid of the supervisor that holds the folder's lock. Raises: FileNotFoundError,
+    ProcessLookupError where it was killed, and its pid may be another process's by now.
+    """
+    with open(folder / LOCK_NAME) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(lock.read())
+    raise ProcessLookupError

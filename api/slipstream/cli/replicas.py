@@ -73,9 +73,9 @@ def _statuses(
     """
     while (now := time.monotonic()) < until:
         fleet.turn(now, dict(poller.poll(_POLL_MS)))
-        if not is_whole and all(each.load is not None for each in fleet.statuses(now)):
+        if not is_whole and all(each.load is not None for each in fleet.statuses()):
             break
-    return fleet.statuses(time.monotonic())
+    return fleet.statuses()
 
 
 def _show(statuses: Sequence[ReplicaStatus]) -> None:

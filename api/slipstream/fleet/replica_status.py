@@ -15,8 +15,8 @@ class ReplicaStatus(Struct, frozen=True):
     """A replica, seen from here.
 
     condition: away: not connected; refused: it cannot be used, for the reason in `why`; else what
-    the replica says of itself. name: as it is called among replicas; empty: it has no name, or has
-    not told it. load: what it said last, `age_s` ago; None if it has said nothing.
+    the replica says of itself, serving before it has said anything. name: as it is called among
+    replicas; empty: it has no name, or has not told it. load: what it said last; None: nothing yet.
     """
 
     address: str
@@ -24,4 +24,3 @@ class ReplicaStatus(Struct, frozen=True):
     name: str = ""
     why: str = ""
     load: Load | None = None
-    age_s: float = 0.0

@@ -153,6 +153,17 @@ def test_replicas_are_shown_and_one_is_drained_by_its_name() -> None:
         assert "one of replica-0, replica-1" in error
 
 
+def test_a_process_with_the_pid_of_a_killed_supervisor_is_left_alone(tmp_path: Path) -> None:
+    lock = tmp_path / "replica-0" / "supervisor.lock"
+    lock.parent.mkdir()
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        lock.write_text(str(other.pid))
+        code, error = said_by("drain", "replica-0", "--runtime-dir", str(tmp_path))
+        assert (code, "a replica that runs" in error) == (2, True)
+        assert other.poll() is None
+        other.kill()
+
+
 def test_of_replicas_that_are_not_there_no_command_makes_a_table(tmp_path: Path) -> None:
     code, error = said_by("drain", "replica-0", "--runtime-dir", str(tmp_path))
     assert (code, "a server with replicas" in error) == (2, True)

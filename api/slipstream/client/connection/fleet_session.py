@@ -98,7 +98,6 @@ class _Replica:
     opens_at: float = inf
     can_locate: bool = False
     said: Load | None = None
-    said_at: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -175,9 +174,9 @@ class FleetSession:
         """Whether a member is attached, as far as is known."""
         return any(member.is_attached for member in self._members.values())
 
-    def statuses(self, now: float) -> list[ReplicaStatus]:
+    def statuses(self) -> list[ReplicaStatus]:
         """What is known of each member that is listed."""
-        return [_status(each, now) for each in self._members.values() if each.is_listed]
+        return [_status(each) for each in self._members.values() if each.is_listed]
 
     # ---- what may be asked for ---------------------------------------------------------------
 
@@ -406,7 +405,7 @@ class FleetSession:
     def loaded(self, member: _Replica, load: Load) -> None:
         """A member has told its load."""
         now = self._now
-        member.said, member.said_at = load, now
+        member.said = load
         self._moves.load(
             member.number,
             load.state,
@@ -707,17 +706,14 @@ class FleetSession:
         return ConnectionLostError(Fault("engine", f"{why}: {trouble}" if trouble else why))
 
 
-def _status(member: _Replica, now: float) -> ReplicaStatus:
+def _status(member: _Replica) -> ReplicaStatus:
     name = member.name.decode(errors="replace")
     if member.shut_because is not None:
-        why = str(member.shut_because())
-        return ReplicaStatus(member.address, "refused", name, why)
+        return ReplicaStatus(member.address, "refused", name, str(member.shut_because()))
     if not member.is_attached:
         return ReplicaStatus(member.address, "away", name)
-    said = member.said
-    if said is None:
-        return ReplicaStatus(member.address, "serving", name)
-    return ReplicaStatus(member.address, said.state, name, load=said, age_s=now - member.said_at)
+    condition = "serving" if member.said is None else member.said.state
+    return ReplicaStatus(member.address, condition, name, load=member.said)
 
 
 class _Watch:
