@@ -25,7 +25,8 @@ from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, wrong_option
 from slipstream.fleet.members import DNS, FILE, names_fleet
 from slipstream.progress import Progress
-from slipstream.stack.process_plan import model_and_tokenizer, plan_stack
+from slipstream.stack.plan.model_source import model_and_tokenizer
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 from slipstream.stack.stack import Stack
 from slipstream.tracing.part_files import checked_trace

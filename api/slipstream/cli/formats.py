@@ -9,8 +9,7 @@ from typing import Any
 
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.errors import wrong_option
-from slipstream.stack.model_source import check_hub
-from slipstream.stack.process_plan import model_and_tokenizer
+from slipstream.stack.plan.model_source import check_hub, model_and_tokenizer
 from slipstream_ipc.formats.answer_format import delimiters
 from slipstream_ipc.formats.choose import FormatChoice, choose_format
 from slipstream_ipc.formats.table import CALLS, NONE, REASONING, WHOLE

@@ -82,7 +82,7 @@ def _told(error: Exception, names: Mapping[str, str]) -> tuple[str, int]:
     names: what each option is called, or the line or the variable that it is from.
     """
     from slipstream.errors import BadRequestError, SlipstreamError
-    from slipstream.stack.model_source import UnreachableHubError
+    from slipstream.stack.plan.model_source import UnreachableHubError
     from slipstream_ipc.telemetry.logs import LOG_LEVEL_VARIABLE
 
     if isinstance(error, BadRequestError):

@@ -11,7 +11,8 @@ from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.cli.serve import DEFAULT_HTTP_PORT, Teller, key_hint
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir, server_endpoint
-from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, plan_fronts
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys
+from slipstream.stack.plan.process_plan import plan_fronts
 from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import HTTP, group_of, settings_from
 from slipstream.stack.supervisor import Supervisor

@@ -37,9 +37,10 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.stack.fleet_plan import plan_fleet
 from slipstream.stack.fleet_supervisor import FleetSupervisor
-from slipstream.stack.process_plan import API_KEY_VARIABLE, api_keys, is_front, plan_stack
+from slipstream.stack.plan.fleet_plan import plan_fleet
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys, is_front
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import settings_from
 from slipstream.stack.supervisor import Supervisor

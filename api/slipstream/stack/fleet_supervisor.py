@@ -41,7 +41,7 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.stack.fleet_plan import FleetPlan, PlannedStack
+from slipstream.stack.plan.fleet_plan import FleetPlan, PlannedStack
 from slipstream.stack.runtime_dir import (
     RuntimeDirectory,
     RuntimeDirectoryInUseError,

@@ -74,6 +74,23 @@ class RuntimeDirectory:
                     path.unlink()
 
 
+def cache_dir(runtime_dir: Path) -> Path:
+    """The folder where compiled token tables are cached; made here.
+
+    Containers often have no home, or one that is not writable: then the cache is a folder beside
+    the sockets, and tables are compiled again in each new runtime directory.
+    """
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = (Path(base) if base else Path.home() / ".cache") / "slipstream"
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+        pass
+    return runtime_dir / "cache"
+
+
 def remove_leftovers(path: Path) -> None:
     """Clean up after a stack that was killed; does nothing where another stack runs."""
     if path.is_dir():

@@ -39,7 +39,8 @@ from slipstream.stack.events import (
     StackReady,
     SupervisorConfig,
 )
-from slipstream.stack.process_plan import is_front, plan_stack
+from slipstream.stack.plan.front_plan import is_front
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.settings import StackOptions, settings_from
 from slipstream.tracing.part_files import checked_trace, discard_parts

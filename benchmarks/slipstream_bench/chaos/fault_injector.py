@@ -32,7 +32,7 @@ from slipstream.stack.events import (
     SpareReady,
     StackFailed,
 )
-from slipstream.stack.process_plan import is_front
+from slipstream.stack.plan.front_plan import is_front
 from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.clients import ChaosClient
 from slipstream_bench.chaos.schedule import Action, PlannedFault, Round, Target

@@ -29,7 +29,7 @@ import msgspec
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack.children.process import Child, ChildSpec
 from slipstream.stack.log_level import log_level
-from slipstream.stack.process_plan import plan_stack
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 from slipstream.stack.stack import Stack
 from slipstream_bench.common.measures import cannot_measure

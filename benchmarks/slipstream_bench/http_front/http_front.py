@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from slipstream.cli.options.parser import Parser
-from slipstream.stack.process_plan import FRONT
+from slipstream.stack.plan.front_plan import FRONT
 from slipstream_bench.common import simulated_stack
 from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of
 from slipstream_bench.common.pictures import grouped_bars

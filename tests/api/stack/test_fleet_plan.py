@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.errors import BadRequestError
-from slipstream.stack.fleet_plan import plan_fleet, shares, visible_cards
+from slipstream.stack.plan.fleet_plan import plan_fleet, shares, visible_cards
 from slipstream.stack.settings import settings_from
 
 MODEL = "simulated:step_ms=1"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slipstream import BadRequestError
-from slipstream.stack.model_source import check_hub, folder_or_hub_id
-from slipstream.stack.process_plan import plan_stack
+from slipstream.stack.plan.model_source import check_hub, folder_or_hub_id
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 
 

@@ -14,7 +14,8 @@ from slipstream.cli.keys import make_folder
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
-from slipstream.stack.process_plan import model_and_tokenizer, plan_stack
+from slipstream.stack.plan.model_source import model_and_tokenizer
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import StackSettings, allowed_values, description, settings_from
 from slipstream_core.config import CoreConfig
 from slipstream_ipc.process import role_of

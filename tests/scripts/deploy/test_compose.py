@@ -16,7 +16,7 @@ from tests.helpers.patience import PATIENCE_S
 from slipstream.cli.serve import DEFAULT_HTTP_PORT
 from slipstream.http.admin.metrics import _FAMILIES
 from slipstream.http.endpoints import openapi
-from slipstream.stack.process_plan import API_KEY_VARIABLE
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE
 
 DEPLOY = Path(__file__).parents[3] / "scripts" / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())

@@ -20,7 +20,7 @@ from slipstream import SlipstreamError, Stack, StructuredOutputs
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack import stack as stack_module
 from slipstream.stack.events import ProcessRestarted, SupervisorConfig
-from slipstream.stack.process_plan import plan_stack
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream_core.workers.crash_note import read_note
 
 POISON = [9] * 57  # its length gives it away

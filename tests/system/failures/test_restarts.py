@@ -31,7 +31,7 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.stack.process_plan import plan_stack
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 
 CHAIN = "simulated:step_ms=5,mode=chain"

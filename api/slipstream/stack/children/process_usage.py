@@ -36,13 +36,13 @@ def usage_of(pid: int, *, with_children: bool = True) -> ProcessUsage | None:
     with_children: include the CPU time of children that still run.
     """
     own = _read(pid)
-    if own is None or not with_children:
-        return own
-    cpu_s = own.cpu_s
-    for child in children_of(pid):
-        use = _read(child)
-        cpu_s += 0.0 if use is None else use.cpu_s
-    return ProcessUsage(cpu_s, own.rss_bytes)
+    if own is None:
+        return None
+    ticks, rss_bytes = own
+    if with_children:
+        # ticks are summed, as a sum of seconds may be less than one of its own earlier readings
+        ticks += sum(use[0] for child in children_of(pid) if (use := _read(child)) is not None)
+    return ProcessUsage(ticks / _TICKS_PER_S, rss_bytes)
 
 
 def cpu_wait_s(pid: int) -> float:
@@ -93,7 +93,8 @@ def _own_cgroup(proc: Path) -> str:
     return next(line[3:].strip("/") for line in lines if line.startswith("0::"))
 
 
-def _read(pid: int) -> ProcessUsage | None:
+def _read(pid: int) -> tuple[int, int] | None:
+    """Ticks of CPU time and resident bytes of one process; None where it does not exist."""
     try:
         said = _text(f"{_PROC}/{pid}/stat")
     except OSError:
@@ -101,7 +102,7 @@ def _read(pid: int) -> ProcessUsage | None:
     fields = said[said.rindex(")") + 2 :].split()  # behind the name, which may hold anything
     # user and system time, its own and that of children that were reaped
     ticks = sum(int(field) for field in fields[11:15])
-    return ProcessUsage(ticks / _TICKS_PER_S, int(fields[21]) * _PAGE_BYTES)
+    return ticks, int(fields[21]) * _PAGE_BYTES
 
 
 def children_of(pid: int) -> list[int]:

@@ -11,7 +11,7 @@ from tests.helpers.http_front import Front, Raw
 from slipstream.errors import BadRequestError
 from slipstream.http.exchange import HttpRequest
 from slipstream.http.server.cors import Cors
-from slipstream.stack.process_plan import allowed_origins
+from slipstream.stack.plan.front_plan import allowed_origins
 from slipstream.stack.settings import settings_from
 from slipstream_ipc.messages import End
 

@@ -21,7 +21,7 @@ from tests.helpers.patience import PATIENCE_S
 from slipstream.errors import BadRequestError
 from slipstream.http.config import Limits
 from slipstream.stack.children.listeners import Listeners
-from slipstream.stack.process_plan import plan_stack
+from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
 from slipstream.trusted_proxies import TrustedProxies
 from slipstream_ipc.messages import Abort, End, Submit

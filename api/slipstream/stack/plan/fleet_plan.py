@@ -19,7 +19,7 @@ import msgspec
 from slipstream.errors import wrong_option
 from slipstream.fleet.members import MAX_MEMBERS
 from slipstream.stack.events import SupervisorConfig
-from slipstream.stack.process_plan import plan_fronts, plan_stack
+from slipstream.stack.plan.process_plan import plan_fronts, plan_stack
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.validation.simulated_model import SIMULATED
 from slipstream_ipc.worker_deal import worker_address

@@ -1,4 +1,4 @@
-"""Where a model or a tokenizer is from, as the user names it: a folder or a hub id.
+"""Where a model or a tokenizer is from, as the user names it: a folder, a hub id, a simulation.
 
 What cannot be had is found before a process is started: a core would need seconds for its imports,
 and transformers would try the hub for more than a minute.
@@ -12,9 +12,15 @@ import urllib.request
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from slipstream.errors import BadRequestError, wrong_option
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
+from slipstream.errors import BadRequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean
+from slipstream_ipc.messages import Fault
+from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 
+RANDOM = "random:"
+_TOKENIZER = "tokenizer="
+_ANSWERS = "answers="
 _CONFIG = "config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _GGUF = ".gguf"
@@ -27,6 +33,60 @@ _CONNECT_S = 5.0
 
 class UnreachableHubError(BadRequestError):
     """No hub answers, and there is no earlier download. The same may succeed later."""
+
+
+def model_and_tokenizer(model: str | None, tokenizer: str | None) -> tuple[str, str]:
+    """The model that the core loads, and the tokenizer that the worker loads.
+
+    A folder becomes its absolute path, and a simulated model gets the tokenizer that it plays back.
+    A model of random weights (`random:NAME`) requires `tokenizer`.
+
+    Raises: BadRequestError.
+    """
+    if model is None or model == MODEL_NAME:
+        found = str(MODEL_PATH)
+    elif f"{model}:".startswith(SIMULATED):
+        return _simulated(f"{model}:" if ":" not in model else model, tokenizer)
+    elif model.startswith(RANDOM):
+        if tokenizer is None:
+            why = "a model of random weights has none; give a folder or a hub id"
+            raise missing_option("tokenizer", why)
+        found = model
+    else:
+        found = folder_or_hub_id("model", model, f"{SIMULATED}OPTION=VALUE,... or {RANDOM}NAME")
+    if tokenizer is None:
+        return found, found
+    return found, folder_or_hub_id("tokenizer", tokenizer)
+
+
+def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
+    options = [option for option in model.removeprefix(SIMULATED).split(",") if option]
+    own = [option for option in options if option.startswith(_TOKENIZER)]
+    if own and tokenizer is not None:
+        allowed = f"None, as {model!r} names a tokenizer"
+        raise wrong_option("tokenizer", tokenizer, allowed)
+    given = own[0].removeprefix(_TOKENIZER) if own else tokenizer
+    path = Path(MODEL_PATH if given is None else given).expanduser().absolute()
+    if not path.exists() or "," in str(path):
+        allowed = "an existing tokenizer.json, or a folder with one, without a comma in its path"
+        raise wrong_option("tokenizer", given, allowed)
+    others = []
+    for option in options:
+        if option.startswith(_ANSWERS):
+            answers = Path(option.removeprefix(_ANSWERS)).expanduser().absolute()
+            if not answers.is_file() or "," in str(answers):
+                allowed = "an existing file of JSON lines, without a comma in its path"
+                raise wrong_option("answers", option.removeprefix(_ANSWERS), allowed)
+            others.append(f"{_ANSWERS}{answers}")
+        elif not option.startswith(_TOKENIZER):
+            others.append(option)
+    played = SIMULATED + ",".join([*others, f"{_TOKENIZER}{path}"])
+    try:
+        parse_simulated(played)
+    except ValueError as error:
+        message = str(error).replace(played, model)
+        raise BadRequestError(Fault("bad_request", f"model: {message}", "model")) from None
+    return played, str(path.parent if path.is_file() else path)
 
 
 def folder_or_hub_id(option: str, value: str, more: str = "") -> str:

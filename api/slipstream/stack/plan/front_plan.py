@@ -1,0 +1,173 @@
+"""The HTTP fronts of a stack or a router: where they listen, whom they answer, their keys."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import wrong_option
+from slipstream.stack.children.process import ChildSpec
+from slipstream.stack.plan.child_spec import child_spec
+from slipstream.stack.settings import StackSettings
+from slipstream.tls import tls_context
+from slipstream.trusted_proxies import TrustedProxies
+from slipstream_ipc.process import process_name, role_of
+
+API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
+FRONT = "http"  # the role of the HTTP fronts
+_KEYS = "printable ASCII without spaces, not empty"
+_HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
+_ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
+
+
+def front_specs(settings: StackSettings, front: dict[str, Any]) -> list[ChildSpec]:
+    """The processes of the HTTP fronts. front: what their server is. Raises: BadRequestError."""
+    if settings.http_port is None and settings.uds is None:
+        if settings.http_workers > 1:
+            allowed = "1 without http_port and uds"
+            raise wrong_option("http_workers", settings.http_workers, allowed)
+        for name in ("ssl_certfile", "ssl_keyfile"):
+            if (value := getattr(settings, name)) is not None:
+                raise wrong_option(name, value, "None without http_port and uds")
+        return []
+    if settings.http_port is not None and settings.uds is not None:
+        raise wrong_option(
+            "uds", settings.uds, "None with http_port: a front listens at one of them"
+        )
+    certfile, keyfile = _certificates(settings)
+    config = {
+        **front,
+        "host": settings.host,
+        "port": settings.http_port or 0,
+        "api_keys": api_keys(settings),
+        "hang_timeout_s": settings.hang_timeout_s,
+        "allowed_origins": allowed_origins(settings),
+        "allowed_hosts": allowed_hosts(settings),
+        "uds": None if settings.uds is None else os.path.abspath(settings.uds),
+        "ssl_certfile": certfile,
+        "ssl_keyfile": keyfile,
+        "access_log": settings.access_log,
+        "forwarded_allow_ips": forwarded_allow_ips(settings),
+        "strict_fields": settings.strict_fields,
+        "strict_finish": settings.openai_strict_finish,
+        "is_traced": settings.otlp_traces_endpoint is not None,
+    }
+    return [
+        child_spec(
+            name,
+            "slipstream.http.main",
+            config,
+            drains=True,
+            receives_condition=True,
+            front_index=front_index,
+        )
+        for front_index, name in enumerate(front_names(settings.http_workers))
+    ]
+
+
+def _certificates(settings: StackSettings) -> tuple[str | None, str | None]:
+    """The fronts' certificate and key files, read once as a check. Raises: BadRequestError."""
+    certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
+    if certfile is None:
+        if keyfile is not None:
+            raise wrong_option("ssl_keyfile", keyfile, "None without ssl_certfile")
+        return None, None
+    files = [None if each is None else os.path.abspath(each) for each in (certfile, keyfile)]
+    assert files[0] is not None
+    try:
+        tls_context(files[0], files[1])
+    except OSError as error:
+        what = f"a certificate in PEM and its key in ssl_keyfile, unencrypted ({error})"
+        raise wrong_option("ssl_certfile", certfile, what) from None
+    return files[0], files[1]
+
+
+def forwarded_allow_ips(settings: StackSettings) -> tuple[str, ...]:
+    """The checked list of trusted proxies. Raises: BadRequestError."""
+    given = settings.forwarded_allow_ips
+    found = (given,) if isinstance(given, str) else given
+    names = tuple(each.strip() for one in found for each in one.split(","))
+    try:
+        TrustedProxies(names)
+    except ValueError:
+        allowed = "addresses, networks (10.0.0.0/8), unix, or *"
+        raise wrong_option("forwarded_allow_ips", given, allowed) from None
+    return names
+
+
+def front_names(number: int) -> list[str]:
+    """The process names of the fronts."""
+    return [process_name(FRONT, index, number) for index in range(number)]
+
+
+def is_front(name: str) -> bool:
+    """Whether this is the process name of a front."""
+    return role_of(name) == FRONT
+
+
+def api_keys(settings: StackSettings) -> tuple[str, ...]:
+    """All valid API keys: the given ones, those in the file, and $SLIPSTREAM_API_KEY.
+
+    Raises: BadRequestError, without a key.
+    """
+    given = (settings.api_key,) if isinstance(settings.api_key, str) else settings.api_key
+    if not all(map(_is_key, given)):
+        raise wrong_option("api_key", given, _KEYS)
+    in_file = () if settings.api_key_file is None else _keys_in(settings.api_key_file)
+    from_environment = os.environ.get(API_KEY_VARIABLE) or None
+    if from_environment is None:
+        return (*given, *in_file)
+    if not _is_key(from_environment):
+        raise wrong_option(f"${API_KEY_VARIABLE}", "(not shown)", _KEYS)
+    return (*given, *in_file, from_environment)
+
+
+def _keys_in(path: str) -> tuple[str, ...]:
+    """The keys in a file, which has one on each line. Raises: BadRequestError."""
+    try:
+        lines = Path(path).read_bytes().decode("ascii", "replace").splitlines()
+    except OSError as error:
+        allowed = f"a file that can be read ({error.strerror})"
+        raise wrong_option("api_key_file", path, allowed) from None
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and not _is_key(line):
+            raise wrong_option("api_key_file", path, f"a key on each line: {_KEYS} (line {number})")
+    keys = tuple(line for line in lines if line.strip())
+    if not keys:
+        raise wrong_option("api_key_file", path, "a file with at least one key")
+    return keys
+
+
+def _is_key(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
+def allowed_origins(settings: StackSettings) -> tuple[str, ...]:
+    """The checked origins whose pages may read a front's answers. Raises: BadRequestError."""
+    given = settings.allowed_origins
+    origins = (given,) if isinstance(given, str) else given
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise wrong_option("allowed_origins", origin, "http(s)://HOST[:PORT], or *")
+    return origins
+
+
+def allowed_hosts(settings: StackSettings) -> tuple[str, ...]:
+    """The checked host names by which HTTP clients may address a front. Raises: BadRequestError."""
+    given = settings.allowed_hosts
+    hosts = (given,) if isinstance(given, str) else given
+    for host in hosts:
+        if host != "*" and not _HOST.fullmatch(host) and not _is_address(host):
+            raise wrong_option("allowed_hosts", host, "HOST or *.DOMAIN without a port, or *")
+    return hosts
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,282 @@
+"""Turns the settings of a stack into the processes to start and their configs.
+
+It resolves the model and the tokenizer, places the sockets and distributes the options. Processes
+are known by module name and config fields only; tests check that both sides agree.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from slipstream.client.endpoints import check_listener, client_address
+from slipstream.demo_model import MODEL_NAME, MODEL_PATH
+from slipstream.errors import bad_request, wrong_option
+from slipstream.stack.children.process import ChildSpec
+from slipstream.stack.children.roles import CORE, WORKER
+from slipstream.stack.events import SupervisorConfig
+from slipstream.stack.log_level import check_log_level
+from slipstream.stack.plan.child_spec import child_spec
+from slipstream.stack.plan.front_plan import front_specs
+from slipstream.stack.plan.model_source import RANDOM, check_hub, model_and_tokenizer
+from slipstream.stack.plan.otlp_endpoint import checked_otlp_endpoint
+from slipstream.stack.runtime_dir import cache_dir
+from slipstream.stack.settings import StackSettings
+from slipstream.tracing.part_files import checked_trace
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.formats.choose import check_format_names
+from slipstream_ipc.process import process_name
+from slipstream_ipc.transport.sockets import check_address
+from slipstream_ipc.validation.simulated_model import SIMULATED
+from slipstream_ipc.worker_deal import worker_address
+
+CORE_SOCKET = "core.sock"
+_INCARNATION_BITS = 48
+_CARDS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # device files of their drivers
+_FORKED = ("slipstream_core.main", "slipstream_worker.main")  # in the order of their imports
+_CORE_OPTIONS = (
+    "dtype",
+    "device",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "block_size",
+    "kv_cache_gib",
+    "gpu_memory_utilization",
+    "enforce_eager",
+    "cuda_graph_sizes",
+    "enable_prefix_caching",
+    "num_blocks",
+    "threads",
+    "native",
+    "max_waiting",
+    "max_waiting_tokens",
+    "max_logprobs",
+    "logprobs_gib",
+    "response_store_mib",
+    "step_timeout_s",
+    "trust_remote_code",
+)
+_WORKER_OPTIONS = (
+    "stream_interval",
+    "client_timeout_s",
+    "grace_s",
+    "hang_timeout_s",
+    "trust_remote_code",
+    "tool_format",
+    "reasoning_format",
+)
+
+
+def plan_stack(
+    settings: StackSettings,
+    runtime_dir: Path,
+    parent_pid: int | None = None,
+    *,
+    may_return: bool = True,
+    replica: str = "",
+) -> SupervisorConfig:
+    """The supervisor's config. may_return: another stack may follow in `runtime_dir`. replica: the
+    stack's name among replicas.
+
+    Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
+    format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a
+    socket.
+    """
+    check_log_level()
+    try:
+        check_format_names(settings.tool_format, settings.reasoning_format)
+    except BadRequest as error:
+        raise bad_request(error) from None
+    model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    _check_cache(settings, model)
+    for option, value in (("model", model), ("tokenizer", tokenizer)):
+        if not value.startswith((SIMULATED, RANDOM, "/")):
+            check_hub(option, value)
+    address = client_address(runtime_dir)
+    core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
+    trace = checked_trace(settings.trace)
+    otlp_traces_endpoint = checked_otlp_endpoint(settings.otlp_traces_endpoint)
+    keys = check_listener(settings.listen, settings.keys, insecure=settings.insecure)
+    if settings.listen is not None:
+        _check_ports(settings.listen, settings.output_workers)
+    try:
+        check_address(worker_address(address, settings.output_workers - 1))
+        check_address(core_address)
+    except ValueError as error:
+        raise wrong_option("runtime_dir", str(runtime_dir), "a shorter absolute path") from error
+    children = [
+        child_spec(
+            CORE,
+            "slipstream_core.main",
+            {
+                "model": model,
+                "served_model_name": _model_name(settings),
+                "address": core_address,
+                "runtime_dir": str(runtime_dir),
+                "trace": trace,
+                **{name: getattr(settings, name) for name in _CORE_OPTIONS},
+                **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
+            },
+            has_spare=settings.spare_core,
+        ),
+        *_worker_specs(
+            settings,
+            {
+                "tokenizer": tokenizer,
+                "core_address": core_address,
+                "runtime_dir": str(runtime_dir),
+                "cache_dir": str(cache_dir(runtime_dir)),
+                "keys": None if keys is None else str(keys),
+                "insecure": settings.insecure,
+                "may_return": may_return or settings.listen is not None,
+                "replica": replica,
+                "stack_incarnation": secrets.randbits(_INCARNATION_BITS),
+                "trace": trace,
+                "otlp_traces_endpoint": otlp_traces_endpoint,
+                **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
+            },
+            address,
+        ),
+        *front_specs(
+            settings,
+            {
+                "client_address": address,
+                "tokenizer": tokenizer,
+                "model_name": _model_name(settings),
+                "trace": trace,
+            },
+        ),
+    ]
+    if may_fork(settings.device, model):
+        children = [_forkable(spec) for spec in children]
+    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+
+
+def plan_fronts(
+    settings: StackSettings,
+    address: str,
+    runtime_dir: Path,
+    parent_pid: int | None = None,
+    *,
+    keys: str | None = None,
+) -> SupervisorConfig:
+    """The config of a supervisor of HTTP fronts alone, over servers that others start.
+
+    Of the settings, those of HTTP and restarts count. address: of the servers, as `Client` takes
+    it. runtime_dir: the supervisor's own. keys: for tcp:// addresses, as `Client` takes them.
+
+    Raises: BadRequestError, as `plan_stack` does.
+    """
+    check_log_level()
+    front = {
+        "client_address": address,
+        "tokenizer": settings.tokenizer or "",
+        "model_name": settings.served_model_name or "",
+        "keys": None if keys is None else os.path.abspath(keys),
+        "insecure": settings.insecure,
+        "is_router": True,
+    }
+    children = front_specs(settings, front)
+    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+
+
+def _supervisor_config(
+    settings: StackSettings,
+    children: list[ChildSpec],
+    address: str,
+    runtime_dir: Path,
+    parent_pid: int | None,
+) -> SupervisorConfig:
+    return SupervisorConfig(
+        tuple(children),
+        address,
+        str(runtime_dir),
+        parent_pid,
+        hang_timeout_s=settings.hang_timeout_s,
+        max_restarts=settings.max_restarts,
+        restart_window_s=settings.restart_window_s,
+        drain_s=settings.drain_s,
+        log_stats_interval_s=settings.log_stats_interval_s,
+        listen=None if settings.http_port is None else (settings.host, settings.http_port),
+        uds=None if settings.uds is None else os.path.abspath(settings.uds),
+    )
+
+
+def _check_ports(listen: str, num_workers: int) -> None:
+    """Check that every worker has a port. Raises: BadRequestError."""
+    port = int(listen.rpartition(":")[2])
+    if port + num_workers > 2**16:
+        allowed = f"a port of at most {2**16 - num_workers} with output_workers={num_workers}"
+        raise wrong_option("listen", listen, allowed)
+
+
+def _worker_specs(settings: StackSettings, config: dict[str, Any], address: str) -> list[ChildSpec]:
+    """The processes of the output workers. config: what all of them share; address: where clients
+    connect to the first one.
+    """
+    num, listen = settings.output_workers, settings.listen
+    return [
+        child_spec(
+            process_name(WORKER, index, num),
+            "slipstream_worker.main",
+            {
+                **config,
+                "index": index,
+                "num_workers": num,
+                "client_address": worker_address(address, index),
+                "listen": None if listen is None else worker_address(listen, index),
+                "response_store_mib": settings.response_store_mib / num,
+            },
+            has_spare=settings.spare_worker,
+            drains=True,
+        )
+        for index in range(num)
+    ]
+
+
+def _model_name(settings: StackSettings) -> str:
+    """The model's name, as clients and metrics have it."""
+    return settings.served_model_name or settings.model or MODEL_NAME
+
+
+def _check_cache(settings: StackSettings, model: str) -> None:
+    """Refuse a cache that this machine can never hold. The core checks it beside the weights, and
+    within the limits of control groups. Raises: BadRequestError.
+    """
+    if settings.num_blocks is not None or settings.device == "cuda" or model.startswith(SIMULATED):
+        return
+    total_gib = psutil.virtual_memory().total / 2**30
+    if settings.kv_cache_gib > total_gib:
+        allowed = f"less than this machine's memory, {total_gib:.1f} GiB"
+        raise wrong_option("kv_cache_gib", settings.kv_cache_gib, allowed)
+
+
+def _demo_options(settings: StackSettings) -> dict[str, Any]:
+    """The core's options that differ for the bundled demo model."""
+    options: dict[str, Any] = {}
+    if settings.dtype == "auto":
+        # stored in bfloat16 only for its size; in float32 its output does not depend on the batch
+        options["dtype"] = "float32"
+    if settings.threads is None:
+        options["threads"] = 1  # too small to gain from two threads that synchronise
+    return options
+
+
+def may_fork(device: str, model: str) -> bool:
+    """Whether a stack's processes may be forks of one that has imported torch: not where a card
+    might be used, whose driver does not survive a fork. With a simulated model it does not pay.
+    """
+    if device == "cuda" or model.startswith(SIMULATED):
+        return False
+    return device == "cpu" or not any(map(os.path.exists, _CARDS))
+
+
+def _forkable(spec: ChildSpec) -> ChildSpec:
+    module = spec.argv[-1]
+    return msgspec.structs.replace(spec, forks=module) if module in _FORKED else spec
