@@ -6,10 +6,11 @@ import argparse
 import os
 from pathlib import Path
 
+from slipstream.cli.event_printer import EventPrinter, key_hint
 from slipstream.cli.options.configuration import SETTINGS, add_config
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
-from slipstream.cli.serve import DEFAULT_HTTP_PORT, Teller, key_hint
+from slipstream.cli.serve import DEFAULT_HTTP_PORT
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir, server_endpoint
 from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys
 from slipstream.stack.plan.process_plan import plan_fronts
@@ -83,7 +84,7 @@ def route(arguments: argparse.Namespace) -> int:
     server_endpoint(address, settings.keys, insecure=settings.insecure)  # raises what is wrong
     config = plan_fronts(settings, address, folder, keys=settings.keys)
     configure_logging(SUPERVISOR, settings.log_format)
-    teller = Teller(
+    printer = EventPrinter(
         f"HTTP over {address}",
         arguments.option_names,
         command="route",
@@ -93,7 +94,7 @@ def route(arguments: argparse.Namespace) -> int:
         certificate=settings.ssl_certfile,
         form=settings.log_format,
     )
-    return Supervisor(config, teller).run()
+    return Supervisor(config, printer).run()
 
 
 def _default_folder() -> Path:

@@ -48,7 +48,7 @@ from slipstream.stack.runtime_dir import (
     remove_leftovers,
 )
 from slipstream.stack.signals import SignalQueue, has_terminal
-from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE
+from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
 
 _FAILED = 1  # exit code
 _END_S = 20.0  # after `drain_s`; a supervisor takes at most 14
@@ -142,6 +142,7 @@ class FleetSupervisor:
             env={
                 **os.environ,
                 LOG_FORMAT_VARIABLE: self._plan.log_format,
+                LOG_REPLICA_VARIABLE: stack.name if stack.plan.is_replica else "",
                 **stack.plan.environment,
             },
             start_new_session=True,

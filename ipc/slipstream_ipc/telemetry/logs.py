@@ -21,6 +21,7 @@ LogFormat = Literal["text", "json"]
 LOG_LEVEL_VARIABLE = "SLIPSTREAM_LOG_LEVEL"
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 LOG_FORMAT_VARIABLE = "SLIPSTREAM_LOG_FORMAT"
+LOG_REPLICA_VARIABLE = "SLIPSTREAM_LOG_REPLICA"  # which replica the processes belong to
 
 _MAX_REQUEST_IDS = 16  # in one line
 _MAX_ID_CHARS = 128
@@ -49,12 +50,15 @@ def log_level() -> str:
 
 
 def configure_logging(process: str, form: LogFormat | None = None) -> None:
-    """Log to standard error, warnings included. process: this process's name in the lines.
+    """Log to standard error, warnings included. process: this process's name in the lines, which
+    one of several replicas puts before it: `replica-0/worker`.
 
     form: None takes the one in the environment; a given one is put there, for child processes.
     """
     if form is not None:
         os.environ[LOG_FORMAT_VARIABLE] = form
+    if replica := os.environ.get(LOG_REPLICA_VARIABLE):
+        process = f"{replica}/{process}"
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(process, form or log_format()))
     logging.basicConfig(level=log_level(), handlers=[handler])

@@ -94,23 +94,7 @@ raise ValueError("that is all")
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_all_that_a_process_says_has_the_format(form: str) -> None:
     """Warnings and the exception that ends it, too."""
-    read_end, status = os.pipe()
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        input="{}",
-        capture_output=True,
-        text=True,
-        pass_fds=(status,),
-        env={
-            **os.environ,
-            "SLIPSTREAM_LOG_FORMAT": form,
-            "SLIPSTREAM_LOG_LEVEL": "INFO",
-            "SLIPSTREAM_STATUS_FD": str(status),
-            "SLIPSTREAM_PARENT_PID": str(os.getpid()),
-        },
-    )
-    os.close(read_end)
-    os.close(status)
+    done = _run_child({"SLIPSTREAM_LOG_FORMAT": form})
     assert done.returncode == 1
     if form == "text":
         assert " child WARNING <string>:" in done.stderr
@@ -122,3 +106,29 @@ def test_all_that_a_process_says_has_the_format(form: str) -> None:
     assert info["message"] == "said"
     assert (last["level"], last["message"]) == ("critical", "ValueError: that is all")
     assert last["exception"].endswith("ValueError: that is all")
+
+
+def test_a_process_of_a_replica_says_which_one_it_is_of() -> None:
+    done = _run_child({"SLIPSTREAM_LOG_REPLICA": "replica-1"})
+    assert " replica-1/child INFO said\n" in done.stderr
+
+
+def _run_child(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    read_end, status = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        input="{}",
+        capture_output=True,
+        text=True,
+        pass_fds=(status,),
+        env={
+            **os.environ,
+            "SLIPSTREAM_LOG_LEVEL": "INFO",
+            "SLIPSTREAM_STATUS_FD": str(status),
+            "SLIPSTREAM_PARENT_PID": str(os.getpid()),
+            **environment,
+        },
+    )
+    os.close(read_end)
+    os.close(status)
+    return done

@@ -1,4 +1,4 @@
-"""What `slipstream serve` tells the terminal, event by event."""
+"""What `serve` and `route` tell the terminal, event by event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.cli.serve import Teller, key_hint
+from slipstream.cli.event_printer import EventPrinter, key_hint
 from slipstream.client.endpoints import default_address
 from slipstream.stack.events import (
     ProcessEnded,
@@ -25,19 +25,19 @@ from slipstream.stack.events import (
 NAMES = {"max_restarts": "--max-restarts", "http_port": "--port"}
 
 
-def teller() -> Teller:
-    return Teller("a-model", NAMES)
+def printer() -> EventPrinter:
+    return EventPrinter("a-model", NAMES)
 
 
 def test_what_is_started_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = teller()
+    tell = printer()
     tell(ProcessStarted("core", 12))
     tell(ProcessStarted("worker", 13))
     assert capsys.readouterr() == ("starting a-model ...\n", "")
 
 
 def test_restarts_take_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = teller()
+    tell = printer()
     tell(ProcessEnded("worker", 12, "signal SIGKILL"))  # the log has it
     tell(ProcessRestarted("worker", 34, "signal SIGKILL", 0.125))
     about = "process 34, 0.12 s after the end of the one before: signal SIGKILL"
@@ -59,7 +59,7 @@ def test_restarts_take_one_line_each(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_stack_that_serves_says_where_to_look(
     capsys: pytest.CaptureFixture[str], detail: str | None, said: str
 ) -> None:
-    tell = teller()
+    tell = printer()
     if detail is not None:
         tell(ProcessReady("http", 12, detail, 0.5))
     tell(StackReady("ipc:///run/client.sock"))
@@ -75,7 +75,9 @@ def test_the_example_over_http_works_as_it_is(
     """With the certificate, and with a key of the file; a key of the command line is not shown."""
     keys = tmp_path / "api keys"
     keys.write_text("\na-secret\nanother\n")
-    tell = Teller("a-model", NAMES, key=key_hint(None, str(keys)), certificate="/etc/my cert.pem")
+    tell = EventPrinter(
+        "a-model", NAMES, key=key_hint(None, str(keys)), certificate="/etc/my cert.pem"
+    )
     tell(ProcessReady("http", 12, "serving on https://0.0.0.0:8105", 0.5))
     tell(StackReady(default_address()))
     command = capsys.readouterr().out.splitlines()[-1].strip()
@@ -104,16 +106,16 @@ def test_the_example_names_an_address_where_it_is_needed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLIPSTREAM_ADDRESS", raising=False)
-    teller()(StackReady(default_address()))
+    printer()(StackReady(default_address()))
     question = "'What is an assert statement?' --temperature 0"
     assert capsys.readouterr().out.endswith(f" chat {question}\n")
-    teller()(StackReady("ipc:///a b/client.sock"))
+    printer()(StackReady("ipc:///a b/client.sock"))
     said = f" chat {question} --address 'ipc:///a b/client.sock'\n"
     assert capsys.readouterr().out.endswith(said)
 
 
 def test_what_a_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = teller()
+    tell = printer()
     tell(StackDraining(2.5))
     assert capsys.readouterr() == ("stopping\n", "")
     tell(RequestsRunning(1, 2.5))
@@ -125,10 +127,10 @@ def test_what_a_signal_does_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_failure_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
-    teller()(StackFailed("core (process 7) ended: signal SIGKILL"))
+    printer()(StackFailed("core (process 7) ended: signal SIGKILL"))
     said = "slipstream serve: core (process 7) ended: signal SIGKILL\n"
     assert capsys.readouterr() == ("", said)
-    teller()(StackFailed("the port is in use (http_port sets another); see max_restarts"))
+    printer()(StackFailed("the port is in use (http_port sets another); see max_restarts"))
     said = "slipstream serve: the port is in use (--port sets another); see --max-restarts\n"
     assert capsys.readouterr() == ("", said)
 
@@ -147,6 +149,6 @@ def test_a_stack_outlives_a_log_that_cannot_be_written(
     """What the teller raises would end the supervisor, and with it every stream."""
     monkeypatch.setattr("sys.stdout", stream)
     monkeypatch.setattr("sys.stderr", stream)
-    tell = teller()
+    tell = printer()
     tell(ProcessRestarted("worker", 34, "signal SIGKILL", 0.125))
     tell(StackFailed("core (process 7) ended: signal SIGKILL"))
