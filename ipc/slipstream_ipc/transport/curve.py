@@ -13,8 +13,9 @@ pyzmq and czmq:
   with ZAP_ENFORCE_DOMAIN a socket refuses all clients if the gate fails.
 - The gate reads the folder at each handshake: copying a public key there admits a client, and
   removing it refuses the client from its next attach on.
-- A secret file belongs to the user, mode 0600. Only the user may write to the folder, or others
-  could admit themselves. Secrets are never part of a repr, an error or a log.
+- A secret file belongs to the user, mode 0600, or to root, mode 0640, as libpq has it: that is how
+  Kubernetes mounts a Secret for a group. Only the user may write to the folder, or others could
+  admit themselves. Secrets are never part of a repr, an error or a log.
 - Each message of a client that was admitted carries its public key (`public_key_of`).
 - CURVE protects against reading, changing and replaying traffic, and against a false server. Its
   keys tell clients apart as tenants; only stream ids keep them out of each other's streams.
@@ -193,7 +194,8 @@ def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
 
 def _check_folder(folder: Path) -> None:
     status = folder.stat()
-    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+    is_shared = status.st_mode & 0o022 and not os.statvfs(folder).f_flag & os.ST_RDONLY
+    if status.st_uid not in (0, os.getuid()) or is_shared:
         raise PermissionError(
             f"{folder}: must belong to the user and be writable by no other user (`chmod 700`): "
             "its files decide which clients are accepted"
@@ -203,8 +205,10 @@ def _check_folder(folder: Path) -> None:
 def _read_pair(path: Path) -> KeyPair:
     found = _read(path)
     status = path.stat()
-    if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise PermissionError(f"{path}: must be the user's own, mode 0600: it holds a secret")
+    forbidden = 0o077 if status.st_uid == os.getuid() else 0o037
+    if status.st_uid not in (0, os.getuid()) or stat.S_IMODE(status.st_mode) & forbidden:
+        allowed = "the user's own, mode 0600, or root's, mode 0640"
+        raise PermissionError(f"{path}: must be {allowed}: it holds a secret")
     public, secret = found.get("public-key"), found.get("secret-key")
     if public is None or secret is None:
         raise _no_key(path, "secret-key" if public is not None else "public-key")

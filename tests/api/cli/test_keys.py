@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.helpers.ports import free_port
@@ -157,6 +158,50 @@ def test_keys_that_others_can_read(folder: Path) -> None:
     with pytest.raises(BadRequestError, match="0600") as caught:
         Client("tcp://127.0.0.1:1", keys=folder)
     assert caught.value.field == "keys"
+
+
+@pytest.fixture
+def mounted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Secret as Kubernetes mounts it for a group: root's, behind links, read-only."""
+    data = folder / "..data"
+    data.mkdir(0o755)
+    for path in list(folder.glob("*.key*")):
+        (data / path.name).write_bytes(path.read_bytes())
+        (data / path.name).chmod(0o440)
+        path.unlink()
+        path.symlink_to(Path("..data") / path.name)
+    folder.chmod(0o3777)
+    real_stat = Path.stat
+
+    def stat_of_root(self: Path, **options: bool) -> os.stat_result:
+        found = real_stat(self, **options)
+        return os.stat_result((*found[:4], 0, *found[5:]))
+
+    monkeypatch.setattr(Path, "stat", stat_of_root)
+    monkeypatch.setattr(os, "getuid", lambda: 10001)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    return folder
+
+
+def test_a_mounted_secret_has_keys(mounted: Path) -> None:
+    keys = load_server_keys(mounted)
+    client = load_client_keys(mounted)
+    assert client.server == keys.pair.public
+    assert admits(mounted, client.pair.public)
+
+
+def test_a_mounted_secret_that_others_can_read(mounted: Path) -> None:
+    (mounted / "server.key_secret").chmod(0o444)
+    with pytest.raises(PermissionError, match="root's, mode 0640"):
+        load_server_keys(mounted)
+
+
+def test_a_folder_of_keys_that_others_may_write_to(
+    mounted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=0))
+    with pytest.raises(PermissionError, match="writable by no other user"):
+        load_server_keys(mounted)
 
 
 # ---- a stack -----------------------------------------------------------------------------------
