@@ -39,7 +39,6 @@ IGNORED: dict[str, Any] = {
     "metadata": {"team": "search"},
     "parallel_tool_calls": True,
     "prediction": {"type": "content", "content": "It is"},
-    "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "provider": {"order": ["mine"], "allow_fallbacks": False},
     "safety_identifier": "s",

@@ -14,7 +14,7 @@ from slipstream.errors import BadRequestError, bad_request, of_prompt
 from slipstream.outputs import RequestOutput, together
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.prompts import Prompt
-from slipstream.request.requests import new_resume, new_submit, new_submits
+from slipstream.request.requests import checked_cache_key, new_resume, new_submit, new_submits
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
@@ -61,7 +61,11 @@ def submit_request(
         answer=options.answer,
         trace_headers=options.trace_headers,
     )
-    state = StreamState(submit, wants_whole=kind == "final")
+    state = StreamState(
+        submit,
+        wants_whole=kind == "final",
+        prompt_cache_key=checked_cache_key(options.prompt_cache_key),
+    )
     io.submit(state)
     return state
 
@@ -99,6 +103,7 @@ def new_states(
     Raises: BadRequestError, naming the index of the prompt where the call has several.
     """
     states: list[StreamState] = []
+    cache_key = checked_cache_key(options.prompt_cache_key)
     for index, (prompt, params) in enumerate(zip(prompts, options.params, strict=True)):
         where = f"prompts[{index}]" if options.has_many_prompts else ""
         try:
@@ -116,7 +121,10 @@ def new_states(
         except BadRequestError as error:
             raise (of_prompt(error, where) if where else error) from None
         states += [
-            StreamState(submit, wants_whole=kind == "final", where=where) for submit in submits
+            StreamState(
+                submit, wants_whole=kind == "final", where=where, prompt_cache_key=cache_key
+            )
+            for submit in submits
         ]
     return states
 

@@ -217,6 +217,8 @@ class Client:
         cache_salt: restricts prefix caching to requests with the same salt, so that response times
             do not reveal other users' prompts. At most 1,024 characters. Requests without a salt
             share the cache with each other.
+        prompt_cache_key: of several replicas, requests with the same key prefer the same one, as
+            their prompts are probably cached there. Without one, the prompt's beginning decides.
         trace_headers: the W3C headers `traceparent` and `tracestate` of the trace that the request
             belongs to, for a server that exports traces. Invalid ones are ignored.
         tools, chat_template_kwargs, add_generation_prompt, continue_final_message: for chat

@@ -35,7 +35,7 @@ _OF_TEMPLATE = (
     "continue_final_message",
 )
 _OF_ANSWER = ("tool_choice", "parallel_tool_calls", "stop_scope", "parse_answer")
-_OF_CALL = ("priority", "cache_salt", "trace_headers")
+_OF_CALL = ("priority", "cache_salt", "prompt_cache_key", "trace_headers")
 _FORMER_NAME = "params"
 _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 
@@ -63,6 +63,7 @@ class CallOptions(SamplingOptions, ChatTemplateOptions, ChatAnswerOptions, total
 
     priority: int
     cache_salt: str | None
+    prompt_cache_key: str | None
     trace_headers: Mapping[str, str] | None
 
 
@@ -86,6 +87,7 @@ class CheckedOptions:
     has_many_prompts: bool = False
     priority: int = 0
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     trace_headers: Mapping[str, str] | None = None
     label: str | None = None
     stream_id: str | None = None

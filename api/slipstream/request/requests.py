@@ -46,6 +46,7 @@ from slipstream_ipc.validation.sampling_params import (
 from slipstream_ipc.validation.structured_output import check_form, json_as_text
 from slipstream_ipc.worker_deal import dealt_with
 
+MAX_CACHE_KEY_CHARS = 1024
 _OTHER_BYTES = 64  # at most, for each answer after the first
 _codec = client_codec()
 
@@ -129,6 +130,19 @@ def new_submit(
         trace_headers=trace_headers,
     )
     return submit
+
+
+def checked_cache_key(given: str | None) -> str:
+    """A request's `prompt_cache_key`; empty for None. Raises: BadRequestError."""
+    try:
+        if not isinstance(given, str | None):
+            raise BadRequest("prompt_cache_key", type(given).__name__, "a string, or None")
+        if given is not None and len(given) > MAX_CACHE_KEY_CHARS:
+            found = Summary(f"{len(given)} characters")
+            raise BadRequest("prompt_cache_key", found, f"at most {MAX_CACHE_KEY_CHARS}")
+        return checked_utf8("prompt_cache_key", given or "")
+    except BadRequest as error:
+        raise bad_request(error) from None
 
 
 def new_submits(

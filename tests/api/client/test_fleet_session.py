@@ -304,6 +304,25 @@ def test_a_stream_that_a_replica_has_no_room_for_is_asked_of_two_more(place) -> 
             next(stream)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_requests_of_one_prompt_cache_key_prefer_one_replica(place, named: bool) -> None:
+    replicas = [place(name) for name in "abcd"]
+    with Client(address_of(*replicas)) as client:
+        attached(client, 4)
+        patience = Patience()
+
+        def asked(prompt: str, key: str) -> Replica:
+            stream = client.stream(prompt, prompt_cache_key=key if named else None)
+            replica, submit = first_submit(replicas, patience)
+            replica.reject(submit, Fault("bad_request", "seen"))
+            with pytest.raises(BadRequestError):
+                next(stream)
+            return replica
+
+        pairs = [[asked(f"{n} {key}", key) for n in range(2)] for key in "stuvwxyz"]
+        assert all(one is other for one, other in pairs) is named
+
+
 def test_another_clients_stream_is_resumed_where_it_is(place) -> None:
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:

@@ -462,7 +462,7 @@ class FleetSession:
             self._routes[state] = _Route(self._routes[last].key)
             return last.member
         name = "" if self.model is None else self.model.name
-        self._routes[state] = _Route(prompt_key(submit, name))
+        self._routes[state] = _Route(prompt_key(submit, name, state.prompt_cache_key))
         self._last = state
         return self._choose(state, numbers) if numbers else None
 

@@ -28,6 +28,7 @@ class StreamState:
     push: appends the stream's next delta to `deltas`, or to the queue of the group that reads the
     stream. resubmittable: the Submit that starts the stream again where the server no longer has
     it; None where it is not known. where: the prompt's name in errors, where a call has several.
+    prompt_cache_key: requests of one key prefer one replica; empty for none.
     """
 
     request: Submit | Resume  # the original request
@@ -58,6 +59,7 @@ class StreamState:
     moves: int = 0  # between the members of a fleet
     strikes: int = 0  # cores of other members that crashed while they ran it
     where: str = ""
+    prompt_cache_key: str = ""
 
     def __post_init__(self) -> None:
         self.push = self.deltas.append

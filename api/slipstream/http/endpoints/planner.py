@@ -24,7 +24,7 @@ from slipstream.http.openai.request_bodies import (
     StreamOptions,
 )
 from slipstream.request.prompts import Prompt
-from slipstream.request.requests import checked_params, new_submits
+from slipstream.request.requests import checked_cache_key, checked_params, new_submits
 from slipstream_ipc.messages import (
     AnswerOptions,
     ModelCard,
@@ -77,6 +77,7 @@ def plan_answer(
     answer_id = AnswerId(kind, secrets.token_bytes(16), len(prompts), len(answers))
     options = body.stream_options or StreamOptions()
     stream_ids = iter(answer_id.stream_ids())
+    cache_key = checked_cache_key(body.prompt_cache_key)
     states: list[StreamState] = []
     for number, prompt in enumerate(prompts):
         try:
@@ -94,7 +95,10 @@ def plan_answer(
             if len(prompts) > 1 and error.field in _OF_A_PROMPT:
                 raise of_prompt(error, prompt_name(number)) from None
             raise
-        states += [StreamState(submit, wants_whole=not body.stream) for submit in submits]
+        states += [
+            StreamState(submit, wants_whole=not body.stream, prompt_cache_key=cache_key)
+            for submit in submits
+        ]
     return AnswerPlan(
         id=answer_id,
         model=model.name,

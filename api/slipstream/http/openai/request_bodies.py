@@ -63,6 +63,7 @@ class SampledRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stream_interval: int | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None  # OpenAI's; such requests prefer one replica
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -100,7 +101,6 @@ class OpenAIRequest(SampledRequest, frozen=True, kw_only=True):
     store: Ignored = None
     service_tier: Ignored = None
     safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
     cache_control: Ignored = None  # every prompt is cached
     provider: Ignored = None  # OpenRouter's
@@ -251,6 +251,7 @@ class GenerateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
 
 
 class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

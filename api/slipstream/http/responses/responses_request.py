@@ -118,7 +118,6 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     max_tool_calls: int | None = None  # of tools that the server runs, of which there are none
 
     prompt_cache_retention: Ignored = None

@@ -127,6 +127,7 @@ def test_every_sampling_field_arrives():
         assert params(plan(stop="a")).stop == "a"
         assert plan(priority=-3).states[0].request.priority == -3
         assert plan(cache_salt="mine").states[0].request.cache_salt == "mine"
+        assert plan(prompt_cache_key="k").states[0].prompt_cache_key == "k"
     assert params(complete(logprobs=3)).logprobs == 3
     assert params(chat(logprobs=True)).logprobs == 0
     assert params(chat(logprobs=True, top_logprobs=5)).logprobs == 5
@@ -176,7 +177,7 @@ def test_an_answer_may_come_back_as_a_turn():
 
 def test_fields_without_effect_may_say_anything():
     harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"}
-    harmless |= {"safety_identifier": "x", "prompt_cache_key": "y"}
+    harmless |= {"safety_identifier": "x", "prompt_cache_retention": "y"}
     assert complete(**harmless)
     assert chat(**harmless, parallel_tool_calls=False)
 
