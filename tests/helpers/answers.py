@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
+from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters, spelled_literals
 from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.answer_reader import AnswerReader, LocatedEvent
@@ -19,7 +19,12 @@ JOINED = (EventKind.CONTENT, EventKind.REASONING, EventKind.CALL_ARGUMENTS)
 
 def delimiter_tokens(answer_format: AnswerFormat) -> dict[str, int]:
     """An id for each literal that may be one token."""
-    literals = sorted({part.literal for part in delimiters(answer_format)})
+    spelled = spelled_literals(answer_format)
+    literals = sorted(
+        literal
+        for literal in {part.literal for part in delimiters(answer_format)}
+        if literal in spelled or not any(each in literal for each in spelled)
+    )
     return {literal: number for number, literal in enumerate(literals, 1000)}
 
 

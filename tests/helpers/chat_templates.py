@@ -124,6 +124,23 @@ CHANNELS = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"""
 
+# tags of tokens with text between, as Kimi K3's; what is thought of is prefilled
+TAGS = """\
+{%- for message in messages %}
+  {{- '<|open|>message role="' + message.role + '"<|sep|>' }}
+  {%- if message.role == 'assistant' %}
+    {{- '<|open|>response<|sep|>' + message.content + '<|close|>response<|sep|>' }}
+  {%- else %}{{ message.content }}{% endif %}
+  {{- '<|close|>message<|sep|><|end_of_msg|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- '<|open|>message role="assistant"<|sep|><|open|>' }}
+  {{- 'response' if enable_thinking is defined and enable_thinking is false else 'think' }}
+  {{- '<|sep|>' }}
+{%- endif %}"""
+
+TAG_TOKENS = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
+
 CHANNEL_TOKENS = (
     "<|start|>",
     "<|channel|>",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import llguidance
+from tests.helpers.answers import delimiter_tokens
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
+from slipstream_ipc.formats.answer_format import AnswerFormat
 from slipstream_ipc.formats.table import CALLS, REASONING, compose
 
 _END = "</s>"
@@ -21,6 +23,7 @@ _CLOSERS = (
     "</parameter>",
     "</\uff5cDSML\uff5cparameter>",
     "</arg_value>",
+    "<|close|>argument<|sep|>",
     "<escape>",
     '<|"|>',
     '"',
@@ -92,23 +95,31 @@ class SmallModel:
 @cache
 def model_of(name: str, reasoning: str, has_tokens: bool) -> tuple[AnswerFormat, SmallModel]:
     found = compose(REASONING.get(reasoning), CALLS[name])
-    literals = tuple(sorted({each.literal for each in delimiters(found)})) if has_tokens else ()
+    literals = tuple(delimiter_tokens(found)) if has_tokens else ()
     return found, SmallModel(literals)
 
 
-def walk(model: SmallModel, grammar: str, seed: int, *, is_short: bool = False) -> list[int]:
+def walk(
+    model: SmallModel,
+    grammar: str,
+    seed: int,
+    *,
+    is_short: bool = False,
+    closers: Sequence[str] = (),
+) -> list[int]:
     """A random walk through the grammar, whose texts end after a while. It ends where it may, three
-    times in four, or, if `is_short`, always.
+    times in four, or, if `is_short`, always. closers: what else ends a text.
     """
     draw = random.Random(seed)
     matcher = model.matcher(grammar)
-    closers = [*([each] for each in model.ids.values()), *map(model.encoded, _CLOSERS)]
+    endings = [*([each] for each in model.ids.values())]
+    endings += map(model.encoded, (*_CLOSERS, *closers))
     taken: list[int] = []
     num_left = draw.randrange(_NUM_FREE)
     while not (matcher.is_accepting() and (is_short or draw.random() < 0.75)):
         fitting = []
         if num_left < 0:
-            fitting = [ids for ids in closers if matcher.validate_tokens(ids) == len(ids)]
+            fitting = [ids for ids in endings if matcher.validate_tokens(ids) == len(ids)]
         if fitting and draw.random() < 0.8:
             num_left = draw.randrange(_NUM_FREE // 2)
             chosen = draw.choice(fitting)

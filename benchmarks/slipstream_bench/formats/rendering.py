@@ -300,6 +300,37 @@ def _minimax_m3(calls: Sequence[SampleCall]) -> str:
     return f"{text}{_M3}</tool_call>"
 
 
+def _kimi_k3(calls: Sequence[SampleCall]) -> str:
+    text = "<|open|>tools<|sep|>"
+    for index, call in enumerate(calls, start=1):
+        text += f'<|open|>call tool="{_attribute(call.name)}" index="{index}"<|sep|>'
+        for name, value in call.arguments.items():
+            text += f'<|open|>argument key="{_attribute(name)}" type="{_json_type(value)}"<|sep|>'
+            text += f"{_bare(value)}<|close|>argument<|sep|>"
+        text += "<|close|>call<|sep|>"
+    return f"{text}<|close|>tools<|sep|>"
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def _json_type(value: object) -> str:
+    match value:
+        case str():
+            return "string"
+        case bool():
+            return "boolean"
+        case None:
+            return "null"
+        case list():
+            return "array"
+        case dict():
+            return "object"
+        case _:
+            return "number"
+
+
 def _element(name: str, value: object) -> str:
     if isinstance(value, Mapping):
         inner = "".join(itertools.starmap(_element, value.items()))
@@ -457,6 +488,16 @@ RENDERINGS: Mapping[str, Rendering] = {
         before_reasoning="<mm:think>\n",
         after_reasoning="\n</mm:think>\n\n",
         has_elements=True,
+    ),
+    "kimi_k3": Rendering(
+        _kimi_k3,
+        ("<|open|>", "<|close|>", "<|sep|>"),
+        closers=("<|open|>", "<|close|>", "<|sep|>"),
+        before_reasoning="<|open|>think<|sep|>",
+        after_reasoning="<|close|>think<|sep|>",
+        before_content="<|open|>response<|sep|>",
+        after_content="<|close|>response<|sep|>",
+        final=("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
     ),
     "pythonic": Rendering(_pythonic, is_python=True, is_alone=True),
     "llama4_pythonic": Rendering(

@@ -60,6 +60,12 @@ class NamedCallId(Struct, frozen=True, tag="named_id", array_like=True):
     stops: str = NAME_STOPS
 
 
+class CallIndex(Struct, frozen=True, tag="index", array_like=True):
+    """The call's number, up to one of the characters `stops`. Calls are counted without it."""
+
+    stops: str = NAME_STOPS
+
+
 class JsonObject(Struct, frozen=True, tag="json_object", array_like=True):
     """The arguments as a JSON object. may_be_empty: nothing at all stands for `{}`."""
 
@@ -77,13 +83,26 @@ class JsonCall(Struct, frozen=True, tag="json_call", array_like=True):
     ids: tuple[str, ...] = ("id",)
 
 
+class TagAttribute(Struct, frozen=True, array_like=True):
+    """What a parameter's tag says of its value behind the key: `name` has the value `string` where
+    the value is a string, else one of `others`. end: ends the tag. is_escaped: keys and values have
+    `&amp;` and `&quot;`.
+    """
+
+    name: str
+    string: str
+    others: tuple[str, ...]
+    end: str = ">"
+    is_escaped: bool = False
+
+
 class TaggedParameters(Struct, frozen=True, tag="tagged_parameters", array_like=True):
     """Arguments as tagged parameters whose values are not quoted: the function's property types say
     what a value is. Blanks between tags belong to the format.
 
-    opening and key_end stand around a key; with has_attributes, attributes and ">" follow, of which
-    string="true|false" is read. value_opening: a tag of its own before the value. closing: ends a
-    value. end: ends the arguments. trims_newline: one line break at each side of a value belongs to
+    opening and key_end stand around a key; with `attribute`, attributes follow, of which that one
+    is read. value_opening: a tag of its own before the value. closing: ends a value. end: ends the
+    arguments. trims_newline: one line break at each side of a value belongs to
     the format. writes_python: a value that is no string is written as Python prints it.
     """
 
@@ -92,7 +111,7 @@ class TaggedParameters(Struct, frozen=True, tag="tagged_parameters", array_like=
     closing: Delimiter | LiteralText
     end: Delimiter | LiteralText
     value_opening: Delimiter | LiteralText | None = None
-    has_attributes: bool = False
+    attribute: TagAttribute | None = None
     trims_newline: bool = False
     writes_python: bool = False
 
@@ -142,6 +161,7 @@ Element = (
     | Name
     | CallId
     | NamedCallId
+    | CallIndex
     | JsonObject
     | JsonCall
     | TaggedParameters
@@ -172,7 +192,7 @@ class ReasoningFormat(Struct, frozen=True, array_like=True):
     It begins at the start of the answer, after a call or after other reasoning, by one of `begins`;
     blanks may stand before. calls_within: a call ends it, too. dropped: delimiters between parts
     that have no meaning of their own. label: text that belongs to the delimiter before it, where
-    reasoning begins with it.
+    reasoning begins with it. spelled: see `CallFormat`.
     """
 
     name: str
@@ -182,6 +202,7 @@ class ReasoningFormat(Struct, frozen=True, array_like=True):
     dropped: tuple[Delimiter, ...] = ()
     signatures: tuple[Signature, ...] = ()
     label: str = ""
+    spelled: tuple[Delimiter, ...] = ()
 
 
 class CallSection(Struct, frozen=True, array_like=True):
@@ -198,8 +219,10 @@ class CallSection(Struct, frozen=True, array_like=True):
 class CallFormat(Struct, frozen=True, array_like=True):
     """How tool calls are written. call_id: the form of ids where the model writes none:
     "openai" (`call_…`, which clients make) or "mistral" (nine letters and digits, made by the
-    reader). quotable: the
-    model writes the delimiters' tokens also where it quotes them, within a string of arguments.
+    reader). quotable: the model writes the delimiters' tokens also where it quotes them, within a
+    string of arguments. dropped: delimiters without a meaning of their own, which may stand before
+    calls. spelled: tokens that are read as their letters, as the format's literals are made of them
+    and of text.
     """
 
     name: str
@@ -208,6 +231,7 @@ class CallFormat(Struct, frozen=True, array_like=True):
     call_id: str = "openai"
     quotable: bool = False
     signatures: tuple[Signature, ...] = ()
+    spelled: tuple[Delimiter, ...] = ()
 
 
 class ChannelFormat(Struct, frozen=True, array_like=True):
@@ -253,6 +277,12 @@ def delimiters(part: Any) -> Iterator[Delimiter]:
     elif isinstance(part, tuple):
         for item in part:
             yield from delimiters(item)
+
+
+def spelled_literals(found: AnswerFormat) -> frozenset[str]:
+    """The literals of the format's tokens that are read as their letters."""
+    parts = [part.spelled for part in (found.reasoning, found.calls) if part is not None]
+    return frozenset(token.literal for tokens in parts for token in tokens)
 
 
 def has_nested_elements(part: Any) -> bool:

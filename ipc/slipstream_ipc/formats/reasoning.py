@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slipstream_ipc.formats.answer_format import Delimiter, ReasoningFormat, Signature
+from slipstream_ipc.formats.kimi_k3 import KIMI_K3_REASONING
 
 _THINK = (Delimiter("<think>"),)
 _THINK_END = (Delimiter("</think>"),)
@@ -68,6 +69,7 @@ REASONING_FORMATS = (
         calls_within=True,
         signatures=(Signature(tokens=("<think>", "<|tool_call_argument_begin|>"), rank=1),),
     ),
+    KIMI_K3_REASONING,
     ReasoningFormat(
         name="mistral",
         begins=(Delimiter("[THINK]"), Delimiter("<think>")),

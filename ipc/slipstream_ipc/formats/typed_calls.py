@@ -18,8 +18,10 @@ from slipstream_ipc.formats.answer_format import (
     NestedElements,
     Repeat,
     Signature,
+    TagAttribute,
     TaggedParameters,
 )
+from slipstream_ipc.formats.kimi_k3 import KIMI_K3_CALLS
 
 _LINE = Blank("\n")
 _MINIMAX_M3 = "]<]minimax[>["  # stands before each tag
@@ -57,7 +59,7 @@ def _invoke_tags(prefix: str) -> tuple[Element, ...]:
             key_end=LiteralText('"'),
             closing=LiteralText(f"</{prefix}parameter>"),
             end=LiteralText(f"</{prefix}invoke>"),
-            has_attributes=True,
+            attribute=TagAttribute("string", "true", ("false",)),
         ),
     )
 
@@ -195,7 +197,9 @@ TYPED_CALL_FORMATS = (
                 rank=1,
             ),
         ),
+        spelled=tuple(map(Delimiter, (_MINIMAX_M3, "<tool_call>", "</tool_call>"))),
     ),
+    KIMI_K3_CALLS,
     _dsml(
         "deepseek_v32",
         "function_calls",

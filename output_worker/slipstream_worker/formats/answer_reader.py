@@ -202,6 +202,8 @@ class AnswerReader:
     def feed_delimiter(self, token_id: int) -> list[LocatedEvent]:
         """One of the format's delimiter tokens follows."""
         literal = self._tables.literals[token_id]
+        if token_id in self._tables.spelled:
+            return self.feed(literal)
         self.num_fed += len(literal)
         self._drain()
         while not self._delimiter(token_id, literal):

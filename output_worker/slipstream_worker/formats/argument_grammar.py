@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from slipstream_ipc.errors import BadRequest, Summary
@@ -20,6 +21,7 @@ from slipstream_ipc.formats.answer_format import (
     Delimiter,
     KeywordArguments,
     LiteralText,
+    NestedElements,
     TaggedParameters,
 )
 from slipstream_worker.formats.property_types import property_types, referred, type_of
@@ -50,10 +52,16 @@ _NOT_BARE = frozenset(",:()[]{}'\"=<> \t\r\n")
 class ArgumentGrammar:
     """Writes the arguments of one request's functions, as rules and terminals of llguidance."""
 
-    def __init__(self, rules: list[str], token_ids: Mapping[str, int]) -> None:
-        """`rules`: what is written is appended. token_ids: of the literals that are one token."""
+    def __init__(
+        self, rules: list[str], token_ids: Mapping[str, int], spelled: Collection[str] = ()
+    ) -> None:
+        """`rules`: what is written is appended. token_ids: of the literals that are one token.
+        spelled: those of them that other literals are made of.
+        """
         self._rules = rules
         self._token_ids = token_ids
+        parts = "|".join(re.escape(each) for each in sorted(spelled) if each in token_ids)
+        self._spelled = re.compile(f"({parts})") if parts else None
         self._known: dict[object, str] = {}  # names of rules that were written
 
     def json(self, number: int, function: Schema) -> str:
@@ -67,6 +75,13 @@ class ArgumentGrammar:
         write = _TaggedArguments(self, function, element).text
         return self._once((number, element), f"tagged_{number}", write)
 
+    def elements(self, number: int, function: Schema, element: NestedElements) -> str:
+        """The arguments as elements, with what ends them. Lists and objects are JSON, which a
+        reader of elements takes, too: it needs no types of what is within them.
+        """
+        write = partial(_element_arguments, self, function, element)
+        return self._once((number, element), f"elements_{number}", write)
+
     def keywords(self, number: int, function: Schema, element: KeywordArguments) -> str:
         """The arguments as keys and values, with the bracket that closes them."""
         delimiter = element.string_delimiter
@@ -77,13 +92,34 @@ class ArgumentGrammar:
         )
 
     def literal(self, part: Delimiter | LiteralText) -> str:
-        """A literal: a token alone, or text."""
+        """A literal: a token alone, text, or tokens with text between."""
         token_id = self._token_ids.get(part.literal) if isinstance(part, Delimiter) else None
-        return literal_text(part.literal) if token_id is None else f"<[{token_id}]>"
+        if token_id is not None:
+            return f"<[{token_id}]>"
+        if self._spelled is None:
+            return literal_text(part.literal)
+        return self.spelled_text(part.literal)
+
+    def spelled_text(self, text: str) -> str:
+        """Text in which spelled tokens are these tokens."""
+        parts = self._spelled.split(text) if self._spelled else [text]
+        ids = self._token_ids
+        return " ".join(
+            f"<[{ids[each]}]>" if number % 2 else literal_text(each)
+            for number, each in enumerate(parts)
+            if each
+        )
 
     def is_token(self, part: Delimiter | LiteralText) -> bool:
-        """Whether this literal is a token."""
+        """Whether this literal is a token, which its letters as text are not."""
         return isinstance(part, Delimiter) and part.literal in self._token_ids
+
+    def first_token(self, part: Delimiter | LiteralText) -> int | None:
+        """The token that this literal is or begins with; None: it begins with text."""
+        if isinstance(part, Delimiter) and part.literal in self._token_ids:
+            return self._token_ids[part.literal]
+        found = self._spelled.match(part.literal) if self._spelled else None
+        return None if found is None else self._token_ids[found[0]]
 
     def rule(self, name: str, body: str) -> str:
         """Add a rule, or a terminal where the name is in capitals; returns its unique name."""
@@ -104,17 +140,28 @@ class ArgumentGrammar:
         self._rules[number] = f"{name}: {body}"
 
     def text_up_to(
-        self, part: Delimiter | LiteralText, least: int = 0, most: int = -1, before: str = ""
+        self,
+        part: Delimiter | LiteralText,
+        least: int = 0,
+        most: int = -1,
+        before: str = "",
+        avoided: str = "",
     ) -> str:
         """Any text, of `least` to `most` characters, then `before` and the literal.
 
-        Text never has a token within; where the literal is text, it ends at the first place where
-        that stands.
+        Text never has a token within; where the literal is read as text, it ends at the first place
+        where that stands. avoided: what the literal has once, and the text has nowhere.
         """
         text = f"{ANY_CHAR}{_count(least, most)}{pattern_of(before)}"
         if self.is_token(part):
             return f"{self.rule('TEXT', f'/{text}/')} {self.literal(part)}"
         end = pattern_of(part.literal)
+        if self.first_token(part) is not None:
+            unlike = f"~/{ANY_CHAR}*{pattern_of(avoided) or end}{ANY_CHAR}*/"
+            return f"{self.rule('TEXT', f'/{text}/ & {unlike}')} {self.literal(part)}"
+        if avoided:
+            twice = f"{pattern_of(avoided)}{ANY_CHAR}*".join([f"{ANY_CHAR}*", "", ""])
+            return self.rule("TEXT", f"/{text}{end}/ & ~/{twice}/")
         return self.rule("TEXT", f"/{text}{end}/ & ~/{ANY_CHAR}*{end}{ANY_CHAR}+/")
 
     def check_texts(self, function: Schema, schema: object) -> None:
@@ -253,14 +300,20 @@ class _TaggedArguments:
     """One function's arguments as tagged parameters."""
 
     def __init__(
-        self, grammar: ArgumentGrammar, function: Schema, element: TaggedParameters
+        self,
+        grammar: ArgumentGrammar,
+        function: Schema,
+        element: TaggedParameters,
+        avoided: str = "",
     ) -> None:
+        """avoided: what values have nowhere; empty: the literal that ends one."""
         self._grammar = grammar
         self._element = element
+        self._avoided = avoided
         self._parameters = _Parameters(grammar, function)
         self._types = property_types({"parameters": self._parameters.root})
         self._break = '"\\n"? ' if element.trims_newline else ""
-        words = _Spelling(_JSON_WORDS, avoided=element.closing.literal)
+        words = _Spelling(_JSON_WORDS, avoided=avoided or element.closing.literal)
         self._json_values = _Values(grammar, self._parameters, words)
 
     def text(self) -> str:
@@ -271,7 +324,7 @@ class _TaggedArguments:
         parts = []
         members = parameters.members(root)
         for name, schema, is_required in members:
-            one = self._parameter(name, schema)
+            one = self.parameter(name, schema)
             parts.append(f'{one} "\\n"?' if is_required else f'({one} "\\n"?)?')
         if not members and parameters.is_open(root):
             if parameters.is_strict and isinstance(root.get("additionalProperties"), Mapping):
@@ -280,26 +333,34 @@ class _TaggedArguments:
             parts.append(f'({text} {self._grammar.text_up_to(element.closing)} "\\n"?)*')
         return " ".join(['"\\n"?', *parts, self._grammar.literal(element.end)])
 
-    def _parameter(self, name: str, schema: Any) -> str:
+    def parameter(self, name: str, schema: Any) -> str:
+        """One parameter with its tags."""
         grammar, end = self._grammar, self._element.key_end.literal
-        if not name or name != name.strip() or end in name or ">" in name or "\n" in name:
+        attribute = self._element.attribute
+        written = name
+        forbidden: tuple[str, ...] = (end, ">", "\n")
+        if attribute is not None and attribute.is_escaped:
+            written, forbidden = name.replace("&", "&amp;").replace('"', "&quot;"), ("\n",)
+        if not name or name != name.strip() or any(each in name for each in forbidden):
             raise self._parameters.refusal(f"the name {name[:100]!r}")
         types = tuple(filter(None, self._types.get(name, "").split("|")))
         branches = self._values(schema, types)
-        texts = [f"{self._open(literal_text(name), kind)} {text}" for kind, text in branches]
+        texts = [f"{self._open(literal_text(written), kind)} {text}" for kind, text in branches]
         return grammar.rule("parameter", " | ".join(texts))
 
     def _open(self, key: str, is_string: bool | None) -> str:
         """What stands before a value. is_string: of the value; None: not known."""
         element, literal = self._element, self._grammar.literal
         parts = [literal(element.opening), key, literal(element.key_end)]
-        if element.has_attributes:
+        attribute = element.attribute
+        if attribute is not None:
+            kinds = [(attribute.string, True), *[(each, False) for each in attribute.others]]
             words = [
-                literal_text(f' string="{word}"')
-                for word, kind in (("true", True), ("false", False))
+                literal_text(f' {attribute.name}="{word}"')
+                for word, kind in kinds
                 if is_string in (None, kind)
             ]
-            parts += [f"({' | '.join(words)})?", '">"']
+            parts += [f"({' | '.join(words)})?", self._grammar.spelled_text(attribute.end)]
         if element.value_opening is not None:
             parts += ['"\\n"?', literal(element.value_opening)]
         return " ".join(parts)
@@ -334,7 +395,7 @@ class _TaggedArguments:
         """A string without quotes."""
         closing = self._element.closing
         if not self._element.trims_newline:
-            return self._grammar.text_up_to(closing, least, most)
+            return self._grammar.text_up_to(closing, least, most, avoided=self._avoided)
         text = self._grammar.text_up_to(closing, least, most, before="\n")
         return f'"\\n" {text}'
 
@@ -373,7 +434,7 @@ class _TaggedArguments:
                 others.append(self._json_values.json(value))
                 continue
             is_text = types == ("string",) or value_as_json(value, types, python) is None
-            if is_text and self._element.closing.literal not in value:
+            if is_text and (self._avoided or self._element.closing.literal) not in value:
                 texts.append(value)
         found: list[tuple[bool | None, str]] = []
         for kind, spelled in ((True, texts), (False, others)):
@@ -386,6 +447,28 @@ class _TaggedArguments:
         if not found:
             raise self._parameters.refusal("values none of which can be written")
         return found
+
+
+def _element_arguments(grammar: ArgumentGrammar, function: Schema, element: NestedElements) -> str:
+    """See `ArgumentGrammar.elements`. Parameters that the schema does not name there are none, as a
+    grammar cannot end an element by the name that it began with.
+    """
+    parameters = _Parameters(grammar, function)
+    parameters.check(parameters.root, "type", "properties", "required")
+    opening = f"{element.prefix}<"
+    end = LiteralText(f"{opening}/{element.end}>")
+    parts = []
+    for name, schema, is_required in parameters.members(parameters.root):
+        tags = TaggedParameters(
+            opening=LiteralText(opening),
+            key_end=LiteralText(">"),
+            closing=LiteralText(f"{opening}/{name}>"),
+            end=end,
+            writes_python=True,  # where a word is a value, also as Python has it
+        )
+        one = _TaggedArguments(grammar, function, tags, opening).parameter(name, schema)
+        parts.append(f'{one} "\\n"?' if is_required else f'({one} "\\n"?)?')
+    return " ".join(['"\\n"?', *parts, grammar.literal(end)])
 
 
 class _Spelling(NamedTuple):
@@ -592,11 +675,12 @@ class _Values:
     def json(self, value: Any) -> str:
         """A value as JSON, without what is avoided."""
         text = json.dumps(value, ensure_ascii=False)
-        return (
-            text.replace(self._avoided, self._avoided.replace("/", "\\/"))
-            if self._avoided
-            else text
-        )
+        if not self._avoided:
+            return text
+        first, rest = self._avoided[0], self._avoided[1:]
+        if "/" in rest:
+            return text.replace(self._avoided, first + rest.replace("/", "\\/"))
+        return text.replace(self._avoided, f"\\u{ord(first):04x}{rest}")
 
     def _anything(self) -> str:
         """Any value."""

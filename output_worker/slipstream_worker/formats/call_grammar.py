@@ -23,6 +23,7 @@ from slipstream_ipc.formats.answer_format import (
     Blank,
     CallFormat,
     CallId,
+    CallIndex,
     CallSection,
     ChannelFormat,
     Delimiter,
@@ -53,6 +54,7 @@ from slipstream_worker.formats.reasoning_ids import call_beginnings, first_delim
 _MAX_FUNCTIONS = 512  # a row of the grammar has an item for each, and the core bounds these
 _BEHIND_REASONING = '"\\n"? "\\n"? '
 _CALL_ID = "/[a-zA-Z0-9]{9}/"
+_INDEX = "/[0-9]{1,4}/"
 
 
 class Opened(NamedTuple):
@@ -257,7 +259,8 @@ class _Grammar:
         self._functions = functions
         self._is_parallel = is_parallel
         self._rules: list[str] = []
-        self._arguments = ArgumentGrammar(self._rules, token_ids)
+        spelled = {each.literal for each in calls.spelled}
+        self._arguments = ArgumentGrammar(self._rules, token_ids, spelled)
 
     def text(self, reasoning: ReasoningFormat | None, opened: Opened, *, is_followed: bool) -> str:
         """The grammar. Raises _NotForceable, BadRequest."""
@@ -269,12 +272,13 @@ class _Grammar:
         calls = self._rule("calls", " | ".join(dict.fromkeys(branches)))
         before = ""
         if reasoning is not None:
-            may_begin = opened.is_start and self._tokens(reasoning.begins)
+            may_begin = opened.is_start and self._first_tokens(reasoning.begins)
             if not is_followed:
                 before = self._reasoning(reasoning, opened)
             elif opened.is_reasoning or may_begin:
                 before = _BEHIND_REASONING
-        return "\n".join((f"start: {before}{calls}", *self._rules, ""))
+        frame = "".join(f"({self._arguments.literal(each)})? " for each in self._calls.dropped)
+        return "\n".join((f"start: {before}{frame}{calls}", *self._rules, ""))
 
     def one_of(self, sections: Sequence[CallSection]) -> str:
         """The grammar of one of these sections. Raises as `text`."""
@@ -304,7 +308,7 @@ class _Grammar:
         """Text, and a section behind it; one that begins with text ends the text there."""
         begin = section.elements[0]
         assert isinstance(begin, Delimiter | LiteralText)
-        if self._arguments.is_token(begin):
+        if self._arguments.first_token(begin) is not None:
             return self._rule("section", f"{text}? {self._sequence(section.elements)}")
         literal = pattern_of(begin.literal)
         once = f"~/{ANY_CHAR}*{literal}{ANY_CHAR}+/"
@@ -316,31 +320,36 @@ class _Grammar:
 
     def _reasoning(self, reasoning: ReasoningFormat, opened: Opened) -> str:
         """What may stand before the calls."""
-        begins = self._tokens(reasoning.begins)
+        begins = self._first_tokens(reasoning.begins)
         if not opened.is_reasoning and not (opened.is_start and begins):
             return ""
-        ends = self._tokens(reasoning.ends)
+        ends = self._first_tokens(reasoning.ends)
         # what ends reasoning in its middle, too
         sections = self._calls.sections if reasoning.calls_within else ()
         firsts = call_beginnings(self._calls) if reasoning.calls_within else []
-        calls = self._tokens([each for each in firsts if each is not None])
+        calls = self._first_tokens([each for each in firsts if each is not None])
         if not ends or len(calls) < len(firsts):
             if opened.is_reasoning:
                 raise _NotForceable("reasoning whose end is not one token")
             return ""  # the model may begin without
         others = ",".join(map(str, sorted({*begins, *ends, *calls})))
         inside = f"<[^{others}]>*"
-        end = _any_of(ends)
+        end = self._any_of(reasoning.ends)
         if firsts and len(firsts) == len(sections):
             end = f"({end})?"
         end = f"{end} {_BEHIND_REASONING}"
         if opened.is_reasoning:
             return f"{inside} {end} "
-        return f"({_any_of(begins)} {inside} {end})? "
+        return f"({self._any_of(reasoning.begins)} {inside} {end})? "
 
-    def _tokens(self, delimiters: Sequence[Delimiter]) -> list[int]:
-        found = [self._token_ids.get(each.literal) for each in delimiters]
+    def _first_tokens(self, delimiters: Sequence[Delimiter]) -> list[int]:
+        found = map(self._arguments.first_token, delimiters)
         return [each for each in found if each is not None]
+
+    def _any_of(self, delimiters: Sequence[Delimiter]) -> str:
+        """Any of the delimiters that begin with a token."""
+        found = [each for each in delimiters if self._arguments.first_token(each) is not None]
+        return _branches([self._arguments.literal(each) for each in found])
 
     # Calls
 
@@ -376,9 +385,11 @@ class _Grammar:
                 return literal_text(self._name(function, element.stops))
             case NamedCallId(prefix, separator, stops) if function is not None:
                 begin = prefix + self._name(function, stops) + separator
-                return f"{literal_text(begin)} /[0-9]{{1,4}}/" if separator else literal_text(begin)
+                return f"{literal_text(begin)} {_INDEX}" if separator else literal_text(begin)
             case CallId():
                 return _CALL_ID
+            case CallIndex():
+                return _INDEX
             case JsonObject() if function is not None:
                 return self._arguments.json(function, self._functions[function])
             case TaggedParameters() if function is not None:
@@ -396,8 +407,8 @@ class _Grammar:
             case Alternative(branches):
                 texts = [self._sequence(each, function) for each in branches if each]
                 return _branches(texts) + ("?" if () in branches else "")
-            case NestedElements():
-                raise _NotForceable("arguments as elements that nest")
+            case NestedElements() if function is not None:
+                return self._arguments.elements(function, self._functions[function], element)
             case _:
                 raise _NotForceable("arguments without a function's name before them")
 
@@ -435,10 +446,6 @@ def _first_char(section: CallSection) -> str:
 
 def _branches(texts: Sequence[str]) -> str:
     return f"({' | '.join(texts)})"
-
-
-def _any_of(token_ids: Sequence[int]) -> str:
-    return f"<[{','.join(map(str, token_ids))}]>"
 
 
 def _quoted(text: str) -> str:

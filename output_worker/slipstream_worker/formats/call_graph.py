@@ -14,6 +14,7 @@ from slipstream_ipc.formats.answer_format import (
     Blank,
     CallFormat,
     CallId,
+    CallIndex,
     Delimiter,
     Element,
     JsonCall,
@@ -36,7 +37,7 @@ from slipstream_worker.formats.scanners.tagged_parameters import TaggedParameter
 END = 0  # the node behind a section's last element
 
 CallElement = JsonObject | JsonCall | TaggedParameters | NestedElements | KeywordArguments
-ScannedElement = Name | CallId | NamedCallId | CallElement
+ScannedElement = Name | CallId | NamedCallId | CallIndex | CallElement
 
 
 class Branch(NamedTuple):
@@ -81,7 +82,7 @@ def is_call(element: Element) -> bool:
 def make_scanner(element: ScannedElement, context: ScanContext) -> Scanner:
     """A scanner at the element's beginning."""
     match element:
-        case Name() | CallId() | NamedCallId():
+        case Name() | CallId() | NamedCallId() | CallIndex():
             return WordScanner(element)
         case JsonObject():
             return JsonObjectScanner()

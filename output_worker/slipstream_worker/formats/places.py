@@ -17,6 +17,7 @@ from slipstream_ipc.formats.answer_format import (
     JsonObject,
     LiteralText,
     delimiters,
+    spelled_literals,
 )
 from slipstream_worker.formats.call_graph import CallGraph, Scan
 from slipstream_worker.formats.literals import Literals, split_literals
@@ -65,7 +66,9 @@ class Triggers(NamedTuple):
 
 
 class FormatTables:
-    """A format and a vocabulary. literals: of the tokens that are delimiters, by id."""
+    """A format and a vocabulary. literals: of the tokens that are delimiters, by id. spelled: those
+    of these ids that are read as their letters.
+    """
 
     def __init__(self, answer_format: AnswerFormat, token_ids: Mapping[str, int]) -> None:
         """`token_ids`: literal to id of the added tokens of the vocabulary. Raises ValueError for a
@@ -81,7 +84,9 @@ class FormatTables:
         calls = channel_calls(channels) if channels else answer_format.calls
         self.graph = CallGraph(calls, self._token_ids) if calls else None
         self.headers = _header_literals(channels, self._token_ids) if channels else None
-        self.tokens = frozenset(self._token_ids)
+        spelled = spelled_literals(answer_format)
+        self.spelled = frozenset(self._token_ids[each] for each in spelled & self._token_ids.keys())
+        self.tokens = frozenset(self._token_ids) - spelled
         unquotable = answer_format if channels else calls
         self.unquotable = (
             {part.literal for part in delimiters(unquotable)}

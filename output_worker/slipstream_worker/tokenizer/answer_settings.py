@@ -16,6 +16,7 @@ from slipstream_ipc.formats.answer_format import (
     delimiters,
     digest,
     has_nested_elements,
+    spelled_literals,
 )
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
 from slipstream_ipc.messages import AnswerOptions, AnswerSettings, ReasoningIds
@@ -39,14 +40,18 @@ _BLANKS = ("\n", "\n\n", " ", "\r\n", "\t")  # that models write before they rea
 
 
 class ReadFormat(NamedTuple):
-    """The format of a model's answers, and what follows from its vocabulary."""
+    """The format of a model's answers, and what follows from its vocabulary.
+
+    literals: by which the beginning of an answer is found in a prompt. token_ids: of the literals
+    that are one token. blank_ids: of tokens that are white space.
+    """
 
     format: AnswerFormat
     compiled: CompiledFormat
     digest: bytes
     literals: tuple[str, ...]
-    token_ids: dict[str, int]  # of the literals that are one token
-    blank_ids: tuple[int, ...] = ()  # of tokens that are white space
+    token_ids: dict[str, int]
+    blank_ids: tuple[int, ...] = ()
 
     def settings(
         self,
@@ -179,7 +184,7 @@ def read_format(
         found,
         compile_format(found, token_ids),
         digest(found),
-        literals,
+        tuple(each for each in literals if each not in spelled_literals(found)),
         token_ids,
         tuple(blank_ids),
     )

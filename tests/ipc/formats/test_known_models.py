@@ -37,6 +37,12 @@ GRANITE = "<|start_of_role|> between <think></think> and between <response></res
             ("]<]minimax[>[", "<tool_call>", "</tool_call>", "<mm:think>", "</mm:think>"),
             "minimax_m3+minimax_m3",
         ),
+        # Kimi K3
+        (
+            '<|open|>message role="assistant"<|sep|><|close|>message<|sep|>',
+            ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+            "kimi_k3+kimi_k3",
+        ),
         # Hermes 3 on Llama 3.1, Hermes 2 on Mistral: the vocabulary is that of the base model
         (HERMES + '"parameters": ', ("<|python_tag|>",), "none+hermes"),
         (HERMES, ("[INST]", "[TOOL_CALLS]"), "none+hermes"),

@@ -23,8 +23,8 @@ from slipstream_worker.formats.call_grammar import call_grammar, free_call_gramm
 from slipstream_worker.formats.compiled_format import compile_format
 from slipstream_worker.formats.property_types import property_types
 
-NAMES = [each.name for each in TYPED_CALL_FORMATS if each.name != "minimax_m3"]  # not forced
-TAGGED = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32")
+NAMES = [each.name for each in TYPED_CALL_FORMATS]
+TAGGED = ("qwen3_coder", "seed_oss", "glm45", "minimax_m2", "deepseek_v32", "kimi_k3")
 BRACKETED = ("pythonic", "lfm2", "gemma4")
 TREE = {
     "type": "object",
@@ -89,7 +89,9 @@ def test_arguments_fit_their_schema(
     found, model = model_of(name, "", has_tokens)
     grammar = call_grammar(found, model.ids, [tool], "function:f")
     types = {"f": property_types(tool["function"])}
-    events = read(compile_format(found, model.ids), model.items(walk(model, grammar, seed)), types)
+    closers = [f"]<]minimax[>[</{each}>" for each in names]
+    items = model.items(walk(model, grammar, seed, closers=closers))
+    events = read(compile_format(found, model.ids), items, types)
     kinds = [each.kind for each in events]
     assert kinds[0] == EventKind.CALL_BEGINS, events
     assert kinds[-1] == EventKind.CALL_ENDS, events
@@ -140,10 +142,21 @@ def test_what_cannot_be_kept_is_refused_of_a_strict_function(
         assert forced(name, {"type": "object", **schema})
 
 
-@pytest.mark.parametrize("name", [*TAGGED, "pythonic"])
+@pytest.mark.parametrize("name", [each for each in (*TAGGED, "pythonic") if each != "kimi_k3"])
 def test_names_that_would_end_their_tag_are_refused(name: str) -> None:
     with pytest.raises(BadRequest, match="the name"):
         forced(name, {"properties": {'a">=': {"type": "string"}}})
+
+
+def test_a_name_with_quotes_is_escaped_where_the_format_does() -> None:
+    """And read as it is: Kimi K3."""
+    found, model = model_of("kimi_k3", "", True)
+    schema = {"properties": {'a&">=': {"const": "x"}}, "required": ['a&">=']}
+    tool = {"function": {"name": "f", "parameters": schema}}
+    grammar = call_grammar(found, model.ids, [tool], "required", is_parallel=False)
+    events = read(compile_format(found, model.ids), model.items(walk(model, grammar, 1)), None)
+    arguments = "".join(each.text for each in events if each.kind == EventKind.CALL_ARGUMENTS)
+    assert json.loads(arguments) == {'a&">=': "x"}
 
 
 @pytest.mark.parametrize("name", BRACKETED)

@@ -31,7 +31,8 @@ from slipstream_worker.formats.property_types import property_types
 from slipstream_worker.formats.reasoning_ids import call_beginnings, reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 
-FORCEABLE = sorted({*CALLS} - {"minimax_m3"})
+FORCEABLE = sorted(CALLS)
+BEGIN_WITH_SEVERAL_TOKENS = {"kimi_k3", "minimax_m3"}
 BEGIN_WITH_TEXT = {"phi4_mini_json", "pythonic", "olmo3"}
 SCHEMAS: dict[str, Any] = {
     "look": {
@@ -155,6 +156,9 @@ def test_a_grammar_behind_reasoning_is_read_as_calls(
     )
     place = compiled.reader(TYPES, AnswerOptions(), state).place
     ids = reasoning_ids(found, model.ids, (), place, is_start=not prefilled)
+    if reasoning == "qwen3" and name in BEGIN_WITH_SEVERAL_TOKENS:
+        assert ids is None  # which of these ends the reasoning is no single id
+        return
     assert ids is not None
     opened = Opened(not prefilled, bool(prefilled))
     grammar = call_grammar(found, model.ids, TOOLS, "required", opened=opened, is_followed=True)
@@ -273,13 +277,6 @@ def test_calls_are_allowed_as_they_are_rendered(name: str, has_tokens: bool) -> 
     ("found", "tools", "choice", "field", "why"),
     [
         (WHOLE["harmony"], TOOLS, "required", "tool_choice", "without the tokens"),
-        (
-            compose(None, CALLS["minimax_m3"]),
-            TOOLS,
-            "required",
-            "tool_choice",
-            "elements that nest",
-        ),
         (compose(REASONING["qwen3"], None), TOOLS, "required", "tool_choice", "qwen3"),
         (compose(None, CALLS["hermes"]), TOOLS, "function:no", "tool_choice", "of the tools"),
         (compose(None, CALLS["hermes"]), [], "required", "tool_choice", "of the tools"),

@@ -67,6 +67,9 @@ WRITTEN = {
     "llama4_pythonic": f"<|python_start|>[{PYTHON_CALL}]<|python_end|>",
     "minimax": f"<tool_calls>\n{CALL}\n{CALL}\n</tool_calls>",
     "minimax_m2": f"<minimax:tool_call>\n{INVOKE.format('')}\n</minimax:tool_call>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="f" index="1"<|sep|><|open|>argument key="a" '
+    'type="array"<|sep|>[1, -2.5e3, null]<|close|>argument<|sep|><|open|>argument key="b" '
+    'type="string"<|sep|>x\\n{<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
     "minimax_m3": '{0}<tool_call>\n{0}<invoke name="f">\n{0}<a>{0}<item>1{0}</item>{0}<item>-2.5e3'
     "{0}</item>{0}<item>null{0}</item>{0}</a>\n{0}<b>x\\n{{{0}</b>\n{0}</invoke>\n{0}"
     "</tool_call>".format("]<]minimax[>["),

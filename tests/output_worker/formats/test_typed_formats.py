@@ -134,6 +134,26 @@ def minimax_m3(made: Calls) -> str:
     return f"\n{M3}<tool_call>\n{inner}{M3}</tool_call>"
 
 
+def kimi_k3(made: Calls) -> str:
+    def kind(value: object) -> str:
+        if isinstance(value, bool):
+            return "boolean"
+        names = {str: "string", list: "array", dict: "object", type(None): "null"}
+        return names.get(type(value), "number")
+
+    inner = "".join(
+        f'<|open|>call tool="{name}" index="{index}"<|sep|>'
+        + "".join(
+            f'<|open|>argument key="{k}" type="{kind(v)}"<|sep|>{or_json(v)}'
+            "<|close|>argument<|sep|>"
+            for k, v in arguments.items()
+        )
+        + "<|close|>call<|sep|>"
+        for index, (name, arguments) in enumerate(made, 1)
+    )
+    return f"<|open|>tools<|sep|>{inner}<|close|>tools<|sep|>"
+
+
 def minimax_m2(made: Calls) -> str:
     inner = "".join(
         f'<invoke name="{name}">\n'
@@ -266,6 +286,7 @@ CASES = [
     Case("glm47", glm(""), "glm47"),
     Case("minimax_m2", minimax_m2, "minimax_m2"),
     Case("minimax_m3", minimax_m3, "minimax_m3"),
+    Case("kimi_k3", kimi_k3, "kimi_k3"),
     Case("deepseek_v32", dsml("function_calls")),
     Case("deepseek_v4", dsml("tool_calls")),
     Case("pythonic", pythonic, follows_content=False),

@@ -15,6 +15,8 @@ from tests.helpers.chat_templates import (
     CHANNELS,
     ENDS_CHATS,
     HYBRID,
+    TAG_TOKENS,
+    TAGS,
     tokenizer_with,
 )
 
@@ -195,6 +197,29 @@ def test_channels_go_on(tokenizer):
     template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
     settings = chat.rendered(turns, template).answer
     assert chat.events(settings, " you<|return|>") == [("CONTENT", " you")]
+
+
+def test_tags_go_on(tokenizer):
+    """Each delimiter of the format is several tokens."""
+    chat = Chat(tokenizer_with(None, TAG_TOKENS), TAGS, "kimi_k3+kimi_k3")
+    call = (
+        '<|open|>tools<|sep|><|open|>call tool="look" index="1"<|sep|><|open|>argument key="at" '
+        'type="number"<|sep|>1<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+    )
+    settings = chat.rendered().answer
+    thought, content = "so<|close|>think<|sep|>", "well<|close|>response<|sep|>"
+    answer = f"{thought}<|open|>response<|sep|>{content}{call}<|close|>message<|sep|>"
+    assert chat.events(settings, answer) == THINKS + CALLS
+    template = template_options(TOOLS, {"enable_thinking": False})
+    settings = chat.rendered(template=template).answer
+    assert chat.events(settings, content + call) == [THINKS[1], *CALLS]
+    turns = (*HI, ChatMessage("assistant", "Hello"))
+    template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
+    settings = chat.rendered(turns, template).answer
+    assert chat.events(settings, f" you<|close|>response<|sep|>{call}") == [
+        ("CONTENT", " you"),
+        *CALLS,
+    ]
 
 
 def test_structured_output_stands_in_the_final_channel(tokenizer):

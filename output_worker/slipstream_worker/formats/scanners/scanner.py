@@ -11,7 +11,7 @@ from collections.abc import Set
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from slipstream_ipc.formats.answer_format import CallId, Name, NamedCallId
+from slipstream_ipc.formats.answer_format import CallId, CallIndex, Name, NamedCallId
 from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
 
@@ -86,9 +86,9 @@ class Scanner(Protocol):
 
 
 class WordScanner:
-    """Reads a name or an id: the characters up to one that stops it."""
+    """Reads a name, an id or a number: the characters up to one that stops it."""
 
-    def __init__(self, element: Name | CallId | NamedCallId) -> None:
+    def __init__(self, element: Name | CallId | NamedCallId | CallIndex) -> None:
         self.name = ""
         self.call_id = ""
         self.num_held = 0

@@ -96,7 +96,8 @@ class TaggedParametersScanner(TypedScanner):
     def break_off(self) -> str:
         match self.phase:
             case TagPhase.KEY:
-                self._emit(self._before_key + '"' + escape_json(self._held), 0)
+                key = self._unescaped(self._held)
+                self._emit(self._before_key + '"' + escape_json(key), 0)
             case TagPhase.STRING:
                 self._emit(escape_json(self._tail + self._held), 0)
             case TagPhase.WORD | TagPhase.CONTAINER:
@@ -217,7 +218,8 @@ class TaggedParametersScanner(TypedScanner):
 
     def _tag(self, text: str, at: int) -> int:
         """A key, or attributes behind it, up to the literal that ends it."""
-        end = self._key_end if self.phase == TagPhase.KEY else ">"
+        attribute = self._element.attribute
+        end = attribute.end if attribute and self.phase == TagPhase.TAG else self._key_end
         held = len(self._held)
         if end in self._ids:
             bound = at + _MAX_TAG_CHARS - held
@@ -240,22 +242,30 @@ class TaggedParametersScanner(TypedScanner):
         if self.phase == TagPhase.KEY:
             self._key_ends(buffer[:found], behind)
         else:
-            if 'string="true"' in buffer[:found]:
+            assert attribute is not None
+            if f'{attribute.name}="{attribute.string}"' in buffer[:found]:
                 self._value_types = _STRING_ALONE
-            elif 'string="false"' in buffer[:found]:
+            elif f'{attribute.name}="' in buffer[:found]:
                 self._value_types = ()
             self._behind_tag()
         return behind
 
     def _key_ends(self, key: str, at: int) -> None:
+        key = self._unescaped(key)
         self._emit(self._before_key + encode_basestring(key) + ": ", at)
         self._is_first = False
         types = self._types.get(key, "")
         self._value_types = tuple(types.split("|")) if types else ()
-        if self._element.has_attributes:
+        if self._element.attribute is not None:
             self.phase = TagPhase.TAG
         else:
             self._behind_tag()
+
+    def _unescaped(self, key: str) -> str:
+        attribute = self._element.attribute
+        if attribute is None or not attribute.is_escaped:
+            return key
+        return key.replace("&quot;", '"').replace("&amp;", "&")
 
     @property
     def _before_key(self) -> str:

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.scanning import cuts, divided, scan
 
-from slipstream_ipc.formats.answer_format import Delimiter, LiteralText, TaggedParameters
+from slipstream_ipc.formats.answer_format import (
+    Delimiter,
+    LiteralText,
+    TagAttribute,
+    TaggedParameters,
+)
 from slipstream_worker.formats.scanners.scanner import ScanContext, ScanStatus
 from slipstream_worker.formats.scanners.tagged_parameters import TaggedParametersScanner
 
@@ -57,7 +62,7 @@ ATTRIBUTES = Spelling(
         LiteralText('"'),
         LiteralText("</parameter>"),
         LiteralText("</invoke>"),
-        has_attributes=True,
+        attribute=TagAttribute("string", "true", ("false",)),
     ),
     '<parameter name="{k}" string="{s}">{v}</parameter>\n',
     "</invoke>",
