@@ -177,7 +177,7 @@ class ReasoningState:
             self._place = "content"
             self._begin_call(token_id, index)
         elif self._place == "border" and token_id in ids.begins:
-            self._place, self._begin = "reasoning", index + 1
+            self._place, self._begin = "reasoning", index + 1 + ids.num_behind
         elif self._place == "border" and self.has_grammar:
             self.grammar_start = index
         elif token_id in ids.borders:
@@ -212,7 +212,7 @@ class ReasoningState:
     def _end(self, end: int, behind: int) -> None:
         """Reasoning ends before output `end`; a grammar begins at `behind`."""
         if self._num_left < NEVER:
-            self._num_left = max(self._num_left - (end - self._begin), 0)
+            self._num_left = max(self._num_left - max(end - self._begin, 0), 0)
         if self.has_grammar:
             self.grammar_start = behind
 

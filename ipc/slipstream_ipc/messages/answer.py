@@ -99,6 +99,7 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
     calls: begin a call, which ends reasoning. borders: lead to a border. blanks: white space, which
     keeps one. triggers: begin a call in the grammar, which applies to calls alone then, from that
     token on; empty: it applies to the whole content. is_single: there may be one such call.
+    num_behind: tokens behind one of `begins` that still belong to the beginning.
     """
 
     start: ReasoningPlace
@@ -109,3 +110,4 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
     blanks: _Ids = ()
     triggers: _Ids = ()
     is_single: bool = False
+    num_behind: int = 0

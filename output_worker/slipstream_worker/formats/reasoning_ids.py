@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from slipstream_ipc.formats.answer_format import (
     AnswerFormat,
     CallFormat,
     CallSection,
+    ChannelFormat,
     Delimiter,
     Element,
     Repeat,
 )
 from slipstream_ipc.messages import ReasoningIds
+from slipstream_ipc.messages.answer import ReasoningPlace
 from slipstream_worker.formats.places import Place
 
 
@@ -23,14 +26,19 @@ def reasoning_ids(
     place: Place | None,
     *,
     is_start: bool,
+    name_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> ReasoningIds | None:
     """None where reasoning cannot be followed by ids: the format has none, its end is no token, or
     it may end in a call whose beginning is none.
 
     token_ids: of the format's literals that are one token. place: where the prompt leaves the
-    answer; None: within a call. is_start: at its very start.
+    answer; None: within a call, or a header. is_start: at its very start. name_ids: of the channels
+    with reasoning whose names are one token.
     """
     reasoning, calls = found.reasoning, found.calls
+    if found.channels is not None:
+        is_open = place is not None and place.is_reasoning
+        return _channel_ids(found.channels, token_ids, name_ids, is_open)
     if reasoning is None:
         return None
     reads_calls = calls is not None and (place is None or place.reads_calls)
@@ -62,6 +70,25 @@ def reasoning_ids(
         borders=_ids(borders, token_ids),
         blanks=tuple(blank_ids),
     )
+
+
+def _channel_ids(
+    channels: ChannelFormat,
+    token_ids: Mapping[str, int],
+    name_ids: Mapping[str, int],
+    is_open: bool,
+) -> ReasoningIds | None:
+    """Of messages in channels: reasoning begins with its channel's name, right behind the token
+    that stands before names, and the token that begins a message's text.
+    """
+    begins = tuple([name_ids[name] for name in channels.reasoning if name in name_ids])
+    ends, borders = _ids(channels.ends, token_ids), _ids((channels.channel,), token_ids)
+    if len(begins) < len(channels.reasoning) or not borders:
+        return None
+    if not ends or channels.ends[0].literal not in token_ids:
+        return None
+    start: ReasoningPlace = "reasoning" if is_open else "content"
+    return ReasoningIds(start, begins, ends, borders=borders, num_behind=1)
 
 
 def call_beginnings(calls: CallFormat) -> list[Delimiter | None]:

@@ -294,8 +294,10 @@ def _check_budget(
     if budget is None:
         return
     if reasoning is None or not reasoning.ends:
-        allowed = "None with this model, whose reasoning has no end that is one token, or whose "
-        allowed += "format is not known: see `slipstream formats`"
+        allowed = (
+            "None with this model, whose reasoning has no end that is one token, whose format is "
+            "not known (see `slipstream formats`), or whose answers are channels, in a grammar"
+        )
         raise BadRequest(field, budget, allowed)
     end = reasoning.ends[0]
     words = unpack_words(bad_words.ids, bad_words.counts)

@@ -6,6 +6,7 @@ It is a function of the request alone, so that a worker that renders a prompt ag
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -43,7 +44,8 @@ class ReadFormat(NamedTuple):
     """The format of a model's answers, and what follows from its vocabulary.
 
     literals: by which the beginning of an answer is found in a prompt. token_ids: of the literals
-    that are one token. blank_ids: of tokens that are white space.
+    that are one token. blank_ids: of tokens that are white space. name_ids: of the channels with
+    reasoning whose names are one token.
     """
 
     format: AnswerFormat
@@ -52,6 +54,7 @@ class ReadFormat(NamedTuple):
     literals: tuple[str, ...]
     token_ids: dict[str, int]
     blank_ids: tuple[int, ...] = ()
+    name_ids: Mapping[str, int] = MappingProxyType({})
 
     def settings(
         self,
@@ -77,6 +80,7 @@ class ReadFormat(NamedTuple):
             self.blank_ids,
             self._place(settings),
             is_start=not opened.strip(),
+            name_ids=self.name_ids,
         )
 
     def call_grammar(
@@ -180,6 +184,11 @@ def read_format(
     literals = tuple(dict.fromkeys(each.literal for each in delimiters(found)))
     token_ids = {each: added_tokens[each] for each in literals if each in added_tokens}
     blank_ids = sorted({each for blanks in _BLANKS for each in encode(blanks)}) if encode else ()
+    names: dict[str, int] = {}
+    for name in found.channels.reasoning if found.channels and encode else ():
+        assert encode is not None
+        ids = encode(name)
+        names |= {name: ids[0]} if len(ids) == 1 else {}
     return ReadFormat(
         found,
         compile_format(found, token_ids),
@@ -187,6 +196,7 @@ def read_format(
         tuple(each for each in literals if each not in spelled_literals(found)),
         token_ids,
         tuple(blank_ids),
+        names,
     )
 
 

@@ -168,6 +168,8 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         frame = traits.format.structured_frame(settings, chat.tools or (), opened)
     elif chat.tools:
         grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)
+    if traits.format.format.channels is not None and (grammar or request.is_structured):
+        reasoning = None  # the grammar is of the whole answer
     return _Prompt(ids, settings, grammar, reasoning, frame)
 
 

@@ -19,10 +19,12 @@ from tests.helpers.answers import (
     to_items,
 )
 
+from slipstream_core.reasoning import Allowed, ReasoningState
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions
 from slipstream_worker.formats.channel_header import MAX_HEADER_CHARS
 from slipstream_worker.formats.compiled_format import compile_format
+from slipstream_worker.formats.reasoning_ids import reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 
 FORMAT = find_format("harmony")
@@ -174,3 +176,64 @@ def test_reasoning_is_what_stands_in_its_channel() -> None:
     assert seen == [
         ("analysis", False), ("a", True), ("assistant", False), ("final", False), ("b", False),
     ]  # fmt: skip
+
+
+ANALYSIS, LETTER = 1, 2  # ids of a channel's name, and of a text's
+
+
+@given(
+    lens=st.lists(st.integers(0, 6), max_size=4),
+    budget=st.none() | st.integers(0, 9),
+    is_open=st.booleans(),
+)
+def test_a_budget_bounds_all_messages_of_reasoning(
+    lens: list[int], budget: int | None, is_open: bool
+) -> None:
+    """A model that writes what it wants to, but for the ends that the core writes. is_open: the
+    prompt has begun the first message.
+    """
+    prompt = [(7, "<|start|>assistant"), *([(7, "<|channel|>analysis<|message|>")] * is_open)]
+    pieces = [piece for _, text in prompt for piece in items_of(text)]
+    start = start_state(COMPILED, pieces)
+    place = COMPILED.reader(TOOLS, AnswerOptions(), start).place
+    ids = reasoning_ids(FORMAT, TOKENS, (), place, is_start=False, name_ids={"analysis": ANALYSIS})
+    assert ids is not None
+    state = ReasoningState(ids, budget, has_grammar=False)
+    written: list[int] = []
+
+    def write(token_id: int) -> bool:
+        """Write a token; whether it was another one, which ends reasoning."""
+        is_ended = state.allowed_at(len(written)) is Allowed.END
+        token_id = TOKENS["<|end|>"] if is_ended else token_id
+        state.take(token_id, len(written))
+        written.append(token_id)
+        return is_ended
+
+    for number, size in enumerate(lens):
+        if number or not is_open:
+            for token_id in (TOKENS["<|channel|>"], ANALYSIS, TOKENS["<|message|>"]):
+                assert not write(token_id)
+        if not any(write(LETTER) for _ in range(size)):
+            write(TOKENS["<|end|>"])
+        assert written[-1] == TOKENS["<|end|>"]
+        write(TOKENS["<|start|>"])
+        write(3)
+    if lens or not is_open:
+        for token_id in (TOKENS["<|channel|>"], 4, TOKENS["<|message|>"], LETTER):
+            assert not write(token_id)
+    texts = {ANALYSIS: "analysis", LETTER: "a", 3: "assistant", 4: "final"}
+    answer = read(COMPILED, [texts.get(each, each) for each in written], TOOLS, state=start)
+    num = sum(lens) if budget is None else min(budget, sum(lens))
+    final = [content("a")] if lens or not is_open else []
+    assert answer == [*([reasoning("a" * num)] if num else []), *final]
+
+
+def items_of(text: str) -> list[tuple[int, str]]:
+    """Pieces of a prompt, as `start_state` takes them."""
+    items = to_items(text, TOKENS)
+    return [(it, LITERALS[it]) if isinstance(it, int) else (-1, it) for it in items]
+
+
+def test_without_a_token_of_the_channels_name_there_is_no_budget() -> None:
+    place = COMPILED.reader(TOOLS, AnswerOptions(), START).place
+    assert reasoning_ids(FORMAT, TOKENS, (), place, is_start=True) is None
