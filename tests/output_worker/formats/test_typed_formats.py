@@ -434,6 +434,15 @@ def test_a_word_that_is_a_token_elsewhere_is_text_of_a_value() -> None:
     ]
 
 
+def test_the_letters_of_a_token_between_arguments_are_no_tag() -> None:
+    form = FORMATS[next(case for case in CASES if case.calls == "glm47"), True]
+    begun = to_items("<tool_call>get_weather<arg_key>city</arg_key>", form.tokens)
+    value = to_items("<arg_value>Rome</arg_value></tool_call>", form.tokens)
+    as_text = answers.read(form.compiled, [*begun, "<arg_value>", *value[1:]], TOOLS)
+    assert calls_of(answers.read(form.compiled, [*begun, *value], TOOLS))
+    assert not calls_of(as_text)
+
+
 CUT = "a\nb 'c' "
 
 

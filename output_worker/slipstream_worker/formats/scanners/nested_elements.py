@@ -83,7 +83,6 @@ class NestedElementsScanner(TypedScanner):
         self._hazards = STRING_HAZARDS | frozenset(element.prefix[0])
         self._is_first = True
         self._key = ""
-        self._held = ""  # the beginning of a tag
         self._open: list[_Open] = []  # outermost first
         self._num_chars = 0  # of a value that is not decided
         self._first_char = ""  # of it that is no blank
@@ -149,22 +148,11 @@ class NestedElementsScanner(TypedScanner):
 
     def _gap(self, text: str, at: int) -> int:
         """Between arguments: blanks, then the beginning of a tag."""
-        while at < len(text):
-            char = text[at]
-            if not self._held and char in BLANKS:
-                at += 1
-                self._drop(at)
-                continue
-            token = self._held + char
-            if not self._opening.startswith(token):
-                self._phase = _Phase.FAILED
-                return at
-            at += 1
-            self._held = token
-            if token == self._opening:
-                self._held = ""
-                self._phase = _Phase.TAG
-                return at
+        at, tag = self._read_tag((self._opening,), text, at)
+        if tag is None:
+            self._phase = _Phase.FAILED
+        elif tag:
+            self._phase = _Phase.TAG
         return at
 
     def _tag(self, text: str, at: int) -> int:

@@ -185,26 +185,14 @@ class TaggedParametersScanner(TypedScanner):
     # -- tags
 
     def _gap(self, text: str, at: int) -> int:
-        """Between parameters, and between a key and its value: blanks, then one of the tags."""
-        is_gap = self.phase == TagPhase.GAP
-        all_tags = (self._opening, self._end) if is_gap else (self._value_opening,)
-        tags = tuple(tag for tag in all_tags if tag not in self._ids)
-        while at < len(text):
-            char = text[at]
-            if not self._held and char in BLANKS:
-                at += 1
-                self._drop(at)
-                continue
-            token = self._held + char
-            if not any(tag.startswith(token) for tag in tags):
-                self.phase = TagPhase.FAILED
-                return at
-            at += 1
-            if token in tags:
-                self._held = ""
-                self._enter(token, at)
-                return at
-            self._held = token
+        """Between tags: blanks, then the next one."""
+        is_behind_key = self.phase == TagPhase.BEHIND_KEY
+        tags = [self._value_opening] if is_behind_key else [self._opening, self._end]
+        at, tag = self._read_tag([tag for tag in tags if tag not in self._ids], text, at)
+        if tag is None:
+            self.phase = TagPhase.FAILED
+        elif tag:
+            self._enter(tag, at)
         return at
 
     def _enter(self, tag: str, at: int) -> None:

@@ -5,10 +5,11 @@ JSON, each with the place in the text behind which it is decided.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any, NamedTuple
 
-from slipstream_worker.formats.scanners.scanner import ScanContext, ScanStatus
+from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, ScanStatus
 
 __all__ = ["Run", "TypedScanner", "escape_json", "read_until"]
 
@@ -20,6 +21,7 @@ class TypedScanner(ABC):
         self.name = ""
         self.call_id = ""
         self.num_held = 0
+        self._held = ""  # text that may be the beginning of a tag or a literal
         self._unquotable = context.unquotable
         self._has_begun = False
         self._ends_at_once = False  # what begins the call ends it, too, and is taken once more
@@ -83,6 +85,26 @@ class TypedScanner(ABC):
         """A delimiter that is one token; whether it was taken. One that is not taken may end the
         arguments.
         """
+
+    def _read_tag(self, tags: Sequence[str], text: str, at: int) -> tuple[int, str | None]:
+        """Read blanks from `at` on, and one of the tags. Returns the index behind what was taken,
+        and the tag: empty while it is not complete, None where something else stands.
+        """
+        while at < len(text):
+            char = text[at]
+            if not self._held and char in BLANKS:
+                at += 1
+                self._drop(at)
+                continue
+            token = self._held + char
+            if not any(tag.startswith(token) for tag in tags):
+                return at, None
+            at += 1
+            if token in tags:
+                self._held = ""
+                return at, token
+            self._held = token
+        return at, ""
 
     def _emit(self, piece: str, at: int) -> None:
         """Give a piece that is decided at `at` in the text: what was taken behind it is held."""
