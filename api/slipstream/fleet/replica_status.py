@@ -24,3 +24,8 @@ class ReplicaStatus(Struct, frozen=True):
     name: str = ""
     why: str = ""
     load: Load | None = None
+
+    @property
+    def shown_name(self) -> str:
+        """Its name, or its address where it has none."""
+        return self.name or self.address

@@ -211,7 +211,15 @@ class App:
         status = self.health.status(now, is_draining=self.is_draining)
         found = self.statistics.processes.items()
         pids = {name: process.pid for name, process in found if process.pid}
-        health = Health(status, processes=self.health.states(now) or UNSET, pids=pids or UNSET)
+        replicas = {each.shown_name: str(each.condition) for each in self._io.replicas}
+        if replicas and status == "ok" and not self._io.is_serving:
+            status = "recovering"
+        health = Health(
+            status,
+            processes=self.health.states(now) or UNSET,
+            pids=pids or UNSET,
+            replicas=replicas or UNSET,
+        )
         exchange.respond(json_response(503 if status == "unhealthy" else 200, health))
 
     def _get_version(self, _request: HttpRequest, exchange: Exchange) -> None:
@@ -220,7 +228,9 @@ class App:
     def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
         model_name = self._model_name if self._io.model is None else self._io.model.name
         accept = request.headers.get(b"accept", b"").decode("latin-1")
-        exchange.respond(self._metrics.response(self.statistics, model_name, accept))
+        exchange.respond(
+            self._metrics.response(self.statistics, model_name, accept, self._io.replicas)
+        )
 
     def _get_ready(self, _request: HttpRequest, exchange: Exchange) -> None:
         if self.is_draining:
@@ -228,11 +238,13 @@ class App:
         model = served_model(self._io)
         if not self._io.is_attached or not self.health.serves:
             raise not_ready("the engine does not respond")
+        if not self._io.is_serving:
+            raise not_ready("no replica takes requests now")
         exchange.respond(json_response(200, Health("ready", model.name)))
 
     def _get_live(self, _request: HttpRequest, exchange: Exchange) -> None:
         model_name = None if self._io.model is None else self._io.model.name
-        exchange.respond(self.live.response(model_name, self.health.processes))
+        exchange.respond(self.live.response(model_name, self.health.processes, self._io.replicas))
 
     def _get_models(self, _request: HttpRequest, exchange: Exchange) -> None:
         model = self._model_body(served_model(self._io))

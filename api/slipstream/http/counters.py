@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
+from slipstream.fleet.router_counters import RouterCounters
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 CLIENT_CLOSED = 499
@@ -51,3 +54,16 @@ class HttpCounters:
             FrontGauges(num_connections, self._num_open_streams),
             FrontCounters(self._answers.copy(), self.num_chunks),
         )
+
+
+def with_router(numbers: FrontNumbers, router: RouterCounters | None) -> FrontNumbers:
+    """A front's numbers with those of its router, if it is one over several replicas."""
+    if router is None:
+        return numbers
+    counters = replace(
+        numbers.counters,
+        placed={str(why): num for why, num in router.placed.items()},
+        moved={str(why): num for why, num in router.moved.items()},
+        choose_s=router.choose_s,
+    )
+    return replace(numbers, counters=counters)

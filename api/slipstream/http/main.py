@@ -33,6 +33,7 @@ from slipstream.fleet.members import names_fleet
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import FrontConfig
+from slipstream.http.counters import with_router
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.server.access_log import AccessLog, access_logger
 from slipstream.http.server.cors import Cors
@@ -56,7 +57,7 @@ from slipstream_ipc.process import (
     start_child,
     wait_for_activation,
 )
-from slipstream_ipc.telemetry.statistics import Statistics
+from slipstream_ipc.telemetry.statistics import FrontNumbers, Statistics
 from slipstream_ipc.telemetry.trace import open_tracer
 from slipstream_ipc.transport.addresses import IPC
 
@@ -138,8 +139,11 @@ async def _serve(
                 app.statistics = command
                 app.live.add(command)
 
+    def numbers() -> FrontNumbers:
+        return with_router(server.numbers(), io.router_counters)
+
     def beat() -> None:
-        beats.beat(time.monotonic(), server.numbers)
+        beats.beat(time.monotonic(), numbers)
         loop.call_at(next_multiple(loop.time(), BEAT_S), beat)
 
     io = LoopIO(

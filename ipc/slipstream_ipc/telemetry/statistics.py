@@ -150,10 +150,17 @@ class FrontGauges(Struct, frozen=True, omit_defaults=True):
 
 
 class FrontCounters(Struct, frozen=True, omit_defaults=True):
-    """Counters of an HTTP front. answers: by "STATUS PATH". num_chunks: of streamed answers."""
+    """Counters of an HTTP front. answers: by "STATUS PATH". num_chunks: of streamed answers.
+
+    Over several replicas: placed: streams by why their replica was chosen; moved: by why they left
+    one; choose_s: time spent on choosing.
+    """
 
     answers: CountByName = {}
     num_chunks: Count = 0
+    placed: CountByName = {}
+    moved: CountByName = {}
+    choose_s: Seconds = 0.0
 
 
 class CoreNumbers(Struct, frozen=True, omit_defaults=True, tag="core"):

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -47,9 +48,10 @@ from slipstream.fleet.moves import (
     ReaderProgress,
     Start,
 )
-from slipstream.fleet.placement import Placement, PlacementPolicy
+from slipstream.fleet.placement import Placement
 from slipstream.fleet.prompt_keys import PromptKey, prompt_key
 from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream.fleet.router_counters import MovedWhy, PlacedWhy, RouterCounters
 from slipstream.request.parallel_sampling import can_join
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
@@ -111,10 +113,11 @@ class _Search:
 
 @dataclass(eq=False, slots=True)
 class _Route:
-    """How a stream is placed. sent: where it is counted now."""
+    """How a stream is placed. sent: where it is counted now. left_because: it left a replica."""
 
     key: PromptKey
     sent: SentRequest | None = None
+    left_because: MovedWhy | None = None
 
 
 class FleetSession:
@@ -131,7 +134,6 @@ class FleetSession:
         access: Access | None = None,
         fails_early: bool = False,
         settings: MoveSettings | None = None,
-        placement: PlacementPolicy | None = None,
         source: MemberSource | None = None,
     ) -> None:
         """address: see `member_source`. access: for the tcp:// members. The rest: see
@@ -157,7 +159,9 @@ class FleetSession:
         self._searches: dict[StreamState, _Search] = {}
         self._routes: dict[StreamState, _Route] = {}
         self._last: StreamState | None = None  # the last one placed in this turn
-        self._placement = placement or Placement()
+        self._placement = Placement()
+        self._placed_why: PlacedWhy = "waited"  # of the last stream placed in this turn
+        self.counters = RouterCounters()
         self._settings = settings or MoveSettings(
             wait_s=timeout_s, accepted_wait_s=_ACCEPTED_WAIT * timeout_s
         )
@@ -173,6 +177,11 @@ class FleetSession:
     def is_attached(self) -> bool:
         """Whether a member is attached, as far as is known."""
         return any(member.is_attached for member in self._members.values())
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a member takes requests, as far as is known."""
+        return bool(self._moves.open_members())
 
     def statuses(self) -> list[ReplicaStatus]:
         """What is known of each member that is listed."""
@@ -191,7 +200,10 @@ class FleetSession:
         """Submit a new stream at the best member, or one to be resumed where it is."""
         state.submitted_at = now
         if isinstance(state.request, Submit):
-            self._place(state, self._best_for_new(state, state.request, now), now)
+            number = self._best_for_new(state, state.request, now)
+            if number is not None:
+                self.counters.note_placed(self._placed_why)
+            self._place(state, number, now)
         else:
             self._seek(state, now)
 
@@ -472,7 +484,11 @@ class FleetSession:
         if route is None:
             return min(zip(numbers, loads, strict=True), key=lambda each: each[1].work)[0]
         length = self._prompt_len(state, route)
-        return numbers[self._placement.choose(route.key, length, loads, self._now)[0]]
+        begin = time.perf_counter()
+        best = self._placement.candidates(route.key, length, loads)[0]
+        self.counters.choose_s += time.perf_counter() - begin
+        self._placed_why = best.reason
+        return numbers[best.member]
 
     def _prompt_len(self, state: StreamState, route: _Route) -> int:
         """Tokens that the stream's next replica has to have in its cache."""
@@ -518,14 +534,14 @@ class FleetSession:
         """The stream's member leaves, and has not accepted it."""
         hold = self._moves.turned_away(state, self._now)
         if hold is not None:
-            self._hold(hold)
+            self._hold(hold, "leaving")
 
     def overloaded(self, state: StreamState) -> bool:
         """The stream's member has no room for it: whether another one is asked."""
         hold = self._moves.overloaded(state, self._now)
         if hold is not None:
             state.was_sent = False  # it is not known there
-            self._hold(hold)
+            self._hold(hold, "overloaded")
         return hold is not None
 
     def _decide(self, now: float) -> None:
@@ -548,8 +564,11 @@ class FleetSession:
                 session.turn(now)
         self._shut(now)
 
-    def _hold(self, decision: Hold[StreamState]) -> None:
+    def _hold(self, decision: Hold[StreamState], why: MovedWhy | None = None) -> None:
         state = decision.stream
+        route = self._routes.get(state)
+        if route is not None:
+            route.left_because = why or self._why_left(decision.member)
         session = self._session_of(state)
         assert session is not None
         carried = session.leave(state)
@@ -560,11 +579,28 @@ class FleetSession:
         state = decision.stream
         source, target = self._session_of(state), self._members[decision.member].session
         assert target is not None
+        route = self._routes.get(state)
+        if decision.source is not None:
+            self.counters.note_moved(self._why_left(decision.source))
+        elif route is not None and route.left_because is not None:
+            self.counters.note_moved(route.left_because)
+        else:
+            self.counters.note_placed("waited")
         self._count(state, decision.member, now)
         carried = self._held.take(state) if source is None else source.leave(state)
         state.moves, state.strikes = decision.moves, decision.strikes
         state.member = decision.member
         target.carry_on(carried)
+
+    def _why_left(self, number: int) -> MovedWhy:
+        """What has become of a member that a stream leaves."""
+        member = self._members[number]
+        if member.shut_because is not None:
+            return "refused"
+        if not member.is_attached:
+            return "lost"
+        state = "serving" if member.said is None else member.said.state
+        return "other" if state == "serving" else state
 
     def _fail(self, decision: Fail[StreamState]) -> None:
         state = decision.stream

@@ -19,11 +19,13 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.fleet_session import open_session
+from slipstream.client.connection.fleet_session import FleetSession, open_session
 from slipstream.client.connection.queries import Query
 from slipstream.client.connection.session import GOODBYE_S, TICK_S
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
+from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream.fleet.router_counters import RouterCounters
 from slipstream_ipc.messages import Fault, ModelCard
 from slipstream_ipc.process import next_multiple
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
@@ -73,6 +75,22 @@ class LoopIO:
     def is_attached(self) -> bool:
         """Whether the connection is attached to a server, as far as is known."""
         return self._session.is_attached
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether a request would be taken now, as far as is known."""
+        session = self._session
+        return session.is_serving if isinstance(session, FleetSession) else session.is_attached
+
+    @property
+    def replicas(self) -> list[ReplicaStatus]:
+        """What is known of each replica of a fleet; empty for a single server."""
+        return self._session.statuses() if isinstance(self._session, FleetSession) else []
+
+    @property
+    def router_counters(self) -> RouterCounters | None:
+        """What is counted of the placing of streams; None for a single server."""
+        return self._session.counters if isinstance(self._session, FleetSession) else None
 
     async def connect(self) -> ModelCard:
         """Wait until the server answers.

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream.http.response_encoding import Response, json_response
 from slipstream_ipc.telemetry.spans import SPAN_US, Spans
 from slipstream_ipc.telemetry.statistics import (
@@ -60,9 +62,19 @@ class Timeline(Struct, frozen=True):
     work: list[tuple[int, int]] = []
 
 
+class Replica(Struct, frozen=True):
+    """One replica, as it has told this front. state: as in /health."""
+
+    state: str
+    running: int | None = None
+    waiting: int | None = None
+    cache_use: float | None = None
+
+
 class LiveNumbers(Struct, frozen=True):
     """The body of /live. cache_use, device_busy: 0 to 1. tokens_per_s and device_busy are over the
-    last 2 seconds, latencies over the last 10.
+    last 2 seconds, latencies over the last 10. replicas: of a front over several, whose requests
+    are the sums of theirs.
     """
 
     model: str | None = None
@@ -75,6 +87,7 @@ class LiveNumbers(Struct, frozen=True):
     itl_s: Percentiles = Percentiles(0)
     processes: dict[str, Process] = {}
     timeline: Timeline = Timeline()
+    replicas: dict[str, Replica] = {}
 
 
 class LiveStatistics:
@@ -83,7 +96,7 @@ class LiveStatistics:
     def __init__(self) -> None:
         self._reports: deque[Statistics] = deque()  # oldest first
         self._response: Response | None = None
-        self._model: str | None = None
+        self._about: tuple[str | None, Sequence[ReplicaStatus]] = (None, ())  # model, replicas
 
     def add(self, statistics: Statistics) -> None:
         """Add a report; drop those older than the windows."""
@@ -92,11 +105,17 @@ class LiveStatistics:
             self._reports.popleft()
         self._response = None
 
-    def response(self, model: str | None, states: dict[str, str]) -> Response:
+    def response(
+        self, model: str | None, states: dict[str, str], replicas: Sequence[ReplicaStatus] = ()
+    ) -> Response:
         """The response. states: of processes, by name, used until statistics have come."""
-        if self._response is None or self._model != model or not self._reports:
-            self._model = model
-            self._response = json_response(200, self._numbers(model, states), _NO_STORE)
+        is_same = (model, replicas) == self._about
+        if self._response is None or not is_same or not self._reports:
+            self._about = (model, replicas)
+            numbers = self._numbers(model, states)
+            if replicas:
+                numbers = _with_replicas(numbers, replicas)
+            self._response = json_response(200, numbers, _NO_STORE)
         return self._response
 
     def _numbers(self, model: str | None, states: dict[str, str]) -> LiveNumbers:
@@ -137,6 +156,31 @@ class LiveStatistics:
         return next(
             (each for each in reversed(self._reports) if each.at_s <= at_s), self._reports[0]
         )
+
+
+def _with_replicas(numbers: LiveNumbers, replicas: Sequence[ReplicaStatus]) -> LiveNumbers:
+    shown: dict[str, Replica] = {}
+    for each in replicas:
+        load = None if each.condition in ("away", "refused") else each.load
+        shown[each.shown_name] = (
+            Replica(each.condition)
+            if load is None
+            else Replica(
+                each.condition,
+                load.running,
+                load.waiting,
+                1.0 - load.free_blocks / load.blocks if load.blocks else None,
+            )
+        )
+    there = [each for each in shown.values() if each.running is not None]
+    used = [each.cache_use for each in there if each.cache_use is not None]
+    return replace(
+        numbers,
+        replicas=shown,
+        running=sum(each.running or 0 for each in there) if there else None,
+        waiting=sum(each.waiting or 0 for each in there) if there else None,
+        cache_use=sum(used) / len(used) if used else None,
+    )
 
 
 def _cores(statistics: Statistics) -> dict[str, CoreNumbers]:

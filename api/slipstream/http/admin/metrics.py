@@ -11,7 +11,7 @@ The numbers are those of `slipstream_ipc.telemetry.statistics`; every front serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from types import UnionType
 from typing import Any
@@ -24,7 +24,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream.http.response_encoding import Response
+from slipstream_ipc.messages import Load
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     CoreNumbers,
@@ -240,6 +242,69 @@ def _front_metrics() -> Iterator[_Family]:
     )
 
 
+def _router_metrics() -> Iterator[_Family]:
+    yield _Family(
+        _Counter,
+        "router_requests",
+        "Streams placed at a replica, by why it was chosen: home, second, load, waited.",
+        FrontNumbers,
+        lambda n: _by_label(n.counters.placed),
+        ("why",),
+    )
+    yield _Family(
+        _Counter,
+        "router_moves",
+        "Streams that went on at another replica, by what became of the one before.",
+        FrontNumbers,
+        lambda n: _by_label(n.counters.moved),
+        ("why",),
+    )
+    yield _Family(
+        _Counter,
+        "router_choose_seconds",
+        "Time spent on choosing replicas.",
+        FrontNumbers,
+        lambda n: {(): n.counters.choose_s} if n.counters.placed else {},
+    )
+
+
+_REPLICA_STATE = "replica_state"
+
+
+def _cache_share(load: Load) -> float:
+    return 1.0 - load.free_blocks / max(1, load.blocks)
+
+
+_REPLICA_GAUGES: tuple[tuple[str, str, Callable[[Load], float]], ...] = (
+    ("replica_requests_running", "Requests that run at the replica.", lambda it: it.running),
+    ("replica_requests_waiting", "Requests that wait at the replica.", lambda it: it.waiting),
+    (
+        "replica_queued_tokens",
+        "Prompt tokens that the replica has not computed yet.",
+        lambda it: it.queued_tokens,
+    ),
+    ("replica_kv_cache_usage_perc", "Share of its KV cache in use, 0 to 1.", _cache_share),
+)
+
+
+def _replica_metrics(model_name: str, replicas: Sequence[ReplicaStatus]) -> Iterator[Metric]:
+    """What each replica has said of itself to this front."""
+    state = GaugeMetricFamily(
+        PREFIX + _REPLICA_STATE,
+        "1 for the state that the replica is in.",
+        labels=("model_name", "replica", "state"),
+    )
+    for replica in replicas:
+        state.add_metric([model_name, replica.shown_name, replica.condition], 1)
+    yield state
+    for name, help_, value in _REPLICA_GAUGES:
+        gauge = GaugeMetricFamily(PREFIX + name, help_, labels=("model_name", "replica"))
+        for replica in replicas:
+            if replica.load is not None and replica.condition not in ("away", "refused"):
+                gauge.add_metric([model_name, replica.shown_name], value(replica.load))
+        yield gauge
+
+
 def _process_metrics() -> Iterator[_Family]:
     yield _Family(
         _Counter,
@@ -282,7 +347,20 @@ def _histogram(name: str, help_: str, of: type, field: str) -> _Family:
     return _Family(_Histogram, name, help_, of, lambda n: getattr(n.counters, field))
 
 
-_FAMILIES = (*_core_metrics(), *_worker_metrics(), *_front_metrics(), *_process_metrics())
+_FAMILIES = (
+    *_core_metrics(),
+    *_worker_metrics(),
+    *_front_metrics(),
+    *_router_metrics(),
+    *_process_metrics(),
+)
+
+
+METRIC_NAMES = (
+    *[family.name for family in _FAMILIES],
+    _REPLICA_STATE,
+    *[name for name, _, _ in _REPLICA_GAUGES],
+)
 
 
 class Metrics:
@@ -293,12 +371,21 @@ class Metrics:
         self._registry.register(_Collector(self))
         self._rendered: dict[bytes, bytes] = {}  # of `statistics`, by content type
         self.statistics = Statistics()
-        self.model_name = ""
+        self.about: tuple[str, Sequence[ReplicaStatus]] = ("", ())  # model and replicas
 
-    def response(self, statistics: Statistics, model_name: str, accept: str) -> Response:
-        """The metrics, as OpenMetrics if `accept`, the request's header, names it; else as text."""
-        if statistics is not self.statistics or model_name != self.model_name:
-            self.statistics, self.model_name = statistics, model_name
+    def response(
+        self,
+        statistics: Statistics,
+        model_name: str,
+        accept: str,
+        replicas: Sequence[ReplicaStatus] = (),
+    ) -> Response:
+        """The metrics, as OpenMetrics if `accept`, the request's header, names it; else as text.
+
+        replicas: of a front over several.
+        """
+        if statistics is not self.statistics or (model_name, replicas) != self.about:
+            self.statistics, self.about = statistics, (model_name, replicas)
             self._rendered.clear()
         is_open = _OPEN.partition(b";")[0].decode() in accept
         content_type = _OPEN if is_open else _PLAIN
@@ -324,12 +411,14 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Every metric, with or without samples."""
         metrics = self._metrics
+        model_name, replicas = metrics.about
         for family in _FAMILIES:
             labels = ("model_name", "process", *family.labels)
             metric: Any = family.kind(PREFIX + family.name, family.help, labels=labels)
             for name, process in metrics.statistics.processes.items():
-                _add_sample(metric, family, [metrics.model_name, name], process)
+                _add_sample(metric, family, [model_name, name], process)
             yield metric
+        yield from _replica_metrics(model_name, replicas)
 
 
 def _add_sample(

@@ -63,7 +63,8 @@ export class Live {
     this.#samples.push({ at: now, live });
     this.#samples = this.#samples.filter(({ at }) => now - at < SPAN_MS);
     this.#onModel(live.model);
-    showProcesses(live.processes);
+    showStates("processes", Object.entries(live.processes).map(processRow), "ready");
+    showStates("replicas", Object.entries(live.replicas).map(replicaRow), "serving");
     for (const [id, { of, spark }] of Object.entries(this.#charts)) {
       const { show } = CHARTS[id];
       const samples = this.#samples.map((sample) => ({ at: sample.at, values: of(sample.live) }));
@@ -110,18 +111,28 @@ function saysOf(steps, work, from, to) {
   return said.join(" · ");
 }
 
-function showProcesses(processes) {
-  const list = byId("processes");
-  const shown = Object.entries(processes).map(([name, { state, restarts }]) => {
-    const again = restarts ? `, ${restarts} ${restarts === 1 ? "restart" : "restarts"}` : "";
-    return { name, state, text: `${name}${again}`, title: `${name} is ${state}${again}` };
-  });
+function processRow([name, { state, restarts }]) {
+  const again = restarts ? `, ${restarts} ${restarts === 1 ? "restart" : "restarts"}` : "";
+  return { name, state, text: `${name}${again}`, title: `${name} is ${state}${again}` };
+}
+
+function replicaRow([name, { state, running, waiting, cache_use }]) {
+  const requests = running === null ? "" : `: ${running} running, ${waiting} waiting`;
+  const cache = cache_use === null ? "" : `, cache ${percentOf(cache_use)}`;
+  const text = `${name}${requests}${cache}`;
+  return { name, state, text, title: `${name} is ${state}` };
+}
+
+/** A list of names with their states; a state is shown to all unless it is the usual one. */
+function showStates(id, shown, usual) {
+  const list = byId(id);
   const said = JSON.stringify(shown);
   if (list.dataset.said === said) return;
   list.dataset.said = said;
+  list.hidden = !shown.length;
   list.replaceChildren(
     ...shown.map(({ state, text, title }) => {
-      const className = state === "ready" ? "unseen" : "";
+      const className = state === usual ? "unseen" : "";
       const said = element("span", { className, textContent: ` ${state}` });
       return element("li", { dataset: { state }, title }, text, said);
     }),
