@@ -21,9 +21,9 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.processes import started
 
 from slipstream_bench.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
-from slipstream_bench.gpu_check import bounds
+from slipstream_bench.gpu_check import bounds, prediction
 from slipstream_bench.gpu_check.__main__ import main
-from slipstream_bench.gpu_check.bounds import work_of
+from slipstream_bench.gpu_check.bounds import ForwardWork, work_of
 from slipstream_bench.gpu_check.device_use import idle_share
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, write_files
 from slipstream_bench.gpu_check.models import core_config
@@ -506,3 +506,43 @@ def test_a_table_per_shape_of_rows(tmp_path: Path, report: GpuReport) -> None:
     assert lines.count("| case | ok | value |") == 1
     assert lines.count("| case | ok | other |") == 1
     assert "| c |  | x\\|y |" in lines
+
+
+# ---- the prediction ----------------------------------------------------------------------------
+
+
+def test_a_step_costs_its_launches_and_what_takes_longer() -> None:
+    card = prediction.Card("C", bytes_per_s=1e12, bf16_flops_per_s=1e14)
+    work = ForwardWork(
+        dense=10**9,
+        output=10**8,
+        experts=0,
+        num_experts=1,
+        experts_per_token=1,
+        attention_dims=4096,
+    )
+    time = prediction.decode_time(work, 1000.0, 400, 2, card)
+    assert time.launch_s == pytest.approx(400 * 2.2e-6)
+    assert time.bytes_s == pytest.approx((1.1e9 * 2 + 2 * prediction.CONTEXT * 1000) / 1e12)
+    assert time.flops_s == pytest.approx(
+        (2 * 1.1e9 * 2 + 2 * 4 * 4096 * (prediction.CONTEXT + 1)) / 1e14
+    )
+    assert time.total_s == pytest.approx(time.launch_s + time.bytes_s)
+    whole = prediction.prefill_time(work, 1000.0, 400, card)
+    assert whole.total_s == pytest.approx(whole.launch_s + whole.flops_s)
+    assert 0.9 < whole.bound_share < 1
+
+
+def test_launches_of_a_whole_model_are_counted_by_layer() -> None:
+    """A layer of Llama launches 12 kernels (test_fuse_card); outside of layers there are few."""
+    outside = prediction.launches_of("llama-3.1-8b") - 32 * 12
+    assert 0 < outside < 40
+
+
+def test_a_prediction_needs_no_card() -> None:
+    done = run_script("--predict", "--card", "H200")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    shapes = [line.split()[0] for line in lines[2:]]
+    assert tuple(dict.fromkeys(shapes)) == SHAPES
+    assert len(shapes) == len(SHAPES) * (len(prediction.BATCHES) + 1)

@@ -23,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from slipstream_bench.common.measures import Row
+from slipstream_bench.common.report import table
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, say, write_files
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Section
 
+_CARDS = ("H100", "H200")
 _WRITE_S = 1.0  # interval of writing new rows
 # Nothing is downloaded, so no library needs to wait for a network timeout.
 _QUIET = {
@@ -59,6 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parts = arguments.parts or list(PARTS)
     if unknown := sorted(set(parts) - set(PARTS)):
         _parser().error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
+    if arguments.predict:
+        return _predict(arguments.card)
     known = {section.name for part in parts for section in PARTS[part]}
     if unknown := sorted(set(arguments.sections or known) - known):
         _parser().error(f"no section {unknown[0]!r}; there are {', '.join(sorted(known))}")
@@ -84,12 +88,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="small models and few runs")
     parser.add_argument("--dry-run", action="store_true", help="--quick, on the CPU")
     parser.add_argument(
+        "--predict",
+        action="store_true",
+        help="print how long steps should take on --card, by counts, and run nothing",
+    )
+    parser.add_argument(
+        "--card", choices=_CARDS, default=_CARDS[0], help="of --predict; default: %(default)s"
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         default=Path("benchmarks/gpu"),
         help="folder of the result files; default: %(default)s",
     )
     return parser
+
+
+def _predict(card: str) -> int:
+    """Print the prediction for a card; needs none."""
+    from slipstream_bench.gpu_check.prediction import CARDS, predicted_rows  # with torch
+
+    [found] = [each for each in CARDS if each.name == card]
+    sys.stdout.write("\n".join((*table(predicted_rows(found)), "")))
+    return 0
 
 
 def _run_part(part: str, arguments: argparse.Namespace) -> int:

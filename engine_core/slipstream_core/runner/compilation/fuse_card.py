@@ -128,6 +128,16 @@ def launches_by_layer(graph: Graph) -> list[int]:
 
     An operator of torch counts as one.
     """
+    return _launches(graph)[1:-1]
+
+
+def num_launches(graph: Graph) -> int:
+    """Kernels of the whole forward."""
+    return sum(_launches(graph))
+
+
+def _launches(graph: Graph) -> list[int]:
+    """Kernels up to the end of each attention, and those behind the last one."""
     counts = [0]
     for node in graph.nodes:
         if node.op != "call_function" or node.target in _WITHOUT_LAUNCH:
@@ -137,7 +147,7 @@ def launches_by_layer(graph: Graph) -> list[int]:
             counts.append(0)
         else:
             counts[-1] += 1
-    return counts[1:-1]
+    return counts
 
 
 class _Norm(NamedTuple):
