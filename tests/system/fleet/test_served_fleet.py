@@ -12,6 +12,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -178,6 +179,34 @@ def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> Non
         plain = fleet.texts()
         assert streamed_through(fleet, signal.SIGTERM) == (plain, 1)
         assert fleet.texts() == plain
+
+
+@pytest.mark.slow
+def test_rolling_update_under_load_loses_nothing() -> None:
+    """One replica after another is drained by its name, while answers are asked for."""
+    with served("--drain-s", "0.1") as fleet:
+        plain = fleet.texts()
+        is_updated = threading.Event()
+        found: list[list[str]] = []
+
+        def ask() -> None:
+            while not is_updated.is_set():
+                found.append(fleet.texts())
+
+        with ThreadPoolExecutor() as pool:
+            asking = pool.submit(ask)
+            try:
+                for index in range(2):
+                    before = fleet.supervisor(index).pid
+                    where = ("--runtime-dir", str(fleet.folder))
+                    assert said_by("drain", f"replica-{index}", *where)[0] == 0
+                    fleet.said(f"replica-{index} restarted")
+                    assert fleet.supervisor(index).pid != before
+            finally:
+                is_updated.set()
+            asking.result(PATIENCE_S)
+        assert found
+        assert all(texts == plain for texts in found)
 
 
 @pytest.mark.slow
