@@ -142,6 +142,12 @@ def anchors(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("path", EVERY, ids=TEXTS)
+def test_decisions_are_called_by_their_numbers(path: Path) -> None:
+    links = re.findall(r"\[(?:decision\s+)?(\d{1,3})\]\((?:decisions/)?(\d{3})-", path.read_text())
+    assert all(int(shown) == int(number) for shown, number in links)
+
+
+@pytest.mark.parametrize("path", EVERY, ids=TEXTS)
 def test_links_lead_somewhere(path: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
     for link in re.findall(r"\]\(([^)\s]+)\)", prose):

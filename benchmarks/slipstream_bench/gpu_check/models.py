@@ -130,7 +130,7 @@ def core_config(
         num_blocks=None if num_tokens is None else -(-num_tokens // 16) + num_requests + 1,
         # the largest load must fit: 117 GiB of cache on a card of 139 (Qwen3-0.6B, 1,024 requests
         # of 1,024 tokens); loads that do not fit are skipped
-        gpu_memory_utilization=0.97,
+        gpu_memory_utilization=0.95,
         max_num_seqs=num_requests,
         max_num_batched_tokens=8192,
         max_model_len=max_model_len,
