@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -46,7 +47,8 @@ def test_the_packages_metadata_is_read_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_health_tells_the_process_ids_that_are_known() -> None:
     no: Any = None
-    routes, answers = app.App(no, ApiKeys(()), no, Limits()), Answers()
+    io: Any = SimpleNamespace(replicas=[])
+    routes, answers = app.App(io, ApiKeys(()), no, Limits()), Answers()
     request, handler = HttpRequest("GET", "/health"), routes._handlers["/health"]["GET"]
     handler(request, Exchange(request, cast(Any, answers)))
     found = {"core": ProcessStatistics("ready", 7), "worker": ProcessStatistics("restarting")}
