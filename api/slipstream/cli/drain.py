@@ -1,4 +1,4 @@
-"""`slipstream drain`: drains a replica of a server on this machine, which then starts again."""
+"""`slipstream drain`: drains replicas of a server on this machine, which then start again."""
 
 from __future__ import annotations
 
@@ -7,17 +7,42 @@ import fcntl
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from slipstream.cli.options.parser import Parser
-from slipstream.client.endpoints import LOCK_NAME, default_runtime_dir, replica_folders
-from slipstream.errors import wrong_option
+from slipstream.client.client import Client
+from slipstream.client.endpoints import (
+    LOCK_NAME,
+    client_address,
+    default_runtime_dir,
+    replica_folders,
+)
+from slipstream.errors import SlipstreamError, missing_option, wrong_option
+
+_LOOK_EVERY_S = 0.2
+_ATTACH_S = 1.0
 
 
 def add_drain(parser: Parser) -> None:
     """Add the command's options."""
-    parser.introduce("NAME [options]", ("slipstream drain replica-0",))
-    parser.add_argument("name", metavar="NAME", help="a replica of `slipstream serve --replicas`")
+    parser.introduce("[NAME] [options]", ("slipstream drain replica-0", "slipstream drain --all"))
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a replica of `slipstream serve --replicas`"
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="all of them, each once the one before serves again: an update under load",
+    )
+    parser.add_argument(
+        "--within",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="with --all: for one replica to serve again, else the others are left alone "
+        "(default: %(default)g)",
+    )
     parser.add_argument(
         "--runtime-dir",
         metavar="DIR",
@@ -27,19 +52,60 @@ def add_drain(parser: Parser) -> None:
 
 
 def drain(arguments: argparse.Namespace) -> int:
-    """Ask the replica's supervisor to drain."""
+    """Ask a replica's supervisor to drain, or those of all, one after another. Returns 1 where one
+    does not serve again in time.
+    """
     folder = Path(arguments.runtime_dir or default_runtime_dir()).absolute()
     names = [path.name for path in replica_folders(folder)]
-    arguments.option_names["name"] = "NAME"
-    if arguments.name not in names:
-        allowed = f"one of {', '.join(names)}" if names else f"a server with replicas in {folder}"
-        raise wrong_option("name", arguments.name, allowed)
-    try:
-        os.kill(_supervisor_in(folder / arguments.name), signal.SIGTERM)
-    except (FileNotFoundError, ProcessLookupError, ValueError):
-        raise wrong_option("name", arguments.name, "a replica that runs") from None
-    sys.stdout.write(f"{arguments.name} drains, then starts again\n")
+    arguments.option_names |= {"name": "NAME", "all": "--all"}
+    if arguments.name is None and not arguments.all:
+        raise missing_option("name", "a replica's name, or --all")
+    if arguments.name is not None and arguments.all:
+        raise wrong_option("name", arguments.name, "nothing beside --all")
+    if not names:
+        raise wrong_option("runtime_dir", str(folder), "the folder of a server with replicas")
+    if arguments.name is not None and arguments.name not in names:
+        raise wrong_option("name", arguments.name, f"one of {', '.join(names)}")
+    for name in names if arguments.all else [arguments.name]:
+        supervisor = _ask(folder, name)
+        _say(f"{name} drains, then starts again")
+        if not arguments.all:
+            break
+        if not _serves_again(folder / name, supervisor, arguments.within):
+            late = f"{name} does not serve again after {arguments.within:g} s"
+            _say(f"{late}; the others are as before")
+            return 1
+        _say(f"{name} serves again")
     return 0
+
+
+def _ask(folder: Path, name: str) -> int:
+    """Tell a replica's supervisor to drain; its pid. Raises: BadRequestError."""
+    try:
+        pid = _supervisor_in(folder / name)
+        os.kill(pid, signal.SIGTERM)
+    except (FileNotFoundError, ProcessLookupError, ValueError):
+        raise wrong_option("name", name, "a replica that runs") from None
+    return pid
+
+
+def _serves_again(folder: Path, before: int, within_s: float) -> bool:
+    """Whether another supervisor's replica answers in time. before: pid of the one that drains."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if _supervisor_in(folder) != before:
+                Client(client_address(folder), timeout_s=_ATTACH_S).close()
+                return True
+        except (OSError, ValueError, SlipstreamError):
+            pass  # it ends, or starts
+        time.sleep(_LOOK_EVERY_S)
+    return False
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def _supervisor_in(folder: Path) -> int:

@@ -152,6 +152,10 @@ def test_replicas_are_shown_and_one_is_drained_by_its_name() -> None:
         code, error = said_by("drain", "replica-7", *where)
         assert code == 2
         assert "one of replica-0, replica-1" in error
+        assert said_by("drain", *where)[0] == 2
+        assert said_by("drain", "replica-0", "--all", *where)[0] == 2
+        code, said = said_by("drain", "--all", "--within", "0", *where)
+        assert (code, "replica-0 does not serve again" in said) == (1, True)
 
 
 def test_a_process_with_the_pid_of_a_killed_supervisor_is_left_alone(tmp_path: Path) -> None:
@@ -167,7 +171,7 @@ def test_a_process_with_the_pid_of_a_killed_supervisor_is_left_alone(tmp_path: P
 
 def test_of_replicas_that_are_not_there_no_command_makes_a_table(tmp_path: Path) -> None:
     code, error = said_by("drain", "replica-0", "--runtime-dir", str(tmp_path))
-    assert (code, "a server with replicas" in error) == (2, True)
+    assert (code, "of a server with replicas" in error) == (2, True)
     code, error = said_by("replicas", f"ipc://{tmp_path}/a.sock,ipc://{tmp_path}/b.sock")
     assert code == 1
     assert error.count("away") == 2
@@ -183,7 +187,7 @@ def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> Non
 
 @pytest.mark.slow
 def test_rolling_update_under_load_loses_nothing() -> None:
-    """One replica after another is drained by its name, while answers are asked for."""
+    """One replica after another is drained, while answers are asked for."""
     with served("--drain-s", "0.1") as fleet:
         plain = fleet.texts()
         is_updated = threading.Event()
@@ -196,12 +200,15 @@ def test_rolling_update_under_load_loses_nothing() -> None:
         with ThreadPoolExecutor() as pool:
             asking = pool.submit(ask)
             try:
-                for index in range(2):
-                    before = fleet.supervisor(index).pid
-                    where = ("--runtime-dir", str(fleet.folder))
-                    assert said_by("drain", f"replica-{index}", *where)[0] == 0
-                    fleet.said(f"replica-{index} restarted")
-                    assert fleet.supervisor(index).pid != before
+                before = [fleet.supervisor(index).pid for index in range(2)]
+                code, said = said_by("drain", "--all", "--runtime-dir", str(fleet.folder))
+                assert code == 0, said
+                assert said.splitlines() == [
+                    f"replica-{index} {what}"
+                    for index in range(2)
+                    for what in ("drains, then starts again", "serves again")
+                ]
+                assert not set(before) & {fleet.supervisor(index).pid for index in range(2)}
             finally:
                 is_updated.set()
             asking.result(PATIENCE_S)
