@@ -1,0 +1,236 @@
+"""A step's plan as bytes in a buffer that ranks share, and as views of that buffer again.
+
+The bytes are a header of int64 and then the plan's columns, each at a multiple of 8 bytes, in
+native byte order. The header has the plan's counts and flags; dtypes and shapes of the columns
+follow from them, so the bytes hold no type, no name and no offset.
+
+Rank 0 alone samples, so what only sampling reads and has no flat form stays there: `constraints`
+and `listed`. A plan that is read has None for both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream_core.step.plan import PromptPlan, StepPlan
+
+Column = npt.NDArray[Any]
+
+
+class PlanBytesError(ValueError):
+    """Bytes that are no plan, or a plan that has no place in its buffer."""
+
+
+class _Field(NamedTuple):
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[str, ...]  # names of counts
+
+
+def _fields(shape: tuple[str, ...], **dtypes: type[np.generic]) -> tuple[_Field, ...]:
+    return tuple(_Field(name, np.dtype(dtype), shape) for name, dtype in dtypes.items())
+
+
+_MAGIC: Final = 0x31_4E_41_4C_50_50_49_4C  # changes with the layout
+_COUNTS: Final = ("T", "R", "W", "S", "M", "G", "P", "N")
+_FLAGS: Final = ("all_greedy", "any_truncation", "any_wide")
+_HAS_PROMPT: Final = 1 << len(_FLAGS)
+
+# magic, size in bytes, step, num_decodes, max_logprobs, flags; then the counts
+_NUM_SCALARS: Final = 6
+_HEADER_BYTES: Final = 8 * (_NUM_SCALARS + len(_COUNTS))
+
+_PLAN_FIELDS: Final = (
+    *_fields(
+        ("T",), token_ids=np.int64, gather_slots=np.int64, positions=np.int64, kv_slots=np.int64
+    ),
+    *_fields(("R",), slots=np.int64, query_lens=np.int32, kv_lens=np.int32, prompt_lens=np.int32),
+    *_fields(("R", "W"), block_tables=np.int32),
+    *_fields(("R",), samples=np.bool_),
+    *_fields(("S",), temperatures=np.float32, top_ks=np.int32, top_ps=np.float32),
+    *_fields(("S",), min_ps=np.float32, seeds=np.int64, num_logprobs=np.int32),
+    *_fields(("M",), masked_rows=np.int64, masked_ids=np.int64),
+    *_fields(("G",), grammar_rows=np.int64),
+)
+_PROMPT_FIELDS: Final = (
+    *_fields(("P",), rows=np.int64, starts=np.int64, counts=np.int64, num_logprobs=np.int64),
+    *_fields(("N",), tokens=np.int64, targets=np.int64),
+)
+
+
+def packed_bytes(plan: StepPlan) -> int:
+    """How many bytes `pack` writes for this plan."""
+    return _size(_counts(plan))
+
+
+def pack(plan: StepPlan, buffer: memoryview) -> int:
+    """Write a plan to the beginning of a buffer; the number of bytes written.
+
+    The buffer begins at a multiple of 8 bytes. Raises PlanBytesError if the plan does not fit into
+    it, or if a column has another dtype or shape than its plan's counts say; what the buffer holds
+    then is no plan.
+    """
+    counts = _counts(plan)
+    size = _size(counts)
+    if size > buffer.nbytes:
+        raise PlanBytesError(f"a plan of {size} bytes in a buffer of {buffer.nbytes}")
+    header = np.frombuffer(buffer, np.int64, _HEADER_BYTES // 8)
+    header[0] = 0
+    at = _write(plan, _PLAN_FIELDS, counts, buffer, _HEADER_BYTES)
+    if plan.prompt is not None:
+        _write(plan.prompt, _PROMPT_FIELDS, counts, buffer, at)
+    flags = sum(1 << bit for bit, name in enumerate(_FLAGS) if getattr(plan, name))
+    if plan.prompt is not None:
+        flags |= _HAS_PROMPT
+    header[1:] = (size, plan.step, plan.num_decodes, plan.max_logprobs, flags, *counts.values())
+    header[0] = _MAGIC
+    return size
+
+
+def view(buffer: memoryview) -> StepPlan:
+    """The plan at the beginning of a buffer; its columns are views, good until it is written again.
+
+    Raises PlanBytesError for bytes that `pack` does not write: sizes that do not add up or lie
+    beyond the buffer, token counts that are not those of the rows. Ids and places in the cache are
+    not checked.
+    """
+    space = buffer.nbytes
+    if space < _HEADER_BYTES:
+        raise PlanBytesError(f"{space} bytes are less than a header")
+    magic, size, step, num_decodes, max_logprobs, flags, *numbers = np.frombuffer(
+        buffer, np.int64, _HEADER_BYTES // 8
+    ).tolist()
+    if magic != _MAGIC:
+        raise PlanBytesError("not a plan")
+    counts = dict(zip(_COUNTS, numbers, strict=True))
+    # no count is larger than the buffer, so numpy is asked for no shape that overflows
+    if any(not 0 <= count <= space for count in numbers):
+        raise PlanBytesError("a count lies beyond the buffer")
+    has_prompt = bool(flags & _HAS_PROMPT)
+    if not 0 <= flags < 2 * _HAS_PROMPT or (not has_prompt and (counts["P"] or counts["N"])):
+        raise PlanBytesError("unknown flags")
+    if size != _size(counts) or size > space:
+        raise PlanBytesError("the columns do not have the size of the plan")
+    columns, at = _read(_PLAN_FIELDS, counts, buffer, _HEADER_BYTES)
+    _check_rows(columns, counts, num_decodes)
+    prompt = None
+    if has_prompt:
+        scored, _ = _read(_PROMPT_FIELDS, counts, buffer, at)
+        _check_prompt(scored, counts)
+        prompt = PromptPlan(**scored)
+    named: dict[str, Any] = {name: bool(flags >> bit & 1) for bit, name in enumerate(_FLAGS)}
+    return StepPlan(
+        step=step,
+        num_decodes=num_decodes,
+        max_logprobs=max_logprobs,
+        prompt=prompt,
+        **columns,
+        **named,
+    )
+
+
+def _check_rows(columns: dict[str, Column], counts: dict[str, int], num_decodes: int) -> None:
+    lens = columns["query_lens"]
+    if not 0 <= num_decodes <= len(lens):
+        raise PlanBytesError("more decode rows than rows")
+    if len(lens) and int(lens.min()) < 1:
+        raise PlanBytesError("a row without tokens")
+    if int(lens.sum(dtype=np.int64)) != counts["T"] or (lens[:num_decodes] != 1).any():
+        raise PlanBytesError("the rows do not have the tokens of the plan")
+    samples = columns["samples"].view(np.uint8)
+    if len(samples) and samples.max() > 1:
+        raise PlanBytesError("a flag is neither set nor clear")
+    if np.count_nonzero(samples) != counts["S"]:
+        raise PlanBytesError("the sampled rows are not those of the plan")
+    _check_indices(columns["masked_rows"], counts["S"])
+    _check_indices(columns["grammar_rows"], counts["S"])
+
+
+def _check_prompt(columns: dict[str, Column], counts: dict[str, int]) -> None:
+    _check_indices(columns["rows"], counts["R"])
+    _check_indices(columns["tokens"], counts["T"])
+    # each is checked before the sum, which cannot overflow then
+    _check_indices(columns["counts"] - 1, counts["N"])
+    if int(columns["counts"].sum()) != counts["N"]:
+        raise PlanBytesError("the scored positions are not those of the rows")
+
+
+def _check_indices(indices: Column, end: int) -> None:
+    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= end):
+        raise PlanBytesError("an index lies beyond its column")
+
+
+def _counts(plan: StepPlan) -> dict[str, int]:
+    """The counts of `_COUNTS`, in their order."""
+    prompt = plan.prompt
+    return {
+        "T": len(plan.token_ids),
+        "R": len(plan.slots),
+        "W": plan.block_tables.shape[1],
+        "S": len(plan.temperatures),
+        "M": len(plan.masked_rows),
+        "G": len(plan.grammar_rows),
+        "P": 0 if prompt is None else len(prompt.rows),
+        "N": 0 if prompt is None else len(prompt.tokens),
+    }
+
+
+def _size(counts: dict[str, int]) -> int:
+    """Bytes of header and columns."""
+    size = _HEADER_BYTES
+    for field in (*_PLAN_FIELDS, *_PROMPT_FIELDS):
+        size += _padded(_num_items(field, counts) * field.dtype.itemsize)
+    return size
+
+
+def _num_items(field: _Field, counts: dict[str, int]) -> int:
+    items = 1
+    for name in field.shape:
+        items *= counts[name]
+    return items
+
+
+def _padded(size: int) -> int:
+    return size + -size % 8
+
+
+def _write(
+    source: StepPlan | PromptPlan,
+    fields: tuple[_Field, ...],
+    counts: dict[str, int],
+    buffer: memoryview,
+    at: int,
+) -> int:
+    """Copy the columns to `at` and behind; where the last one ends."""
+    for field in fields:
+        column: Column = getattr(source, field.name)
+        if column.dtype != field.dtype or column.shape != tuple(counts[n] for n in field.shape):
+            raise PlanBytesError(f"{field.name} is {column.dtype} {column.shape}")
+        if column.size:
+            place: Column = np.frombuffer(buffer, field.dtype, column.size, at)
+            place.reshape(column.shape)[...] = column
+            at += _padded(column.nbytes)
+    return at
+
+
+def _read(
+    fields: tuple[_Field, ...], counts: dict[str, int], buffer: memoryview, at: int
+) -> tuple[dict[str, Any], int]:
+    """Views of the columns from `at` on, by name, and where the last one ends."""
+    columns: dict[str, Any] = {}
+    for field in fields:
+        items = _num_items(field, counts)
+        if items:
+            column: Column = np.frombuffer(buffer, field.dtype, items, at)
+            at += _padded(items * field.dtype.itemsize)
+        else:  # frombuffer refuses to begin at the buffer's end
+            column = np.empty(0, field.dtype)
+        columns[field.name] = (
+            column
+            if len(field.shape) == 1
+            else column.reshape(tuple(counts[name] for name in field.shape))
+        )
+    return columns, at

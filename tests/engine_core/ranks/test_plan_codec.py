@@ -1,0 +1,195 @@
+"""A plan comes back from its bytes as it was; bytes that are no plan are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.helpers.sampling_plans import Row, plan_of
+
+from slipstream_core.ranks.plan_codec import PlanBytesError, pack, packed_bytes, view
+from slipstream_core.step.plan import PromptPlan, StepPlan
+
+HEADER_WORDS = 14
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> StepPlan:
+    """Plans of up to 8 rows, with chunks, masks, grammars and scored positions."""
+    num_decodes = draw(st.integers(0, 5))
+    chunks = draw(st.lists(st.integers(1, 6), max_size=3))
+    lens = np.array([1] * num_decodes + chunks, np.int32)
+    samples = np.array(draw(st.lists(st.booleans(), min_size=len(lens), max_size=len(lens))), bool)
+    rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    rows, sampled, tokens = len(lens), int(samples.sum()), int(lens.sum())
+    masked = draw(st.integers(0, 4)) if sampled else 0
+    scored = np.array(draw(st.lists(st.integers(1, 4), max_size=3)) if rows else [], np.int64)
+
+    def longs(count: int, end: int = 1 << 62) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return rng.integers(-end, end, count)
+
+    def ints(*shape: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        return rng.integers(-(1 << 31), 1 << 31, shape, np.int32)
+
+    prompt = PromptPlan(
+        rows=rng.integers(0, max(rows, 1), len(scored)),
+        starts=longs(len(scored)),
+        counts=scored,
+        num_logprobs=longs(len(scored)),
+        tokens=rng.integers(0, max(tokens, 1), int(scored.sum())),
+        targets=longs(int(scored.sum())),
+    )
+    return StepPlan(
+        step=draw(st.integers(0, 1 << 62)),
+        num_decodes=num_decodes,
+        token_ids=longs(tokens),
+        gather_slots=longs(tokens),
+        positions=longs(tokens),
+        kv_slots=longs(tokens),
+        slots=longs(rows),
+        query_lens=lens,
+        kv_lens=ints(rows),
+        prompt_lens=ints(rows),
+        # wider than what is shown of it, as the scheduler's tables are
+        block_tables=ints(rows, 9)[:, : draw(st.integers(0, 9))],
+        samples=samples,
+        temperatures=rng.random(sampled, np.float32),
+        top_ks=ints(sampled),
+        top_ps=rng.random(sampled, np.float32),
+        min_ps=rng.random(sampled, np.float32),
+        seeds=longs(sampled),
+        num_logprobs=ints(sampled),
+        masked_rows=rng.integers(0, max(sampled, 1), masked),
+        masked_ids=longs(masked),
+        grammar_rows=np.arange(draw(st.integers(0, sampled))),
+        all_greedy=draw(st.booleans()),
+        any_truncation=draw(st.booleans()),
+        any_wide=draw(st.booleans()),
+        max_logprobs=draw(st.integers(-1, 20)),
+        prompt=draw(st.sampled_from([None, prompt])),
+    )
+
+
+def packed(plan: StepPlan) -> bytearray:
+    space = bytearray(packed_bytes(plan))
+    assert pack(plan, memoryview(space)) == len(space)
+    return space
+
+
+def assert_same(got: object, want: object) -> None:
+    assert type(got) is type(want)
+    if isinstance(want, StepPlan):
+        for name in StepPlan.__struct_fields__:
+            assert_same(getattr(got, name), getattr(want, name))
+    elif isinstance(want, PromptPlan):
+        for name in PromptPlan.__dataclass_fields__:
+            assert_same(getattr(got, name), getattr(want, name))
+    elif isinstance(want, np.ndarray):
+        assert isinstance(got, np.ndarray)
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        np.testing.assert_array_equal(got, want)
+    else:
+        assert got == want
+
+
+@given(plans())
+def test_a_plan_comes_back(plan: StepPlan) -> None:
+    assert_same(view(memoryview(packed(plan))), plan)
+
+
+@given(plans(), st.integers(0, 100))
+def test_a_larger_buffer_keeps_what_lies_behind(plan: StepPlan, more: int) -> None:
+    space = bytearray(b"\xa5" * (packed_bytes(plan) + more))
+    size = pack(plan, memoryview(space))
+    assert bytes(space[size:]) == b"\xa5" * more
+    assert_same(view(memoryview(space)), plan)
+
+
+def test_columns_are_views_of_the_buffer() -> None:
+    space = packed(plan_of([Row(), Row()]))
+    plan = view(memoryview(space))
+    whole = np.frombuffer(space, np.uint8)
+    for name in ("token_ids", "block_tables", "samples", "temperatures", "seeds"):
+        assert np.shares_memory(getattr(plan, name), whole)
+
+
+def test_what_rank_zero_samples_with_stays() -> None:
+    plan = plan_of([Row(listed=(3, 5), num_logprobs=2), Row(masked=(7,))])
+    got = view(memoryview(packed(plan)))
+    assert plan.listed is not None
+    assert got.listed is None
+    assert got.constraints is None
+    assert got.masked_ids.tolist() == [7]
+
+
+@given(plans(), st.data())
+def test_part_of_a_plan_is_refused(plan: StepPlan, data: st.DataObject) -> None:
+    space = packed(plan)
+    end = data.draw(st.integers(0, len(space) - 1))
+    with pytest.raises(PlanBytesError):
+        view(memoryview(space)[:end])
+    with pytest.raises(PlanBytesError):
+        pack(plan, memoryview(space)[:end])
+
+
+@given(plans(), st.data())
+def test_a_changed_word_is_refused_or_read(plan: StepPlan, data: st.DataObject) -> None:
+    """Whatever is read has consistent shapes; a changed size or count is never read."""
+    space = packed(plan)
+    words = np.frombuffer(space, np.int64)
+    at = data.draw(st.integers(0, len(words) - 1) | st.integers(0, HEADER_WORDS - 1))
+    before = int(words[at])
+    words[at] = data.draw(
+        st.integers(-(1 << 63), (1 << 63) - 1)
+        | st.integers(max(before - 2, -(1 << 63)), min(before + 2, (1 << 63) - 1))
+    )
+    changed = int(words[at]) != before
+    try:
+        got = view(memoryview(space))
+    except PlanBytesError:
+        assert changed
+        return
+    assert not changed or at not in (0, 1)
+    assert got.query_lens.sum() == got.num_tokens
+    assert np.count_nonzero(got.samples) == len(got.temperatures)
+    # what is read can be written
+    packed(got)
+
+
+@given(st.binary(max_size=400))
+def test_garbage_is_refused(garbage: bytes) -> None:
+    with pytest.raises(PlanBytesError):
+        view(memoryview(garbage))
+
+
+@pytest.mark.parametrize("word", range(6, HEADER_WORDS))
+@pytest.mark.parametrize("count", [-1, 1 << 40, (1 << 63) - 1])
+def test_a_count_beyond_the_buffer_is_refused(word: int, count: int) -> None:
+    space = packed(plan_of([Row(), Row()]))
+    np.frombuffer(space, np.int64)[word] = count
+    with pytest.raises(PlanBytesError):
+        view(memoryview(space))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query_lens": np.ones(2, np.int64)},
+        {"kv_lens": np.ones(1, np.int32)},
+        {"block_tables": np.ones((1, 1), np.int32)},
+        {"seeds": np.zeros(3, np.int64)},
+    ],
+)
+def test_a_column_that_is_not_as_declared_is_refused(changes: dict[str, Any]) -> None:
+    plan = plan_of([Row(), Row()])
+    wrong = msgspec.structs.replace(plan, **changes)
+    space = packed(plan)
+    with pytest.raises(PlanBytesError):
+        pack(wrong, memoryview(space))
+    # and what the buffer held before is not read in its place
+    with pytest.raises(PlanBytesError):
+        view(memoryview(space))
