@@ -193,3 +193,61 @@ def test_a_column_that_is_not_as_declared_is_refused(changes: dict[str, Any]) ->
     # and what the buffer held before is not read in its place
     with pytest.raises(PlanBytesError):
         view(memoryview(space))
+
+
+def longs(*values: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array(values, np.int64)
+
+
+def scored(**changes: Any) -> PromptPlan:
+    """One position of the first of two rows."""
+    columns = {name: longs(0) for name in PromptPlan.__dataclass_fields__} | {"counts": longs(1)}
+    return PromptPlan(**columns | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_decodes": 3},
+        {"num_decodes": -1},
+        {"query_lens": np.array([1, 2], np.int32), "num_decodes": 1},
+        {"query_lens": np.array([2, 0], np.int32), "num_decodes": 0},
+        {"samples": np.array([True, False])},
+        {"samples": np.array([1, 2], np.uint8).view(np.bool_)},
+        {"grammar_rows": longs(2)},
+        {"masked_rows": longs(-1), "masked_ids": longs(0)},
+        {"prompt": scored(rows=longs(2))},
+        {"prompt": scored(tokens=longs(2))},
+        {"prompt": scored(counts=longs(2))},
+        {"prompt": scored(counts=longs(-(1 << 63)))},
+    ],
+)
+def test_columns_that_contradict_each_other_are_refused(changes: dict[str, Any]) -> None:
+    plan = msgspec.structs.replace(plan_of([Row(), Row()]), prompt=scored())
+    view(memoryview(packed(plan)))
+    with pytest.raises(PlanBytesError):
+        view(memoryview(packed(msgspec.structs.replace(plan, **changes))))
+
+
+@pytest.mark.parametrize("flags", [-1, 1 << 4])
+def test_unknown_flags_are_refused(flags: int) -> None:
+    space = packed(msgspec.structs.replace(plan_of([Row()]), prompt=scored()))
+    np.frombuffer(space, np.int64)[5] = flags
+    with pytest.raises(PlanBytesError):
+        view(memoryview(space))
+
+
+@pytest.mark.parametrize("width", [-1, 1 << 40])
+def test_a_width_without_rows_is_refused(width: int) -> None:
+    space = bytearray(8 * HEADER_WORDS)
+    plan = view(memoryview(packed(plan_of([Row()]))))
+    empty = {
+        name: column[:0]
+        for name in StepPlan.__struct_fields__
+        if isinstance(column := getattr(plan, name), np.ndarray)
+    }
+    pack(msgspec.structs.replace(plan, num_decodes=0, **empty), memoryview(space))
+    assert view(memoryview(space)).num_requests == 0
+    np.frombuffer(space, np.int64)[8] = width
+    with pytest.raises(PlanBytesError):
+        view(memoryview(space))
