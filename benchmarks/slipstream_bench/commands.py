@@ -28,6 +28,8 @@ BENCHMARKS = {
     "ceiling": ("throughput of the processes around a device of 0 ms", "ceiling.ceiling"),
     "route": ("CPU time of placing a request on one of many replicas", "fleet.route"),
     "scale": ("throughput of several replicas behind one client", "fleet.scale"),
+    "conversations": ("chats through a router to several replicas", "fleet.conversations"),
+    "failover": ("throughput while replicas are killed one after another", "fleet.failover"),
     "fleet-simulation": (
         "policies of placing over simulated replicas",
         "fleet.fleet_simulation",

@@ -16,9 +16,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
 import torch
 from msgspec import structs
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.processes import started
 from tokenizers import Tokenizer
 
@@ -33,6 +35,7 @@ from slipstream.cli.main import main
 from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.errors import StreamLostError
 from slipstream.request.requests import new_submit
+from slipstream.stack.events import ProcessEnded, ProcessRestarted
 from slipstream_bench.chaos import chaos_series
 from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind
 from slipstream_bench.chaos.chaos_series import ChaosRow, ChaosSeries, row_of
@@ -44,7 +47,12 @@ from slipstream_bench.chaos.compare import (
     compare,
     message_of,
 )
-from slipstream_bench.chaos.fault_injector import FaultInjector, mounted
+from slipstream_bench.chaos.fault_injector import (
+    ChaosFailed,
+    FaultInjector,
+    InjectedFault,
+    mounted,
+)
 from slipstream_bench.chaos.http_process import HttpReader
 from slipstream_bench.chaos.journal import (
     AskedAgain,
@@ -133,6 +141,19 @@ def test_a_real_models_streams_are_never_left_to_nobody(seed):
     """It may compute other tokens at near ties."""
     for one in make_schedule(seed, ALL, 60, is_exact=False):
         assert not {"client", "worker", "core"} <= {fault.target for fault in one.faults}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_replica_is_drained_silenced_and_killed_alone_and_with_each_process(seed):
+    may = FaultKinds((*TARGETS, "replica"), ("replica",), drain=True)
+    rounds = make_schedule(seed, may, may.num_rounds)
+    found = {frozenset(fault.name for fault in one.faults) for one in rounds}
+    assert {frozenset([f"{action} replica"]) for action in ("kill", "stop", "drain")} <= found
+    pairs = {frozenset([f"kill {target}", "kill replica"]) for target in TARGETS}
+    assert {each for each in found if len(each) > 1 and "kill replica" in each} == pairs
+    for one in make_schedule(seed, may, 60, is_exact=False):
+        targets = {fault.target for fault in one.faults if fault.action == "kill"}
+        assert not {"client", "replica"} <= targets
 
 
 def test_no_fault_is_injected_where_no_target_is_named():
@@ -575,6 +596,86 @@ def test_a_process_that_ended_before_its_fault_is_missed():
     assert (injector.num_missed, injector.injected) == (1, [])
 
 
+def fleet_with(events: list[Any], **pids: int) -> Any:
+    """A fleet that tells of `events`, one after another, once something was injected."""
+    fleet: Any = SimpleNamespace(pids=pids, is_running=True, injector=None)
+
+    def next_event(timeout_s: float) -> Any:
+        return events.pop(0) if fleet.injector.injected and events else None
+
+    fleet.next_event = next_event
+    return fleet
+
+
+def injected_into(fleet: Any, fault: PlannedFault) -> FaultInjector:
+    """The injector once its fault has hit and has recovered."""
+    fleet.injector = injector = FaultInjector(fleet, [Round(0.0, False, (fault,))], set())
+
+    def has_ended() -> bool:
+        return bool(injector.injected) and injector.injected[0].recovered_s is not None
+
+    client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=has_ended)
+    injector.run([client], within_s=PATIENCE_S)
+    return injector
+
+
+def test_a_silent_replica_goes_on_with_all_of_its_processes():
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    with started([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        patience = Patience()
+        while len(process_census.descendants(process.pid)) < 2:
+            patience.check("it has no child")
+        tree = [psutil.Process(pid) for pid in process_census.descendants(process.pid)]
+        states: list[set[str]] = []
+
+        fleet = fleet_with([], **{"replica-0": process.pid})
+        next_event = fleet.next_event
+
+        def look(timeout_s: float) -> Any:
+            states.append({each.status() for each in tree})
+            return next_event(timeout_s)
+
+        fleet.next_event = look
+        injector = injected_into(fleet, PlannedFault("replica", "stop"))
+        assert {psutil.STATUS_STOPPED} in states
+        patience = Patience()
+        while any(each.status() == psutil.STATUS_STOPPED for each in tree):
+            patience.check("a process is stopped still")
+        assert [one.how for one in injector.injected] == [""]
+        for each in tree:
+            each.kill()
+
+
+def test_what_is_missing_of_a_replica_that_ends_is_back_with_it():
+    with started([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        worker = "replica-0: worker"
+        events = [
+            ProcessEnded(worker, process.pid, "signal SIGKILL"),
+            ProcessEnded("replica-0", 1, "signal SIGKILL"),
+            ProcessRestarted("replica-1: worker", 2, "", 0.1),  # another one's
+            ProcessRestarted("replica-0", 3, "", 0.1),
+        ]
+        fleet = fleet_with(events, **{worker: process.pid})
+        injector = FaultInjector(
+            fleet, [Round(0.0, False, (PlannedFault("worker", "kill"),))], set()
+        )
+        fleet.injector = injector
+        injector.injected.append(
+            InjectedFault(-1, PlannedFault("replica", "kill"), 1, 0.0, name="replica-0")
+        )
+        client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=lambda: not events)
+        injector.run([client], within_s=PATIENCE_S)
+    assert all(one.recovered_s is not None for one in injector.injected)
+
+
+def test_a_process_of_a_replica_that_ends_by_itself_is_told():
+    with started([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        events = [ProcessEnded("replica-1: core", 7, "exit code 1")]
+        fleet = fleet_with(events, **{"replica-0: worker": process.pid})
+        with pytest.raises(ChaosFailed, match=r"replica-1: core .* without an injected fault"):
+            injected_into(fleet, PlannedFault("worker", "kill"))
+
+
 def test_a_file_limit_is_taken_back():
     program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with started(program, stdin=subprocess.PIPE) as process:
@@ -743,6 +844,9 @@ def test_options_that_cannot_be_are_refused(capsys):
         ("--json", "/nowhere/at/all.json"),
         ("--answers", "morse"),
         ("--answers", "hermes", "--model", "slipstream-demo"),
+        ("--kill", "replica"),
+        ("--drain-replicas",),
+        ("--replicas", "3", "--fill-disk"),
     ):
         assert main(["bench", "chaos", *option]) == 2
     assert "worker,core,front,client" in capsys.readouterr().err
@@ -802,3 +906,16 @@ def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):
     assert result["identical"] == result["total"] == 24
     assert set(result["blows"]) == {"kill front"}
     assert result["commit"]
+
+
+@pytest.mark.slow
+def test_replicas_killed_silenced_and_drained_make_no_difference(tmp_path, capsys):
+    file = tmp_path / "chaos.json"
+    words = "--quick --replicas 2 --requests 40 --tokens 100-400 --rounds 3 --kill replica"
+    more = "--stop replica --drain-replicas --seed 1"
+    code = main(["bench", "chaos", *words.split(), *more.split(), "--json", str(file)])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    result = json.loads(file.read_text())
+    assert result["identical"] == result["total"] == 40
+    assert set(result["blows"]) == {"kill replica", "stop replica", "drain replica"}

@@ -36,6 +36,7 @@ from slipstream.stack.events import (
     ProcessReady,
     ProcessRestarted,
     ProcessStarted,
+    SpareReady,
     StackDraining,
     StackEvent,
     StackFailed,
@@ -59,8 +60,8 @@ class FleetSupervisor:
     """Runs a fleet in the calling thread, which must be the main thread."""
 
     def __init__(self, plan: FleetPlan, report: Callable[[StackEvent], None]) -> None:
-        """report: is told of replicas as a stack's supervisor tells of processes, and what the
-        fronts' supervisor tells.
+        """report: is told of replicas as a stack's supervisor tells of processes, of the processes
+        of a replica under the replica's name and theirs, and of the fronts under their own.
         """
         self._plan = plan
         self._report = report
@@ -176,10 +177,18 @@ class FleetSupervisor:
                 stack.error = error
             case ProcessReady(name=name, detail=detail) if name == CORE:
                 stack.detail = detail
-            case ProcessReady() | ProcessRestarted() if not stack.plan.is_replica:
+            case ProcessReady() if stack.plan.is_replica:
+                pass  # the replica's own readiness says as much
+            case (
+                ProcessReady()
+                | ProcessStarted()
+                | SpareReady()
+                | ProcessEnded()
+                | ProcessRestarted()
+            ):
+                if stack.plan.is_replica:
+                    event = msgspec.structs.replace(event, name=f"{stack.name}: {event.name}")
                 self._report(event)
-            case ProcessRestarted():
-                self._report(msgspec.structs.replace(event, name=f"{stack.name}: {event.name}"))
 
     def _on_ready(self, stack: _SupervisedStack) -> None:
         assert stack.process is not None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slipstream.cli.options.parser import Parser
 from slipstream.errors import wrong_option
+from slipstream.fleet.members import MAX_MEMBERS
 from slipstream.stack.log_level import log_level
 from slipstream_bench.chaos.chaos_report import lines_of
 from slipstream_bench.chaos.chaos_run import Options, chaos
@@ -63,12 +64,20 @@ _LENGTHS = OptionType(
     is_list=True,
 )
 _ROUNDS = 20
+_KILLED_ALONE: tuple[Target, ...] = ("worker", "core", "client", "front")
 _REQUESTS = (
     Option("requests", integer(1), "how many", 500, 60),
     Option("tokens", _LENGTHS, "of the answers; default: 20-600, with --quick 50-400"),
     Option("concurrency", integer(1), "requests at a time", 64, 24),
     Option("clients", integer(1), "client processes", 4),
     Option("http_workers", integer(1), "HTTP fronts", 1),
+    Option(
+        "replicas",
+        integer(1, MAX_MEMBERS),
+        "replicas behind one address; with several, a fault of worker, core or prompts hits that "
+        "of any of them",
+        1,
+    ),
     Option(
         "output_workers",
         integer(1, MAX_OUTPUT_WORKERS),
@@ -87,13 +96,14 @@ _FAULTS = (
         "kill",
         _targets(KILLED),
         "by SIGKILL, at random moments, and every combination of two or more of worker, core, "
-        "front and client within a second; prompts: the tokenizer process",
-        ("worker", "core", "client", "front"),
+        "front and client within a second, and of a replica with each; prompts: the tokenizer "
+        "process; default: worker,core,front,client, and replica where there are several",
     ),
     Option(
         "stop",
         _targets(KILLED),
-        "by SIGSTOP, as a process that hangs; clients are continued after a while; default: none",
+        "by SIGSTOP, as a process that hangs; clients and replicas, as a machine that is silent, "
+        "are continued after a while; default: none",
     ),
     Option(
         "limit_files",
@@ -141,6 +151,11 @@ def add_options(parser: Parser) -> None:
         "can be mounted)",
     )
     faults.add_argument(
+        "--drain-replicas",
+        action="store_true",
+        help="a replica drains and starts again, as in a rolling update",
+    )
+    faults.add_argument(
         "--no-spares", action="store_true", help="without spares that take a dead process's place"
     )
     report = parser.add_argument_group("report")
@@ -175,12 +190,21 @@ def _options(arguments: argparse.Namespace) -> Options:
     if keep is not None and not (Path(keep).is_dir() and os.access(keep, os.W_OK)):
         raise wrong_option("keep", keep, "a folder that exists and can be written to")
     fill_in(arguments, (*_REQUESTS, *_FAULTS, _TIMEOUT))
+    has_replicas = arguments.replicas > 1
+    kill = arguments.kill
+    if kill is None:
+        kill = (*_KILLED_ALONE, "replica") if has_replicas else _KILLED_ALONE
     faults = FaultKinds(
-        arguments.kill,
+        kill,
         arguments.stop or (),
         arguments.limit_files or (),
         arguments.fill_disk,
+        arguments.drain_replicas,
     )
+    if not has_replicas and any(target == "replica" for target, _ in faults.kinds):
+        raise wrong_option("replicas", arguments.replicas, "at least 2 for a fault of a replica")
+    if has_replicas and arguments.fill_disk:
+        raise wrong_option("replicas", arguments.replicas, "1 with --fill-disk")
     rounds = arguments.rounds
     if rounds is None:
         rounds = 6 if arguments.quick else max(_ROUNDS, faults.num_rounds)
@@ -206,6 +230,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_quick=arguments.quick,
         num_fronts=arguments.http_workers,
         num_workers=arguments.output_workers,
+        num_replicas=arguments.replicas,
         played=played,
     )
 

@@ -41,6 +41,7 @@ from slipstream_bench.chaos.workload.played_formats import PlayedFormat, write_t
 from slipstream_bench.chaos.workload.tool_workload import make_tool_requests
 from slipstream_bench.common import process_census
 from slipstream_bench.common.provenance import commit
+from slipstream_bench.common.served_fleet import ServedFleet
 from slipstream_ipc.messages import EventKind, Fault, ModelCard
 from slipstream_ipc.process import process_name
 from slipstream_ipc.validation.simulated_model import SIMULATED
@@ -50,11 +51,15 @@ _UNDISTURBED_TIMEOUT_S = 120.0
 NO_SPARE = ", no spare"
 SERVER_EXITS = (  # kinds of rounds whose gaps are reported for the run
     *("exit of worker", f"exit of worker{NO_SPARE}", "exit of core", f"exit of core{NO_SPARE}"),
+    "exit of replica",
     "burst",
 )
 _SIMULATED = f"simulated:step_ms={{}},prefill_us=20,mode=chain,tokenizer={MODEL_PATH}"
 _STEP_MS = 25.0  # so 500 requests, 64 at a time, last until 20 rounds are over
 _MOST_STEP_MS = 250.0
+_DRAIN_S = 4.0  # of a replica
+_LONGER_WITH_REPLICAS = 2.0  # a round, as a replica takes long to start and stays silent for long
+_LEAST_BLOCKS = 257  # one request of the longest, and the null block
 _MARGIN = 1.4  # over the rounds that it takes for every kind of fault to occur once
 _CLIENT_TIMEOUT_S = 120.0
 _PLAYED_TOKENIZER = "tokenizer"
@@ -140,6 +145,7 @@ class Options(Struct, frozen=True, kw_only=True):
     is_quick: bool
     num_fronts: int = 1
     num_workers: int = 1
+    num_replicas: int = 1
     played: PlayedFormat | None = None
 
 
@@ -280,11 +286,21 @@ def _run_under_faults(
     if options.model is None:
         # fewer places and blocks than requests: some wait, some are preempted
         places = max(4, options.concurrency * 3 // 4)
-        settings |= {"max_num_seqs": places, "num_blocks": 2 + places * options.max_len // 20 + 64}
+        if options.num_replicas > 1:  # a moved stream waits for no other, also where one is lost
+            places = options.concurrency * 5 // 4 // (options.num_replicas - 1)
+        blocks = max(_LEAST_BLOCKS, 2 + places * options.max_len // 20 + 64)
+        settings |= {"max_num_seqs": places, "num_blocks": blocks}
     settings["output_workers"] = num = options.num_workers
     settings |= dict.fromkeys(("spare_worker", "spare_core"), options.has_spares)
-    workers = {process_name(WORKER, index, num) for index in range(num)}
-    spares = {*workers, "core"} if options.has_spares else set()
+    spares = {process_name(WORKER, index, num) for index in range(num)} | {"core"}
+    if options.num_replicas > 1:
+        settings |= {"spare_core": False, "drain_s": _DRAIN_S}
+        spares = {
+            f"replica-{replica}: {name}"
+            for replica in range(options.num_replicas)
+            for name in spares - {"core"}
+        }
+    spares = spares if options.has_spares else set()
     settings |= {"max_restarts": 10 + 4 * len(schedule), "hang_timeout_s": options.hang_timeout_s}
     model = _model(options, _step_ms(options), folder)
     with contextlib.ExitStack() as stack_of:
@@ -297,7 +313,8 @@ def _run_under_faults(
             else:
                 volume = found
                 settings["runtime_dir"] = volume.runtime_dir
-        stack = stack_of.enter_context(Stack(model, **_settings(options, settings)))
+        stack = _started(model, options, settings)
+        stack_of.enter_context(stack)
         injector = FaultInjector(stack, schedule, spares, volume)
         injector.wait_until_recovered()
         memory_start = _memory(stack, injector)
@@ -324,12 +341,21 @@ def _run_under_faults(
     )
 
 
+def _started(model: str, options: Options, settings: Mapping[str, Any]) -> Stack | ServedFleet:
+    given = _settings(options, settings)
+    if options.num_replicas == 1:
+        return Stack(model, **given)
+    return ServedFleet(model, options.num_replicas, **given)
+
+
 def _step_ms(options: Options) -> float:
     """A step time long enough for the requests to outlast the rounds."""
     if options.is_quick:
         return _STEP_MS
     load = options.num_requests / options.concurrency / (500 / 64)
     rounds = max(options.num_rounds, _MARGIN * min(options.faults.num_rounds, options.num_rounds))
+    if options.num_replicas > 1:
+        rounds *= _LONGER_WITH_REPLICAS
     longer = max(1.0, rounds / 20 / load)
     return min(round(_STEP_MS * longer, 1), _MOST_STEP_MS)
 
@@ -378,7 +404,10 @@ def _has_grammars(options: Options) -> bool:
 
 
 def _clients(
-    stack: Stack, requests: Sequence[ChaosRequest], options: Options, folder: Path
+    stack: Stack | ServedFleet,
+    requests: Sequence[ChaosRequest],
+    options: Options,
+    folder: Path,
 ) -> list[ChaosClient]:
     """One client per share of the requests; the one over HTTP is the last."""
     shared: dict[str, Any] = {
@@ -398,7 +427,9 @@ def _clients(
     return clients
 
 
-def _memory(stack: Stack, injector: FaultInjector) -> dict[str, process_census.Holding]:
+def _memory(
+    stack: Stack | ServedFleet, injector: FaultInjector
+) -> dict[str, process_census.Holding]:
     names = {pid: f"spare {name}" for name, pid in injector.spares.items()}
     names |= {pid: name for name, pid in stack.pids.items()}
     return process_census.holdings(process_census.tree_pids(stack.pids["supervisor"], names))
@@ -443,6 +474,8 @@ def _kind(injected: Sequence[InjectedFault]) -> str:
     """The kind of a round: hangs, exits, bursts and shortages, by target."""
     targets = {one.fault.target for one in injected}
     action = {one.fault.action for one in injected}
+    if "replica" in targets and len(injected) == 1 and action != {"kill"}:
+        return "drain of replica" if "drain" in action else "silent replica"
     if "stop" in action:
         return "hang of " + ", ".join(sorted(targets))
     if "fill" in action:

@@ -22,6 +22,7 @@ from slipstream_bench.chaos.chaos_report import ChaosResult
 from slipstream_bench.common.provenance import commit
 from slipstream_bench.common.report import Row, table, write_result
 
+_OF_REPLICAS = "--kill worker,core,client,front,replica --stop replica --drain-replicas"
 KINDS = {
     "all": "--kill worker,core,client,front",
     "worker": "--kill worker",
@@ -32,6 +33,8 @@ KINDS = {
     "prompts": "--kill prompts,worker --stop prompts",
     "shortages": "--kill worker --limit-files worker,core,front --fill-disk",
     "tools": "--kill worker,core,client,front --answers any",
+    "replicas": f"--replicas 3 {_OF_REPLICAS}",
+    "tools_replicas": f"--replicas 3 {_OF_REPLICAS} --answers any",
 }
 
 

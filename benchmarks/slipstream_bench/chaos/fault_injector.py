@@ -1,4 +1,5 @@
-"""Injects the faults of a schedule into a stack and its clients until all requests have ended.
+"""Injects the faults of a schedule into a stack, or a fleet of them, and its clients until all
+requests have ended.
 
 - The first round begins when all clients read; every later one when all processes hit by the last
   round are replaced (as the supervisor reports) and the round's pause has passed.
@@ -9,6 +10,8 @@
 - A file limit and a full disk are undone after a while. A process may end because of them: that is
   no failure as long as it is replaced and no stream shows a difference.
 - A tokenizer process belongs to its worker: it has recovered when there is a new one.
+- A replica that was killed or drained has recovered when it is ready again. What was missing of it
+  then has, too. Of one that was stopped, processes may end once it goes on: they were silent.
 """
 
 from __future__ import annotations
@@ -37,17 +40,23 @@ from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.clients import ChaosClient
 from slipstream_bench.chaos.schedule import Action, PlannedFault, Round, Target
 from slipstream_bench.common import process_census
+from slipstream_bench.common.served_fleet import ServedFleet, names_within, own_name, replica_of
 from slipstream_ipc.process import role_of
 
 _SIZE = "64m"
 _BLOCK = bytes(2**16)
-_SIGNALS: dict[Action, signal.Signals] = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_SIGNALS: dict[Action, signal.Signals] = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "drain": signal.SIGTERM,
+}
 _STATEFUL: set[Target] = {"worker", "core"}  # each can rebuild its state from the other
 _POLL_S = 0.05  # interval of checking the clients; events of the stack wake at once
 _RECOVERY_S = 120.0  # after this, recovery has failed
 _CLIENT_STOP_S = 1.0, 8.0  # duration of a client's stop
 _TOGETHER_S = 1.0  # after its return a process has rebuilt its state from the other
 _SHORTAGE_S = 1.0, 4.0  # duration of a file limit or a full disk
+_SILENCE_S = 4.0, 8.0  # duration of a replica's stop, longer than clients wait for it
 _TOKENIZER_PROCESS = "slipstream_worker.tokenizer.process"  # in the process's command line
 
 
@@ -126,7 +135,7 @@ class FaultInjector:
 
     def __init__(
         self,
-        stack: Stack,
+        stack: Stack | ServedFleet,
         schedule: Sequence[Round],
         spares: set[str],
         volume: Volume | None = None,
@@ -253,6 +262,8 @@ class FaultInjector:
             if fault.action == "limit":
                 self._limit_files(fault, pid)
                 injected.recovered_s = injected.at_s  # unless the process ends because of it
+            elif fault.target == "replica" and fault.action == "stop":
+                self._silence(injected)
             else:
                 os.kill(pid, _SIGNALS[fault.action])
         except ProcessLookupError:  # it has ended; the event is still to come
@@ -261,6 +272,8 @@ class FaultInjector:
         if fault.action == "limit":
             self.injected.append(injected)
             return
+        if fault.target == "replica" and fault.action == "kill":
+            self.num_double_deaths += 1  # of its worker and its core
         # a spare takes over at once, but rebuilds its predecessor's state a little later
         missing = {
             one.fault.target
@@ -270,6 +283,20 @@ class FaultInjector:
         if fault.target in _STATEFUL and missing & _STATEFUL:
             self.num_double_deaths += 1
         self.injected.append(injected)
+
+    def _silence(self, injected: InjectedFault) -> None:
+        """Stop all processes of a replica for a while. Raises: ProcessLookupError."""
+        os.kill(injected.pid, signal.SIGSTOP)  # first, so that it replaces none of them
+        stopped = process_census.descendants(injected.pid)
+        for pid in stopped:
+            _send(pid, signal.SIGSTOP)
+
+        def go_on() -> None:
+            for pid in stopped:
+                _send(pid, signal.SIGCONT)
+            injected.how, injected.recovered_s = "", time.monotonic()
+
+        self._to_undo.append((_end_of(_SILENCE_S, injected.fault), go_on))
 
     def _inject_into_prompt_process(self, fault: PlannedFault) -> None:
         workers = [name for name in self._stack.pids if _is_at(name, "worker")]
@@ -306,19 +333,19 @@ class FaultInjector:
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, files, before)
 
-        self._to_undo.append((_end_of_shortage(fault), restore))
+        self._to_undo.append((_end_of(_SHORTAGE_S, fault), restore))
 
     def _fill_disk(self, fault: PlannedFault) -> None:
         if self._volume is None:
             self.num_missed += 1
             return
         self._volume.fill()
-        self._to_undo.append((_end_of_shortage(fault), self._volume.empty))
+        self._to_undo.append((_end_of(_SHORTAGE_S, fault), self._volume.empty))
         now = time.monotonic()
         self.injected.append(InjectedFault(self._round - 1, fault, 0, now, how="", recovered_s=now))
 
     def _undo(self, now: float) -> None:
-        """Undo file limits and full disks whose time is over."""
+        """Undo file limits, full disks and silences whose time is over."""
         for each in [each for each in self._to_undo if each[0] <= now]:
             self._to_undo.remove(each)
             each[1]()
@@ -366,7 +393,14 @@ class FaultInjector:
             raise ChaosFailed("the stack has ended")
 
     def _note_end(self, event: ProcessEnded) -> None:
+        for name in names_within(event.name, self.spares):
+            if name != event.name:  # a spare that died with its replica
+                del self.spares[name]
         injected = [one for one in self._missing() if one.pid == event.pid]
+        for one in self._missing():
+            if replica_of(one.name) == event.name:  # what was to be replaced ends with its replica
+                one.name = event.name
+                injected.append(one)
         is_short = [
             one for one in self.injected if one.pid == event.pid and one.fault.action == "limit"
         ]
@@ -380,7 +414,12 @@ class FaultInjector:
             full.name = event.name
             self.injected.append(full)
             injected.append(full)
-        if not injected:
+        is_of_a_hit_one = any(
+            one.fault.target == "replica" and one.name == replica_of(event.name)
+            for one in self.injected
+            if one.round >= self._round - 2  # a process may end late
+        )
+        if not injected and not is_of_a_hit_one:
             what = f"{event.name} (process {event.pid}) ended without an injected fault"
             raise ChaosFailed(f"{what}: {event.how}")
         for one in injected:
@@ -399,11 +438,17 @@ class FaultInjector:
                 raise ChaosFailed(f"not recovered {_RECOVERY_S:g} s after: {what}")
 
 
-def _end_of_shortage(fault: PlannedFault) -> float:
-    low, high = _SHORTAGE_S
+def _end_of(within_s: tuple[float, float], fault: PlannedFault) -> float:
+    low, high = within_s
     return time.monotonic() + low + fault.pick * (high - low)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _is_at(name: str, target: Target) -> bool:
     """Whether a process of this name belongs to the target."""
+    name = own_name(name)
     return is_front(name) if target == "front" else role_of(name) == target

@@ -6,9 +6,11 @@
 - Every requested kind of fault occurs once, and so does every combination of two or more deaths
   within a second, before any repeats. Faults other than kills are rarer: each takes until the
   supervisor notices, or until it is undone.
+- A whole replica dies together with one other process at a time, or alone.
 - If client, worker and core die at once, a stream's output exists nowhere and is computed again
   from its beginning. A real model's output may then differ at near ties, so bursts do not combine
-  the three there (is_exact: the model reproduces its output exactly).
+  the three there (is_exact: the model reproduces its output exactly). So it is with a client and a
+  replica.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-Target = Literal["worker", "core", "front", "client", "prompts", "disk"]
-Action = Literal["kill", "stop", "limit", "fill"]
-KILLED: tuple[Target, ...] = ("worker", "core", "front", "client", "prompts")
+Target = Literal["worker", "core", "front", "client", "prompts", "replica", "disk"]
+Action = Literal["kill", "stop", "limit", "fill", "drain"]
+KILLED: tuple[Target, ...] = ("worker", "core", "front", "client", "prompts", "replica")
 LIMITED: tuple[Target, ...] = ("worker", "core", "front")
 _COMBINED: tuple[Target, ...] = ("worker", "core", "front", "client")
 
@@ -36,11 +38,12 @@ _OTHERS_TO_KILLS = 0.25
 
 
 class PlannedFault(Struct, frozen=True):
-    """A fault: SIGKILL, SIGSTOP, a file limit that leaves the process no new file, or a full disk
-    under the stack's folders. The last two are undone after a while.
+    """A fault: SIGKILL, SIGSTOP, a file limit that leaves the process no new file, a full disk
+    under the stack's folders, or a replica's drain. A file limit, a full disk and the stop of a
+    replica, all of whose processes are stopped, are undone after a while.
 
     target: `prompts` is the worker's tokenizer process. after_s: since the beginning of its round.
-    pick: in [0, 1), selects the client or front, and the duration.
+    pick: in [0, 1), selects the client, front or replica, and the duration.
     """
 
     target: Target
@@ -55,12 +58,13 @@ class PlannedFault(Struct, frozen=True):
 
 
 class FaultKinds(Struct, frozen=True):
-    """The allowed faults. kill, stop, limit: the targets; fill: the disk."""
+    """The allowed faults. kill, stop, limit: the targets; fill: the disk; drain: a replica."""
 
     kill: tuple[Target, ...] = ()
     stop: tuple[Target, ...] = ()
     limit: tuple[Target, ...] = ()
     fill: bool = False
+    drain: bool = False
 
     @property
     def kinds(self) -> list[tuple[Target, Action]]:
@@ -68,13 +72,18 @@ class FaultKinds(Struct, frozen=True):
         kinds: list[tuple[Target, Action]] = [(target, "kill") for target in self.kill]
         kinds += [(target, "stop") for target in self.stop]
         kinds += [(target, "limit") for target in self.limit]
-        return [*kinds, ("disk", "fill")] if self.fill else kinds
+        kinds += [("disk", "fill")] if self.fill else []
+        return [*kinds, ("replica", "drain")] if self.drain else kinds
 
     def combinations(self, *, is_exact: bool = True) -> list[tuple[Target, ...]]:
-        """All sets of two or more of the processes that may be killed and hold streams."""
+        """All sets of two or more of the processes that may be killed and hold streams; of those
+        with a replica, the pairs.
+        """
         targets = [target for target in _COMBINED if target in self.kill]
         sizes = range(2, len(targets) + 1)
         found = [each for size in sizes for each in combinations(targets, size)]
+        if "replica" in self.kill:
+            found += [("replica", target) for target in targets]
         return [each for each in found if is_exact or not _loses_all_state(each)]
 
     @property
@@ -168,4 +177,6 @@ def _add_others(
 
 
 def _loses_all_state(targets: Sequence[Target]) -> bool:
-    return {"client", "worker", "core"} <= set(targets)
+    return any(
+        all_ <= set(targets) for all_ in ({"client", "worker", "core"}, {"client", "replica"})
+    )

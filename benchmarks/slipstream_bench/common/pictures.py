@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from slipstream.errors import bad_request
 from slipstream_ipc.errors import BadRequest
@@ -64,6 +64,46 @@ def grouped_bars(
     if is_log:
         axes.set_yscale("log")
     _save(figure, axes, file, has_legend=len(series) > 1)
+
+
+class Mark(NamedTuple):
+    """A moment, drawn as a line with a text beside it."""
+
+    x: float
+    text: str
+    is_strong: bool
+
+
+def stacked_areas(
+    file: str | Path,
+    xs: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    marks: Sequence[Mark],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+) -> None:
+    """One area per series, each on top of the ones before, with a value for each x."""
+    figure, axes = _new(title, x_label, y_label)
+    colours = [_COLOURS[at % len(_COLOURS)] for at in range(len(series))]
+    axes.stackplot(xs, *series.values(), labels=list(series), colors=colours, alpha=0.8)
+    axes.margins(x=0, y=0.12)
+    axes.set_ylim(bottom=0)
+    for mark in marks:
+        axes.axvline(mark.x, color="#404040", lw=1.0, ls="-" if mark.is_strong else ":")
+        axes.annotate(
+            mark.text,
+            (mark.x, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, -3),
+            textcoords="offset points",
+            va="top",
+            rotation=90,
+            fontsize=8,
+        )
+    figure.legend(loc="outside lower center", ncols=len(series), frameon=False, fontsize=9)
+    _save(figure, axes, file, has_legend=False)
 
 
 def lines_in_panels(

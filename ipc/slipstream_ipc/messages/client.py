@@ -105,6 +105,7 @@ class Abort(Struct, array_like=True, frozen=True, tag=tags.ABORT):
 
     stream_id: StreamId
     handle: U32 | None = None  # the sender's handle of the stream
+    has_moved: bool = False  # it goes on at another replica: forget it, as if it had never been
 
 
 class Goodbye(Struct, array_like=True, frozen=True, tag=tags.GOODBYE):

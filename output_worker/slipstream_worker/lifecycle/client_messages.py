@@ -142,7 +142,10 @@ class ClientMessages:
                 if stream is not None and self._readers.is_reader(
                     stream, session.identity, body.handle
                 ):
-                    lifecycle.abort(stream)
+                    if body.has_moved:
+                        lifecycle.moved_away(stream)
+                    else:
+                        lifecycle.abort(stream)
             case Tokenize():
                 self._queries.tokenize(session.identity, body)
             case Detokenize():

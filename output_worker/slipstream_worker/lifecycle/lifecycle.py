@@ -200,6 +200,14 @@ class StreamLifecycle:
         self._retention.add_tombstone(stream.stream_id, stream.moves)
         self._remove(stream)
 
+    def moved_away(self, stream: WorkerStream) -> None:
+        """The stream goes on at another replica: drop the copy that is here without a trace, since
+        a reader that looks for the stream would take it for the whole.
+        """
+        if stream.stage is not Stage.RENDERING:
+            self._core.enqueue(Forget((stream.stream_id,)))
+        self._remove(stream)
+
     def count_rejection(self, label: str, fault: Fault) -> None:
         """Count and log a rejection. The fault's text is for the client: it may quote the
         prompt.

@@ -846,6 +846,10 @@ def test_a_server_that_starts_is_waited_for(address: str) -> None:
     assert why_absent(address) is None
     (folder / LOCK_NAME).write_text(str(ended_pid()))
     assert why_absent(address) == "there is no such socket"
+    with subprocess.Popen(["true"]) as killed:
+        os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)  # it is not reaped
+        (folder / LOCK_NAME).write_text(str(killed.pid))
+        assert why_absent(address) == "there is no such socket"
     (folder / LOCK_NAME).unlink()
     assert why_absent(address) == "there is no such socket"
     assert why_absent("tcp://127.0.0.1:1") is None

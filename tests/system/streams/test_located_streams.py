@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import structs
 from tests.helpers.mini_stack import MiniStack, RawClient
 
-from slipstream_ipc.messages import Locate
+from slipstream_ipc.messages import Abort, Locate
 from slipstream_ipc.messages.fields import MAX_LOCATED
 
 PROMPT = "Chapter 3: how names are bound, and where."
@@ -46,6 +46,33 @@ def test_a_stream_of_another_scope_is_unknown(make_stack) -> None:
         assert located(stack, one, mine.stream_id) == (0,)
         assert located(stack, one, mine.stream_id, scope=b"theirs") == (0,)
         assert located(stack, one, mine.stream_id, scope=b"mine") == (1,)
+
+
+def test_a_stream_that_went_on_elsewhere_leaves_nothing_behind(make_stack) -> None:
+    stack = make_stack()
+    client, other = stack.client(), stack.client()
+    it = client.submit(PROMPT, max_tokens=60)
+    stack.until(lambda: it.text)
+    client.send(Abort(it.stream_id, it.submit.handle, has_moved=True))
+    stack.until(lambda: located(stack, other, it.stream_id) == (0,))
+    stack.kill_worker()
+    stack.start_worker()
+    assert located(stack, other, it.stream_id) == (0,)
+    whole = other.submit(PROMPT, max_tokens=60)
+    again = other.send_submit(structs.replace(it.submit, handle=7))  # is no duplicate
+    stack.until(lambda: again.is_over and whole.is_over)
+    assert again.text == whole.text
+    assert again.text.startswith(it.text)
+
+
+def test_one_that_is_not_its_reader_does_not_move_a_stream(make_stack) -> None:
+    stack = make_stack()
+    client, other = stack.client(), stack.client()
+    it = client.submit(PROMPT, max_tokens=20)
+    stack.until(lambda: it.text)
+    other.send(Abort(it.stream_id, it.submit.handle, has_moved=True))
+    stack.until(lambda: it.is_over)
+    assert located(stack, other, it.stream_id) == (1,)
 
 
 def test_as_many_streams_are_located_as_a_message_may_name(make_stack) -> None:

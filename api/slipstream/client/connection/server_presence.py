@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import socket
 from pathlib import Path
 
@@ -36,12 +37,30 @@ def why_absent(address: str) -> str | None:
 def _has_supervisor(folder: Path) -> bool:
     """Whether a stack runs in the folder, as far as its lock file tells."""
     try:
-        owner = (folder / LOCK_NAME).read_text()
-        os.kill(int(owner), 0)
+        owner = int((folder / LOCK_NAME).read_text())
+        os.kill(owner, 0)
+        return not _is_zombie(owner)
     except FileNotFoundError:
         return False
     except ProcessLookupError:
         return False  # it was killed
     except (OSError, ValueError):
         return True  # not to be read, of another user, or about to be written
-    return True
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether the process has ended and its parent has not noticed yet; False where this kernel
+    cannot tell. Raises: ProcessLookupError.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return False
+    try:
+        ended = select.poll()
+        ended.register(pidfd, select.POLLIN)
+        return bool(ended.poll(0))
+    finally:
+        os.close(pidfd)

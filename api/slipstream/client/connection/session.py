@@ -247,7 +247,7 @@ class ClientSession:
     def leave(self, state: StreamState) -> CarriedStream:
         """Give a stream away, to go on at another server. This one is told to end it."""
         carried = self._table.take(state)
-        self._requests.abandon(self._table.abandon(state))
+        self._requests.abandon(self._table.abandon(state, has_moved=True))
         state.was_sent = state.was_resubmitted = False
         state.num_gaps = 0  # they were this server's
         return carried

@@ -162,13 +162,14 @@ class ClientStreamTable:
         self._remove(state)
         return carried
 
-    def abandon(self, state: StreamState) -> Abort | None:
+    def abandon(self, state: StreamState, *, has_moved: bool = False) -> Abort | None:
         """Note that the server has to end the stream, which this table does not have any more.
-        None if it does not know the stream.
+        None if it does not know the stream. has_moved: to another server.
         """
         if not state.was_sent:
             return None
-        abort = self._abandoned[state.handle] = Abort(state.stream_id, state.handle)
+        abort = Abort(state.stream_id, state.handle, has_moved)
+        self._abandoned[state.handle] = abort
         return abort
 
     def _group_id(self, group: GroupMember) -> int:
