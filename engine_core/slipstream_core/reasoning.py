@@ -4,21 +4,24 @@
 - Free reasoning needs no mask. A mask is needed where the budget is spent, and where the stream's
   grammar applies: to what follows reasoning, or to an answer that begins without any; or to calls
   alone, each from the id that begins it up to the first token with which it is complete.
-- A token is looked at only where it may change the state: at a border and in a call in the grammar
-  every one, else those of `watched_ids`.
+- A token is looked at only where it may change the state: at a border, in a call in the grammar and
+  behind the beginning of a delimiter every one, else those of `watched_ids`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
+from slipstream_core.reasoning_delimiters import OTHER, Move, Place, delimiter_automaton
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.messages import Admit, ReasoningIds
+from slipstream_ipc.messages.answer import ReasoningPlace
 
 NEVER = 2**62  # an index that no output has
 
@@ -27,17 +30,18 @@ class Allowed(IntEnum):
     """What the next token may be."""
 
     ANY = 0
-    END = 1  # the id that ends reasoning
+    END = 1  # the id that ends reasoning, or goes on with its end
     GRAMMAR = 2
-    GRAMMAR_OR_REASONING = 3  # what the grammar allows at its start, or an id that begins reasoning
+    GRAMMAR_OR_REASONING = 3  # what the grammar allows, or an id that begins reasoning
     CALL = 4  # what continues the call in the grammar
+    NO_CALL = 5  # what does not continue the beginning of another call
 
 
 class CallFollower(Protocol):
     """The grammar of a call; errors are kept until a mask is wanted."""
 
-    def begin(self, token_id: int) -> bool:
-        """A call begins with this token; whether it is complete."""
+    def begin(self, token_ids: Sequence[int]) -> bool:
+        """A call begins with these tokens; whether it is complete."""
 
     def take(self, token_id: int) -> bool:
         """The call goes on with this token; whether it is complete."""
@@ -51,16 +55,16 @@ class ReasoningState:
     """
 
     __slots__ = (
+        "_automaton",
         "_begin",
-        "_border_from",
         "_calls",
+        "_changed_at",
         "_has_called",
         "_ids",
         "_num_left",
-        "_place",
+        "_state",
         "grammar_start",
         "has_grammar",
-        "watched_ids",
     )
 
     def __init__(
@@ -75,19 +79,25 @@ class ReasoningState:
         calls: a grammar of the calls that the triggers begin.
         """
         self._ids = ids
-        self._place: str = "border" if ids.start == "start" else ids.start
+        self._automaton = delimiter_automaton(
+            replace(ids, start="start", is_single=False, num_behind=0)
+        )
         self.has_grammar = has_grammar
         self._num_left = NEVER if budget is None else budget
         self._begin = 0  # of the reasoning that is open
-        self._border_from = 0  # also of a call in the grammar
+        self._changed_at = 0  # behind the output that made the state
         self._calls = calls
         self._has_called = False
         self.grammar_start: int | None = None
-        if ids.start in ("border", "content") and has_grammar:
+        place = (_GRAMMAR_PLACES if has_grammar else _PLACES)[ids.start]
+        if place is Place.GRAMMAR:
             self.grammar_start = 0
-        self.watched_ids = frozenset(
-            (*ids.begins, *ids.ends, *ids.calls, *ids.borders, *ids.triggers)
-        )
+        self._state = self._automaton.state(place)
+
+    @property
+    def watched_ids(self) -> frozenset[int]:
+        """The ids that change the state where it does not `watches_all`."""
+        return self._automaton.first_ids
 
     @property
     def is_final(self) -> bool:
@@ -97,12 +107,12 @@ class ReasoningState:
     @property
     def is_reasoning(self) -> bool:
         """Whether reasoning is open."""
-        return self._place == "reasoning"
+        return self._state.place is Place.REASONING
 
     @property
     def watches_all(self) -> bool:
         """Whether the next output has to be looked at, whatever it is."""
-        return self._place in ("border", "call") and not self.is_final
+        return self._state.watches_all
 
     @property
     def masks_ids(self) -> bool:
@@ -111,22 +121,32 @@ class ReasoningState:
         """
         if self._calls is not None:
             return self._has_called and self._ids.is_single
-        return self.has_grammar and self._place == "reasoning"
+        return self.has_grammar and self.is_reasoning
 
     @property
-    def forced_id(self) -> int:
-        """The id that ends reasoning."""
-        return self._ids.ends[0]
+    def next_end(self) -> int:
+        """The id that ends reasoning, or goes on with its end."""
+        return self._automaton.next_end(self._state)
+
+    @property
+    def next_begins(self) -> set[int]:
+        """The ids that begin reasoning, or go on with its beginning."""
+        return self._automaton.next_begins(self._state)
+
+    @property
+    def next_triggers(self) -> set[int]:
+        """The ids that would make a call of what has begun as one does."""
+        return self._automaton.next_triggers(self._state)
+
+    @property
+    def num_held(self) -> int:
+        """How many of the last outputs are the grammar's unless reasoning begins with them."""
+        return self._state.num_held if self._state.place is Place.START else 0
 
     @property
     def calls(self) -> CallFollower | None:
         """The grammar of calls, if there is one."""
         return self._calls
-
-    @property
-    def begin_ids(self) -> tuple[int, ...]:
-        """The ids that begin reasoning."""
-        return self._ids.begins
 
     def masked_ids(self, end_ids: Collection[int]) -> Collection[int]:
         """The ids of `masks_ids`, whether or not they are masked now. end_ids: end the answer."""
@@ -137,77 +157,93 @@ class ReasoningState:
     @property
     def masked_from(self) -> int:
         """See the class."""
-        if self.grammar_start is not None:
-            return self.grammar_start
-        if self._place == "reasoning":
-            return min(self._begin + self._num_left, NEVER)
-        if self._place == "border" and (self.has_grammar or not self._num_left):
-            return self._border_from  # without a grammar: reasoning that begins has to end
-        if self._place == "call":
-            return self._border_from
-        return NEVER
+        match self._state.place:
+            case Place.GRAMMAR:
+                assert self.grammar_start is not None
+                return self.grammar_start
+            case Place.REASONING if self._num_left < NEVER:
+                least = self._begin + self._num_left
+                return min(least, self._changed_at) if self._excludes else least
+            case Place.BORDER if not self._num_left:
+                return self._changed_at  # reasoning that begins has to end
+            case Place.START | Place.CALL:
+                return self._changed_at
+        return self._changed_at if self._excludes else NEVER
 
     def allowed_at(self, index: int) -> Allowed:
         """What output `index` may be; all outputs before it have been taken."""
-        if self.grammar_start is not None:
-            return Allowed.GRAMMAR
-        if self._place == "reasoning":
-            return Allowed.END if index >= self._begin + self._num_left else Allowed.ANY
-        if self._place == "border" and self.has_grammar:
-            return Allowed.GRAMMAR_OR_REASONING
-        return Allowed.CALL if self._place == "call" else Allowed.ANY
+        match self._state.place:
+            case Place.GRAMMAR:
+                return Allowed.GRAMMAR
+            case Place.START:
+                return Allowed.GRAMMAR_OR_REASONING
+            case Place.CALL:
+                return Allowed.CALL
+            case Place.REASONING if index >= self._begin + self._num_left:
+                return Allowed.END
+        return Allowed.NO_CALL if self._excludes else Allowed.ANY
+
+    @property
+    def _excludes(self) -> bool:
+        return bool(self._state.recent and self._has_called and self.masks_ids) and bool(
+            self.next_triggers
+        )
 
     def take(self, token_id: int, index: int) -> None:
         """Take output `index`. Those that are not watched may be left out."""
-        if self.grammar_start is not None:
-            return
-        ids = self._ids
-        if self._place == "reasoning":
-            if token_id in ids.ends:
-                self._end(index, index + 1)
-                self._place, self._border_from = "border", index + 1
-            elif token_id in ids.calls:
-                self._end(index, index)
-                self._place = "content"
-                self._begin_call(token_id, index)
-        elif self._place == "call":
+        old = self._state
+        if old.place is Place.CALL:
             assert self._calls is not None
             self._go_on(index, is_complete=self._calls.take(token_id))
-        elif token_id in ids.triggers:
-            self._place = "content"
-            self._begin_call(token_id, index)
-        elif self._place == "border" and token_id in ids.begins:
-            self._place, self._begin = "reasoning", index + 1 + ids.num_behind
-        elif self._place == "border" and self.has_grammar:
-            self.grammar_start = index
-        elif token_id in ids.borders:
-            self._place, self._border_from = "border", index + 1
-        elif self._place == "border" and token_id not in (*ids.blanks, *ids.ends):
-            self._place = "content"
+        elif old.place is not Place.GRAMMAR:
+            move = self._automaton.move(old, token_id)
+            if move.to is not old or move.trigger:
+                self._follow(move, index)
 
     def take_all(self, token_ids: UInt32s) -> None:
         """Take the first outputs, [n]."""
-        watched = np.array(sorted(self.watched_ids), np.uint32)
-        hits = np.flatnonzero(np.isin(token_ids, watched)).tolist()
+        automaton, num = self._automaton, len(token_ids)
+        hits = np.flatnonzero(np.isin(token_ids, _column(automaton.first_ids))).tolist()
+        is_known = np.isin(token_ids, _column(automaton.known_ids))
+        ids = np.where(is_known, token_ids.astype(np.int64), OTHER).tolist()
         index = 0
         while not self.is_final:
-            if not self.watches_all:
+            state = self._state
+            if not state.watches_all:
                 at = bisect_left(hits, index)
-                index = hits[at] if at < len(hits) else len(token_ids)
-            if index >= len(token_ids):
+                index = hits[at] if at < len(hits) else num
+            if index >= num:
                 return
-            self.take(int(token_ids[index]), index)
+            if state.place is Place.CALL:
+                self.take(int(token_ids[index]), index)
+            else:
+                move = state.moves.get(ids[index]) or automaton.move(state, ids[index])
+                if move.to is not state or move.trigger:
+                    self._follow(move, index)
             index += 1
 
-    def _begin_call(self, token_id: int, index: int) -> None:
-        if self._calls is not None and token_id in self._ids.triggers and not self.masks_ids:
-            self._place = "call"
-            self._go_on(index, is_complete=self._calls.begin(token_id))
+    def _follow(self, move: Move, index: int) -> None:
+        """Output `index` makes this move."""
+        old, self._state = self._state, move.to
+        self._changed_at = index + 1
+        place = move.to.place
+        if place is Place.GRAMMAR:
+            self.grammar_start = index - old.num_held
+        elif place is not old.place:
+            if old.place is Place.REASONING:
+                begin = index + 1 - move.num  # of what ends it
+                self._end(begin, index + 1 if place is Place.BORDER else begin)
+            elif place is Place.REASONING:
+                self._begin = index + 1 + self._ids.num_behind
+        if move.trigger and self._calls is not None and not self.is_final and not self.masks_ids:
+            self._state = self._automaton.state(Place.CALL)
+            self._go_on(index, is_complete=self._calls.begin(move.trigger))
 
     def _go_on(self, index: int, *, is_complete: bool) -> None:
-        self._border_from = index + 1
+        """Output `index` is the call's."""
+        self._changed_at = index + 1
         if is_complete:
-            self._place, self._has_called = "border", True
+            self._state, self._has_called = self._automaton.state(Place.BORDER), True
 
     def _end(self, end: int, behind: int) -> None:
         """Reasoning ends before output `end`; a grammar begins at `behind`."""
@@ -215,11 +251,30 @@ class ReasoningState:
             self._num_left = max(self._num_left - max(end - self._begin, 0), 0)
         if self.has_grammar:
             self.grammar_start = behind
+            self._state = self._automaton.state(Place.GRAMMAR)
+
+
+_PLACES: Mapping[ReasoningPlace, Place] = {
+    "start": Place.BORDER,
+    "border": Place.BORDER,
+    "reasoning": Place.REASONING,
+    "content": Place.CONTENT,
+}
+_GRAMMAR_PLACES: Mapping[ReasoningPlace, Place] = {
+    "start": Place.START,
+    "border": Place.GRAMMAR,
+    "reasoning": Place.REASONING,
+    "content": Place.GRAMMAR,
+}
+
+
+def _column(ids: Collection[int]) -> UInt32s:
+    return np.array(sorted(ids), np.uint32)
 
 
 def has_triggers(admit: Admit) -> bool:
     """Whether a registration's grammar is of calls alone."""
-    return admit.reasoning is not None and bool(admit.reasoning.triggers)
+    return admit.reasoning is not None and admit.reasoning.has_triggers
 
 
 def reasoning_state(admit: Admit, calls: CallFollower | None = None) -> ReasoningState | None:

@@ -11,8 +11,9 @@ import llguidance
 from tests.helpers.answers import delimiter_tokens
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from slipstream_ipc.formats.answer_format import AnswerFormat
+from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, compose
+from slipstream_worker.formats.reasoning_ids import Spellings, find_spellings
 
 _END = "</s>"
 _MAX_TOKENS = 2_000
@@ -66,6 +67,10 @@ class SmallModel:
     def vocab_size(self) -> int:
         size: int = self._tokenizer.get_vocab_size()
         return size
+
+    def spellings(self, found: AnswerFormat) -> Spellings:
+        literals = dict.fromkeys(each.literal for each in delimiters(found))
+        return find_spellings(literals, self.ids, self.encoded, self._tokenizer.token_to_id)
 
     def matcher(self, grammar: str) -> Any:
         text = llguidance.LLMatcher.grammar_from_lark(grammar)

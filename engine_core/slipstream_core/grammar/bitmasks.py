@@ -93,6 +93,9 @@ class GrammarBitmasks:
                     masks[i] = mask
                     continue
                 state = self._brought_up(row)
+                if state is None:
+                    masks[i] = self._mask_of_begins(row)
+                    continue
                 if state.matcher is not None:
                     to_fill.append((state.matcher, i))
                 states.append((i, row, state))
@@ -118,15 +121,17 @@ class GrammarBitmasks:
     def _mask_of_reasoning(self, row: int) -> Int32s | None:
         """The mask of a row whose grammar has not begun; None if its grammar decides."""
         held, allowed = self._rows[row], self._allowed(row)
-        if allowed not in (Allowed.ANY, Allowed.END):
+        if allowed not in (Allowed.ANY, Allowed.END, Allowed.NO_CALL):
             return None
         assert held.reasoning is not None
         if allowed is Allowed.END:
-            return ids_as_mask((held.reasoning.forced_id,), self._vocab_size)
+            return ids_as_mask((held.reasoning.next_end,), self._vocab_size)
         masked: Collection[int] = ()
         if held.reasoning.masks_ids:
             end_ids = () if held.matcher is None else held.matcher.end_ids
             masked = held.reasoning.masked_ids(end_ids)
+        if allowed is Allowed.NO_CALL:
+            masked = {*masked, *held.reasoning.next_triggers}
         return ~ids_as_mask(masked, self._vocab_size)
 
     def _calls(self, row: int) -> CallMatcher | None:
@@ -138,12 +143,17 @@ class GrammarBitmasks:
         assert isinstance(reasoning.calls, CallMatcher)
         return reasoning.calls
 
-    def _brought_up(self, row: int) -> GrammarMatcher:
+    def _brought_up(self, row: int) -> GrammarMatcher | None:
+        """The matcher of the next mask; None: reasoning has begun in part, and what there is of it
+        is not the grammar's.
+        """
         held = self._rows[row]
         if (calls := self._calls(row)) is not None:
             return calls.current
         state = held.matcher
         assert state is not None
+        if begun := self._begun(row):
+            return state.behind(begun)
         if self._allowed(row) is Allowed.GRAMMAR:
             begin, end = held.grammar_start + state.num_taken, self._tokens.length(row)
             if begin < end:
@@ -164,15 +174,26 @@ class GrammarBitmasks:
                 if state.matcher is not None:
                     fill_masks([(state.matcher, 0)], mask)
         if self._allowed(row) is Allowed.GRAMMAR_OR_REASONING:
-            reasoning = self._rows[row].reasoning
-            assert reasoning is not None
-            mask |= ids_as_mask(reasoning.begin_ids, self._vocab_size)
+            mask |= self._mask_of_begins(row)
+
+    def _mask_of_begins(self, row: int) -> Int32s:
+        """The mask of what begins reasoning, or goes on with its beginning."""
+        reasoning = self._rows[row].reasoning
+        assert reasoning is not None
+        return ids_as_mask(reasoning.next_begins, self._vocab_size)
+
+    def _begun(self, row: int) -> list[int]:
+        """The outputs that are the grammar's first ones, unless reasoning begins with them."""
+        reasoning = self._rows[row].reasoning
+        end = self._tokens.length(row)
+        num = 0 if reasoning is None else reasoning.num_held
+        return self._tokens.read(row, end - num, end).tolist() if num else []
 
     def _renew(self, row: int, state: GrammarMatcher) -> None:
         if (calls := self._calls(row)) is not None:
             calls.renew()
             return
-        token_ids: list[int] = []
+        token_ids = self._begun(row)
         if self._allowed(row) is Allowed.GRAMMAR:
             begin = self._rows[row].grammar_start
             token_ids = self._tokens.read(row, begin, self._tokens.length(row)).tolist()

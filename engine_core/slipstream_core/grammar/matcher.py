@@ -125,6 +125,17 @@ class GrammarMatcher:
         kind = LexerFull if may_go_on else GrammarBroken
         return kind(brief(f"the grammar became too complex: {why}"))
 
+    def behind(self, token_ids: Sequence[int]) -> GrammarMatcher | None:
+        """A copy, at the start of the grammar, that has taken these; None: they are not allowed."""
+        copy = GrammarMatcher(self._grammar, self.end_ids, self._end_mask, ~self._grammars_own)
+        try:
+            copy.accept_tokens(token_ids)
+        except LexerFull:
+            copy.renew(token_ids)
+        except GrammarBroken:
+            return None
+        return copy
+
     @property
     def is_complete(self) -> bool:
         """Whether the grammar may end here."""
@@ -172,22 +183,25 @@ class CallMatcher:
         assert self._state is not None
         return self._state
 
-    def begin(self, token_id: int) -> bool:
+    def begin(self, token_ids: Sequence[int]) -> bool:
         """See CallFollower."""
         self._token_ids = []
         try:
             self._state = self._start()
         except Exception as error:
             self._error = error
-        return self.take(token_id)
+        return self._taken(token_ids)
 
     def take(self, token_id: int) -> bool:
         """See CallFollower."""
-        self._token_ids.append(token_id)
+        return self._taken((token_id,))
+
+    def _taken(self, token_ids: Sequence[int]) -> bool:
+        self._token_ids.extend(token_ids)
         try:
             state = self.current
             try:
-                state.accept_tokens((token_id,))
+                state.accept_tokens(token_ids)
             except LexerFull:
                 state.renew(self._token_ids)
             return state.is_complete

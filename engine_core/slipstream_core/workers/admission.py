@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from slipstream_core.grammar.matcher import GrammarMatcher
@@ -152,7 +153,10 @@ def _largest(reasoning: ReasoningIds | None) -> int:
     if reasoning is None:
         return 0
     ids = (reasoning.begins, reasoning.ends, reasoning.calls, reasoning.borders, reasoning.blanks)
-    return max(max(each, default=0) for each in (*ids, reasoning.triggers))
+    longer = reasoning.sequences
+    sequences = (longer.begins, longer.ends, longer.calls, longer.borders, longer.triggers)
+    every = (*ids, reasoning.triggers, *chain.from_iterable(sequences))
+    return max(max(each, default=0) for each in every)
 
 
 def num_tokens_of(admit: Admit) -> int:

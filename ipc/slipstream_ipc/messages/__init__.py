@@ -24,6 +24,7 @@ from slipstream_ipc.messages.answer import (
     AnswerSettings,
     EventKind,
     ReasoningIds,
+    ReasoningSequences,
     StopScope,
 )
 from slipstream_ipc.messages.client import (
@@ -224,6 +225,7 @@ __all__ = [
     "Positions",
     "PromptLogprobs",
     "ReasoningIds",
+    "ReasoningSequences",
     "Reattach",
     "Recall",
     "Recalled",

@@ -54,6 +54,9 @@ class AnswerEvent(Struct, array_like=True, frozen=True, gc=False):
 StopScope = Literal["content", "all"]
 ReasoningPlace = Literal["start", "border", "reasoning", "content"]
 _Ids = Annotated[tuple[U32, ...], Meta(max_length=64)]
+_Sequences = Annotated[
+    tuple[Annotated[tuple[U32, ...], Meta(min_length=1, max_length=16)], ...], Meta(max_length=64)
+]
 
 
 class AnswerOptions(Struct, array_like=True, frozen=True):
@@ -90,6 +93,16 @@ class AnswerSettings(Struct, array_like=True, frozen=True):
     options: AnswerOptions = AnswerOptions()
 
 
+class ReasoningSequences(Struct, array_like=True, frozen=True):
+    """Of a ReasoningIds: those of its delimiters that are several ids, one after another."""
+
+    begins: _Sequences = ()
+    ends: _Sequences = ()
+    calls: _Sequences = ()
+    borders: _Sequences = ()
+    triggers: _Sequences = ()
+
+
 class ReasoningIds(Struct, array_like=True, frozen=True):
     """Of an Admit: the token ids by which the core follows reasoning and calls of an answer.
 
@@ -99,7 +112,8 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
     calls: begin a call, which ends reasoning. borders: lead to a border. blanks: white space, which
     keeps one. triggers: begin a call in the grammar, which applies to calls alone then, from that
     token on; empty: it applies to the whole content. is_single: there may be one such call.
-    num_behind: tokens behind one of `begins` that still belong to the beginning.
+    num_behind: tokens behind one of `begins` that still belong to the beginning. sequences: further
+    ones, each of several ids; the first that ends reasoning is sampled where no single id ends it.
     """
 
     start: ReasoningPlace
@@ -111,3 +125,14 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
     triggers: _Ids = ()
     is_single: bool = False
     num_behind: int = 0
+    sequences: ReasoningSequences = ReasoningSequences()
+
+    @property
+    def forced_end(self) -> tuple[int, ...]:
+        """The ids that are sampled where a budget is spent; empty: there are none."""
+        return self.ends[:1] or next(iter(self.sequences.ends), ())
+
+    @property
+    def has_triggers(self) -> bool:
+        """Whether the grammar is of calls alone."""
+        return bool(self.triggers or self.sequences.triggers)

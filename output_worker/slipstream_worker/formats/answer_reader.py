@@ -80,7 +80,8 @@ class _Border(IntEnum):
 
 class AnswerReader:
     """The reader of one stream. num_fed, num_decided: virtual characters; those between are held.
-    They are negative while text of the prompt is.
+    They are negative while text of the prompt is. reasoning_end: where what last ended reasoning
+    begins.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class AnswerReader:
         self._reads_calls = tables.graph is not None and options.tool_choice != "none"
         self.num_fed = 0
         self.num_decided = 0
+        self.reasoning_end = -1
         self.is_reasoning = False
         self._state = _State.PLAIN
         self._border = _Border.START if tables.has_borders else _Border.NONE
@@ -257,7 +259,7 @@ class AnswerReader:
                     self._border = _Border.NONE
                     self._emit_plain(self._pending + literal)
                 else:
-                    self._act(action, self._pending + literal)
+                    self._act(action, self._pending + literal, literal)
                 self._pending = ""
             case _State.BETWEEN:
                 node = self._graph.nodes[self._node]
@@ -317,7 +319,7 @@ class AnswerReader:
             self._pending = text[end:]
             return len(text)
         behind = found + len(literal)
-        self._act(triggers.texts.meanings[literal], text[end:behind])
+        self._act(triggers.texts.meanings[literal], text[end:behind], literal)
         return behind
 
     def _text_at_border(self, text: str, pos: int) -> int:
@@ -337,7 +339,7 @@ class AnswerReader:
         literal = triggers.texts.match(text, first)
         if literal:
             behind = first + len(literal)
-            self._act(triggers.texts.meanings[literal], text[pos:behind])
+            self._act(triggers.texts.meanings[literal], text[pos:behind], literal)
             return behind
         if not self._is_final and triggers.texts.begins(text, first):
             self._pending = text[pos:]
@@ -365,8 +367,8 @@ class AnswerReader:
         self._drop(len(label))
         return end
 
-    def _act(self, action: PlaceAction, text: str) -> None:
-        """What a delimiter does; `text`: it and the blanks before it."""
+    def _act(self, action: PlaceAction, text: str, literal: str) -> None:
+        """What the delimiter `literal` does; `text`: it and the blanks before it."""
         match action.move:
             case Move.OPEN_SECTION:
                 self._section_has_calls = self._failed_at != 0
@@ -389,9 +391,15 @@ class AnswerReader:
                     self._border = _Border.LABEL
                     return
             case Move.END_REASONING | Move.END_MESSAGE:
-                self.is_reasoning = False
+                self._end_reasoning(len(text) - len(literal))
         self._drop(len(text))
         self._border = _Border.DELIMITER
+
+    def _end_reasoning(self, num_chars: int) -> None:
+        """Reasoning ends, if it is open, `num_chars` behind what is decided."""
+        if self.is_reasoning:
+            self.reasoning_end = self.num_decided + num_chars
+        self.is_reasoning = False
 
     # Headers of messages in channels
 
@@ -578,12 +586,12 @@ class AnswerReader:
             return False
         if self._id_source and not call_id:
             call_id = made_call_id(self._id_source, self._num_calls)
+        self._end_reasoning(0)
         self._emit(EventKind.CALL_BEGINS, name, self._num_held, call_id)
         self._forget_held()
         self._name = name
         self._has_begun = True
         self._section_has_calls = True
-        self.is_reasoning = False
         return True
 
     def _end(self) -> None:

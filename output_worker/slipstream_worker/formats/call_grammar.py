@@ -49,7 +49,7 @@ from slipstream_worker.formats.argument_grammar import (
     pattern_of,
 )
 from slipstream_worker.formats.channel_grammar import NoTokens, channel_grammar
-from slipstream_worker.formats.reasoning_ids import call_beginnings, first_delimiter
+from slipstream_worker.formats.reasoning_ids import Spellings, call_beginnings, first_delimiter
 
 _MAX_FUNCTIONS = 512  # a row of the grammar has an item for each, and the core bounds these
 _BEHIND_REASONING = '"\\n"? "\\n"? '
@@ -121,16 +121,17 @@ def call_grammar(
 
 def free_call_grammar(
     found: AnswerFormat,
-    token_ids: Mapping[str, int],
+    spellings: Spellings,
     tools: Sequence[Mapping[str, Any]],
     *,
     is_parallel: bool,
     opened: Opened = Opened(),  # noqa: B008 - immutable
-) -> tuple[str, tuple[int, ...]]:
-    """The grammar of one section of calls of an answer that need have none, and the tokens of which
-    one begins it. Functions that are `strict` have the arguments of their schemas, others any.
+) -> tuple[str, tuple[Delimiter, ...]]:
+    """The grammar of one section of calls of an answer that need have none, and the delimiters of
+    which one begins it. Functions that are `strict` have the arguments of their schemas, others
+    any.
 
-    Where calls begin with text, or answers are messages in channels, there are no such tokens, and
+    Where calls begin with text, or answers are messages in channels, there are none of these, and
     the grammar is of the whole answer. It is empty where there is none. Raises BadRequest for a
     `strict` function that cannot be kept to its schema.
     """
@@ -143,7 +144,8 @@ def free_call_grammar(
     functions = [_loosened(each) for each in functions]
     try:
         _check_number(functions, "one is strict")
-        triggers: tuple[int, ...] = ()
+        triggers: tuple[Delimiter, ...] = ()
+        token_ids = spellings.token_ids
         if found.channels is not None:
             grammar = channel_grammar(
                 found.channels,
@@ -156,7 +158,7 @@ def free_call_grammar(
         else:
             assert found.calls is not None
             writer = _Grammar(found.calls, token_ids, functions, is_parallel)
-            grammar, triggers = _free_sections(found.calls, token_ids, writer, opened)
+            grammar, triggers = _free_sections(found.calls, spellings, writer, opened)
         _check_size(grammar, "one is strict")
     except (_NotForceable, NoTokens):
         return "", ()
@@ -194,6 +196,21 @@ def structured_frame(
     return grammar
 
 
+def tagged_frame(found: AnswerFormat, token_ids: Mapping[str, int]) -> str:
+    """The grammar of content that is structured output, FRAMED in it, with the tags that the model
+    writes around content. Empty where the format has no such tags.
+    """
+    reasoning = found.reasoning
+    if reasoning is None or not reasoning.spelled:
+        return ""
+    spelled = {each.literal for each in reasoning.spelled}
+    if not spelled <= token_ids.keys():
+        return ""
+    writer = ArgumentGrammar([], token_ids, spelled)
+    tags = " ".join(f"({writer.literal(each)})?" for each in reasoning.dropped)
+    return f"start: {tags} {FRAMED} {tags}\n"
+
+
 def _loosened(function: Mapping[str, Any]) -> Mapping[str, Any]:
     """The function, with any arguments unless it is `strict`."""
     if function.get("strict") is True:
@@ -202,16 +219,15 @@ def _loosened(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _free_sections(
-    calls: CallFormat, token_ids: Mapping[str, int], writer: _Grammar, opened: Opened
-) -> tuple[str, tuple[int, ...]]:
+    calls: CallFormat, spellings: Spellings, writer: _Grammar, opened: Opened
+) -> tuple[str, tuple[Delimiter, ...]]:
     """See `free_call_grammar`. Raises as `_Grammar.text`."""
     sections = [each for each in calls.sections if not each.at_start or opened.at_border]
     firsts = [first_delimiter(each.elements) for each in sections]
-    triggers = [None if each is None else token_ids.get(each.literal) for each in firsts]
-    begun = [(one, at) for one, at in zip(sections, triggers, strict=True) if at is not None]
+    begun = [one for one, first in zip(sections, firsts, strict=True) if spellings.has(first)]
     if begun and not any(each.at_start for each in sections):
-        ids = dict.fromkeys(at for _, at in begun)
-        return writer.one_of([each for each, _ in begun]), tuple(ids)
+        triggers = [first for first in firsts if first is not None and spellings.has(first)]
+        return writer.one_of(begun), tuple(dict.fromkeys(triggers))
     return writer.free_text(sections), ()
 
 

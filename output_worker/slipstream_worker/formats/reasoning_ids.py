@@ -1,9 +1,15 @@
-"""The token ids by which the core follows the reasoning of a format's answers. Pure."""
+"""The token ids by which the core follows the reasoning of a format's answers. Pure.
+
+A delimiter is one token, or several where it begins and ends with tokens: what stands between is
+apart from other text then, so its spellings can be listed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 from slipstream_ipc.formats.answer_format import (
     AnswerFormat,
@@ -14,43 +20,68 @@ from slipstream_ipc.formats.answer_format import (
     Element,
     Repeat,
 )
-from slipstream_ipc.messages import ReasoningIds
+from slipstream_ipc.messages import ReasoningIds, ReasoningSequences
 from slipstream_ipc.messages.answer import ReasoningPlace
 from slipstream_worker.formats.places import Place
+
+_MAX_IDS, _MAX_WAYS = 16, 16  # of one literal; a word of five letters has 16 ways at most
+
+
+class Spellings(NamedTuple):
+    """How a vocabulary writes a format's literals. token_ids: of those that are one token.
+    sequences: the ids of others that begin and end with a token, in each way that counts; first as
+    the tokenizer writes them.
+    """
+
+    token_ids: Mapping[str, int]
+    sequences: Mapping[str, tuple[tuple[int, ...], ...]] = MappingProxyType({})
+
+    def ids(self, delimiters: Iterable[Delimiter | None]) -> tuple[int, ...]:
+        """Those that are one token."""
+        found = (self.token_ids.get(each.literal) for each in delimiters if each is not None)
+        return tuple(dict.fromkeys(each for each in found if each is not None))
+
+    def longer(
+        self, delimiters: Iterable[Delimiter | None], *, first: bool = False
+    ) -> tuple[tuple[int, ...], ...]:
+        """Those that are several. first: only the first way of each."""
+        found = (self.sequences.get(each.literal, ()) for each in delimiters if each is not None)
+        every = (each for ways in found for each in (ways[:1] if first else ways))
+        return tuple(dict.fromkeys(every))
+
+    def has(self, delimiter: Delimiter | None) -> bool:
+        """Whether it can be followed."""
+        literal = None if delimiter is None else delimiter.literal
+        return literal in self.token_ids or literal in self.sequences
 
 
 def reasoning_ids(
     found: AnswerFormat,
-    token_ids: Mapping[str, int],
+    spellings: Spellings,
     blank_ids: Iterable[int],
     place: Place | None,
     *,
     is_start: bool,
     name_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> ReasoningIds | None:
-    """None where reasoning cannot be followed by ids: the format has none, its end is no token, or
-    it may end in a call whose beginning is none.
+    """None where reasoning cannot be followed by ids: the format has none, its end is text, or it
+    may end in a call whose beginning is text.
 
-    token_ids: of the format's literals that are one token. place: where the prompt leaves the
-    answer; None: within a call, or a header. is_start: at its very start. name_ids: of the channels
-    with reasoning whose names are one token.
+    place: where the prompt leaves the answer; None: within a call, or a header. is_start: at its
+    very start. name_ids: of the channels with reasoning whose names are one token.
     """
     reasoning, calls = found.reasoning, found.calls
     if found.channels is not None:
         is_open = place is not None and place.is_reasoning
-        return _channel_ids(found.channels, token_ids, name_ids, is_open)
-    if reasoning is None:
+        return _channel_ids(found.channels, spellings, name_ids, is_open)
+    if reasoning is None or not any(map(spellings.has, reasoning.ends)):
         return None
     reads_calls = calls is not None and (place is None or place.reads_calls)
-    ends = _ids(reasoning.ends, token_ids)
-    begins_of_calls: tuple[int, ...] = ()
+    firsts: list[Delimiter | None] = []
     if calls is not None and reads_calls and reasoning.calls_within:
         firsts = call_beginnings(calls)
-        begins_of_calls = _ids(filter(None, firsts), token_ids)
-        if len(begins_of_calls) < len(set(firsts)):
+        if not all(map(spellings.has, firsts)):
             return None
-    if not ends:
-        return None
     borders = [*reasoning.dropped]
     if calls is not None and reads_calls:
         borders += [*calls.dropped, *_ends_of(calls.sections)]
@@ -64,17 +95,23 @@ def reasoning_ids(
         start = "content"
     return ReasoningIds(
         start,  # type: ignore[arg-type]
-        begins=_ids(reasoning.begins, token_ids),
-        ends=ends,
-        calls=begins_of_calls,
-        borders=_ids(borders, token_ids),
+        begins=spellings.ids(reasoning.begins),
+        ends=spellings.ids(reasoning.ends),
+        calls=spellings.ids(firsts),
+        borders=spellings.ids(borders),
         blanks=tuple(blank_ids),
+        sequences=ReasoningSequences(
+            begins=spellings.longer(reasoning.begins),
+            ends=spellings.longer(reasoning.ends),
+            calls=spellings.longer(firsts),
+            borders=spellings.longer(borders, first=True),
+        ),
     )
 
 
 def _channel_ids(
     channels: ChannelFormat,
-    token_ids: Mapping[str, int],
+    spellings: Spellings,
     name_ids: Mapping[str, int],
     is_open: bool,
 ) -> ReasoningIds | None:
@@ -82,10 +119,10 @@ def _channel_ids(
     that stands before names, and the token that begins a message's text.
     """
     begins = tuple([name_ids[name] for name in channels.reasoning if name in name_ids])
-    ends, borders = _ids(channels.ends, token_ids), _ids((channels.channel,), token_ids)
+    ends, borders = spellings.ids(channels.ends), spellings.ids((channels.channel,))
     if len(begins) < len(channels.reasoning) or not borders:
         return None
-    if not ends or channels.ends[0].literal not in token_ids:
+    if not ends or channels.ends[0].literal not in spellings.token_ids:
         return None
     start: ReasoningPlace = "reasoning" if is_open else "content"
     return ReasoningIds(start, begins, ends, borders=borders, num_behind=1)
@@ -113,6 +150,49 @@ def _ends_of(sections: Sequence[CallSection]) -> list[Delimiter]:
     return [last for last in lasts if isinstance(last, Delimiter)]
 
 
-def _ids(delimiters: Iterable[Delimiter | None], token_ids: Mapping[str, int]) -> tuple[int, ...]:
-    found = (token_ids.get(each.literal) for each in delimiters if each is not None)
-    return tuple(dict.fromkeys(each for each in found if each is not None))
+def find_spellings(
+    literals: Iterable[str],
+    token_ids: Mapping[str, int],
+    encode: Callable[[str], Sequence[int]],
+    id_of: Callable[[str], int | None],
+) -> Spellings:
+    """The spellings of a format's literals. token_ids: of the tokens that these are, and are made
+    of. encode: a text to its ids. id_of: the id of a token with exactly this text.
+    """
+    parts = re.compile("|".join(map(re.escape, sorted(token_ids, key=len, reverse=True))) or "(?!)")
+    sequences = {}
+    for literal in literals:
+        found = list(parts.finditer(literal))
+        if literal in token_ids or len(found) < 2:
+            continue
+        if found[0].start() == 0 and found[-1].end() == len(literal):
+            usual = tuple(encode(literal))
+            first, last = token_ids[found[0][0]], token_ids[found[-1][0]]
+            if usual[:1] != (first,) or usual[-1:] != (last,) or len(usual) > _MAX_IDS:
+                continue
+            ways = [usual, *_ways(literal, parts, token_ids, id_of)]
+            sequences[literal] = tuple(dict.fromkeys(ways))[:_MAX_WAYS]
+    return Spellings({each: token_ids[each] for each in literals if each in token_ids}, sequences)
+
+
+def _ways(
+    literal: str,
+    parts: re.Pattern[str],
+    token_ids: Mapping[str, int],
+    id_of: Callable[[str], int | None],
+) -> list[tuple[int, ...]]:
+    """Those with few tokens first. The text between tokens may be any tokens that make it."""
+    size = len(literal)
+    ways: list[list[tuple[int, ...]]] = [[] for _ in range(size + 1)]
+    ways[size] = [()]
+    tokens, text_end = {each.start(): each[0] for each in parts.finditer(literal)}, size
+    for at in range(size - 1, -1, -1):
+        token = tokens.get(at)
+        text_end = at if token else text_end
+        texts = [token] if token else [literal[at:end] for end in range(at + 1, text_end + 1)]
+        for text in texts:
+            token_id = token_ids[text] if token else id_of(text)
+            if token_id is not None:
+                ways[at] += [(token_id, *rest) for rest in ways[at + len(text)]]
+        ways[at] = sorted((each for each in ways[at] if len(each) <= _MAX_IDS), key=len)[:_MAX_WAYS]
+    return ways[0]

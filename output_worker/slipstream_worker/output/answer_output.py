@@ -302,6 +302,7 @@ class AnswerOutput(StreamOutput):
     def _feed_parts(self, num_chars: int, *, is_last: bool = False) -> list[LocatedEvent]:
         """Give the reader the next `num_chars` raw characters. `is_last`: no others follow."""
         reader, parts = self._reader, self._parts
+        reasoning_end = reader.reasoning_end
         pieces = list[LocatedEvent]()
         while parts:
             part = parts[0]
@@ -323,6 +324,9 @@ class AnswerOutput(StreamOutput):
                 closed.end = reader.num_fed
                 closed.is_reasoning &= reader.is_reasoning
             parts.popleft()
+        if reader.reasoning_end != reasoning_end:
+            for token in self._unreleased:  # those of a delimiter of several tokens
+                token.is_reasoning &= token.start < reader.reasoning_end
         return pieces
 
     # ---- stop strings in content -----------------------------------------------------------

@@ -212,7 +212,7 @@ def register(
     """
     eos = () if params.ignore_eos else card.eos_token_ids
     stop_token_ids = tuple(dict.fromkeys(eos + params.stop_token_ids))
-    is_free = reasoning is not None and bool(reasoning.triggers)
+    is_free = reasoning is not None and reasoning.has_triggers
     is_forced = answer is not None and answer.options.forces_calls
     target = None if answer is None else answer.options.reasoning_target
     if target is not None and params.thinking_token_budget is None:
@@ -227,9 +227,9 @@ def register(
             allowed = "0 where a function is strict, or there is one call at most"
             raise BadRequest("min_tokens", params.min_tokens, allowed)
     if reasoning is not None and params.structured_outputs is not None:
-        reasoning = structs.replace(reasoning, calls=(), triggers=())  # its grammar has no calls
+        reasoning = _without_calls(reasoning)  # its grammar has none
     elif reasoning is not None and is_free and not stop_token_ids:
-        reasoning = structs.replace(reasoning, triggers=())  # it goes on without an end
+        reasoning = _without_triggers(reasoning)  # it goes on without an end
     elif call_grammar:
         params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
     if params.thinking_token_budget == -1:
@@ -283,6 +283,16 @@ def register(
     )
 
 
+def _without_triggers(reasoning: ReasoningIds) -> ReasoningIds:
+    longer = structs.replace(reasoning.sequences, triggers=())
+    return structs.replace(reasoning, triggers=(), sequences=longer)
+
+
+def _without_calls(reasoning: ReasoningIds) -> ReasoningIds:
+    longer = structs.replace(reasoning.sequences, calls=())
+    return _without_triggers(structs.replace(reasoning, calls=(), sequences=longer))
+
+
 def _check_budget(
     params: SamplingParams,
     reasoning: ReasoningIds | None,
@@ -293,24 +303,25 @@ def _check_budget(
     budget, field = params.thinking_token_budget, "thinking_token_budget"
     if budget is None:
         return
-    if reasoning is None or not reasoning.ends:
+    end = () if reasoning is None else reasoning.forced_end
+    if not end:
         allowed = (
-            "None with this model, whose reasoning has no end that is one token, whose format is "
-            "not known (see `slipstream formats`), or whose answers are channels, in a grammar"
+            "None with this model, whose reasoning has no end that is made of tokens, whose format "
+            "is not known (see `slipstream formats`), or whose answers are channels, in a grammar"
         )
         raise BadRequest(field, budget, allowed)
-    end = reasoning.ends[0]
-    words = unpack_words(bad_words.ids, bad_words.counts)
+    words, stop_ids = unpack_words(bad_words.ids, bad_words.counts), set(stop_token_ids)
     for other, excludes in (
         (
             "allowed_token_ids",
-            params.allowed_token_ids is not None and end not in params.allowed_token_ids,
+            params.allowed_token_ids is not None and not set(end) <= set(params.allowed_token_ids),
         ),
-        ("bad_words", any(word[-1] == end for word in words)),
-        ("min_tokens", params.min_tokens > 0 and end in stop_token_ids),
+        ("bad_words", any(word[-1] in end for word in words)),
+        ("min_tokens", params.min_tokens > 0 and not stop_ids.isdisjoint(end)),
     ):
         if excludes:
-            allowed = f"None with {other} that exclude token {end}, which ends reasoning"
+            ids = f"token {end[0]}, which ends" if len(end) == 1 else f"the tokens {end}, which end"
+            allowed = f"None with {other} that exclude {ids} reasoning"
             raise BadRequest(field, budget, allowed)
 
 

@@ -28,12 +28,13 @@ from slipstream_worker.formats.call_grammar import (
     free_call_grammar,
     refusal,
     structured_frame,
+    tagged_frame,
 )
 from slipstream_worker.formats.channel_grammar import ROLE
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.places import Place
 from slipstream_worker.formats.property_types import property_types
-from slipstream_worker.formats.reasoning_ids import reasoning_ids
+from slipstream_worker.formats.reasoning_ids import Spellings, find_spellings, reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.tokenizer.open_turn import split_at
 
@@ -43,16 +44,15 @@ _BLANKS = ("\n", "\n\n", " ", "\r\n", "\t")  # that models write before they rea
 class ReadFormat(NamedTuple):
     """The format of a model's answers, and what follows from its vocabulary.
 
-    literals: by which the beginning of an answer is found in a prompt. token_ids: of the literals
-    that are one token. blank_ids: of tokens that are white space. name_ids: of the channels with
-    reasoning whose names are one token.
+    literals: by which an answer that has begun is found in a prompt. blank_ids: of tokens that are
+    white space. name_ids: of the channels with reasoning whose names are one token.
     """
 
     format: AnswerFormat
     compiled: CompiledFormat
     digest: bytes
     literals: tuple[str, ...]
-    token_ids: dict[str, int]
+    spellings: Spellings
     blank_ids: tuple[int, ...] = ()
     name_ids: Mapping[str, int] = MappingProxyType({})
 
@@ -68,7 +68,7 @@ class ReadFormat(NamedTuple):
         if not tools:
             options = replace(options, tool_choice="none")
         known = compact_tools(tools or (), is_nested=has_nested_elements(self.format))
-        pieces = split_at(opened, self.token_ids)
+        pieces = split_at(opened, self.spellings.token_ids)
         start = start_state(self.compiled, pieces, decode_tool_types(known), options)
         return AnswerSettings(self.format.name, self.digest, start, known, options)
 
@@ -76,7 +76,7 @@ class ReadFormat(NamedTuple):
         """How the core can follow the answer's reasoning; None where it cannot."""
         return reasoning_ids(
             self.format,
-            self.token_ids,
+            self.spellings,
             self.blank_ids,
             self._place(settings),
             is_start=not opened.strip(),
@@ -100,7 +100,7 @@ class ReadFormat(NamedTuple):
             raise refusal(options.tool_choice, "a turn that has begun a call")
         return call_grammar(
             self.format,
-            self.token_ids,
+            self.spellings.token_ids,
             tools,
             options.tool_choice,
             is_parallel=options.parallel_tool_calls,
@@ -127,7 +127,7 @@ class ReadFormat(NamedTuple):
             return "", None
         grammar, triggers = free_call_grammar(
             self.format,
-            self.token_ids,
+            self.spellings,
             tools,
             is_parallel=options.parallel_tool_calls,
             opened=found,
@@ -136,18 +136,23 @@ class ReadFormat(NamedTuple):
             return grammar, reasoning
         if reasoning is None:
             reasoning = ReasoningIds("content", begins=(), ends=())
-        is_single = not options.parallel_tool_calls
-        return grammar, replace(reasoning, triggers=triggers, is_single=is_single)
+        longer = replace(reasoning.sequences, triggers=self.spellings.longer(triggers))
+        return grammar, replace(
+            reasoning,
+            triggers=self.spellings.ids(triggers),
+            is_single=not options.parallel_tool_calls,
+            sequences=longer,
+        )
 
     def structured_frame(
         self, settings: AnswerSettings, tools: Sequence[Mapping[str, Any]], opened: str
     ) -> str:
-        """What structured output stands in where answers are messages in channels (see Admit);
-        empty where it begins at once. Raises BadRequest.
+        """What structured output stands in where answers are messages in channels, or content
+        between tags (see Admit); empty where it stands alone. Raises BadRequest.
         """
         channels = self.format.channels
         if channels is None:
-            return ""
+            return tagged_frame(self.format, self.spellings.token_ids)
         found = self._opened(settings, opened)
         if found is None:
             given = Summary("a turn that has begun a call, or the header of a message")
@@ -158,7 +163,7 @@ class ReadFormat(NamedTuple):
         is_message_next = found.is_start or found.is_header or opened.rstrip().endswith(ends)
         if not (is_message_next or found.is_reasoning):
             return ""
-        return structured_frame(channels, self.token_ids, tools, found)
+        return structured_frame(channels, self.spellings.token_ids, tools, found)
 
     def _opened(self, settings: AnswerSettings, opened: str) -> Opened | None:
         """What the prompt has of the answer; None: a part of a call."""
@@ -179,8 +184,11 @@ def read_format(
     found: AnswerFormat,
     added_tokens: Mapping[str, int],
     encode: Callable[[str], Sequence[int]] | None = None,
+    id_of: Callable[[str], int | None] = lambda _: None,
 ) -> ReadFormat:
-    """The format, for a vocabulary with these added tokens. encode: a text to its ids."""
+    """The format, for a vocabulary with these added tokens. encode: a text to its ids. id_of: the
+    id of the token with exactly this text.
+    """
     literals = tuple(dict.fromkeys(each.literal for each in delimiters(found)))
     token_ids = {each: added_tokens[each] for each in literals if each in added_tokens}
     blank_ids = sorted({each for blanks in _BLANKS for each in encode(blanks)}) if encode else ()
@@ -189,12 +197,15 @@ def read_format(
         assert encode is not None
         ids = encode(name)
         names |= {name: ids[0]} if len(ids) == 1 else {}
+    spellings = Spellings(token_ids)
+    if encode:
+        spellings = find_spellings(literals, token_ids, encode, id_of)
     return ReadFormat(
         found,
         compile_format(found, token_ids),
         digest(found),
         tuple(each for each in literals if each not in spelled_literals(found)),
-        token_ids,
+        spellings,
         tuple(blank_ids),
         names,
     )

@@ -209,9 +209,16 @@ def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
+    def id_of(text: str) -> int | None:
+        if not text.isascii() or not text.isprintable() or " " in text:
+            return None  # vocabularies write these in other ways
+        token_id: int | None = tokenizer.convert_tokens_to_ids(text)
+        is_known = token_id is not None and tokenizer.convert_ids_to_tokens(token_id) == text
+        return token_id if is_known else None
+
     return ChatTraits(
         find_dialect(tokenizer),
-        None if found is None else read_format(found, ready.delimiter_ids, encode),
+        None if found is None else read_format(found, ready.delimiter_ids, encode, id_of),
     )
 
 

@@ -164,7 +164,7 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         grammar = traits.format.call_grammar(
             settings, chat.tools or (), opened, is_followed=reasoning is not None
         )
-    elif request.is_structured and traits.format.format.channels is not None:
+    elif request.is_structured:
         frame = traits.format.structured_frame(settings, chat.tools or (), opened)
     elif chat.tools:
         grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)

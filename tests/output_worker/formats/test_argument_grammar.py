@@ -259,7 +259,7 @@ def test_other_functions_than_strict_ones_keep_their_parameters(
         {"function": {"name": "f", "parameters": {"properties": properties}}},
         {"function": {"name": "g", "parameters": {"properties": {}}, "strict": True}},
     ]
-    grammar, _ = free_call_grammar(found, model.ids, tools, is_parallel=True)
+    grammar, _ = free_call_grammar(found, model.spellings(found), tools, is_parallel=True)
     token_ids = model.encoded(call.format(key=key, value="7"))
     matcher = model.matcher(grammar)
     assert matcher.try_consume_tokens(token_ids) == len(token_ids)

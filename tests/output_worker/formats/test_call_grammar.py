@@ -32,7 +32,6 @@ from slipstream_worker.formats.reasoning_ids import call_beginnings, reasoning_i
 from slipstream_worker.formats.start_state import start_state
 
 FORCEABLE = sorted(CALLS)
-BEGIN_WITH_SEVERAL_TOKENS = {"kimi_k3", "minimax_m3"}
 BEGIN_WITH_TEXT = {"phi4_mini_json", "pythonic", "olmo3"}
 SCHEMAS: dict[str, Any] = {
     "look": {
@@ -140,37 +139,38 @@ def test_reasoning_stays_free(name: str, reasoning: str, prefilled: str, seed: i
 
 
 @pytest.mark.parametrize("name", [each for each in FORCEABLE if each != "phi4_mini_json"])
-@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral"])
-@pytest.mark.parametrize("prefilled", ["", "<think>\n"])
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral", "kimi_k3"])
+@pytest.mark.parametrize("is_prefilled", [False, True])
 @settings(max_examples=5)
 @given(seed=seeds, text=st.text("ab \n<{", max_size=9))
 def test_a_grammar_behind_reasoning_is_read_as_calls(
-    name: str, reasoning: str, prefilled: str, seed: int, text: str
+    name: str, reasoning: str, is_prefilled: bool, seed: int, text: str
 ) -> None:
-    """What the core lets pass before it: reasoning, up to one of the ids that end it."""
+    """What the core lets pass before it: reasoning, up to what ends it."""
     found, model = model_of(name, reasoning, True)
+    prefilled = REASONING[reasoning].begins[0].literal if is_prefilled else ""
     compiled = compile_format(found, model.ids)
     items = model.items(model.encoded(prefilled))
     state = start_state(
         compiled, [(it, "") if isinstance(it, int) else (-1, it) for it in items], TYPES
     )
     place = compiled.reader(TYPES, AnswerOptions(), state).place
-    ids = reasoning_ids(found, model.ids, (), place, is_start=not prefilled)
-    if reasoning == "qwen3" and name in BEGIN_WITH_SEVERAL_TOKENS:
-        assert ids is None  # which of these ends the reasoning is no single id
-        return
+    ids = reasoning_ids(found, model.spellings(found), (), place, is_start=not prefilled)
     assert ids is not None
     opened = Opened(not prefilled, bool(prefilled))
     grammar = call_grammar(found, model.ids, TOOLS, "required", opened=opened, is_followed=True)
     calls = walk(model, grammar, seed)
-    thought = [*model.encoded(text), ids.ends[0]]
-    begun = thought if prefilled else [ids.begins[0], *thought]
+    thought = [*model.encoded(text), *ids.forced_end]
+    begin = ids.begins[:1] or ids.sequences.begins[0]
+    begun = thought if prefilled else [*begin, *thought]
     for before in (begun, [] if not prefilled else begun):
         items = model.items([*before, *calls])
         check(read(compiled, items, TYPES, state=state), may_reason=True)
 
 
-@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral", "cohere_command3"])
+@pytest.mark.parametrize(
+    "reasoning", ["qwen3", "deepseek_r1", "mistral", "cohere_command3", "kimi_k3"]
+)
 @pytest.mark.parametrize("prefilled", [False, True])
 @settings(max_examples=60)
 @given(data=st.data())
@@ -187,11 +187,14 @@ def test_the_core_and_the_reader_say_the_same_of_where_reasoning_is(
     )
     reader = compiled.reader(None, options, state)
     blanks = model.encoded(" ") + model.encoded("\n")
-    ids = reasoning_ids(found, model.ids, blanks, reader.place, is_start=not prefilled)
+    ids = reasoning_ids(found, model.spellings(found), blanks, reader.place, is_start=not prefilled)
     assert ids is not None
     followed = ReasoningState(ids, 10**9, has_grammar=False)
-    choices = [*model.ids.values(), *blanks, *model.encoded("ab{")]
-    outputs = data.draw(st.lists(st.sampled_from(choices), max_size=30))
+    ways = [ways[0] for ways in model.spellings(found).sequences.values()]  # whole, and cut
+    pieces = [*ways, *(way[:-1] for way in ways), *((each,) for each in model.ids.values())]
+    pieces += [(each,) for each in (*blanks, *model.encoded("ab{"))]
+    drawn = data.draw(st.lists(st.sampled_from(pieces), max_size=30))
+    outputs = [token_id for piece in drawn for token_id in piece]
     for index, token_id in enumerate(outputs):
         [item] = model.items([token_id])
         if isinstance(item, int):
@@ -217,15 +220,18 @@ def test_a_free_answer_has_calls_in_the_grammar(
         else each
         for each in TOOLS
     ]
-    grammar, triggers = free_call_grammar(found, model.ids, tools, is_parallel=is_parallel)
+    grammar, triggers = free_call_grammar(
+        found, model.spellings(found), tools, is_parallel=is_parallel
+    )
     if not triggers:
         assert any(each.at_start for each in CALLS[name].sections) or not any(
-            first is not None and first.literal in model.ids
-            for first in call_beginnings(CALLS[name])
+            model.spellings(found).has(first) for first in call_beginnings(CALLS[name])
         )
         return
     taken = walk(model, grammar, seed, is_short=True)  # it is over with what completes it
-    assert taken[0] in triggers
+    spellings = model.spellings(found)
+    begins = [(each,) for each in spellings.ids(triggers)] + [*spellings.longer(triggers)]
+    assert any(tuple(taken[: len(each)]) == each for each in begins)
     before, behind = model.encoded("Well: ["), model.encoded(" so")
     events = read(compile_format(found, model.ids), model.items([*before, *taken, *behind]), TYPES)
     begun = [each.text for each in events if each.kind == EventKind.CALL_BEGINS]
@@ -373,7 +379,7 @@ def test_a_free_answer_in_channels_keeps_strict_functions_to_their_schema(
     tools = [{"function": {**each["function"], "strict": True}} for each in TOOLS]
     opened = Opened(is_header=True)
     grammar, triggers = free_call_grammar(
-        HARMONY, HARMONY_MODEL.ids, tools, is_parallel=True, opened=opened
+        HARMONY, HARMONY_MODEL.spellings(HARMONY), tools, is_parallel=True, opened=opened
     )
     assert not triggers
     matcher, token_ids = HARMONY_MODEL.matcher(grammar), HARMONY_MODEL.encoded(text)
@@ -472,7 +478,7 @@ def test_strict_functions_are_kept_to_their_schema_where_calls_begin_with_text(
     found, _ = model_of(name, "", False)
     model = SmallModel(("<|python_tag|>",))
     tools = [{"function": {**each["function"], "strict": True}} for each in TOOLS]
-    grammar, triggers = free_call_grammar(found, model.ids, tools, is_parallel=True)
+    grammar, triggers = free_call_grammar(found, model.spellings(found), tools, is_parallel=True)
     assert not triggers
     matcher, token_ids = model.matcher(grammar), model.encoded(text)
     num_taken = matcher.try_consume_tokens(token_ids)

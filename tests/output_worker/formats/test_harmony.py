@@ -24,7 +24,7 @@ from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions
 from slipstream_worker.formats.channel_header import MAX_HEADER_CHARS
 from slipstream_worker.formats.compiled_format import compile_format
-from slipstream_worker.formats.reasoning_ids import reasoning_ids
+from slipstream_worker.formats.reasoning_ids import Spellings, reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 
 FORMAT = find_format("harmony")
@@ -196,7 +196,9 @@ def test_a_budget_bounds_all_messages_of_reasoning(
     pieces = [piece for _, text in prompt for piece in items_of(text)]
     start = start_state(COMPILED, pieces)
     place = COMPILED.reader(TOOLS, AnswerOptions(), start).place
-    ids = reasoning_ids(FORMAT, TOKENS, (), place, is_start=False, name_ids={"analysis": ANALYSIS})
+    ids = reasoning_ids(
+        FORMAT, Spellings(TOKENS), (), place, is_start=False, name_ids={"analysis": ANALYSIS}
+    )
     assert ids is not None
     state = ReasoningState(ids, budget, has_grammar=False)
     written: list[int] = []
@@ -236,4 +238,4 @@ def items_of(text: str) -> list[tuple[int, str]]:
 
 def test_without_a_token_of_the_channels_name_there_is_no_budget() -> None:
     place = COMPILED.reader(TOOLS, AnswerOptions(), START).place
-    assert reasoning_ids(FORMAT, TOKENS, (), place, is_start=True) is None
+    assert reasoning_ids(FORMAT, Spellings(TOKENS), (), place, is_start=True) is None

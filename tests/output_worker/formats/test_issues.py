@@ -23,7 +23,7 @@ from slipstream_ipc.messages.answer import AnswerOptions, EventKind
 from slipstream_worker.formats.call_grammar import Opened, call_grammar
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.places import Place
-from slipstream_worker.formats.reasoning_ids import reasoning_ids
+from slipstream_worker.formats.reasoning_ids import Spellings, reasoning_ids
 from slipstream_worker.formats.start_state import start_state
 
 TYPES = {
@@ -386,7 +386,9 @@ def test_vllm_50948_json_in_a_grammar_is_content() -> None:
     answer = read("hermes", f"so</think>\n\n{text}", reasoning="qwen3", prompt="<think>\n")
     assert (answer.reasoning, answer.content) == ("so", text)
     found = compose(REASONING["qwen3"], None)
-    ids = reasoning_ids(found, {"<think>": 7, "</think>": 8}, (), REASONS, is_start=False)
+    ids = reasoning_ids(
+        found, Spellings({"<think>": 7, "</think>": 8}), (), REASONS, is_start=False
+    )
     assert ids is not None
     state = ReasoningState(ids, None, has_grammar=True)
     assert state.allowed_at(0) is Allowed.ANY
@@ -437,7 +439,7 @@ def test_vllm_50938_no_text_comes_before_reasoning_and_a_schema() -> None:
     found = compose(REASONING["gemma4"], CALLS["gemma4"])
     model = SmallModel(tuple({each.literal for each in delimiters(found)}))
     place = compile_format(found, model.ids).reader(TYPES, AnswerOptions()).place
-    ids = reasoning_ids(found, model.ids, (), place, is_start=True)
+    ids = reasoning_ids(found, model.spellings(found), (), place, is_start=True)
     assert ids is not None
     assert (ids.begins, ids.ends) == ((model.ids["<|channel>"],), (model.ids["<channel|>"],))
     state = ReasoningState(ids, None, has_grammar=True)

@@ -73,8 +73,13 @@ class Chat:
         found = find_format(name)
         assert found is not None
         self.compiled = compile_format(found, tokenizer.get_added_vocab())
-        read = read_format(found, tokenizer.get_added_vocab())
+        ids = tokenizer.get_vocab()
+        read = read_format(found, tokenizer.get_added_vocab(), self.encoded, ids.get)
         self.traits = ChatTraits(find_dialect(tokenizer), read)
+
+    def encoded(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def rendered(
         self,
@@ -220,6 +225,36 @@ def test_tags_go_on(tokenizer):
         ("CONTENT", " you"),
         *CALLS,
     ]
+
+
+def test_reasoning_between_tags_is_followed_in_every_spelling(tokenizer):
+    chat = Chat(tokenizer_with(None, TAG_TOKENS), TAGS, "kimi_k3+kimi_k3")
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]
+    rendered = chat.rendered(template=template_options(strict))
+    reasoning = rendered.reasoning
+    assert reasoning.start == "reasoning"
+    assert list(reasoning.forced_end) == chat.encoded("<|close|>think<|sep|>")
+    assert reasoning.has_triggers
+    sequences = reasoning.sequences
+    for kind, text in (
+        ("begins", "<|open|>think<|sep|>"),
+        ("ends", "<|close|>think<|sep|>"),
+        ("triggers", "<|open|>tools<|sep|>"),
+    ):
+        ways = getattr(sequences, kind)
+        assert 1 < len(ways) <= 16
+        assert list(ways[0]) == chat.encoded(text)
+        assert {chat.tokenizer.decode(way) for way in ways} == {text}
+    assert "<|open|>response<|sep|>" in {chat.tokenizer.decode(way) for way in sequences.borders}
+    off = template_options(strict, {"enable_thinking": False})
+    assert chat.rendered(template=off).reasoning.start == "border"
+    frame = chat.rendered(template=template_options(strict), is_structured=True).frame
+    assert FRAMED in frame
+    assert frame.count('"response"') == 4  # around content
+    named = AnswerOptions("function:look")
+    forced = chat.rendered(template=template_options(strict), options=named)
+    assert forced.reasoning.start == "reasoning"
+    assert '"think"' not in forced.call_grammar
 
 
 def test_structured_output_stands_in_the_final_channel(tokenizer):

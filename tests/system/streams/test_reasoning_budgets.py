@@ -126,7 +126,7 @@ def test_a_budget_holds_where_steps_give_several_tokens(
 @pytest.mark.parametrize(
     ("ids", "params", "why"),
     [
-        (None, {}, "no end that is one token"),
+        (None, {}, "no end that is made of tokens"),
         (IDS, {"allowed_token_ids": [5, 6]}, "allowed_token_ids"),
         (IDS, {"min_tokens": 1, "stop_token_ids": [END]}, "min_tokens"),
     ],
