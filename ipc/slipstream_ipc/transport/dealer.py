@@ -125,6 +125,16 @@ class Dealer(Generic[Out, In, Receipt]):
         return self._channel is not None and self._channel.is_among(arrived)
 
     @property
+    def local_end(self) -> tuple[Link[Receipt], LocalConnection] | None:
+        """The link and the connection of the current attach; None if it is not attached, or not
+        locally.
+        """
+        channel = self._channel
+        if not self.is_attached or not isinstance(channel, LocalChannel):
+            return None
+        return self._link, channel.connection
+
+    @property
     def epoch(self) -> int:
         """The epoch of the current attach; a later attach has a larger one."""
         return self._epoch

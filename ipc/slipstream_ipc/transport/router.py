@@ -143,7 +143,7 @@ class Router(Generic[Out, In, Receipt]):
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether what a poller reports, or queued Hellos, give `receive` work."""
         local = self._local
-        if local is not None and (local.fd in arrived or local.has_unread):
+        if local is not None and (local.fd in arrived or local.unread):
             return True
         return bool(self._queued_hellos) or self._socket in arrived
 
@@ -177,6 +177,29 @@ class Router(Generic[Out, In, Receipt]):
             if session is not None and frame.body is not None:
                 yield session, frame.body
         self.acknowledge(may_owe)
+
+    def take_acks(self, now: float) -> bool:
+        """Take in what has arrived locally, up to the first message that is not an acknowledgement
+        alone; whether there is none, nor anything else to receive.
+        """
+        local = self._local
+        if local is None or self._queued_hellos:
+            return False
+        unread = local.ready()
+        while unread:
+            connection = unread[0]
+            session = self._routes.get(connection)
+            if session is None:
+                return False
+            messages, take_ack = connection.messages, session.link.take_ack
+            while messages:
+                if not take_ack(messages[0], now):
+                    return False
+                messages.popleft()
+            if connection.is_broken:
+                return False
+            unread.popleft()
+        return not local.is_other_ready
 
     def acknowledge(self, may_owe: int = 0) -> None:
         """Acknowledge the messages of each peer with more than `may_owe` unacknowledged ones."""
@@ -332,7 +355,7 @@ class Router(Generic[Out, In, Receipt]):
 
     def _has_input(self) -> bool:
         """Whether there is input that the descriptors do not report."""
-        if self._local is not None and self._local.has_unread:
+        if self._local is not None and self._local.unread:
             return True
         if not self._is_drained:
             self._is_drained = not int(self._socket.getsockopt(EVENTS)) & POLLIN

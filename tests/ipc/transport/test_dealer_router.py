@@ -119,7 +119,7 @@ def test_the_poller_has_the_current_socket_and_its_watch_alone(hop: Any) -> None
     for _ in range(3):
         attacher.attach(hop.now)
         channel, sources = attacher._channel, attacher._poller._sources.values()
-        own = {channel._connection.fd} if hop.is_local else {channel.socket, channel._watch.socket}
+        own = {channel.connection.fd} if hop.is_local else {channel.socket, channel._watch.socket}
         assert set(sources) == own
     attacher.close()
     attacher.close()
