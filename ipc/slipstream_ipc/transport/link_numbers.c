@@ -327,6 +327,13 @@ static PyObject *num_unacked(PyObject *object, void *unused)
     return PyLong_FromLongLong(self->sent - self->acked);
 }
 
+static PyObject *has_receipts(PyObject *object, void *unused)
+{
+    (void)unused;
+    const Numbers *self = (Numbers *)object;
+    return PyBool_FromLong(PyList_GET_SIZE(self->receipts) > self->sent - self->acked);
+}
+
 static PyObject *owes_ack(PyObject *object, void *unused)
 {
     (void)unused;
@@ -360,6 +367,7 @@ static PyMethodDef methods[] = {
 static PyGetSetDef properties[] = {
     {"has_credit", has_credit, NULL, NULL, NULL},
     {"num_unacked", num_unacked, NULL, NULL, NULL},
+    {"has_receipts", has_receipts, NULL, NULL, NULL},
     {"owes_ack", owes_ack, NULL, NULL, NULL},
     {"num_owed_acks", num_owed_acks, NULL, NULL, NULL},
     {0},

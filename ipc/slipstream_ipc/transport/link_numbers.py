@@ -78,6 +78,11 @@ class LinkNumbers(Generic[Receipt]):
         return self._sent - self.num_acked
 
     @property
+    def has_receipts(self) -> bool:
+        """Whether `take_receipts` has any to return."""
+        return len(self._receipts) > self.num_unacked
+
+    @property
     def owes_ack(self) -> bool:
         """Whether numbered frames have been received and not yet acknowledged to the peer."""
         return self._last_ack_sent < self._received

@@ -91,7 +91,13 @@ class Side:
         link, frames = self.link, [self.link.numbered(BODY), self.link.control(None)]
         return (
             (link.epoch, link.window, link.heard_at, link.num_heard, link.num_acked),
-            (link.has_credit, link.num_unacked, link.owes_ack, link.num_owed_acks),
+            (
+                link.has_credit,
+                link.has_receipts,
+                link.num_unacked,
+                link.owes_ack,
+                link.num_owed_acks,
+            ),
             [(frame.epoch, frame.seq, frame.ack, frame.body) for frame in frames],
             self.written,
         )
