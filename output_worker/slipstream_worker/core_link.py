@@ -22,10 +22,11 @@ from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, CoreToWorker, Report, WorkerToCore
 from slipstream_ipc.transport.codec import worker_codec
 from slipstream_ipc.transport.dealer import Dealer
-from slipstream_ipc.transport.link import WINDOW
+from slipstream_ipc.transport.link import WINDOW, Link
+from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_ipc.transport.shared_prompts import joined
 
-_MAY_OWE = 7  # steps that may stay unacknowledged until the next beat
+MAY_OWE = 7  # steps that may stay unacknowledged until the next beat
 _MOST_UNACKED_STATES = WINDOW - 2  # messages, from which on states wait: reports need credit
 _MOST_UNACKED_BEHIND = WINDOW // 4  # messages, from which on what may wait is not sent
 
@@ -59,12 +60,18 @@ class CoreLink:
         self._ended_lens: list[int] = []
         self._checked_step = 0
         self._report_due = False
-        self._may_owe = _MAY_OWE
+        self._may_owe = MAY_OWE
 
     @property
     def epoch(self) -> int:
         """The epoch of the current attach."""
         return self._dealer.epoch
+
+    @property
+    def quiet_end(self) -> tuple[Link[None], LocalConnection] | None:
+        """The link and the local connection to the core, while nothing waits to be sent there."""
+        is_quiet = not (self._messages or self._report_due)
+        return self._dealer.local_end if is_quiet else None
 
     @property
     def is_attached(self) -> bool:
@@ -134,7 +141,7 @@ class CoreLink:
                 lens.clear()
                 self._report_due = False
         self._dealer.acknowledge(self._may_owe)
-        self._may_owe = _MAY_OWE
+        self._may_owe = MAY_OWE
 
     def flush(self) -> None:
         """Send what credit allows, the report first: the device may be waiting for it."""

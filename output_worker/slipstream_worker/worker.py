@@ -35,6 +35,7 @@ from slipstream_worker.lifecycle.client_messages import ClientMessages
 from slipstream_worker.lifecycle.core_messages import CoreMessages
 from slipstream_worker.lifecycle.lifecycle import StreamLifecycle
 from slipstream_worker.request_spans import RequestSpans
+from slipstream_worker.step_relay import TAKEN, UNREPORTED, UNSENT, RelayMaker, StepRelay
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
@@ -132,6 +133,8 @@ class Worker:
             spans=spans,
             predecessor_ended_s=predecessor_ended_s,
         )
+        self._relays = RelayMaker(core, self.streams, self.columns, self.readers, counters)
+        self._relay: StepRelay | None = None  # while all that it relies on is sure to hold
         self._from_clients = ClientMessages(
             front,
             self.lifecycle,
@@ -162,6 +165,11 @@ class Worker:
         the cost of a system call each.
         """
         self.retention.now = now
+        relay = self._relay
+        if relay is not None:
+            if arrived is not None and self._turn_in_relay(relay, now, arrived):
+                return
+            self._set_relay_aside()
         step_before = self._from_core.step
         if arrived is None or self._core.is_among(arrived):
             try:
@@ -193,14 +201,62 @@ class Worker:
         self._load_notices.flush(now, has_core=self._core.is_attached)
         if self._from_core.step != step_before:
             self._recent.add(now, monotonic())
+        if self._may_relay:
+            self._relay = self._relays.find()
+
+    def _turn_in_relay(self, relay: StepRelay, now: float, arrived: Container[object]) -> bool:
+        """Relay the step that has arrived, and take in what clients have acknowledged. Returns
+        whether that was all; if not, the rest is still to be done.
+        """
+        connection = relay.connection
+        if connection.fd in arrived:
+            connection.fill()
+            messages = connection.messages
+            if len(messages) != 1 or connection.num_unsent:
+                return False
+            found = relay.take(messages[0], now)
+            if not found:
+                return False
+            messages.clear()
+            self._from_core.step = relay.step
+            self._recent.add(now, monotonic())
+            if found != TAKEN:
+                self._finish_relayed(found, relay.step)
+                return False
+        if self._load_notices.sessions or self._prompts.is_among(arrived):
+            return False
+        return not self._front.is_among(arrived) or self._front.take_acks(now)
+
+    def _finish_relayed(self, found: int, step: int) -> None:
+        """Note what a relayed step has left to be sent."""
+        if found & UNREPORTED:
+            self._core.checked(step, is_awaited=True)
+        if found & UNSENT:
+            self.readers.mark_due(self.streams.latest_rows[1].array)
+
+    @property
+    def _may_relay(self) -> bool:
+        """Whether a turn in which nothing but a step arrives has nothing else to do."""
+        if self._tracer is not None or self._has_left or not self._from_core.is_synced:
+            return False
+        waits = self.lifecycle.replaying or self.lifecycle.keeper.has_work
+        return not (waits or self._from_clients.has_waiting)
+
+    def _set_relay_aside(self) -> None:
+        """Something else than a step is handled next, which may change what the relay relies on."""
+        if self._relay is not None:
+            self._core.checked(self._from_core.step, is_awaited=False)
+            self._relay = None
 
     def begin_drain(self, end_at: float = inf) -> None:
         """Accept no new requests; running ones continue. end_at: when `end_drain` is called."""
+        self._set_relay_aside()
         self._from_clients.is_draining = True
         self._load_notices.begin_drain(end_at)
 
     def core_ended(self, *, died_within: bool) -> None:
         """The core has ended. died_within: of its own doing."""
+        self._set_relay_aside()
         self._load_notices.core_ended(died_within=died_within)
 
     def end_drain(self) -> None:
@@ -208,6 +264,7 @@ class Worker:
         the text they hold back; with `may_return`, their clients are asked to resume them from the
         next stack.
         """
+        self._set_relay_aside()
         if self._may_return:
             self.say_goodbye()
         else:
@@ -225,6 +282,7 @@ class Worker:
 
     def beat(self, now: float) -> None:
         """Timed work: heartbeats, timeouts, and forgetting streams whose grace time is over."""
+        self._set_relay_aside()
         self._core.beat(now)
         self._front.beat(now)
         for answer in self._prompts.beat(now):
@@ -245,6 +303,7 @@ class Worker:
         With `may_return` they are no longer served, and clients that attach again are asked to
         wait.
         """
+        self._set_relay_aside()
         self._front.refuse_all(_GOODBYE, is_leaving=self._may_return)
         self._has_left = self._may_return
 

@@ -509,7 +509,7 @@ class MiniStack:
     def _is_every_ping_answered(self) -> bool:
         hops = [hop for hop in self._listening_hops() if hop.is_attached]
         epochs = {(hop._identity, hop.epoch) for hop in hops}
-        links = [hop._link for hop in hops]
+        links = [hop.link for hop in hops]
         if self.worker is not None:
             links += [
                 session.link

@@ -79,7 +79,7 @@ class MemoryListener(LocalListener):
         self.is_other_ready = False
         self.num_refused = 0
         self._connections: dict[int, LocalConnection] = {}
-        self._unread: deque[LocalConnection] = deque()
+        self.unread: deque[LocalConnection] = deque()
 
     def accept(self, connection: MemoryConnection) -> None:
         """Add the listener's end of a connection."""
@@ -88,7 +88,7 @@ class MemoryListener(LocalListener):
 
     def ready(self) -> deque[LocalConnection]:
         """Connections with messages to take, or broken ones; the caller removes them from it."""
-        return self._unread
+        return self.unread
 
     def watch(self, fd: int) -> None:
         """The ROUTER beside it is never sent anything."""

@@ -80,7 +80,7 @@ class GrammarCompiler:
         self._done: SimpleQueue[Compiled] = SimpleQueue()
         self._done_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._num_pending = 0  # jobs submitted and not taken
+        self.num_jobs = 0  # submitted and not taken
         self._closing = False
 
     def submit(self, admit: Admit) -> None:
@@ -90,20 +90,20 @@ class GrammarCompiler:
             others = threading.stack_size(_STACK_BYTES)
             self._thread.start()
             threading.stack_size(others)
-        self._num_pending += 1
+        self.num_jobs += 1
         self._jobs.put(admit)
 
     def take_compiled(self) -> list[Compiled]:
         """The jobs done since the last call."""
         done: list[Compiled] = []
-        if not self._num_pending:
+        if not self.num_jobs:
             return done
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._done_fd)  # first: what is done after this sets it again
         with contextlib.suppress(Empty):
             while True:
                 done.append(self._done.get_nowait())
-        self._num_pending -= len(done)
+        self.num_jobs -= len(done)
         return done
 
     def fileno(self) -> int:

@@ -24,19 +24,19 @@ class ReasoningRows:
 
     def __init__(self, requests: RequestTable) -> None:
         self._requests = requests
-        self._by_row: dict[int, ReasoningState] = {}
+        self.by_row: dict[int, ReasoningState] = {}
         self._masks_ids: dict[int, bool] = {}  # whether it may mask ids
         self._is_watched: Bools = np.zeros(0, np.bool_)  # by token id: for some row, at some time
         self._watching_all: set[int] = set()  # rows whose next token has to be looked at
 
     def __len__(self) -> int:
-        return len(self._by_row)
+        return len(self.by_row)
 
     def add(self, row: int, state: ReasoningState, stop_ids: Collection[int]) -> None:
         """A request of the table starts on `row`; `state` has taken its outputs. stop_ids: not
         sampled while it `masks_ids`.
         """
-        self._by_row[row] = state
+        self.by_row[row] = state
         watched = np.array(sorted(state.watched_ids), np.int64)
         size = int(watched.max(initial=-1)) + 1
         if size > len(self._is_watched):
@@ -52,7 +52,7 @@ class ReasoningRows:
     def remove(self, rows: Int64s) -> None:
         """The requests of these rows are gone."""
         for row in rows.tolist():
-            self._by_row.pop(row, None)
+            self.by_row.pop(row, None)
             self._masks_ids.pop(row, None)
             self._watching_all.discard(row)
 
@@ -67,7 +67,7 @@ class ReasoningRows:
         """Take the tokens that a step sampled for `row` from `position` of its history on; returns
         how many count. The first had the mask that it needed; those behind it had none.
         """
-        state, requests = self._by_row.get(row), self._requests
+        state, requests = self.by_row.get(row), self._requests
         for num, token_id in enumerate(token_ids):
             if num and position + num >= requests.masked_from[row]:
                 return num

@@ -294,7 +294,8 @@ class Scheduler:
         """
         record = self._in_flight.answered(plan)
         rows = record.sampled
-        if counts is None and self._reasoning and self._reasoning.watches(rows.array, token_ids):
+        reasoning = self._reasoning
+        if counts is None and reasoning.by_row and reasoning.watches(rows.array, token_ids):
             counts = np.ones(len(token_ids), np.int64)
         if counts is not None:
             return self._complete_several(plan, record, token_ids, counts)

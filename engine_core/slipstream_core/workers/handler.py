@@ -189,6 +189,8 @@ class WorkerHandler:
                     self._acceptor.reattach(session)
         elif not self._num_in_flight:
             self._acceptor.acknowledge()
+        if not self._pending.has_any:
+            return
         for ready in self._pending.ready():
             if ready.fault is not None:
                 self._senders[ready.worker].enqueue(

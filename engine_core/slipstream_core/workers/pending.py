@@ -45,6 +45,13 @@ class PendingAdmissions:
         return len(self._by_id)
 
     @property
+    def has_any(self) -> bool:
+        """Whether `ready` has anything to look at: any that is pending, or was while its grammar
+        was compiled.
+        """
+        return bool(self._by_id or self._compiler.num_jobs)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the pending requests have to compute."""
         return self._num_tokens.total()

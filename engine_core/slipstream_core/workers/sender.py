@@ -185,11 +185,30 @@ class WorkerSender:
         session = self._session
         if session is None or not session.is_open:
             return False
-        receipts = session.link.take_receipts()
-        is_more = self._has_news() and self._publish_some(session)
+        link = session.link
+        receipts = link.take_receipts() if link.has_receipts else ()
+        is_more = False
+        if not self._publish_next(session):
+            is_more = self._has_news() and self._publish_some(session)
         if receipts:
             self._acknowledge(receipts)  # after sending, which is urgent
         return is_more
+
+    def _publish_next(self, session: Session[Receipt]) -> bool:
+        """Send one token of each row of the last step, if that is all there is to be sent and
+        continues a streak; whether that was done.
+        """
+        rows = self._sampled
+        if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
+            return False
+        if self._wants_logprobs or not session.link.has_credit:
+            return False
+        portion = self._cursors.next_in_streak(rows, _TOKEN_BUDGET, self._number)
+        if portion is None:
+            return False
+        self._sampled = None
+        self._send(session, portion, rows, is_all=True)
+        return True
 
     def take_acknowledgements(self) -> bool:
         """Take in acknowledgements; whether there are any."""

@@ -29,7 +29,8 @@ from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
 
-_SOURCE = Path(__file__).with_name("token_pages.c")
+HEADER = Path(__file__).with_name("token_pages.h")  # of `TokenLog.pages` in C
+_SOURCE = HEADER.with_suffix(".c")
 _NO_VALUES: UInt32s = np.empty(0, np.uint32)
 
 
@@ -54,8 +55,13 @@ def has_marked(marks: npt.NDArray[np.bool_], token_ids: UInt32s) -> bool:
 
 def native_has_marked() -> Callable[[npt.NDArray[np.bool_], UInt32s], bool]:
     """`has_marked`, in C where that can be had."""
-    native = load_extension("token_pages", _SOURCE)
+    native = native_token_pages()
     return has_marked if native is None else native.has_marked
+
+
+def native_token_pages() -> ModuleType | None:
+    """The C extension; None where that cannot be had."""
+    return load_extension("token_pages", _SOURCE, (HEADER,))
 
 
 class TokenLog:
@@ -64,7 +70,7 @@ class TokenLog:
     def __init__(self, *, rows: int = 64) -> None:
         self.table = PageTable(rows)
         self.pool = Pool(np.uint32)
-        self._native = load_extension("token_pages", _SOURCE)
+        self._native = native_token_pages()
         self._pages: Any = None  # the C extension's view of table and pool, made when needed
         # what `append` brought last, while its rows have nothing newer
         self._latest: tuple[RowSet, UInt32s] = NO_ROWS, _NO_VALUES
@@ -73,6 +79,14 @@ class TokenLog:
     def num_pages_used(self) -> int:
         """Pages that hold values of a row."""
         return self.table.num_pages_used
+
+    @property
+    def pages(self) -> Any:
+        """The C extension's view of the columns, by which they may be appended to as well, until
+        they have to grow; None where there is none.
+        """
+        self._latest = NO_ROWS, _NO_VALUES
+        return self._pages
 
     def lengths(self, rows: Rows) -> Int64s:
         """How many positions each of `rows` holds, [len(rows)]."""

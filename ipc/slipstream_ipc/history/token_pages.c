@@ -9,19 +9,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define PAGE_SHIFT 6 /* as in pages.py */
-#define PAGE_LEN (1 << PAGE_SHIFT)
-
-enum { LENGTHS, OFFSETS, TABLES, FREE, POOL, NUM_COLUMNS };
-
-typedef struct {
-    PyObject_HEAD
-    int num_views;
-    Py_buffer views[NUM_COLUMNS];
-    int64_t *lengths, *offsets, *tables, *free_pages;
-    uint32_t *pool;
-    Py_ssize_t num_rows, width, num_stack, num_pages;
-} TokenPages;
+#include "token_pages.h"
 
 static void close_pages(PyObject *object)
 {
@@ -119,43 +107,11 @@ static PyObject *append(PyObject *object, PyObject *const *args, Py_ssize_t num_
         PyErr_SetString(PyExc_ValueError, "append: columns of different lengths");
         goto done;
     }
-    Py_ssize_t taken = 0, seen = 0;
-    for (; seen < num; seen++) {
-        int64_t row = rows[seen];
-        if (row < 0 || row >= self->num_rows)
-            break;
-        int64_t length = self->lengths[row], first = self->offsets[row];
-        if (length < 0 || length >> PAGE_SHIFT >= self->width)
-            break;
-        if (length & (PAGE_LEN - 1)) {
-            if (first < -length || first >= self->num_pages * PAGE_LEN - length)
-                break;
-        } else {
-            int64_t page = taken < num_free ? self->free_pages[num_free - ++taken] : -1;
-            if (page < 0 || page >= self->num_pages)
-                break;
-        }
-        self->lengths[row] = ~length; /* negative: a row that comes twice is found */
-    }
-    if (seen < num) {
-        for (Py_ssize_t at = 0; at < seen; at++)
-            self->lengths[rows[at]] = ~self->lengths[rows[at]];
-        if (rows[seen] < 0 || rows[seen] >= self->num_rows)
-            PyErr_Format(PyExc_IndexError, "row %lld of %zd", (long long)rows[seen],
-                         self->num_rows);
-        goto done;
-    }
-    left = num_free;
-    for (Py_ssize_t at = 0; at < num; at++) {
-        int64_t row = rows[at], length = ~self->lengths[row];
-        if (!(length & (PAGE_LEN - 1))) {
-            int64_t page = self->free_pages[--left], number = length >> PAGE_SHIFT;
-            self->tables[row * self->width + number] = page;
-            self->offsets[row] = (page - number) * PAGE_LEN;
-        }
-        self->pool[length + self->offsets[row]] = values[at];
-        self->lengths[row] = length + 1;
-    }
+    Py_ssize_t stopped = 0;
+    left = append_values(self, rows, values, num, num_free, &stopped);
+    if (left < 0 && (rows[stopped] < 0 || rows[stopped] >= self->num_rows))
+        PyErr_Format(PyExc_IndexError, "row %lld of %zd", (long long)rows[stopped],
+                     self->num_rows);
 done:
     release(views, 2);
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(left);

@@ -21,22 +21,24 @@ from slipstream_ipc.native.compiler import CLibrary, compiled
 logger = logging.getLogger(__name__)
 
 PURE_PYTHON = "SLIPSTREAM_PURE_PYTHON"
+MSGPACK_HEADER = Path(__file__).with_name("msgpack.h")
 
 
 @functools.cache
-def load_extension(name: str, source: Path) -> ModuleType | None:
+def load_extension(name: str, source: Path, headers: tuple[Path, ...] = ()) -> ModuleType | None:
     """The module `name` that `source` defines (`PyInit_name`), or None if there is none; tried once
-    per process.
+    per process. headers: files that it includes by name.
     """
     if os.environ.get(PURE_PYTHON):
         return None
-    headers = Path(sysconfig.get_path("include"))
-    if not (headers / "Python.h").exists():
+    python = Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").exists():
         logger.info("the C extension %s is left out: Python's headers are not installed", name)
         return None
     abi = f"-DSLIPSTREAM_ABI={sys.implementation.cache_tag.replace('-', '_')}"  # one file for each
-    flags = ("-Wall", "-Wextra", f"-I{headers}", abi)
-    path = compiled(CLibrary(name, (source,), flags=flags))
+    folders = dict.fromkeys([python, *(header.parent for header in headers)])
+    flags = ("-Wall", "-Wextra", *(f"-I{folder}" for folder in folders), abi)
+    path = compiled(CLibrary(name, (source,), headers, flags))
     if path is None:
         return None
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))

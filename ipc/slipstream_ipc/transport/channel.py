@@ -98,28 +98,28 @@ class LocalChannel:
 
     def __init__(self, connection: LocalConnection, poller: zmq.Poller) -> None:
         self.messages = connection.messages
-        self.send, self._connection, self._poller = connection.send, connection, poller
+        self.send, self.connection, self._poller = connection.send, connection, poller
         connection.on_write_wish = self._register
         self._register(connection)
 
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether what a poller reports includes this channel."""
-        return self._connection.fd in arrived
+        return self.connection.fd in arrived
 
     def fill(self) -> None:
         """Add to `messages` what has arrived, and send what waits."""
-        if self._connection.num_unsent:
-            self._connection.flush()
-        self._connection.fill()
+        if self.connection.num_unsent:
+            self.connection.flush()
+        self.connection.fill()
 
     def look(self) -> Break:
         """What has happened to the connection."""
-        return _BROKEN if self._connection.is_broken else _UNBROKEN
+        return _BROKEN if self.connection.is_broken else _UNBROKEN
 
     def close(self) -> None:
         """Close it without notice to the peer."""
-        self._poller.unregister(self._connection.fd)
-        self._connection.close()
+        self._poller.unregister(self.connection.fd)
+        self.connection.close()
 
     def _register(self, connection: LocalConnection) -> None:
         flags = POLLIN | POLLOUT if connection.has_unsent else POLLIN

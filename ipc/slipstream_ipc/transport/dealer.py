@@ -125,6 +125,16 @@ class Dealer(Generic[Out, In, Receipt]):
         return self._channel is not None and self._channel.is_among(arrived)
 
     @property
+    def local_end(self) -> tuple[Link[Receipt], LocalConnection] | None:
+        """The link and the connection of the current attach; None if it is not attached, or not
+        locally.
+        """
+        channel = self._channel
+        if not self.is_attached or not isinstance(channel, LocalChannel):
+            return None
+        return self.link, channel.connection
+
+    @property
     def epoch(self) -> int:
         """The epoch of the current attach; a later attach has a larger one."""
         return self._epoch
@@ -132,12 +142,12 @@ class Dealer(Generic[Out, In, Receipt]):
     @property
     def has_credit(self) -> bool:
         """Whether the dealer is attached and may send a numbered message."""
-        return self.is_attached and self._link.has_credit
+        return self.is_attached and self.link.has_credit
 
     @property
     def num_unacked(self) -> int:
         """Numbered messages of this attach that are not acknowledged."""
-        return self._link.num_unacked
+        return self.link.num_unacked
 
     def attach(self, now: float) -> None:
         """Begin a new epoch on a new connection."""
@@ -163,7 +173,7 @@ class Dealer(Generic[Out, In, Receipt]):
             except ProtocolError as error:
                 yield AttachRefused(Fault("engine", f"the peer sent {error}"))
             else:
-                body: In | AttachRefused | None = self._link.take_next(frame, now)
+                body: In | AttachRefused | None = self.link.take_next(frame, now)
                 if body is not None:
                     self._has_heard = True
                     yield body
@@ -178,13 +188,34 @@ class Dealer(Generic[Out, In, Receipt]):
         if acknowledges:
             self.acknowledge()
 
+    def take_only(self, now: float) -> In | None:
+        """The body of the message that has arrived locally, if there is one alone and it is the
+        next numbered one. Otherwise None, and `receive` tells what there is. It is not
+        acknowledged.
+        """
+        channel = self._channel
+        if channel is None or not channel.is_local or not self.is_attached:
+            return None
+        channel.fill()
+        messages = channel.messages
+        if len(messages) != 1:
+            return None
+        try:
+            frame = self._codec.decode(messages[0])
+        except ProtocolError:
+            return None
+        body = self.link.take_next(frame, now)
+        if body is not None:
+            messages.clear()
+        return body
+
     def acknowledge(self, may_owe: int = 0) -> None:
         """Acknowledge what has been received, unless at most `may_owe` messages have been, or a
         sent frame has.
 
         What is owed is acknowledged by the next `send`, or a later call of this.
         """
-        if self._channel is not None and self._link.num_owed_acks > may_owe:
+        if self._channel is not None and self.link.num_owed_acks > may_owe:
             self._send_control(None)
 
     def send(self, body: Out, receipt: Receipt) -> bool:
@@ -195,11 +226,11 @@ class Dealer(Generic[Out, In, Receipt]):
         if not self.is_attached:
             return False
         assert self._channel is not None
-        return self._link.send(body, receipt, self._codec.encode, self._channel.send)
+        return self.link.send(body, receipt, self._codec.encode, self._channel.send)
 
     def take_receipts(self) -> list[Receipt]:
         """Receipts of the messages acknowledged since the last call."""
-        return self._link.take_receipts()
+        return self.link.take_receipts()
 
     def beat(self, now: float) -> None:
         """Acknowledge what is owed, ping a silent peer, and attach anew if it stays silent.
@@ -215,7 +246,7 @@ class Dealer(Generic[Out, In, Receipt]):
                 self.attach(now)
             return
         self.acknowledge()
-        beat = self._link.beat(now)
+        beat = self.link.beat(now)
         if beat is Beat.PING:
             self._send_control(Ping())
         elif beat is Beat.DEAD:
@@ -235,7 +266,7 @@ class Dealer(Generic[Out, In, Receipt]):
         self._is_closed = False
         self._may_move = may_move
         self._epoch += 1
-        self._link: Link[Receipt] = Link(
+        self.link: Link[Receipt] = Link(
             self._epoch, now, ping_after_s=self._ping_after_s, dead_after_s=self._dead_after_s
         )
         self._hello_at = now
@@ -303,7 +334,7 @@ class Dealer(Generic[Out, In, Receipt]):
             if isinstance(body, AttachRefused) and frame.epoch == 0:
                 return body  # the peer could not read the epoch of what it refuses
         self._has_heard = True
-        verdict = self._link.receive(frame, numbered, now)
+        verdict = self.link.receive(frame, numbered, now)
         if verdict is LinkVerdict.GAP:
             self.attach(now)
         elif verdict is LinkVerdict.DELIVER and body is not None:
@@ -336,7 +367,7 @@ class Dealer(Generic[Out, In, Receipt]):
 
     def _send_control(self, body: Control | None) -> None:
         assert self._channel is not None
-        self._link.send_control(body, self._codec.encode, self._channel.send)
+        self.link.send_control(body, self._codec.encode, self._channel.send)
 
 
 def _mismatch(version: int) -> str:

@@ -5,13 +5,8 @@
 #include <stddef.h>
 #include <structmember.h>
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *epoch;
-    PyObject *receipts; /* a list: of frames acked + 1 .. sent, and untaken ones */
-    long long window, sent, acked, received, last_ack_sent, num_heard;
-    double heard_at;
-} Numbers;
+#include "link_numbers.h"
+#include "msgpack.h"
 
 static PyObject *frame_type, *unnumbered; /* see `prepare` */
 static PyObject *deliver, *ignore, *gap;
@@ -130,23 +125,6 @@ static int belongs(const Numbers *self, PyObject *frame, long long *seq, long lo
     return *ack <= self->sent;
 }
 
-static void heard(Numbers *self, long long ack, double now)
-{
-    self->heard_at = now;
-    self->num_heard++;
-    if (ack > self->acked)
-        self->acked = ack;
-}
-
-static PyObject *count_sent(Numbers *self, PyObject *receipt)
-{
-    if (PyList_Append(self->receipts, receipt) < 0)
-        return NULL;
-    self->sent++;
-    self->last_ack_sent = self->received;
-    Py_RETURN_NONE;
-}
-
 static PyObject *numbered(PyObject *object, PyObject *body)
 {
     const Numbers *self = (Numbers *)object;
@@ -161,7 +139,9 @@ static PyObject *control(PyObject *object, PyObject *body)
 
 static PyObject *sent(PyObject *object, PyObject *receipt)
 {
-    return count_sent((Numbers *)object, receipt);
+    if (count_sent((Numbers *)object, receipt) < 0)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *ack_sent(PyObject *object, PyObject *unused)
@@ -173,7 +153,7 @@ static PyObject *ack_sent(PyObject *object, PyObject *unused)
 }
 
 /* Whether `write` takes the frame's bytes; -1: error. */
-static int write_frame(PyObject *frame, PyObject *encode, PyObject *write)
+static int pass_frame(PyObject *frame, PyObject *encode, PyObject *write)
 {
     if (frame == NULL)
         return -1;
@@ -199,15 +179,11 @@ static PyObject *send(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     }
     if (self->sent - self->acked >= self->window)
         Py_RETURN_FALSE;
-    const int is_taken = write_frame(new_frame(self, self->sent + 1, args[0]), args[2], args[3]);
+    const int is_taken = pass_frame(new_frame(self, self->sent + 1, args[0]), args[2], args[3]);
     if (is_taken < 0)
         return NULL;
-    if (is_taken) {
-        PyObject *done = count_sent(self, args[1]);
-        if (done == NULL)
-            return NULL;
-        Py_DECREF(done);
-    }
+    if (is_taken && count_sent(self, args[1]) < 0)
+        return NULL;
     return PyBool_FromLong(is_taken);
 }
 
@@ -218,7 +194,7 @@ static PyObject *send_control(PyObject *object, PyObject *const *args, Py_ssize_
         PyErr_SetString(PyExc_TypeError, "send_control: expected 3 arguments");
         return NULL;
     }
-    const int is_taken = write_frame(new_frame(self, self->sent, args[0]), args[1], args[2]);
+    const int is_taken = pass_frame(new_frame(self, self->sent, args[0]), args[1], args[2]);
     if (is_taken < 0)
         return NULL;
     if (is_taken)
@@ -282,6 +258,36 @@ static PyObject *take_next(PyObject *object, PyObject *const *args, Py_ssize_t n
     return body;
 }
 
+static PyObject *take_ack(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
+{
+    Numbers *self = (Numbers *)object;
+    if (num_args != 2 || !PyBytes_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "take_ack: expected bytes and a number");
+        return NULL;
+    }
+    const double now = PyFloat_AsDouble(args[1]);
+    if (now == -1.0 && PyErr_Occurred())
+        return NULL;
+    const uint8_t *data = (const uint8_t *)PyBytes_AS_STRING(args[0]);
+    Reader reader = {data, data + PyBytes_GET_SIZE(args[0]), false};
+    expect(&reader, 0x94);
+    const uint64_t epoch = read_number(&reader), seq = read_number(&reader);
+    const uint64_t ack = read_number(&reader);
+    expect(&reader, 0xc0);
+    if (reader.has_failed || reader.at != reader.end || seq > (uint64_t)self->received ||
+        ack > (uint64_t)self->sent)
+        Py_RETURN_FALSE;
+    const unsigned long long own = PyLong_AsUnsignedLongLong(self->epoch);
+    if (PyErr_Occurred()) { /* an epoch that no frame has */
+        PyErr_Clear();
+        Py_RETURN_FALSE;
+    }
+    if (own != epoch)
+        Py_RETURN_FALSE;
+    heard(self, (long long)ack, now);
+    Py_RETURN_TRUE;
+}
+
 static PyObject *take_receipts(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -321,6 +327,13 @@ static PyObject *num_unacked(PyObject *object, void *unused)
     return PyLong_FromLongLong(self->sent - self->acked);
 }
 
+static PyObject *has_receipts(PyObject *object, void *unused)
+{
+    (void)unused;
+    const Numbers *self = (Numbers *)object;
+    return PyBool_FromLong(PyList_GET_SIZE(self->receipts) > self->sent - self->acked);
+}
+
 static PyObject *owes_ack(PyObject *object, void *unused)
 {
     (void)unused;
@@ -345,6 +358,7 @@ static PyMethodDef methods[] = {
     FAST(send_control),
     FAST(receive),
     FAST(take_next),
+    FAST(take_ack),
     {"take_receipts", take_receipts, METH_NOARGS, NULL},
     {"end", end, METH_NOARGS, NULL},
     {0},
@@ -353,6 +367,7 @@ static PyMethodDef methods[] = {
 static PyGetSetDef properties[] = {
     {"has_credit", has_credit, NULL, NULL, NULL},
     {"num_unacked", num_unacked, NULL, NULL, NULL},
+    {"has_receipts", has_receipts, NULL, NULL, NULL},
     {"owes_ack", owes_ack, NULL, NULL, NULL},
     {"num_owed_acks", num_owed_acks, NULL, NULL, NULL},
     {0},

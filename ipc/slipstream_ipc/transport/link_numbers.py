@@ -19,16 +19,24 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_args
+
+import msgspec
 
 from slipstream_ipc.messages import Control, Frame, Load
-from slipstream_ipc.native.extension import load_extension
+from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
 
 Body = TypeVar("Body")
 Receipt = TypeVar("Receipt")
 
 Encode = Callable[[Any], bytes]  # of a frame
 Write = Callable[[bytes], bool]  # whether the bytes have left
+
+HEADER = Path(__file__).with_name("link_numbers.h")  # of the numbers in C
+_SOURCE = HEADER.with_suffix(".c")
+
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+_ack_decoder = msgspec.msgpack.Decoder(tuple[_Number, _Number, _Number, None])
 
 UNNUMBERED = frozenset({*get_args(Control), Load, type(None)})  # types of bodies
 
@@ -68,6 +76,11 @@ class LinkNumbers(Generic[Receipt]):
     def num_unacked(self) -> int:
         """Numbered frames that the peer has not acknowledged."""
         return self._sent - self.num_acked
+
+    @property
+    def has_receipts(self) -> bool:
+        """Whether `take_receipts` has any to return."""
+        return len(self._receipts) > self.num_unacked
 
     @property
     def owes_ack(self) -> bool:
@@ -139,6 +152,19 @@ class LinkNumbers(Generic[Receipt]):
         self._received = frame.seq
         return body
 
+    def take_ack(self, data: bytes, now: float) -> bool:
+        """Receive an encoded frame if it is nothing but an acknowledgement. Returns False, without
+        effect, for any other, which has to be decoded.
+        """
+        try:
+            epoch, seq, ack, _ = _ack_decoder.decode(data)
+        except msgspec.DecodeError:
+            return False
+        if epoch != self.epoch or seq > self._received or ack > self._sent:
+            return False
+        self._heard(ack, now)
+        return True
+
     def take_receipts(self) -> list[Receipt]:
         """Receipts of the frames acknowledged since the last call, oldest first."""
         due = len(self._receipts) - self.num_unacked
@@ -159,7 +185,7 @@ class LinkNumbers(Generic[Receipt]):
 
 def native_link_numbers() -> Any:
     """`LinkNumbers` in C; None where that cannot be had."""
-    native = load_extension("link_numbers", Path(__file__).with_name("link_numbers.c"))
+    native = load_extension("link_numbers", _SOURCE, (HEADER, MSGPACK_HEADER))
     if native is None:
         return None
     verdicts = (LinkVerdict.DELIVER, LinkVerdict.IGNORE, LinkVerdict.GAP)
@@ -169,11 +195,12 @@ def native_link_numbers() -> Any:
 
 if TYPE_CHECKING:
     NewLinkNumbers = LinkNumbers
+    NativeLinkNumbers = LinkNumbers
 else:
-    _native = native_link_numbers()
-    if _native is None:
+    NativeLinkNumbers = native_link_numbers()  # None where that cannot be had
+    if NativeLinkNumbers is None:
         NewLinkNumbers = LinkNumbers
     else:
 
-        class NewLinkNumbers(_native, Generic[Receipt]):
+        class NewLinkNumbers(NativeLinkNumbers, Generic[Receipt]):
             """`LinkNumbers`, in C."""

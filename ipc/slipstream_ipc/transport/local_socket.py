@@ -245,7 +245,7 @@ class LocalListener:
         self._max_connections = max_connections
         self._connections: dict[int, LocalConnection] = {}  # by descriptor
         self._strangers: dict[int, LocalConnection] = {}  # those without a Hello, oldest first
-        self._unread: deque[LocalConnection] = deque()
+        self.unread: deque[LocalConnection] = deque()  # what `ready` returns
         self._epoll = select.epoll()
         self.fd = self._epoll.fileno()
         self._other_fd = -1  # see `watch`
@@ -283,12 +283,7 @@ class LocalListener:
                 if not connection.messages:  # else more than one turn's are waiting
                     connection.fill()
                 self.read_later(connection)
-        return self._unread
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether `ready` returns connections that no descriptor reports."""
-        return bool(self._unread)
+        return self.unread
 
     def watch(self, fd: int) -> None:
         """Have `fd` and `is_other_ready` report another descriptor too, a ROUTER's."""
@@ -297,8 +292,8 @@ class LocalListener:
 
     def read_later(self, connection: LocalConnection) -> None:
         """Have `ready` return this connection, of which messages are left."""
-        if connection not in self._unread:
-            self._unread.append(connection)
+        if connection not in self.unread:
+            self.unread.append(connection)
 
     def heard(self, connection: LocalConnection) -> None:
         """The connection has sent a Hello."""

@@ -143,7 +143,7 @@ class Router(Generic[Out, In, Receipt]):
     def is_among(self, arrived: Container[object]) -> bool:
         """Whether what a poller reports, or queued Hellos, give `receive` work."""
         local = self._local
-        if local is not None and (local.fd in arrived or local.has_unread):
+        if local is not None and (local.fd in arrived or local.unread):
             return True
         return bool(self._queued_hellos) or self._socket in arrived
 
@@ -161,22 +161,70 @@ class Router(Generic[Out, In, Receipt]):
                 session = self._open(route, epoch, hello, key, now)
                 if session is not None:
                     yield session, hello
-        for route, frame, key in self._frames():
-            session = self._routes.get(route)
-            if session is not None:
-                body = session.link.take_next(frame, now)
-                if body is not None:
-                    self._heard.add(session)
-                    yield session, body
-                    continue
-                if frame.body is None:  # an acknowledgement alone
-                    if session.link.receive(frame, False, now) is LinkVerdict.GAP:
-                        self.reattach(session)
-                    continue
+        local = self._local
+        if local is not None:
+            unread, num_left, routes = local.ready(), MAX_READ_AT_ONCE, self._routes
+            while unread and num_left:
+                connection = unread[0]
+                messages = connection.messages
+                while messages and num_left:
+                    num_left -= 1
+                    data, session = messages.popleft(), routes.get(connection)
+                    if session is not None and session.link.take_ack(data, now):
+                        continue
+                    frame = self._decode(connection, data)
+                    if frame is None:
+                        continue
+                    body = None if session is None else session.link.take_next(frame, now)
+                    if session is None or body is None:
+                        session = self._receive_frame(connection, frame, b"", now)
+                        body = frame.body
+                    else:
+                        self._heard.add(session)
+                    if session is not None and body is not None:
+                        yield session, body
+                self._leave(connection, local)
+            if self._is_drained and not local.is_other_ready:
+                self.acknowledge(may_owe)
+                return
+        for route, frame, key in self._zmq_frames():
             session = self._receive_frame(route, frame, key, now)
             if session is not None and frame.body is not None:
                 yield session, frame.body
         self.acknowledge(may_owe)
+
+    def _leave(self, connection: LocalConnection, local: LocalListener) -> None:
+        """Take the first connection out of the unread ones, or put it behind them if it still has
+        messages.
+        """
+        local.unread.popleft()
+        if connection.messages:
+            local.unread.append(connection)
+        elif connection.is_broken:
+            self._end_route(connection)
+
+    def take_acks(self, now: float) -> bool:
+        """Take in what has arrived locally, up to the first message that is not an acknowledgement
+        alone; whether there is none, nor anything else to receive.
+        """
+        local = self._local
+        if local is None or self._queued_hellos:
+            return False
+        unread = local.ready()
+        while unread:
+            connection = unread[0]
+            session = self._routes.get(connection)
+            if session is None:
+                return False
+            messages, take_ack = connection.messages, session.link.take_ack
+            while messages:
+                if not take_ack(messages[0], now):
+                    return False
+                messages.popleft()
+            if connection.is_broken:
+                return False
+            unread.popleft()
+        return not local.is_other_ready
 
     def acknowledge(self, may_owe: int = 0) -> None:
         """Acknowledge the messages of each peer with more than `may_owe` unacknowledged ones."""
@@ -298,8 +346,10 @@ class Router(Generic[Out, In, Receipt]):
         """
         if self._local is not None:
             yield from self._local_frames(self._local)
-            if self._is_drained and not self._local.is_other_ready:
-                return
+        yield from self._zmq_frames()
+
+    def _zmq_frames(self) -> Iterator[tuple[Route, Frame[In], bytes]]:
+        """As `_frames`, of those that have come over ZeroMQ."""
         num_bytes = 0
         self._is_drained = False
         for _ in range(MAX_READ_AT_ONCE):
@@ -332,7 +382,7 @@ class Router(Generic[Out, In, Receipt]):
 
     def _has_input(self) -> bool:
         """Whether there is input that the descriptors do not report."""
-        if self._local is not None and self._local.has_unread:
+        if self._local is not None and self._local.unread:
             return True
         if not self._is_drained:
             self._is_drained = not int(self._socket.getsockopt(EVENTS)) & POLLIN
@@ -350,11 +400,7 @@ class Router(Generic[Out, In, Receipt]):
                     if isinstance(frame.body, Hello):
                         local.heard(connection)
                     yield connection, frame, b""
-            unread.popleft()
-            if messages:
-                unread.append(connection)
-            elif connection.is_broken:
-                self._end_route(connection)
+            self._leave(connection, local)
 
     def _decode(self, route: Route, data: bytes) -> Frame[In] | None:
         """The frame in `data`; None if there is none, which is answered."""
@@ -378,6 +424,8 @@ class Router(Generic[Out, In, Receipt]):
         """Account for a frame; the session if its body is to be delivered, else None."""
         body = frame.body
         if isinstance(body, Hello):
+            if self._local is not None and isinstance(route, LocalConnection):
+                self._local.heard(route)
             return self._open(route, frame.epoch, body, key, now)
         session = self._routes.get(route)
         if session is None:

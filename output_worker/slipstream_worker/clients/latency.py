@@ -11,6 +11,8 @@ deltas, time per token, end-to-end time.
 
 from __future__ import annotations
 
+from array import array
+
 from slipstream_ipc.telemetry.histogram import HistogramBuilder, bounds
 from slipstream_ipc.telemetry.statistics import WorkerCounters, WorkerGauges, WorkerNumbers
 from slipstream_worker.clients.deltas import BuiltDeltas, SlowEntries
@@ -27,9 +29,7 @@ class RequestCounters:
         self._spans = spans
         self.num_accepted = 0
         self.num_prompt_tokens = 0
-        self.num_messages = 0
-        self.num_deltas = 0
-        self.num_delivered_tokens = 0
+        self.sent = array("q", [0, 0, 0])  # messages, deltas and tokens
         self.num_overrun_tokens = 0
         self.itl_s = HistogramBuilder()
         self._finished: dict[str, int] = {}
@@ -55,9 +55,10 @@ class RequestCounters:
     def delivered(self, columns: StreamColumns, built: BuiltDeltas, now: float) -> None:
         """Count a message that was sent, and move the cursors."""
         message, fast, slow = built.message, built.fast, built.slow
-        self.num_messages += 1
-        self.num_deltas += len(message.handles) // 4
-        self.num_delivered_tokens += len(message.token_ids) // 4
+        sent = self.sent
+        sent[0] += 1
+        sent[1] += len(message.handles) // 4
+        sent[2] += len(message.token_ids) // 4
         if fast.rows:
             rows, starts, counts, num_chars = fast.rows, fast.starts, fast.counts, fast.num_chars
             buckets, total = self.itl_s.buckets, self.itl_s.total
@@ -114,9 +115,9 @@ class RequestCounters:
             WorkerCounters(
                 num_accepted=self.num_accepted,
                 num_prompt_tokens=self.num_prompt_tokens,
-                num_messages=self.num_messages,
-                num_deltas=self.num_deltas,
-                num_delivered_tokens=self.num_delivered_tokens,
+                num_messages=self.sent[0],
+                num_deltas=self.sent[1],
+                num_delivered_tokens=self.sent[2],
                 num_overrun_tokens=self.num_overrun_tokens,
                 finished=self._finished.copy(),
                 rejected=self._rejected.copy(),

@@ -23,7 +23,7 @@ class LoadNotices:
 
     def __init__(self, front: FrontAcceptor) -> None:
         self._front = front
-        self._sessions: list[Session[Receipt]] = []
+        self.sessions: list[Session[Receipt]] = []  # that asked
         self._load = Load()
         self._drains_until: float | None = None
         self._has_core = False
@@ -35,7 +35,7 @@ class LoadNotices:
     def welcomed(self, session: Session[Receipt]) -> None:
         """A session begins."""
         if session.wants & WANTS_LOAD:
-            self._sessions.append(session)
+            self.sessions.append(session)
             self._is_due = True
 
     def measured(self, gauge: Gauge) -> None:
@@ -56,15 +56,15 @@ class LoadNotices:
         if has_core != self._has_core:
             self._has_core = has_core
             self._died_within &= not has_core
-        if not self._sessions:
+        if not self.sessions:
             return
         load = self._current(now)
         since = now - self._sent_at
         is_due = self._is_due or since >= _MOST_S or _state(load) != _state(self._sent)
         if not is_due and (since < _LEAST_S or not _differs(load, self._sent)):
             return
-        self._sessions = [session for session in self._sessions if session.is_open]
-        for session in self._sessions:
+        self.sessions = [session for session in self.sessions if session.is_open]
+        for session in self.sessions:
             self._front.send_unnumbered(session, load)
         self._sent, self._sent_at, self._is_due = load, now, False
 

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.messages import ClientToWorker, PromptLogprobs, Superseded, WorkerToClient
-from slipstream_ipc.transport.link import MAY_OWE, WINDOW
+from slipstream_ipc.transport.link import MAY_OWE, WINDOW, Link
+from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_ipc.transport.router import Router, Session
 from slipstream_worker.clients import deltas
 from slipstream_worker.clients.latency import RequestCounters
@@ -84,6 +85,18 @@ class ClientPort:
     def unsent(self) -> Sequence[WorkerToClient]:
         """State messages that wait for credit."""
         return self._messages
+
+    @property
+    def quiet_end(self) -> tuple[Link[Receipt], LocalConnection, Int64s | None, int | None] | None:
+        """The client's link and local connection, the rows that are sent, and how many messages may
+        be unacknowledged; None while anything waits to be sent, or without either.
+        """
+        session = self._session
+        route, rows = session.route, self._worker_rows
+        is_quiet = session.is_open and not self.has_unsent and rows is not None
+        if not is_quiet or not isinstance(route, LocalConnection):
+            return None
+        return session.link, route, rows, self._max_unacked
 
     @property
     def has_unsent(self) -> bool:

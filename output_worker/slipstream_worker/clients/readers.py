@@ -67,6 +67,13 @@ class StreamReaders:
         return len(self._clients)
 
     @property
+    def only_port(self) -> ClientPort | None:
+        """The port of the only client; None if there are others, or a stream whose reader waits."""
+        if len(self._clients) != 1 or self._awaiting:
+            return None
+        return next(iter(self._clients.values()))
+
+    @property
     def has_unsent(self) -> bool:
         """Whether anything is still to be sent to an attached client."""
         return any(port.has_unsent and port.session.is_open for port in self._clients.values())

@@ -124,6 +124,11 @@ class AnswerKeeper:
         else:
             self.cancel(stream)
 
+    @property
+    def has_work(self) -> bool:
+        """Whether `flush` has anything to do."""
+        return bool(self._ended) or self._answers.has_unsent
+
     def flush(self) -> None:
         """Make answers of streams that have ended, and send some to the core. Call it regularly."""
         num_left = _TOKENS_PER_TURN

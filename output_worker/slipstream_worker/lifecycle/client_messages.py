@@ -183,6 +183,11 @@ class ClientMessages:
                 why = f"{type(error).__name__} while accepting the request"
                 self._lifecycle.fail(stream, why)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether `flush` has anything to do."""
+        return bool(self._recalls)
+
     def flush(self) -> None:
         """Answer Recalls that could not be answered when they came. Call it regularly."""
         if self._recalls:

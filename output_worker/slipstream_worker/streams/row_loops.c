@@ -6,29 +6,9 @@
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <string.h>
 
-typedef struct {
-    PyObject_HEAD
-    PyObject *texts; /* list of str, by entry */
-    Py_ssize_t num_views;
-    Py_buffer views[20];
-    Py_ssize_t num_rows, num_entries, num_ids, num_sets;
-    int64_t vocab_size;
-    /* by row */
-    uint8_t *is_fast, *is_dirty;
-    int64_t *intervals, *lengths, *sent_tokens, *sent_chars, *kinds, *max_tokens, *firsts, *sets;
-    uint32_t *handles, *last_ids;
-    double *delivered_at;
-    uint64_t *stop_low, *stop_high;
-    /* by entry: view of the vocabulary and token id */
-    uint8_t *is_plain;
-    uint64_t *low, *high;
-    /* by set of stop strings and token id */
-    uint8_t *harmless;
-} RowLoops;
+#include "row_loops.h"
 
 /* ---- arguments -------------------------------------------------------------------------- */
 
@@ -95,27 +75,6 @@ static int check_num_args(Py_ssize_t given, Py_ssize_t expected)
 }
 
 /* ---- a step ----------------------------------------------------------------------------- */
-
-/* The entry of a token; -1 if there is none. */
-static int64_t entry_of(const RowLoops *self, int64_t row, uint32_t token_id)
-{
-    int64_t id = token_id < self->vocab_size ? token_id : self->vocab_size;
-    int64_t first = self->firsts[row];
-    return first < 0 || first + id >= self->num_entries ? -1 : first + id;
-}
-
-static bool is_plain_for(const RowLoops *self, int64_t row, uint32_t token_id)
-{
-    int64_t at = entry_of(self, row, token_id);
-    if (at < 0 || !self->is_plain[at])
-        return false;
-    if (!((self->low[at] & self->stop_low[row]) | (self->high[at] & self->stop_high[row])))
-        return true;
-    int64_t set = self->sets[row], id = at - self->firsts[row];
-    if (set < 0 || set >= self->num_sets || id >= self->num_ids)
-        return false;
-    return self->harmless[set * self->num_ids + id];
-}
 
 /* append(rows, counts, token_ids) -> indices of the rows whose tokens have to be checked */
 static PyObject *append(PyObject *object, PyObject *const *args, Py_ssize_t num_args)
@@ -386,8 +345,7 @@ static PyObject *sent(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
         } else if (before != 0.0) {
             double gap = now - before;
             if (gap != last)
-                for (last = gap, bucket = 0; bucket < num_bounds && bounds[bucket] < gap;)
-                    bucket++;
+                bucket = bucket_of(bounds, num_bounds, last = gap);
             buckets[bucket]++;
             *total += gap;
         }

@@ -21,6 +21,9 @@ from slipstream_worker.detokenizer.text_columns import TextColumns
 
 __all__ = ["Entries", "ReferenceLoops", "RowLoops", "new_row_loops"]
 
+HEADER = Path(__file__).with_name("row_loops.h")  # of the loops in C
+_SOURCE = HEADER.with_suffix(".c")
+
 Buffer = Any  # bytes, or an array
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -193,11 +196,16 @@ class ReferenceLoops:
         return first
 
 
+def native_row_loops() -> Any:
+    """The C extension; None where that cannot be had."""
+    return load_extension("row_loops", _SOURCE, (HEADER,))
+
+
 def new_row_loops(views: Views, fast: TextColumns | None) -> RowLoops:
     """The loops over these columns, in C if possible. They are as good as the arrays: to be made
     anew when one is replaced.
     """
-    native: Any = load_extension("row_loops", Path(__file__).with_name("row_loops.c"))
+    native = native_row_loops()
     if native is None:
         return ReferenceLoops(views, fast)
     columns: Mapping[str, Any] = views._asdict()

@@ -177,6 +177,14 @@ class WorkerStreamTable:
         self._last = core_rows, worker_rows, has_all
         return worker_rows, has_all
 
+    @property
+    def latest_rows(self) -> tuple[bytes, RowSet]:
+        """The core rows asked about last whose streams are still the same, and the worker rows of
+        these; no rows if some have no stream.
+        """
+        known, worker_rows, has_all = self._last
+        return (known, worker_rows) if has_all else (b"", NO_ROWS)
+
     def add(self, stream: WorkerStream) -> None:
         """Add a new stream."""
         assert stream.stream_id not in self._by_id

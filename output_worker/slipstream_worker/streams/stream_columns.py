@@ -101,6 +101,11 @@ class StreamColumns(RowTable):
         self.loops = self._new_loops()
 
     @property
+    def has_detectors(self) -> bool:
+        """Whether a repetition may end any row's stream."""
+        return self._num_with_detectors > 0
+
+    @property
     def has_events(self) -> bool:
         """Whether any row is read as events."""
         return bool(self._modes)

@@ -51,7 +51,12 @@ class Side:
         self.session: Any = SimpleNamespace(
             is_open=True,
             fresh=True,
-            link=SimpleNamespace(has_credit=True, num_unacked=0, take_receipts=self._take_receipts),
+            link=SimpleNamespace(
+                has_credit=True,
+                has_receipts=True,
+                num_unacked=0,
+                take_receipts=self._take_receipts,
+            ),
         )
         self.port.attach(self.session, [])
         for row in range(num_rows):

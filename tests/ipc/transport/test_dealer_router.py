@@ -119,7 +119,7 @@ def test_the_poller_has_the_current_socket_and_its_watch_alone(hop: Any) -> None
     for _ in range(3):
         attacher.attach(hop.now)
         channel, sources = attacher._channel, attacher._poller._sources.values()
-        own = {channel._connection.fd} if hop.is_local else {channel.socket, channel._watch.socket}
+        own = {channel.connection.fd} if hop.is_local else {channel.socket, channel._watch.socket}
         assert set(sources) == own
     attacher.close()
     attacher.close()
@@ -445,7 +445,7 @@ def test_garbage_from_the_accepting_end_is_reported(hop: Any) -> None:
 def test_a_gap_on_the_way_up_ends_in_a_new_attach(hop: Any) -> None:
     attacher = hop.attached()
     session = hop.session()
-    attacher._link.sent("lost on its way")
+    attacher.link.sent("lost on its way")
     assert attacher.send(Abort(b"late"), None)
     hop.until(lambda: attacher.epoch == 2 and attacher.is_attached)
     assert hop.received == []
@@ -599,7 +599,7 @@ def test_the_attaching_end_may_owe_a_few_until_it_speaks_or_beats(hop: Any) -> N
         fill(hop, 1)
         hop.until(lambda: list(attacher.receive(hop.now, acknowledges=False)), lambda: None)
         attacher.acknowledge(may_owe)
-        assert attacher._link.num_owed_acks == num
+        assert attacher.link.num_owed_acks == num
 
     owes(2, 1)
     owes(2, 2)
@@ -607,7 +607,7 @@ def test_the_attaching_end_may_owe_a_few_until_it_speaks_or_beats(hop: Any) -> N
     hop.until(lambda: link.num_unacked == 0, hop.serve)
     owes(2, 1)
     assert attacher.send(Abort(b"x"), None)  # and says it
-    assert attacher._link.num_owed_acks == 0
+    assert attacher.link.num_owed_acks == 0
     hop.until(lambda: hop.received, hop.serve)
     assert link.num_unacked == 0
     owes(2, 1)
@@ -624,7 +624,7 @@ def test_an_acknowledgement_is_sent_once(hop: Any) -> None:
     hop.until(lambda: hop.session().link.num_unacked == 0)
     for _ in range(5):
         hop.turn()
-    assert not attacher._link.owes_ack
+    assert not attacher.link.owes_ack
     raw.say(Ping())
     assert raw.hear() == Frame(1, 0, 1)
     assert not raw.socket.poll(0)
@@ -686,7 +686,7 @@ def test_a_full_queue_costs_neither_numbers_nor_acknowledgements(hop: Any) -> No
     assert attacher.num_unacked == 0
     hop.acceptor.send(session, UnknownStreams((1,)), "a")
     hop.until(lambda: len(hop.answers[attacher]) == 2)
-    assert attacher._link.owes_ack  # it could not be sent
+    assert attacher.link.owes_ack  # it could not be sent
     attacher._channel.socket = real_dealer
     hop.until(lambda: not session.link.num_unacked)
 
@@ -722,7 +722,7 @@ def test_silence_is_asked_and_answered(hop: Any) -> None:
         hop.now += 2.0
         attacher.beat(hop.now)
         hop.acceptor.beat(hop.now)
-        hop.until(lambda: session.link._pinged_at is None and attacher._link._pinged_at is None)
+        hop.until(lambda: session.link._pinged_at is None and attacher.link._pinged_at is None)
     assert (session.is_open, attacher.epoch) == (True, 1)
     assert len(hop.answers[attacher]) == 1  # pings are nobody else's business
     assert hop.received == []
@@ -760,7 +760,7 @@ def test_who_was_busy_reads_before_it_gives_anybody_up(hop: Any) -> None:
     assert attacher._poller.poll(POLL_MS)  # the answer is here, unread
     hop.now += 100.0
     attacher.beat(hop.now)
-    hop.until(lambda: attacher._link._pinged_at is None)
+    hop.until(lambda: attacher.link._pinged_at is None)
     attacher.beat(hop.now + 0.1)
     assert attacher.epoch == 1
     assert session.is_open

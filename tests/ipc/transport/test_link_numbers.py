@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +38,8 @@ STEPS = st.one_of(
     st.tuples(st.just("send_control"), st.booleans()),
     st.tuples(st.just("receive"), FRAMES, st.booleans()),
     st.tuples(st.just("take_next"), FRAMES),
+    st.tuples(st.just("take_ack"), FRAMES, st.binary(max_size=2), st.integers(0, 30)),
+    st.tuples(st.just("next_ack"), st.integers(0, 3), st.integers(-2, 2)),
     st.tuples(st.just("next"), st.integers(0, 3)),
     st.tuples(st.sampled_from(["take_receipts", "end", "sent", "ack_sent"])),
 )
@@ -66,6 +69,15 @@ class Side:
                 return link.receive(step[1], step[2], now)
             case "take_next":
                 return link.take_next(step[1], now)
+            case "take_ack":  # perhaps cut off, or with something behind it
+                frame = step[1]
+                if not 0 <= min(frame.seq, frame.ack) <= max(frame.seq, frame.ack) < 2**64:
+                    return None
+                data = msgspec.msgpack.encode([frame.epoch, frame.seq, frame.ack, None])
+                return link.take_ack(data[: step[3]] + step[2], now)
+            case "next_ack":
+                numbers = link.control(None).ack + step[2], max(0, link.num_acked + step[1])
+                return link.take_ack(msgspec.msgpack.encode([link.epoch, *numbers, None]), now)
             case "next":  # of the peer, most often: it continues what came
                 received = link.control(None).ack
                 frame = Frame(link.epoch, received + 1, max(0, link.num_acked + step[1] - 1), BODY)
@@ -79,7 +91,13 @@ class Side:
         link, frames = self.link, [self.link.numbered(BODY), self.link.control(None)]
         return (
             (link.epoch, link.window, link.heard_at, link.num_heard, link.num_acked),
-            (link.has_credit, link.num_unacked, link.owes_ack, link.num_owed_acks),
+            (
+                link.has_credit,
+                link.has_receipts,
+                link.num_unacked,
+                link.owes_ack,
+                link.num_owed_acks,
+            ),
             [(frame.epoch, frame.seq, frame.ack, frame.body) for frame in frames],
             self.written,
         )

@@ -265,7 +265,7 @@ def test_a_stranger_may_say_no_more_than_a_hello(address: str, listener: LocalLi
     assert stranger is not None
     assert stranger.send(bytes(MAX_STRANGER_BYTES + 1))
     until(lambda: listener.ready(), lambda: None)
-    (connection,) = listener._unread
+    (connection,) = listener.unread
     assert connection.is_broken
     stranger.close()
 

@@ -96,7 +96,7 @@ def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -
     stack = make_stack(client_timeout_s=5.0, grace_s=20.0)
     bad, good = stack.client(), stack.client()
     stack.until(lambda: bad.hop.is_attached)
-    link = bad.hop._link
+    link = bad.hop.link
     codec = bad.hop._codec
     encode = codec.encode
     codec.encode = lambda frame: encode(structs.replace(frame, ack=0))

@@ -277,8 +277,17 @@ class ClientSession:
 
     def turn(self, now: float) -> bool:
         """Receive, send what is due, and wake readers. Returns whether deltas arrived."""
-        has_deltas = self._receive(now)
         dealer = self._dealer
+        body = dealer.take_only(now)
+        if body is None:
+            has_deltas = self._receive(now)
+        elif isinstance(body, Deltas) and self._table.deliver_next(body, now):
+            has_deltas = True
+            self._num_breaches = 0
+        else:
+            has_deltas = self._handle(body, now)
+        if dealer.link.has_receipts:
+            self._take_receipts()
         if now >= self._beat_at:
             dealer.beat(now)
             self._beat_at = now + TICK_S / 2  # so that each tick finds it due
@@ -288,8 +297,9 @@ class ClientSession:
                 self._requests.flush(dealer.send)
             if self._queries.due:
                 self._queries.flush(self._send_query)
-            dealer.acknowledge(0 if self._owes_at_once else MAY_OWE)
-            self._owes_at_once = False
+            if self._owes_at_once or dealer.link.num_owed_acks > MAY_OWE:
+                dealer.acknowledge()
+                self._owes_at_once = False
         else:
             self._requests.clear()
             self._count_absence(now)
@@ -318,58 +328,67 @@ class ClientSession:
         self._dealer.close()
 
     def _receive(self, now: float) -> bool:
-        table = self._table
+        """Handle what has arrived; whether deltas are among it."""
         has_deltas = False
         for body in self._dealer.receive(now, acknowledges=False):
-            try:
-                match body:
-                    case Deltas():
-                        has_deltas = True
-                        self._owes_at_once |= bool(body.ended)
-                        if not table.deliver(body, now):
-                            self._dealer.attach(now)
-                        self._num_breaches = 0
-                    case Accepted():
-                        table.accept(body)
-                    case PromptLogprobs():
-                        if not table.take_prompt(body):
-                            self._dealer.attach(now)
-                    case Rejected() if body.is_leaving and self._outlives_server:
-                        turned_away = table.turn_away(body)
-                        if turned_away is not None and self._observer is not None:
-                            self._observer.turned_away(turned_away)
-                    case Rejected() if self._goes_elsewhere(body):
-                        pass
-                    case Rejected():
-                        self._requests.abandon(table.reject(body))
-                    case Superseded():
-                        table.supersede(body)
-                    case UnknownStreams():
-                        for state in table.lose(body):
-                            self._requests.add(state)
-                    case Tokenized() | Detokenized() | Cancelled() | Recalled() | Located():
-                        self._queries.answer(body)
-                        self._num_breaches = 0
-                    case Welcome():
-                        self._greet(body)
-                    case AttachRefused() if body.is_leaving and self._outlives_server:
-                        self._has_left = True
-                        if self._dealer.is_attached:
-                            self._dealer.attach(now)
-                    case Load():
-                        if self._observer is not None:
-                            self._observer.loaded(body)
-                    case AttachRefused():
-                        kind = OverloadedError if body.is_leaving else SlipstreamError
-                        self._refuse(partial(kind, body.fault))
-                        if self._dealer.is_attached:  # else `beat` retries, after its interval
-                            self._dealer.attach(now)
-            except ProtocolError as error:
-                self._note_breach(error)
-                self._dealer.attach(now)
+            has_deltas |= self._handle(body, now)
+        return has_deltas
+
+    def _take_receipts(self) -> None:
         for abandoned in self._dealer.take_receipts():
             if abandoned is not None:
-                table.forget(abandoned)
+                self._table.forget(abandoned)
+
+    def _handle(self, body: WorkerToClient | AttachRefused, now: float) -> bool:
+        """Handle a message; whether it has deltas."""
+        table = self._table
+        has_deltas = False
+        try:
+            match body:
+                case Deltas():
+                    has_deltas = True
+                    self._owes_at_once |= bool(body.ended)
+                    if not table.deliver(body, now):
+                        self._dealer.attach(now)
+                    self._num_breaches = 0
+                case Accepted():
+                    table.accept(body)
+                case PromptLogprobs():
+                    if not table.take_prompt(body):
+                        self._dealer.attach(now)
+                case Rejected() if body.is_leaving and self._outlives_server:
+                    turned_away = table.turn_away(body)
+                    if turned_away is not None and self._observer is not None:
+                        self._observer.turned_away(turned_away)
+                case Rejected() if self._goes_elsewhere(body):
+                    pass
+                case Rejected():
+                    self._requests.abandon(table.reject(body))
+                case Superseded():
+                    table.supersede(body)
+                case UnknownStreams():
+                    for state in table.lose(body):
+                        self._requests.add(state)
+                case Tokenized() | Detokenized() | Cancelled() | Recalled() | Located():
+                    self._queries.answer(body)
+                    self._num_breaches = 0
+                case Welcome():
+                    self._greet(body)
+                case AttachRefused() if body.is_leaving and self._outlives_server:
+                    self._has_left = True
+                    if self._dealer.is_attached:
+                        self._dealer.attach(now)
+                case Load():
+                    if self._observer is not None:
+                        self._observer.loaded(body)
+                case AttachRefused():
+                    kind = OverloadedError if body.is_leaving else SlipstreamError
+                    self._refuse(partial(kind, body.fault))
+                    if self._dealer.is_attached:  # else `beat` retries, after its interval
+                        self._dealer.attach(now)
+        except ProtocolError as error:
+            self._note_breach(error)
+            self._dealer.attach(now)
         return has_deltas
 
     def _goes_elsewhere(self, rejected: Rejected) -> bool:

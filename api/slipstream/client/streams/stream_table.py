@@ -279,6 +279,24 @@ class ClientStreamTable:
         why = "the server does not have this stream any more: submit the request again"
         self._fail(state, StreamLostError(Fault("unknown_stream", why)))
 
+    def deliver_next(self, message: Deltas, now: float) -> bool:
+        """Deliver a message that has nothing but a token's text for each of the streams of the
+        message before it, behind that. Returns False, without effect, for any other.
+        """
+        found = self._received.continued(message)
+        if found is None:
+            return False
+        self._kept.add(message.handles, message.token_ids)
+        batch = DeltaBatch(message, {}, now)
+        if not found.group_id:
+            self._give(found, batch)
+            return True
+        group, numbers = self._groups[found.group_id], found.numbers
+        group.add_batch(numbers, batch)
+        self._told.append(group)
+        self._woken.append(group.states[numbers[0]])  # one wakeup for the whole group
+        return True
+
     def deliver(self, message: Deltas, now: float = 0.0) -> bool:
         """Deliver the entries to their streams; False if one of them leaves a gap.
 
@@ -286,11 +304,7 @@ class ClientStreamTable:
 
         Raises: ProtocolError where the columns do not match.
         """
-        steady = self._received.continued(message)
-        if steady is not None:
-            self._last_handles = message.handles
-            self._kept.add(message.handles, message.token_ids)
-            self._give(steady, DeltaBatch(message, {}, now))
+        if self.deliver_next(message, now):
             return True
         _check(message)
         if message.events:

@@ -1,0 +1,138 @@
+"""Steps that are like the step before are relayed in C (`step_relay.c`): taken from the core,
+counted, reported and sent to the client in one call.
+
+A relay takes a step of the same streams, each with one plain token that is due at once and is all
+that the client is to be sent. It leaves any other message alone, which then goes the usual way,
+with the same effect.
+
+- What a relay relies on (rows, links, connections, readers) changes in no turn that is nothing but
+  a relayed step. After any other turn `RelayMaker.find` tells whether it still holds.
+- A relay is made once the same things were found after two turns, so streams that come and go cost
+  nothing here.
+- There are relays for one client whose connection, like the core's, is local.
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from slipstream_ipc.history import token_log
+from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
+from slipstream_ipc.telemetry.histogram import bounds
+from slipstream_ipc.transport import link_numbers
+from slipstream_ipc.transport.local_socket import LocalConnection
+from slipstream_worker.clients.latency import RequestCounters
+from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.core_link import MAY_OWE, CoreLink
+from slipstream_worker.streams import row_loops
+from slipstream_worker.streams.stream import WorkerStreamTable
+from slipstream_worker.streams.stream_columns import StreamColumns
+
+__all__ = ["TAKEN", "UNREPORTED", "UNSENT", "RelayMaker", "StepRelay"]
+
+# what becomes of a message: 0 if it was not taken, else TAKEN and what is still to be done
+TAKEN, UNREPORTED, UNSENT = 1, 2, 4
+
+_SOURCE = Path(__file__).with_name("step_relay.c")
+_HEADERS = (link_numbers.HEADER, token_log.HEADER, row_loops.HEADER, MSGPACK_HEADER)
+_MAX_ROWS = 2**14  # fewer than fill a message
+_UNBOUNDED = 2**62
+
+
+class StepRelay(Protocol):
+    """Relays the steps of some rows."""
+
+    step: int  # number of the latest step taken
+    connection: LocalConnection  # to the core
+
+    def take(self, message: bytes, now: float) -> int:
+        """What becomes of a core's message that has arrived: TAKEN, … or 0."""
+        ...
+
+
+class RelayMaker:
+    """Keeps the relay for the rows of the latest step."""
+
+    def __init__(
+        self,
+        core: CoreLink,
+        streams: WorkerStreamTable,
+        columns: StreamColumns,
+        readers: StreamReaders,
+        counters: RequestCounters,
+    ) -> None:
+        self._native = _native()
+        self._core = core
+        self._streams = streams
+        self._columns = columns
+        self._readers = readers
+        self._counters = counters
+        self._relay: StepRelay | None = None
+        self._is_settled = False  # whether `_relay` is what there is to be had on this basis
+        self._basis: tuple[object, ...] = ()  # what it relies on, or what was found last
+
+    def find(self) -> StepRelay | None:
+        """The relay for steps like the latest one; None if there can be none now."""
+        basis = None if self._native is None else self._found()
+        if basis is None:
+            return None
+        if len(basis) != len(self._basis) or not all(map(is_, basis, self._basis)):
+            self._basis, self._relay, self._is_settled = basis, None, False
+        elif not self._is_settled:
+            self._relay, self._is_settled = self._made(*basis), True
+        return self._relay
+
+    def _found(self) -> tuple[Any, ...] | None:
+        """Links, connections, columns and rows as they are now; None if no step can be relayed."""
+        core, port, columns = self._core.quiet_end, self._readers.only_port, self._columns
+        if core is None or port is None or columns.has_detectors:
+            return None
+        client, pages = port.quiet_end, columns.tokens.pages
+        if client is None or pages is None:
+            return None
+        return (*core, *client, columns.loops, pages, *self._streams.latest_rows)
+
+    def _made(self, *basis: Any) -> StepRelay | None:
+        """The relay on this basis; None if its rows are not all the client's, or have more than
+        text.
+        """
+        core, from_core, client, to_client, sending, limit, loops, pages, *rest = basis
+        core_rows, worker_rows = rest
+        columns, counters, rows = self._columns, self._counters, worker_rows.array
+        order = np.argsort(rows)
+        is_among = np.isin(sending, rows)
+        if not 0 < len(rows) == is_among.sum() <= _MAX_ROWS or columns.widths.take(rows).any():
+            return None
+        assert self._native is not None
+        relay: StepRelay = self._native.StepRelay(
+            core,
+            client,
+            loops,
+            pages,
+            columns.tokens.table,
+            core_rows,
+            (rows, order, sending[~is_among]),
+            from_core.send,
+            to_client.send,
+            [],
+            (bounds, counters.itl_s.buckets, counters.itl_s.total, counters.sent),
+            _UNBOUNDED if limit is None else limit,
+            MAY_OWE,
+            from_core,
+        )
+        return relay
+
+
+def _native() -> Any:
+    """The C extension, prepared; None where it, or what it works on, cannot be had."""
+    numbers = link_numbers.NativeLinkNumbers
+    loops, pages = row_loops.native_row_loops(), token_log.native_token_pages()
+    native: Any = load_extension("step_relay", _SOURCE, _HEADERS)
+    if numbers is None or loops is None or pages is None or native is None:
+        return None
+    native.prepare(numbers, loops.RowLoops, pages.TokenPages)
+    return native

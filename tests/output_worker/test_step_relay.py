@@ -1,0 +1,224 @@
+"""Steps that are relayed in C, beside the same steps on the usual way: the same messages, to the
+byte, and the same counts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream_bench.common.collection_watch import CollectionWatch
+from slipstream_bench.output_path.in_process_path import OutputPath
+from slipstream_bench.output_path.stopwatch import Stopwatch
+from slipstream_bench.output_path.workload import Workload
+from slipstream_ipc.columns import pack_u32
+from slipstream_ipc.messages import SamplingParams
+from slipstream_worker import step_relay
+from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
+from slipstream_worker.detokenizer.table import TokenTable
+
+EOS = 0
+PIECES = [
+    b"",
+    b"a",
+    b"b",
+    b"ab",
+    b" ",
+    "é".encode(),
+    "é".encode()[:1],
+    "é".encode()[1:],
+    b"z" * 300,
+]
+FACTORY = TableDetokenizerFactory(TokenTable(mode="bytelevel", pieces=PIECES, special=[EOS]), {})
+BEGIN_S = 100.0
+IDS = st.sampled_from([1, 1, 1, 1, 2, 3, 4, 5, 6, 7, 8, EOS])
+
+needs_relays = pytest.mark.skipif(step_relay._native() is None, reason="there is no C compiler")
+
+
+class Path(OutputPath):
+    """A core, a worker and a client whose turns are chosen."""
+
+    def __init__(self, outputs: list[list[int]], params: SamplingParams, *, relays: bool) -> None:
+        num, steps = len(outputs), len(outputs[0])
+        logprobs = np.zeros((num, 1), np.float32)
+        workload = Workload(
+            np.full((num, 3), 1, np.uint32), np.array(outputs, np.uint32), logprobs, logprobs
+        )
+        params = SamplingParams(max_tokens=steps, stop=params.stop, min_tokens=params.min_tokens)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "monotonic", lambda: BEGIN_S)
+            if not relays:
+                patch.setattr(step_relay, "_native", lambda: None)
+            super().__init__(
+                workload, num, params, FACTORY, len(PIECES), Stopwatch(CollectionWatch())
+            )
+        self.worker: Any = self._workers[0]
+        self.num_relayed = 0
+        self._now = BEGIN_S
+
+    def turn(self, *, worker: bool, client: bool, beat: bool) -> None:
+        """A step of the core, and the turns of the others that there are to be."""
+        self._now = now = self._now + 0.01
+        core: Any = self._core
+        plan = core.scheduler.schedule(core.handler.acked)
+        if plan is not None:
+            ids = self._outputs[plan.seeds, self._step]
+            self._step += 1
+            core.manager.mark_dirty(core.scheduler.complete(plan, ids).rows)
+            core.handler.publish(plan.step)
+        if worker:
+            self.worker.run_once(now, self._arrived)
+            self._awake.clear()
+        if beat:
+            self.worker.beat(now)
+        self.num_relayed += self.worker._relay is not None
+        if client:
+            self._session.turn(now, self._arrived)
+        core.handler.receive(now)
+
+    @property
+    def is_done(self) -> bool:
+        return all(state.is_over for state in self.states) or self._step == self._num_steps
+
+    def finish(self) -> None:
+        for _ in range(40):
+            self.turn(worker=True, client=True, beat=True)
+
+    def read(self) -> list[tuple[object, ...]]:
+        """All that the streams' readers were given."""
+        return [
+            (*[(each.text, each.token_ids) for each in state.deltas], state.end)
+            for state in self.states
+        ]
+
+
+@needs_relays
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_relayed_steps_send_the_same_messages(data: st.DataObject) -> None:
+    num, steps = data.draw(st.integers(1, 4)), data.draw(st.integers(4, 40))
+    ids = st.lists(IDS, min_size=steps, max_size=steps)
+    outputs = data.draw(st.lists(ids, min_size=num, max_size=num))
+    stops = data.draw(st.lists(st.text("abé ", min_size=1, max_size=3), max_size=2))
+    params = SamplingParams(stop=tuple(stops), min_tokens=data.draw(st.integers(0, 4)))
+    often = st.sampled_from([True] * 7 + [False])
+    paths = [Path(outputs, params, relays=relays) for relays in (True, False)]
+    try:
+        while not all(path.is_done for path in paths):
+            worker, client, beat = data.draw(st.tuples(often, often, st.booleans()))
+            for path in paths:
+                path.turn(worker=worker, client=client, beat=beat)
+            assert paths[0].messages == paths[1].messages
+        for path in paths:
+            path.finish()
+        assert paths[0].messages == paths[1].messages
+        assert paths[0].read() == paths[1].read()
+        found = [path.worker.numbers().counters for path in paths]
+        assert found[0].num_delivered_tokens == found[1].num_delivered_tokens
+        assert found[0].num_messages == found[1].num_messages
+        assert sum(found[0].itl_s.counts) == sum(found[1].itl_s.counts)
+    finally:
+        for path in paths:
+            path.close()
+
+
+@needs_relays
+def test_nearly_all_steps_of_streams_that_go_on_are_relayed() -> None:
+    path = Path([[1 + step % 5 for step in range(200)]] * 3, SamplingParams(), relays=True)
+    while not path.is_done:
+        path.turn(worker=True, client=True, beat=False)
+    assert path.num_relayed > 150
+    path.finish()
+    path.check_whole()
+    path.close()
+
+
+@needs_relays
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_message_that_is_not_the_next_plain_step_has_no_effect(data: st.DataObject) -> None:
+    path = Path([[1] * 12] * 2, SamplingParams(), relays=True)
+    while path.worker._relay is None:
+        path.turn(worker=True, client=True, beat=False)
+    relay, columns = path.worker._relay, path.worker.columns
+    path.turn(worker=False, client=False, beat=False)
+    (message,) = relay.connection.messages
+    at = data.draw(st.integers(0, len(message) - 1))
+    other = data.draw(
+        st.one_of(
+            st.integers(1, 255).map(
+                lambda change: message[:at] + bytes([message[at] ^ change]) + message[at + 1 :]
+            ),
+            st.just(message[:at]),
+            st.binary(min_size=1, max_size=4).map(lambda more: message + more),
+            st.binary(max_size=60),
+        )
+    )
+    before = columns.lengths.copy(), columns.sent_tokens.copy(), len(path.messages)
+    rows = path.worker.streams.latest_rows[1].array
+    if relay.take(other, 1.0):  # a step, with another number, other tokens or acknowledgements
+        assert len(other) == len(message)
+        assert (columns.lengths[rows] == before[0][rows] + 1).all()
+        assert set(columns.last_ids[rows].tolist()) <= set(range(1, len(PIECES)))
+    else:
+        assert np.array_equal(columns.lengths, before[0])
+        assert np.array_equal(columns.sent_tokens, before[1])
+        assert len(path.messages) == before[2]
+        assert relay.take(message, 1.0) == step_relay.TAKEN
+    path.close()
+
+
+@needs_relays
+def test_what_a_relay_cannot_be_made_of() -> None:
+    path = Path([[1] * 12] * 2, SamplingParams(), relays=True)
+    while path.worker._relay is None:
+        path.turn(worker=True, client=True, beat=False)
+    maker = path.worker._relays
+    core, connection, client, _, _, _, loops, pages, core_rows, worker_rows = maker._basis
+    counters, rows = path.worker.lifecycle.numbers, worker_rows.array
+    del counters
+    numbers = np.zeros(1), np.zeros(2, np.int64), np.zeros(1), np.zeros(3, np.int64)
+    order = np.argsort(rows)
+
+    def made(**other: Any) -> object:
+        given: dict[str, Any] = {
+            "core": core,
+            "client": client,
+            "loops": loops,
+            "pages": pages,
+            "table": path.worker.columns.tokens.table,
+            "core_rows": core_rows,
+            "rows": (rows, order, np.zeros(0, np.int64)),
+            "report": connection.send,
+            "deliver": connection.send,
+            "receipt": [],
+            "numbers": numbers,
+            "max_unacked": 5,
+            "may_owe": 7,
+            "connection": connection,
+            **other,
+        }
+        return step_relay._native().StepRelay(*given.values())
+
+    assert made()
+    for wrong in (
+        {"core": 1},
+        {"loops": pages},
+        {"receipt": ()},
+        {"core_rows": pack_u32([1])},
+        {"rows": (rows, order[::-1].copy(), np.zeros(0, np.int64))},
+        {"rows": (rows + 10**6, order, np.zeros(0, np.int64))},
+        {"rows": (rows, order, np.array([10**6]))},
+        {"rows": (rows, order - 1, np.zeros(0, np.int64))},
+        {"numbers": (*numbers[:3], np.zeros(2, np.int64))},
+        {"numbers": (numbers[0], np.zeros(1, np.int64), *numbers[2:])},
+    ):
+        with pytest.raises((TypeError, ValueError, IndexError)):
+            made(**wrong)
+    path.close()
