@@ -276,6 +276,16 @@ class Moves(Generic[S]):
         else:
             self._enter(stream, it, member)
 
+    def succeed(self, stream: S, successor: S) -> None:
+        """Another reader has taken a stream over, and goes on with it where it is."""
+        it = self._streams[stream]
+        if it.member is not None:
+            self._bind(stream, self._members[it.member].fingerprint)
+        streams = self._held if it.member is None else self._members[it.member].streams
+        del self._streams[stream], streams[stream]
+        self._streams[successor] = it
+        streams[successor] = None
+
     def turned_away(self, stream: S, now: float) -> Hold[S] | None:
         """A member that leaves has not accepted a stream. None: it waits there."""
         it = self._streams[stream]

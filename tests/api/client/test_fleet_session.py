@@ -364,7 +364,9 @@ def test_a_stream_resumed_while_no_replica_is_there_goes_on_when_one_is(place) -
             patience.check()
         stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
         again = place("b")
+        again.send(Located(again.expect(Locate).number, (0,)))
         resume = again.expect(Resume)
+        assert resume.moves == 2**16  # ahead of an earlier reader's copy at the first replica
         again.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
         assert rest_of(again, resume.handle, stream) == "bc"
 

@@ -576,6 +576,33 @@ def test_a_member_that_is_back_within_patience_keeps_its_streams() -> None:
     assert few.moves.member_of("s") == 0
 
 
+def test_a_later_reader_goes_on_with_a_stream_and_its_numbers() -> None:
+    few = Few()
+    few.place("s", 0, num_tokens=5)
+    few.moves.load(0, "core_away", 0.0, is_within=True)
+    assert few.moves.due(0.5) == [Hold("s", 0), Start("s", None, 1, 1, 1)]
+    few.tokens["t"] = 3
+    few.moves.succeed("s", "t")
+    few.moves.ended("s")
+    assert few.moves.num_streams(1) == 1
+    few.moves.load(1, "core_away", 1.0, is_within=True)
+    assert few.moves.due(1.5) == [Hold("t", 1), Start("t", None, 2, 2, 2)]
+
+
+def test_a_later_reader_stays_with_the_weights_that_the_stream_began_with() -> None:
+    few = Few(2)
+    few.place("s", 0)
+    few.moves.attached(1, b"other", 0.0)
+    few.is_accepted = True
+    few.tokens["t"] = 0
+    few.moves.succeed("s", "t")
+    few.is_accepted = False  # the later one has heard nothing yet
+    few.moves.detached(0, 1.0)
+    assert few.moves.due(1.5) == []
+    few.moves.attached(1, b"f", 2.0)
+    assert few.moves.due(2.0) == [Hold("t", 0), Start("t", None, 1, 1, 0)]
+
+
 def test_a_member_known_to_have_ended_is_not_waited_for() -> None:
     few = Few()
     few.place("s", 0)

@@ -4,6 +4,8 @@
   this session's own, until a member takes it. `Moves` decides which, `Placement` among several.
 - A stream that moves is submitted with the tokens received, so the next replica goes on where the
   reader stands. The replica it has left is told to end its copy, as soon as that can be reached.
+- A stream has one reader here: one that resumes it takes the place of the one before, wherever the
+  stream is, and so is not superseded by that one's move.
 - A member that refuses the client, breaks the protocol, serves another model, or is a known replica
   at a second address is closed, named in a warning, and tried again later.
 - It has the methods of `ClientSession`, and the same rules for calling them.
@@ -64,6 +66,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     Recall,
     Submit,
+    Superseded,
     Welcome,
 )
 from slipstream_ipc.transport.addresses import IPC, TCP
@@ -73,6 +76,7 @@ _SHUT_S = 10.0  # until a closed member is tried again
 _ABSENT_S = 1.0  # as in `ClientSession`
 _LOCATE_S = 2.0  # for replicas to say whether they have a stream
 _MOST_MOVES = 2**31  # that a replica's word is taken for
+_READER_MOVES = 2**16  # what a later reader's `moves` are ahead of an earlier one's
 # a machine that is lost says nothing: its streams move after three seconds of silence
 _TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_s": 2.0}
 _LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
@@ -158,6 +162,7 @@ class FleetSession:
         self._held = ClientStreamTable(self._group_ids, self._over)
         self._searches: dict[StreamState, _Search] = {}
         self._routes: dict[StreamState, _Route] = {}
+        self._states: dict[bytes, StreamState] = {}  # by stream id
         self._last: StreamState | None = None  # the last one placed in this turn
         self._placement = Placement()
         self._placed_why: PlacedWhy = "waited"  # of the last stream placed in this turn
@@ -205,7 +210,12 @@ class FleetSession:
                 self.counters.note_placed(self._placed_why)
             self._place(state, number, now)
         else:
-            self._seek(state, now)
+            before = self._states.get(state.stream_id)
+            if before is None or before.request.scope != state.request.scope:
+                self._seek(state, now)
+            else:
+                self._succeed(before, state, now)
+        self._states[state.stream_id] = state
 
     def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
         """Fulfil `future` with the answer of a member, or of all that may know it."""
@@ -522,6 +532,8 @@ class FleetSession:
         route.sent = self._placement.note_submitted(route.key, length, load, now, is_again=is_again)
 
     def _over(self, state: StreamState) -> None:
+        if self._states.get(state.stream_id) is state:
+            del self._states[state.stream_id]
         self._moves.ended(state)
         self._searches.pop(state, None)
         if self._last is state:
@@ -621,7 +633,28 @@ class FleetSession:
         is_accepted = decision.stream.prompt_ids is not None
         return StreamLostError(fault) if is_accepted and self.is_attached else self._gone_error()
 
-    # ---- a stream of another client ----------------------------------------------------------
+    # ---- resumed streams ---------------------------------------------------------------------
+
+    def _succeed(self, before: StreamState, state: StreamState, now: float) -> None:
+        """Resume a stream that has a reader here, in the place of that."""
+        if state.resubmittable is None:
+            state.resubmittable = before.resubmittable
+        if before in self._searches:
+            self._held.supersede(Superseded(before.handle))
+            self._seek(state, now)
+            return
+        state.moves, state.strikes, state.member = before.moves, before.strikes, before.member
+        self._moves.succeed(before, state)
+        route = self._routes.pop(before, None)
+        if route is not None:
+            self._routes[state] = route
+        session = self._session_of(before)
+        if session is None:
+            self._held.supersede(Superseded(before.handle))
+            self._held.add(state)
+        else:
+            session.supersede(before)
+            session.submit(state, now)
 
     def _seek(self, state: StreamState, now: float) -> None:
         """Find out which of the members has a stream, and resume it there."""
@@ -649,7 +682,8 @@ class FleetSession:
     def _ask_where(
         self, state: StreamState, search: _Search, able: Sequence[_Replica], now: float
     ) -> None:
-        if len(able) < 2 or not all(each.can_locate for each in able):
+        is_only = sum([each.is_listed for each in self._members.values()]) < 2
+        if is_only or not all(each.can_locate for each in able):
             self._resume_at(state, able[0].number, 0, now)
             return
         answers: Future[Any] = Future()
@@ -667,12 +701,16 @@ class FleetSession:
         best = max(range(len(found)), key=found.__getitem__)
         moves = min(found[best], _MOST_MOVES)
         there = [number for number in numbers if self._is_there(number)]
+        is_whole = None not in located and len(there) == len(self._members)
         if not there:
             self._searches[state] = _Search(search.since)
         elif moves and numbers[best] in there:
             self._resume_at(state, numbers[best], moves - 1, self._now)
-        else:  # a copy elsewhere has more `moves` than the one that was found and is lost
-            self._resume_at(state, there[0], moves, self._now)
+        elif is_whole:
+            self._resume_at(state, there[0], 0, self._now)
+        else:  # an earlier reader may be about to move it from a replica that is lost
+            ahead = moves - moves % _READER_MOVES + _READER_MOVES
+            self._resume_at(state, there[0], ahead, self._now)
 
     def _resume_at(self, state: StreamState, number: int, moves: int, now: float) -> None:
         del self._searches[state]
