@@ -31,6 +31,7 @@ from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.crash_note import suspect_digests
 from slipstream_ipc.messages import (
     Abort,
     Cancel,
@@ -244,6 +245,27 @@ def test_core_away_moves_after_patience(place) -> None:
         assert (submit.moves, submit.strikes) == (1, 1)
         assert expect_abort(first, submit)
         assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def test_a_dead_core_counts_against_the_streams_that_it_was_computing(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        poison, streams = None, spread(client, [first, second])
+        patience = Patience()
+        while poison is None:
+            stream = client.stream("poison")
+            replica, submit = first_submit([first, second], patience)
+            if replica is first:
+                poison = stream  # the core dies of it before it is accepted
+            else:
+                replica.reject(submit, Fault("bad_request", "it is elsewhere"))
+        named = suspect_digests([b"of another client", bytes.fromhex(poison.id)])
+        first.tell(Load("core_away", within=True, suspects=named))
+        moved = [expect(second, Submit) for _ in range(2)]
+        strikes = {submit.stream_id.hex(): submit.strikes for submit in moved}
+        assert strikes == {streams[first].id: 0, poison.id: 1}
+        for submit in moved:
+            second.accept(submit)
 
 
 def test_a_draining_replica_gets_nothing_new_and_its_streams_run_on(place) -> None:

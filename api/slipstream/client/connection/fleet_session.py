@@ -55,6 +55,7 @@ from slipstream.fleet.prompt_keys import PromptKey, prompt_key
 from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream.fleet.router_counters import MovedWhy, PlacedWhy, RouterCounters
 from slipstream.request.parallel_sampling import can_join
+from slipstream_ipc.crash_note import SUSPECT_BYTES, suspect_digest
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     WANTS_LOAD,
@@ -434,6 +435,7 @@ class FleetSession:
             now,
             is_within=load.within,
             within_s=load.within_s,
+            suspects=None if load.suspects is None else self._suspects(member, load.suspects),
         )
         member.load.note_load(
             now,
@@ -441,6 +443,12 @@ class FleetSession:
             queued_tokens=load.queued_tokens,
             kept_since_s=load.kept_since_s,
         )
+
+    def _suspects(self, member: _Replica, digests: bytes) -> list[StreamState]:
+        """The streams at a member that are named by these digests."""
+        named = {digests[at:][:SUSPECT_BYTES] for at in range(0, len(digests), SUSPECT_BYTES)}
+        streams = [each for each in self._states.values() if each.member == member.number]
+        return [each for each in streams if suspect_digest(each.stream_id) in named]
 
     def refused(self, member: _Replica, error: Callable[[], SlipstreamError]) -> None:
         """A member will not do: its streams leave it, and it is closed."""
