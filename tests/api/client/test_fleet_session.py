@@ -26,7 +26,7 @@ from slipstream import (
     OverloadedError,
     StreamLostError,
 )
-from slipstream.client.connection import fleet_session
+from slipstream.client.connection import fleet_session, stream_search
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
@@ -406,7 +406,7 @@ def test_a_replica_with_too_much_unread_does_not_know_a_stream(place, caplog) ->
 
 
 def test_a_replica_that_does_not_answer_holds_up_no_resume(place, monkeypatch) -> None:
-    monkeypatch.setattr(fleet_session, "_LOCATE_S", 0.1)
+    monkeypatch.setattr(stream_search, "_LOCATE_S", 0.1)
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
         attached(client, 2)
