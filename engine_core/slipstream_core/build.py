@@ -25,7 +25,7 @@ from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import Runner
 from slipstream_core.workers.admission import Admission
-from slipstream_core.workers.crash_note import CrashNote, begin_note, read_note
+from slipstream_core.workers.crash_note import CrashNote, begin_note
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.held_answers import HeldAnswers
 from slipstream_core.workers.pending import PendingAdmissions
@@ -33,6 +33,7 @@ from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_core.workers.sender import CoreAcceptor, WorkerSender
 from slipstream_core.workers.stream_table import CoreStreamTable
 from slipstream_core.workers.streams import StreamManager
+from slipstream_ipc.crash_note import read_note
 from slipstream_ipc.history.cursors import Cursors
 from slipstream_ipc.history.logprob_log import LogprobLog
 from slipstream_ipc.history.token_log import TokenLog
@@ -111,7 +112,7 @@ def assemble_core(
     if config.runtime_dir is not None:
         directory = Path(config.runtime_dir)
         if config.died_within:
-            suspects = read_note(directory)
+            suspects = read_note(directory) or ()
         note = begin_note(directory, config.max_num_seqs)
     info = runner.info
     tokens = TokenLog()

@@ -93,9 +93,12 @@ class Condition(msgspec.Struct, frozen=True, tag=True):
 
 
 class CoreEnded(msgspec.Struct, frozen=True, tag=True):
-    """The core that served has ended. died_within: see `Activate`."""
+    """The core that served has ended. died_within: see `Activate`. suspects: ids of the streams in
+    the steps that it was computing then; None: unknown.
+    """
 
     died_within: bool
+    suspects: tuple[bytes, ...] | None = None
 
 
 ChildCommand = Activate | Drain | Condition | CoreEnded | Statistics

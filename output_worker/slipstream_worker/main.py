@@ -205,7 +205,7 @@ def _obey(worker: Worker, commands: ParentCommands) -> _Draining | None:
         if isinstance(command, Drain):
             draining = _Draining(worker, time.monotonic() + command.within_s)
         elif isinstance(command, CoreEnded):
-            worker.core_ended(died_within=command.died_within)
+            worker.core_ended(died_within=command.died_within, suspects=command.suspects)
     return draining
 
 

@@ -254,10 +254,12 @@ class Worker:
         self._from_clients.is_draining = True
         self._load_notices.begin_drain(end_at)
 
-    def core_ended(self, *, died_within: bool) -> None:
-        """The core has ended. died_within: of its own doing."""
+    def core_ended(self, *, died_within: bool, suspects: tuple[bytes, ...] | None = None) -> None:
+        """The core has ended. died_within: of its own doing. suspects: the streams that it was
+        computing; None: unknown.
+        """
         self._set_relay_aside()
-        self._load_notices.core_ended(died_within=died_within)
+        self._load_notices.core_ended(died_within=died_within, suspects=suspects)
 
     def end_drain(self) -> None:
         """Call it at the drain's deadline. Ends the running streams with an error, after releasing

@@ -12,14 +12,14 @@ starts where there is room for it.
 - At most `MAX_STARTS` streams a second start at one member, those with the fewest tokens first.
 - Each start of a stream that was at a member before has a higher `moves`, which is the fence
   against its older copies.
-- A core that died of its own doing is a strike against what it ran; MAX_STRIKES in a row, without a
-  token in between, end the stream. So do `max_moves` moves without a token.
+- A core that died of its own doing is a strike against what it was computing; MAX_STRIKES in a row,
+  without a token in between, end the stream. So do `max_moves` moves without a token.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
@@ -128,6 +128,7 @@ class _Member(Generic[S]):
     state: MemberState = "serving"
     state_since: float = 0.0
     is_within: bool = False  # the core died of its own doing
+    suspects: Collection[S] | None = None
     drains_until: float = inf
     streams: dict[S, None] = field(default_factory=dict)
     starts: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_STARTS))
@@ -233,15 +234,18 @@ class Moves(Generic[S]):
         *,
         is_within: bool = False,
         within_s: float = inf,
+        suspects: Collection[S] | None = None,
     ) -> None:
         """A member told its state. is_within: its core died of its own doing. within_s: the time
-        until a drain ends.
+        until a drain ends. suspects: streams that the core was computing when it died; None: any
+        that it had accepted.
         """
         it = self._members[member]
         if state != it.state:
             it.state, it.state_since = state, now
             self.next_at = now
         it.is_within = state == "core_away" and is_within
+        it.suspects = suspects
         drains_until = now + within_s if state == "draining" else inf
         if drains_until < it.drains_until or state != "draining":
             it.drains_until = drains_until
@@ -275,6 +279,16 @@ class Moves(Generic[S]):
             self.next_at = now
         else:
             self._enter(stream, it, member)
+
+    def succeed(self, stream: S, successor: S) -> None:
+        """Another reader has taken a stream over, and goes on with it where it is."""
+        it = self._streams[stream]
+        if it.member is not None:
+            self._bind(stream, self._members[it.member].fingerprint)
+        streams = self._held if it.member is None else self._members[it.member].streams
+        del self._streams[stream], streams[stream]
+        self._streams[successor] = it
+        streams[successor] = None
 
     def turned_away(self, stream: S, now: float) -> Hold[S] | None:
         """A member that leaves has not accepted a stream. None: it waits there."""
@@ -334,7 +348,8 @@ class Moves(Generic[S]):
         for stream in list(it.streams):
             read = self._read(stream)
             self._streams[stream].full_members.clear()  # they may have room by now
-            if it.is_attached and it.is_within and read.is_accepted and self._targets(stream):
+            is_struck = it.is_attached and it.is_within and _is_suspect(stream, it, read)
+            if is_struck and self._targets(stream):
                 self._strike(stream, read.num_tokens)
                 if self._streams[stream].strikes >= MAX_STRIKES:
                     yield self._fail(stream, Failure.STRIKES)
@@ -454,6 +469,11 @@ class Moves(Generic[S]):
 
     def _num_tokens(self, stream: S) -> int:
         return self._read(stream).num_tokens
+
+
+def _is_suspect(stream: S, it: _Member[S], read: ReaderProgress) -> bool:
+    """Whether a member's core was computing a stream when it died."""
+    return read.is_accepted if it.suspects is None else stream in it.suspects
 
 
 def _may_join(bound: bytes, fingerprint: bytes | None, is_same_member: bool) -> bool:

@@ -71,6 +71,7 @@ from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.throughput_log import ThroughputLog
+from slipstream_ipc.crash_note import read_note
 from slipstream_ipc.fork_server import Preload
 from slipstream_ipc.process import BEAT_S, SILENT_S, name_process, role_of
 from slipstream_ipc.telemetry.logs import configure_logging
@@ -448,9 +449,12 @@ class Supervisor:
 
     def _tell_workers(self, exit_: ChildExit) -> None:
         """Tell the workers how the core has ended, for clients that route among replicas."""
+        suspects = None
+        if exit_.is_own_fault:  # read before the next core begins its own note
+            suspects = read_note(Path(self._config.runtime_dir))
         for role in self._roles.values():
             if role_of(role.name) == WORKER and role.active is not None:
-                role.active.tell_core_ended(died_within=exit_.is_own_fault)
+                role.active.tell_core_ended(died_within=exit_.is_own_fault, suspects=suspects)
 
     # ---- actions -------------------------------------------------------------------------
 

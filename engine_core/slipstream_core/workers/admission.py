@@ -17,9 +17,9 @@ from slipstream_core.grammar.matcher import GrammarMatcher
 from slipstream_core.reasoning import ReasoningState
 from slipstream_core.scheduler.constraint_columns import token_constraints
 from slipstream_core.scheduler.request_table import NewRequest
-from slipstream_core.workers.crash_note import ID_BYTES
 from slipstream_core.workers.stream_table import CoreStream
 from slipstream_ipc.columns import check_entry, num_scored, u32
+from slipstream_ipc.crash_note import ID_BYTES
 from slipstream_ipc.errors import BadRequest, ProtocolError
 from slipstream_ipc.messages import Admit, Fault, ModelCard, ReasoningIds
 from slipstream_ipc.messages.budgets import MAX_CORE_MESSAGE_BYTES

@@ -24,16 +24,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_ipc.crash_note import (
+    HEADER_WORDS,
+    MAX_STEPS,
+    NOTE_MAGIC,
+    NOTE_NAME,
+    num_words,
+)
+
 logger = logging.getLogger(__name__)
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]  # stream ids are [n, 2]
-
-ID_BYTES = 16
-MAX_STEPS = 2  # in flight at most
-_NAME = "core-in-flight"
-_MAGIC = 0x3174_6867_696C_6673
-_HEADER = 2  # words: magic, ids per page; then for each page its count and its ids
 
 
 class CrashNote:
@@ -44,15 +46,15 @@ class CrashNote:
 
         Raises OSError where there is no room for it.
         """
-        words = _num_words(max_num_seqs)
-        with open(directory / _NAME, "w+b") as file:
+        words = num_words(max_num_seqs)
+        with open(directory / NOTE_NAME, "w+b") as file:
             os.posix_fallocate(file.fileno(), 0, 8 * words)
             self._map = mmap.mmap(file.fileno(), 8 * words)
         self._words: UInt64s | None = np.frombuffer(self._map, np.uint64)
         self._words[1] = max_num_seqs
-        self._pages = self._words[_HEADER:].reshape(MAX_STEPS, -1)
+        self._pages = self._words[HEADER_WORDS:].reshape(MAX_STEPS, -1)
         self._ids = self._pages[:, 1:].reshape(MAX_STEPS, max_num_seqs, 2)
-        self._words[0] = _MAGIC
+        self._words[0] = NOTE_MAGIC
 
     def launch(self, step: int, ids: UInt64s, rows: Int64s) -> None:
         """The streams of `rows` are computed next; `ids` [·, 2] holds the ids by row."""
@@ -82,27 +84,5 @@ def begin_note(directory: Path, max_num_seqs: int) -> CrashNote | None:
             "cannot write the crash note: %s; a request that crashes cores will not be found", error
         )
         with contextlib.suppress(OSError):
-            (directory / _NAME).unlink()  # its content is another core's
+            (directory / NOTE_NAME).unlink()  # its content is another core's
         return None
-
-
-def read_note(directory: Path) -> tuple[bytes, ...]:
-    """Ids of the streams in the steps that the last core in `directory` was computing."""
-    path = directory / _NAME
-    try:
-        words = np.fromfile(path, np.uint64)
-    except OSError as error:
-        logger.warning("cannot read the last core's crash note: %s", error)
-        return ()
-    if len(words) < _HEADER or words[0] != _MAGIC or len(words) != _num_words(int(words[1])):
-        logger.warning("cannot read the last core's crash note: %s is not one", path)
-        return ()
-    ids: dict[bytes, None] = {}  # an ordered set
-    for page in words[_HEADER:].reshape(MAX_STEPS, -1):
-        count = min(int(page[0]), int(words[1]))
-        ids.update(dict.fromkeys(row.tobytes() for row in page[1 : 1 + 2 * count].reshape(-1, 2)))
-    return tuple(ids)
-
-
-def _num_words(max_num_seqs: int) -> int:
-    return _HEADER + MAX_STEPS * (1 + 2 * max_num_seqs)

@@ -38,6 +38,9 @@ class Load(Struct, array_like=True, gc=False, frozen=True, tag=tags.LOAD):
     kept_since_s: float | None = None
     step_s: float = 0.0  # of a step, recently
     max_seqs: U32 = 0  # requests that it runs at a time
+    # where the core died of its own doing, digests of the streams that it was computing, 8 bytes
+    # each; None: unknown
+    suspects: bytes | None = None
 
 
 class Gauge(Struct, array_like=True, gc=False, frozen=True, tag=tags.GAUGE):

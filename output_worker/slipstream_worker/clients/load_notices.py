@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from slipstream_ipc.crash_note import suspect_digests
 from slipstream_ipc.messages import WANTS_LOAD, Gauge, Load, ReplicaState
 from slipstream_ipc.transport.router import Session
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
@@ -28,6 +29,7 @@ class LoadNotices:
         self._drains_until: float | None = None
         self._has_core = False
         self._died_within = False  # the core, if it is away
+        self._suspects: bytes | None = None  # of a core that died within; see `Load`
         self._sent = Load()
         self._sent_at = 0.0
         self._is_due = False
@@ -43,9 +45,12 @@ class LoadNotices:
         numbers = {name: getattr(gauge, name) for name in gauge.__struct_fields__}
         self._load = structs.replace(self._load, **numbers)
 
-    def core_ended(self, *, died_within: bool) -> None:
-        """The core has ended; died_within: of its own doing. Its link breaks before or after."""
+    def core_ended(self, *, died_within: bool, suspects: tuple[bytes, ...] | None = None) -> None:
+        """The core has ended; died_within: of its own doing. Its link breaks before or after.
+        suspects: ids of the streams that it was computing; None: unknown.
+        """
         self._died_within = died_within
+        self._suspects = None if suspects is None else suspect_digests(suspects)
 
     def begin_drain(self, end_at: float) -> None:
         """Nothing new is accepted, and what runs is cut off at `end_at` (monotonic)."""
@@ -71,9 +76,12 @@ class LoadNotices:
     def _current(self, now: float) -> Load:
         state: ReplicaState = "serving" if self._has_core else "core_away"
         within, within_s = not self._has_core and self._died_within, 0.0
+        suspects = self._suspects if within else None
         if self._drains_until is not None:
             state, within_s = "draining", max(0.0, self._drains_until - now)
-        return structs.replace(self._load, state=state, within=within, within_s=within_s)
+        return structs.replace(
+            self._load, state=state, within=within, within_s=within_s, suspects=suspects
+        )
 
 
 def _state(load: Load) -> tuple[ReplicaState, bool]:

@@ -258,7 +258,7 @@ class ClientMessages:
             self._submit_again(session, submit, known, fingerprint)
             return
         fault = self._retention.why_gone(submit.stream_id, submit.moves)
-        if fault is None and submit.was_accepted and submit.strikes >= MAX_STRIKES:
+        if fault is None and submit.strikes >= MAX_STRIKES:
             fault = Fault("engine", f"this request crashed the engine {submit.strikes} times")
         if fault is not None:
             self._reject(session, submit, fault)

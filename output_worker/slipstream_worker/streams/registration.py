@@ -279,7 +279,7 @@ def register(
         scope=submit.scope,
         frame=frame,
         moves=submit.moves,
-        strikes=submit.strikes if submit.was_accepted else 0,
+        strikes=submit.strikes,
     )
 
 

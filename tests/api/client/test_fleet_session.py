@@ -26,11 +26,12 @@ from slipstream import (
     OverloadedError,
     StreamLostError,
 )
-from slipstream.client.connection import fleet_session
+from slipstream.client.connection import fleet_session, stream_search
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream_ipc.columns import pack_u32, u32
+from slipstream_ipc.crash_note import suspect_digests
 from slipstream_ipc.messages import (
     Abort,
     Cancel,
@@ -246,6 +247,27 @@ def test_core_away_moves_after_patience(place) -> None:
         assert rest_of(second, second.accept(submit), streams[first]) == "bc"
 
 
+def test_a_dead_core_counts_against_the_streams_that_it_was_computing(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        poison, streams = None, spread(client, [first, second])
+        patience = Patience()
+        while poison is None:
+            stream = client.stream("poison")
+            replica, submit = first_submit([first, second], patience)
+            if replica is first:
+                poison = stream  # the core dies of it before it is accepted
+            else:
+                replica.reject(submit, Fault("bad_request", "it is elsewhere"))
+        named = suspect_digests([b"of another client", bytes.fromhex(poison.id)])
+        first.tell(Load("core_away", within=True, suspects=named))
+        moved = [expect(second, Submit) for _ in range(2)]
+        strikes = {submit.stream_id.hex(): submit.strikes for submit in moved}
+        assert strikes == {streams[first].id: 0, poison.id: 1}
+        for submit in moved:
+            second.accept(submit)
+
+
 def test_a_draining_replica_gets_nothing_new_and_its_streams_run_on(place) -> None:
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
@@ -364,7 +386,9 @@ def test_a_stream_resumed_while_no_replica_is_there_goes_on_when_one_is(place) -
             patience.check()
         stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
         again = place("b")
+        again.send(Located(again.expect(Locate).number, (0,)))
         resume = again.expect(Resume)
+        assert resume.moves == 2**16  # ahead of an earlier reader's copy at the first replica
         again.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
         assert rest_of(again, resume.handle, stream) == "bc"
 
@@ -382,7 +406,7 @@ def test_a_replica_with_too_much_unread_does_not_know_a_stream(place, caplog) ->
 
 
 def test_a_replica_that_does_not_answer_holds_up_no_resume(place, monkeypatch) -> None:
-    monkeypatch.setattr(fleet_session, "_LOCATE_S", 0.1)
+    monkeypatch.setattr(stream_search, "_LOCATE_S", 0.1)
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
         attached(client, 2)

@@ -66,6 +66,7 @@ class Replica:
     away_since: float = 0.0
     core_away_since: float = 0.0
     is_within: bool = False
+    suspects: set[int] | None = None  # of a core that is away; None: unknown
     is_gone: bool = False
     drains_until: float | None = None
     is_listed: bool = True
@@ -193,7 +194,7 @@ class Fleet(RuleBasedStateMachine):
         for member, computes in order:
             if computes:
                 self.run(1)
-            self.lose_core(member, is_within=True)
+            self.lose_core(member, is_within=True, names_suspects=not computes)
             self.pass_time(2 * PATIENCE_S)
             self.replace_core(member)
 
@@ -234,15 +235,31 @@ class Fleet(RuleBasedStateMachine):
         replica.drains_until = None
         self.link(member)
 
-    @rule(member=st.integers(0, NUM_MEMBERS - 1), is_within=st.booleans())
-    def lose_core(self, member: int, is_within: bool) -> None:
+    @rule(
+        member=st.integers(0, NUM_MEMBERS - 1),
+        is_within=st.booleans(),
+        names_suspects=st.booleans(),
+    )
+    def lose_core(self, member: int, is_within: bool, names_suspects: bool) -> None:
         replica = self.replicas[member]
         if not (replica.is_linked and replica.has_core and replica.drains_until is None):
             return
         replica.has_core = False
         replica.is_within = is_within
+        computed = {stream for stream in replica.copies if stream % 3}
+        replica.suspects = computed if names_suspects else None
         replica.core_away_since = self.now
-        self.moves.load(member, "core_away", self.now, is_within=is_within)
+        self.tell_core_away(member)
+
+    def tell_core_away(self, member: int) -> None:
+        replica = self.replicas[member]
+        self.moves.load(
+            member,
+            "core_away",
+            self.now,
+            is_within=replica.is_within,
+            suspects=replica.suspects,
+        )
 
     @rule(member=st.integers(0, NUM_MEMBERS - 1))
     def replace_core(self, member: int) -> None:
@@ -319,15 +336,18 @@ class Fleet(RuleBasedStateMachine):
         assert reader.member == decision.member
         replica = self.replicas[decision.member]
         if not is_other_model:
-            self.check_left(reader, replica)
+            self.check_left(decision.stream, replica)
         self.leave(decision.stream, decision.member)
         reader.held_at = self.now
 
-    def check_left(self, reader: Reader, replica: Replica) -> None:
+    def check_left(self, stream: int, replica: Replica) -> None:
+        reader = self.readers[stream]
         if replica.is_linked:
             assert not replica.has_core, "taken from a replica that serves"
             assert self.now >= replica.core_away_since + PATIENCE_S
-            if replica.is_within and reader.is_accepted:
+            is_named = replica.suspects is not None
+            is_suspect = stream in replica.suspects if is_named else reader.is_accepted
+            if replica.is_within and is_suspect:
                 has_grown = len(reader.tokens) > reader.num_at_death
                 reader.deaths = 1 if has_grown else reader.deaths + 1
                 reader.num_at_death = len(reader.tokens)
@@ -349,7 +369,7 @@ class Fleet(RuleBasedStateMachine):
         assert replica.is_listed
         assert reader.member == decision.source
         replica.starts.append(self.now)
-        recent = [at for at in replica.starts if at > self.now - 1.0]
+        recent = [at for at in replica.starts if self.now < at + 1.0]  # rounded alike
         assert len(recent) <= self.max_starts
         if reader.last_member is not None:
             has_grown = len(reader.tokens) > reader.num_at_move
@@ -478,7 +498,7 @@ class Fleet(RuleBasedStateMachine):
             self.hold(hold, is_other_model=True)
         if not replica.has_core:
             replica.core_away_since = self.now
-            self.moves.load(member, "core_away", self.now, is_within=replica.is_within)
+            self.tell_core_away(member)
         for stream, reader in enumerate(self.readers):
             if reader.member == member and not reader.ends:
                 self.resume(stream, member)
@@ -576,6 +596,33 @@ def test_a_member_that_is_back_within_patience_keeps_its_streams() -> None:
     assert few.moves.member_of("s") == 0
 
 
+def test_a_later_reader_goes_on_with_a_stream_and_its_numbers() -> None:
+    few = Few()
+    few.place("s", 0, num_tokens=5)
+    few.moves.load(0, "core_away", 0.0, is_within=True)
+    assert few.moves.due(0.5) == [Hold("s", 0), Start("s", None, 1, 1, 1)]
+    few.tokens["t"] = 3
+    few.moves.succeed("s", "t")
+    few.moves.ended("s")
+    assert few.moves.num_streams(1) == 1
+    few.moves.load(1, "core_away", 1.0, is_within=True)
+    assert few.moves.due(1.5) == [Hold("t", 1), Start("t", None, 2, 2, 2)]
+
+
+def test_a_later_reader_stays_with_the_weights_that_the_stream_began_with() -> None:
+    few = Few(2)
+    few.place("s", 0)
+    few.moves.attached(1, b"other", 0.0)
+    few.is_accepted = True
+    few.tokens["t"] = 0
+    few.moves.succeed("s", "t")
+    few.is_accepted = False  # the later one has heard nothing yet
+    few.moves.detached(0, 1.0)
+    assert few.moves.due(1.5) == []
+    few.moves.attached(1, b"f", 2.0)
+    assert few.moves.due(2.0) == [Hold("t", 0), Start("t", None, 1, 1, 0)]
+
+
 def test_a_member_known_to_have_ended_is_not_waited_for() -> None:
     few = Few()
     few.place("s", 0)
@@ -634,6 +681,16 @@ def test_a_request_that_kills_cores_is_failed_by_the_third() -> None:
         few.moves.load(member, "serving", 10.0 * member + 5.0)
     few.moves.load(0, "core_away", 20.0, is_within=True)
     assert few.moves.due(20.5) == [Fail("s", 0, Failure.STRIKES)]
+
+
+def test_streams_that_a_dead_core_was_not_computing_get_no_strike() -> None:
+    few = Few(2)
+    few.is_accepted = False  # it died before it could say so
+    few.place("s", 0)
+    few.place("t", 0)
+    few.moves.load(0, "core_away", 0.0, is_within=True, suspects=["t"])
+    starts = [each for each in few.moves.due(0.5) if isinstance(each, Start)]
+    assert starts == [Start("s", None, 1, 1, 0), Start("t", None, 1, 1, 1)]
 
 
 def test_tokens_since_the_last_strike_leave_one() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_core.workers.crash_note import CrashNote, begin_note, read_note
+from slipstream_core.workers.crash_note import CrashNote, begin_note
+from slipstream_ipc.crash_note import read_note
 
 MAX_NUM_SEQS = 8
 
@@ -83,7 +84,7 @@ def test_what_is_no_note_is_passed_over(tmp_path: Path, damage: str) -> None:
     else:
         changed = {"empty": b"", "short": data[:-3], "long": data + b"12345678"}
         path.write_bytes(changed.get(damage, b"x" * len(data)))
-    assert read_note(tmp_path) == ()
+    assert read_note(tmp_path) is None
 
 
 def test_a_count_beyond_its_page_is_cut(tmp_path: Path) -> None:
@@ -148,4 +149,4 @@ def test_where_there_is_no_room_no_others_note_is_left(
     monkeypatch.setattr("os.posix_fallocate", no_room)
     assert begin_note(tmp_path, MAX_NUM_SEQS) is None
     assert not [*tmp_path.iterdir()]
-    assert read_note(tmp_path) == ()
+    assert read_note(tmp_path) is None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slipstream_ipc.crash_note import suspect_digests
 from slipstream_ipc.messages import WANTS_LOAD, WANTS_MEMBERS, Gauge, Load
 from slipstream_worker.clients.load_notices import LoadNotices
 
@@ -94,6 +95,18 @@ def test_how_the_core_ended_is_told_while_it_is_away(notices, peer, is_told_firs
     notices.flush(1.05, has_core=False)  # its link breaks, and it lives
     assert [load.within for load in peer.heard[-2:]] == [False, False]
     assert peer.heard[-1].state == "core_away"
+
+
+def test_streams_that_the_core_was_computing_are_named_by_digests(notices, peer) -> None:
+    stream_ids = (b"1" * 16, b"2" * 16)
+    notices.core_ended(died_within=True, suspects=stream_ids)
+    notices.flush(1.02, has_core=False)
+    assert peer.heard[-1].suspects == suspect_digests(stream_ids)
+    assert len(peer.heard[-1].suspects) == 16
+    assert stream_ids[0] not in peer.heard[-1].suspects
+    notices.flush(1.03, has_core=True)
+    notices.flush(1.04, has_core=False)
+    assert [load.suspects for load in peer.heard[-2:]] == [None, None]
 
 
 def test_a_session_that_has_ended_is_left_out(notices: Any, peer: Peer) -> None:

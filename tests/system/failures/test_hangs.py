@@ -6,50 +6,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.poisoned_core import POISON, with_poisoned_core
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import SlipstreamError, Stack, StructuredOutputs
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack import stack as stack_module
-from slipstream.stack.events import ProcessRestarted, SupervisorConfig
-from slipstream.stack.plan.process_plan import plan_stack
-from slipstream_core.workers.crash_note import read_note
-
-POISON = [9] * 57  # its length gives it away
-# a core that is whole, but for what its device makes of a prompt of that length
-SPINNING_CORE = """
-import sys
-from slipstream_core import main
-from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
-launch = SimulatedRunner.launch
-def spins(self, plan):
-    while (plan.prompt_lens == 57).any(): pass
-    launch(self, plan)
-SimulatedRunner.launch = spins
-sys.exit(main.main())
-"""
-
-
-def with_core(code: str) -> Callable[..., SupervisorConfig]:
-    def plan(*args: Any, **kwargs: Any) -> SupervisorConfig:
-        config = plan_stack(*args, **kwargs)
-        children = tuple(
-            msgspec.structs.replace(child, argv=(sys.executable, "-P", "-c", code))
-            if child.name == "core"
-            else child
-            for child in config.children
-        )
-        return msgspec.structs.replace(config, children=children)
-
-    return plan
+from slipstream.stack.events import ProcessRestarted
+from slipstream_ipc.crash_note import read_note
 
 
 def wait_for_restart(stack: Stack) -> ProcessRestarted:
@@ -71,7 +39,7 @@ def wait_until_it_computes(runtime_dir: Path) -> None:
 def test_a_request_that_hangs_every_core_ends_after_it_hung_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(stack_module, "plan_stack", with_core(SPINNING_CORE))
+    monkeypatch.setattr(stack_module, "plan_stack", with_poisoned_core("pass"))
     settings = {"hang_timeout_s": 2.0, "max_restarts": 20, "spare_worker": False}
     with Stack("simulated:step_ms=2,mode=chain", **settings) as stack, stack.client() as client:
         prompts = [[n + 1, 5, 7] for n in range(5)]

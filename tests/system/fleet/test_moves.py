@@ -10,7 +10,11 @@ from tests.helpers.mini_fleet import MiniFleet
 from tests.helpers.mini_stack import CHAIN
 from tests.helpers.stepped_client import Reading
 
+from slipstream import SupersededError
+from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.prompt_logprobs import prompt_logprobs_of
+from slipstream.request.requests import new_resume
 from slipstream_ipc.messages import StructuredOutputs
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
@@ -270,3 +274,53 @@ def test_moved_with_everything_a_request_may_ask(
     assert reading.state.end is not None
     assert plain.state.end is not None
     assert reading.state.end.reason == plain.state.end.reason
+
+
+def resumed(fleet: MiniFleet, session: FleetSession, reading: Reading) -> Reading:
+    """The reader comes back, with the request, to where it has read."""
+    resume = new_resume(reading.state.stream_id.hex(), *reading.position)
+    submit = reading.state.resubmittable
+    state = StreamState(resume, wants_whole=False, resubmittable=submit)
+    return fleet.start(state, session)
+
+
+def assert_only_the_later_reads(
+    fleet: MiniFleet, reading: Reading, later: Reading, plain: Reading
+) -> None:
+    fleet.until(lambda: reading.is_over and later.is_over)
+    later.take()
+    assert isinstance(reading.state.error, SupersededError)
+    assert later.state.error is None, later.state.error
+    assert reading.text + later.text == plain.text
+
+
+@pytest.mark.parametrize("is_noticed", [False, True], ids=["at_once", "held"])
+def test_reader_back_at_its_front_while_the_replica_is_lost(
+    make_fleet, expected, is_noticed: bool
+) -> None:
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    first = fleet.where(reading)
+    fleet.kill(first)
+    if is_noticed:
+        fleet.kill(1 - first)  # so that the stream is nowhere
+        fleet.until(lambda: not fleet.session.is_attached)
+        fleet.start_again(1 - first)
+    later = resumed(fleet, fleet.session, reading)
+    assert_only_the_later_reads(fleet, reading, later, plain)
+
+
+def test_reader_back_at_another_front_while_the_replica_is_lost(make_fleet, expected) -> None:
+    """The first front moves the stream when the later reader has it already."""
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    fleet.kill(fleet.where(reading))
+    fleet.clients.remove(fleet.session)  # it has not noticed
+    other = fleet.client()
+    fleet.until(lambda: other.is_attached)
+    later = resumed(fleet, other, reading)
+    fleet.until(lambda: bool(later.state.deltas))
+    fleet.clients.append(fleet.session)
+    assert_only_the_later_reads(fleet, reading, later, plain)

@@ -179,3 +179,19 @@ def test_two_fronts_one_stream_superseded_over_replicas(fleet: Fleet) -> None:
     lose(fleet.having(reader.answer_id))
     assert begun + later.read() == expected
     assert later.is_done
+
+
+@pytest.mark.slow
+def test_reader_back_at_the_same_front_as_its_replica_dies(fleet: Fleet) -> None:
+    """Its old connection is still open: its stream would move, too."""
+    expected = whole_text(fleet.stacks[0])
+    front = fleet.front()
+    reader = fleet.reader(front)
+    reader.read(40)
+    lose(fleet.having(reader.answer_id))
+    again = fleet.reader(front, f"Last-Event-ID: {reader.last_id}")
+    assert reader.text + again.read() == expected
+    assert again.is_done
+    reader.read()
+    assert reader.error is not None
+    assert reader.error["code"] == "superseded"

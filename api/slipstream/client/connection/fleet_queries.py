@@ -1,12 +1,22 @@
-"""Puts the answers of several replicas to one query together."""
+"""Asks the members of a fleet what is no stream, and puts the answers of several together."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from slipstream.client.connection.queries import Query
-from slipstream_ipc.messages import Cancel, Cancelled, CancelledState, Locate, Recalled
+from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
+from slipstream.client.connection.queries import Post, Query
+from slipstream_ipc.messages import (
+    Cancel,
+    Cancelled,
+    CancelledState,
+    Locate,
+    Recall,
+    Recalled,
+)
 
 
 class AnswerOfAll:
@@ -78,3 +88,40 @@ def _worth(recalled: Recalled) -> tuple[int, int]:
     if answer.end is None:
         return 2, 0
     return 1 if answer.end.reason in ("abort", "error") else 3, answer.end.num_tokens
+
+
+def ask(query: Query, members: FleetMembers, future: Future[Any], now: float, post: Post) -> None:
+    """Fulfil `future` with the answer of a member, or of all that may know it. post: see
+    `PendingQueries.ask`.
+    """
+    attached = members.attached
+    if isinstance(query, Cancel | Recall) and len(attached) > 1:
+        ask_all(query, attached, future, now, post)
+        return
+    sessions = [each.session for each in attached if each.session is not None] or members.sessions
+    if sessions:
+        sessions[0].ask(query, future, now, post)
+    else:
+        future.set_exception(members.gone_error())
+
+
+def ask_all(
+    query: Query, members: Sequence[FleetMember], future: Future[Any], now: float, post: Post
+) -> AnswerOfAll:
+    """Fulfil `future` with the answers of all these members, put together."""
+    answer = AnswerOfAll(query, future, len(members))
+    for index, member in enumerate(members):
+        assert member.session is not None
+        part: Future[Any] = Future()
+        part.add_done_callback(partial(answer.add, index))
+        member.session.ask(query, part, now, post)
+    return answer
+
+
+def ask_elsewhere(members: FleetMembers, now: float) -> None:
+    """Ask another member what was asked of one that is closed, or not attached."""
+    for each in members.take_unasked():
+        if isinstance(each.query, Locate):
+            each.future.set_result(None)
+        else:
+            ask(each.query, members, each.future, each.since, each.post)

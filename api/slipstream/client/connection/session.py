@@ -235,6 +235,10 @@ class ClientSession:
         if not state.is_over:
             self._requests.abandon(self._table.give_up(state, None))
 
+    def supersede(self, state: StreamState) -> None:
+        """End a stream that another reader of this client goes on with, at this server."""
+        self._table.supersede(Superseded(state.handle))
+
     @property
     def streams(self) -> list[StreamState]:
         """The streams that are not over."""

@@ -137,6 +137,10 @@ class StackSession:
         if not state.is_over:
             self._sessions[state.worker].abandon(state)
 
+    def supersede(self, state: StreamState) -> None:
+        """End a stream that another reader of this client goes on with, at this stack."""
+        self._sessions[state.worker].supersede(state)
+
     def position(self, state: StreamState) -> tuple[int, int]:
         """How many characters and tokens of one of its streams have been received."""
         return self._sessions[state.worker].position(state)

@@ -167,9 +167,11 @@ class Child:
         """Tell it to take no new requests, and to end those that still run after `within_s`."""
         self._send(Drain(within_s))
 
-    def tell_core_ended(self, *, died_within: bool) -> None:
-        """Tell a worker that its core has ended."""
-        self._send(CoreEnded(died_within))
+    def tell_core_ended(
+        self, *, died_within: bool, suspects: tuple[bytes, ...] | None = None
+    ) -> None:
+        """Tell a worker that its core has ended. suspects: see `CoreEnded`."""
+        self._send(CoreEnded(died_within, suspects))
 
     def send_condition(self, condition: Condition) -> None:
         """Send it the condition of the stack if that has changed."""

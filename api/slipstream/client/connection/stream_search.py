@@ -1,0 +1,128 @@
+"""Finds the member of a fleet that has a stream of another client's, and resumes it there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import Any
+
+from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
+from slipstream.client.connection.fleet_queries import AnswerOfAll, ask_all
+from slipstream.client.connection.stream_router import StreamRouter
+from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.fleet.moves import MoveSettings
+from slipstream_ipc.messages import Locate, Located, Superseded
+
+_LOCATE_S = 2.0  # for replicas to say whether they have a stream
+_MOST_MOVES = 2**31  # that a replica's word is taken for
+_READER_MOVES = 2**16  # what a later reader's `moves` are ahead of an earlier one's
+
+
+@dataclass(eq=False, slots=True)
+class _Search:
+    """A stream that is looked for. answers: of the members, once asked."""
+
+    since: float
+    answers: AnswerOfAll | None = None
+    answers_until: float = inf
+
+
+class StreamSearch:
+    """The streams that are looked for; they are held meanwhile."""
+
+    def __init__(
+        self,
+        members: FleetMembers,
+        router: StreamRouter,
+        held: ClientStreamTable,
+        settings: MoveSettings,
+    ) -> None:
+        self._members = members
+        self._router = router
+        self._held = held
+        self._settings = settings
+        self._searches: dict[StreamState, _Search] = {}
+        self._now = 0.0
+
+    def __contains__(self, state: StreamState) -> bool:
+        return state in self._searches
+
+    def begin(self, state: StreamState, now: float) -> None:
+        """Find out which of the members has a stream, and resume it there."""
+        self._router.hold(state)
+        self._searches[state] = _Search(now)
+        self.go_on(now)
+
+    def supersede(self, state: StreamState) -> None:
+        """Look for a stream no longer, as another reader has come."""
+        self._held.supersede(Superseded(state.handle))
+
+    def over(self, state: StreamState) -> None:
+        """A stream is over."""
+        self._searches.pop(state, None)
+
+    def go_on(self, now: float) -> None:
+        """Go on with the searches. A member that may attach within moments is waited for."""
+        self._now = now
+        if not self._searches:
+            return
+        is_whole = not any(
+            each.is_listed and each.session and not each.is_attached and not each.is_gone
+            for each in self._members
+        )
+        able = self._members.attached
+        for state, search in list(self._searches.items()):
+            if search.answers is not None:
+                if now >= search.answers_until:
+                    search.answers.give_up()
+            elif able and (is_whole or now >= search.since + self._settings.patience_s):
+                self._ask(state, search, able, now)
+            elif not able and now >= search.since + self._settings.wait_s:
+                self._held.give_up(state, self._members.gone_error())
+
+    def _ask(
+        self, state: StreamState, search: _Search, able: Sequence[FleetMember], now: float
+    ) -> None:
+        is_only = len(self._members.listed) < 2
+        if is_only or not all(each.can_locate for each in able):
+            self._resume_at(state, able[0].number, 0, now)
+            return
+        answers: Future[Any] = Future()
+        search.answers_until = now + _LOCATE_S
+        locate = Locate(0, (state.stream_id,), state.request.scope)
+        search.answers = ask_all(locate, able, answers, now, _call)
+        answers.add_done_callback(partial(self._found, state, [each.number for each in able]))
+
+    def _found(self, state: StreamState, numbers: Sequence[int], answers: Future[Any]) -> None:
+        search = self._searches.get(state)
+        if search is None:
+            return
+        located: list[Located | None] = answers.result()
+        found = [each.moves[0] if each is not None and each.moves else 0 for each in located]
+        best = max(range(len(found)), key=found.__getitem__)
+        moves = min(found[best], _MOST_MOVES)
+        there = [number for number in numbers if self._members.is_there(number)]
+        is_whole = None not in located and len(there) == len(self._members)
+        if not there:
+            self._searches[state] = _Search(search.since)
+        elif moves and numbers[best] in there:
+            self._resume_at(state, numbers[best], moves - 1, self._now)
+        elif is_whole:
+            self._resume_at(state, there[0], 0, self._now)
+        else:  # an earlier reader may be about to move it from a replica that is lost
+            ahead = moves - moves % _READER_MOVES + _READER_MOVES
+            self._resume_at(state, there[0], ahead, self._now)
+
+    def _resume_at(self, state: StreamState, number: int, moves: int, now: float) -> None:
+        del self._searches[state]
+        self._held.take(state)
+        state.moves = moves
+        self._router.place(state, number, now)
+
+
+def _call(command: Callable[[], None]) -> None:
+    command()

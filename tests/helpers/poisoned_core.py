@@ -1,0 +1,42 @@
+"""Stacks whose core is whole, but for what its device makes of one prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from slipstream.stack.events import SupervisorConfig
+from slipstream.stack.plan.process_plan import plan_stack
+
+POISON = [9] * 57  # its length gives it away
+_CORE = """
+import os, sys
+from slipstream_core import main
+from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
+launch = SimulatedRunner.launch
+def poisoned_launch(self, plan):
+    while (plan.prompt_lens == {length}).any(): {what}
+    launch(self, plan)
+SimulatedRunner.launch = poisoned_launch
+sys.exit(main.main())
+"""
+
+
+def with_poisoned_core(what: str) -> Callable[..., SupervisorConfig]:
+    """In place of `plan_stack`. what: a statement, run over and over when a step has the prompt."""
+    code = _CORE.format(length=len(POISON), what=what)
+
+    def plan(*args: Any, **kwargs: Any) -> SupervisorConfig:
+        config = plan_stack(*args, **kwargs)
+        children = tuple(
+            msgspec.structs.replace(child, argv=(sys.executable, "-P", "-c", code))
+            if child.name == "core"
+            else child
+            for child in config.children
+        )
+        return msgspec.structs.replace(config, children=children)
+
+    return plan
