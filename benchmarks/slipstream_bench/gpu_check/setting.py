@@ -46,6 +46,17 @@ PARTS: dict[str, tuple[Section, ...]] = {
         Section(f"decode {_LARGE}", "decode", 80, _LARGE),
         Section("overlap", "device_overlap", 40, _SMALL),
     ),
+    "census": (
+        _ENVIRONMENT,
+        Section(f"census {_SMALL}", "census", 60, _SMALL),
+        Section(f"census {_MIDDLE}", "census", 75, _MIDDLE),
+        Section(f"census {_LARGE}", "census", 95, _LARGE),
+    ),
+    "steady": (
+        _ENVIRONMENT,
+        Section(f"steady {_SMALL}", "steady", 80, _SMALL),
+        Section(f"steady {_MIDDLE}", "steady", 100, _MIDDLE),
+    ),
     "prefill": (
         _ENVIRONMENT,
         Section(f"prefill {_MIDDLE}", "prefill", 35, _MIDDLE),
