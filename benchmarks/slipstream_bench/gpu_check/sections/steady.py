@@ -19,6 +19,7 @@ from slipstream_bench.gpu_check.bounds import Ceilings, ForwardWork, ceilings, s
 from slipstream_bench.gpu_check.gpu_stack import LoadClient, serving
 from slipstream_bench.gpu_check.load_client import ClientLoad, lengths_of
 from slipstream_bench.gpu_check.models import core_config
+from slipstream_bench.gpu_check.public_figures import report_public
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.step.plan import ModelInfo
@@ -76,7 +77,8 @@ def bounds_of(
 
 
 def run(setting: GpuSetting, shape: str) -> None:
-    """A row for decoding alone, and one for the loop."""
+    """A row for decoding alone, one for the loop, and what others published."""
+    report_public(setting.report, shape)
     sizes = _QUICK if setting.is_quick else _SIZES
     loop = {
         "num": sizes.turns * sizes.places,
