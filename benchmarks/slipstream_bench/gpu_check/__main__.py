@@ -24,7 +24,13 @@ from typing import Any
 
 from slipstream_bench.common.measures import Row
 from slipstream_bench.common.report import table
-from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, say, write_files
+from slipstream_bench.gpu_check.gpu_report import (
+    GpuReport,
+    headline,
+    read_rows,
+    say,
+    write_files,
+)
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Section
 
 _CARDS = ("H100", "H200")
@@ -81,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpu-check", description="Check exactness and speed on an NVIDIA card."
     )
-    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all three")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all"
+    )
     parser.add_argument(
         "--sections", nargs="+", metavar="NAME", help="only these sections of the parts"
     )
@@ -131,6 +139,11 @@ def _run_part(part: str, arguments: argparse.Namespace) -> int:
         _run_sections(run, wanted)
         rows = read_rows(run.rows_path)
         paths = _write(run, rows)
+    for row in headline(rows):
+        goal = row["goal_share"]
+        of_goal = "" if goal is None else f" (goal {goal:g})"
+        share = f"{row['share_of_bound']:.3f} of the bound{of_goal}"
+        say(run.started_s, f"{row['section']}: {row['case']}: {share}")
     failures = [row for row in rows if row["ok"] is False]
     for name, found in (
         ("SKIPPED", [row for row in rows if "skipped" in row]),

@@ -1,4 +1,4 @@
-"""What a device can do at most, what a step must take at least, and the goals derived from both.
+"""What a device can do at most, and what a step must take at least.
 
 - The ceilings, bytes and bf16 operations per second, are measured once for all sections of a run.
 - A decode step reads every weight that one of its rows needs, once, and the cache of every row.
@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,14 +25,12 @@ from transformers import AutoModelForCausalLM
 
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.model.random_weights import random_config
-from slipstream_core.step.plan import Runner
+from slipstream_core.step.plan import ModelInfo, Runner
 
 _Event: Any = torch.cuda.Event  # untyped in torch
 # not annotated in transformers
 _from_config: Any = AutoModelForCausalLM.from_config
 _REPLAYS = 20
-_LONG_S = 0.015  # replays at least this long have the higher goal
-_GOAL, _GOAL_LONG = 0.9, 0.97
 
 
 def bandwidth_bytes_per_s(device: str, num_bytes: int) -> float:
@@ -42,9 +41,12 @@ def bandwidth_bytes_per_s(device: str, num_bytes: int) -> float:
 
 
 def bf16_flops_per_s(device: str, size: int) -> float:
-    """Rate of a square matrix product of random numbers: 2 * size**3 operations / seconds."""
-    left = torch.randn(size, size, device=device).bfloat16()
-    right = torch.randn(size, size, device=device).bfloat16()
+    """Rate of a square matrix product of random numbers: 2 * size**3 operations / seconds.
+
+    On the CPU it is in float32, as the models of a dry run are: bfloat16 may be emulated there.
+    """
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / median_s(device, lambda: left @ right)
 
 
@@ -154,14 +156,29 @@ def replay_s(runner: Runner, batch: int, context: int) -> float | None:
     return seconds / _REPLAYS
 
 
-def bytes_read(
-    runner: Runner, work: ForwardWork, batch: int, context: float, weight_bytes: int
-) -> float:
-    """Bytes that a decode step reads: the weights that its rows need, and their caches."""
-    per_token = runner.info.block_bytes / runner.info.block_size
-    return work.weights_read(batch) * weight_bytes + batch * context * per_token
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step must do at least."""
+
+    num_bytes: float  # of weights and cache, each read or written once
+    flops: float
+
+    def bound_s(self, limits: Ceilings) -> float:
+        """Seconds that no implementation can save: of bytes or operations, what takes longer."""
+        return max(self.num_bytes / limits.bytes_per_s, self.flops / limits.bf16_flops_per_s)
 
 
-def goal_share(floor_s: float) -> float:
-    """The goal for decoding, as a share of the bare replay's throughput."""
-    return _GOAL_LONG if floor_s >= _LONG_S else _GOAL
+def step_work(
+    info: ModelInfo, work: ForwardWork, rows: Sequence[tuple[int, int]], weight_bytes: int
+) -> StepWork:
+    """The work of a step over `rows`, each (tokens before, tokens now), all of them sampled."""
+    num = sum(now for _, now in rows)
+    cached = sum(before + now for before, now in rows)
+    attention = sum(
+        times * work.attention_flops(before, before + now)
+        for (before, now), times in Counter(rows).items()
+    )
+    return StepWork(
+        work.weights_read(num) * weight_bytes + cached * info.block_bytes / info.block_size,
+        work.linear_flops(num, len(rows)) + attention,
+    )

@@ -81,9 +81,26 @@ def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def headline(rows: Sequence[Row]) -> list[Row]:
+    """What a run is read by: the rows that are a share of the bound, with their goals."""
+    names = ("section", "case", "share_of_bound", "goal_share", "meets_goal")
+    return [
+        {name: row.get(name) for name in names}
+        for row in rows
+        if row.get("share_of_bound") is not None
+    ]
+
+
 def _tables(name: str, rows: Sequence[Row]) -> str:
-    """A Markdown table for each run of rows with the same section and columns."""
+    """The headline, then a table for each run of rows with the same section and columns; in
+    Markdown.
+    """
     lines = [f"# {name}", ""]
+    if shares := headline(rows):
+        columns = list(shares[0])
+        lines += ["Shares of what bytes over bandwidth, or operations over the rate, allow:", ""]
+        lines += [_line(columns), _line("---" for _ in columns)]
+        lines += [_line(_cell(row[column]) for column in columns) for row in shares]
     last: tuple[object, ...] = ()
     for row in rows:
         columns = [column for column in row if column not in ("section", "elapsed_s")]

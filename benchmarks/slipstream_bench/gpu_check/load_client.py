@@ -15,6 +15,7 @@ import sys
 import time
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from slipstream.client.async_client import AsyncClient
@@ -28,7 +29,11 @@ _WITHIN_S = 60.0
 
 
 class ClientLoad(Struct, frozen=True, forbid_unknown_fields=True):
-    """Requests that are submitted all at once; the prompts of two loads share prefixes."""
+    """Requests that are submitted all at once; the prompts of two loads share prefixes.
+
+    spread: lengths are drawn uniformly from this share of `prompt_len` and `num_tokens` to them.
+    running: how many the server runs at a time, if it has the others wait; default: all.
+    """
 
     num: int
     prompt_len: int
@@ -38,6 +43,20 @@ class ClientLoad(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     pids: dict[str, int] = {}  # processes whose CPU time is measured, by name
     by_task: bool = False  # a task for each stream reads it by `async for`
+    spread: float = 1.0
+    running: int | None = None
+
+
+def lengths_of(load: ClientLoad) -> tuple[list[int], list[int]]:
+    """The prompt's and the output's length of each request."""
+    if load.spread >= 1:
+        return [load.prompt_len] * load.num, [load.num_tokens] * load.num
+    random = np.random.default_rng((load.seed, load.num))
+    prompts, tokens = (
+        random.integers(max(1, int(load.spread * longest)), longest + 1, load.num).tolist()
+        for longest in (load.prompt_len, load.num_tokens)
+    )
+    return prompts, tokens
 
 
 def main() -> int:
@@ -64,8 +83,11 @@ def _write(what: dict[str, object]) -> None:
 def _run(address: str, load: ClientLoad) -> dict[str, object]:
     """Run a load; throughput and CPU time cover the span in which all streams run."""
     prompts = random_prompts(load.num, load.prompt_len, load.vocab_size, load.seed)
-    params = params_of(load.variant, load.num_tokens)
-    with LiveStreams(address, [(prompt, params) for prompt in prompts]) as live:
+    requests = [
+        (prompt[:prompt_len], params_of(load.variant, num_tokens))
+        for prompt, prompt_len, num_tokens in zip(prompts, *lengths_of(load), strict=True)
+    ]
+    with LiveStreams(address, requests, running=load.running) as live:
         live.wait_until_running(0.0)
         window = live.window(_WITHIN_S, load.pids)
         live.wait_until_over(_WITHIN_S)

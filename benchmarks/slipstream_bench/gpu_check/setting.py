@@ -29,22 +29,39 @@ SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
 _SMALL, _MIDDLE, _LARGE = SHAPES
 
 _ENVIRONMENT = Section("environment", "environment", 25)
+_COMPILING = Section("compiling", "compiling", 20, function="run_models")
 
 # In order of importance: the last ones are left out if the card is slower than expected.
 PARTS: dict[str, tuple[Section, ...]] = {
     "exactness": (
         _ENVIRONMENT,
-        Section("attention", "attention", 85),  # 76 of them compile the kernels
+        Section("compiling", "compiling", 40, function="run_attention"),
+        Section("attention", "attention", 55),
         Section("sampling", "sampling", 25),
-        Section("tokens", "exactness", 110),
+        Section("tokens", "exactness", 100),
         Section("tests", "suite", 35),
     ),
     "decode": (
         _ENVIRONMENT,
-        Section(f"decode {_SMALL}", "decode", 60, _SMALL),
+        _COMPILING,
+        Section(f"decode {_SMALL}", "decode", 55, _SMALL),
         Section(f"decode {_MIDDLE}", "decode", 65, _MIDDLE),
-        Section(f"decode {_LARGE}", "decode", 80, _LARGE),
+        Section(f"decode {_LARGE}", "decode", 75, _LARGE),
         Section("overlap", "device_overlap", 40, _SMALL),
+    ),
+    "census": (
+        _ENVIRONMENT,
+        _COMPILING,
+        Section(f"census {_SMALL}", "census", 60, _SMALL),
+        Section(f"census {_MIDDLE}", "census", 75, _MIDDLE),
+        Section(f"census {_LARGE}", "census", 95, _LARGE),
+    ),
+    "tiles": (_ENVIRONMENT, Section("tiles", "tiles", 240)),
+    "steady": (
+        _ENVIRONMENT,
+        _COMPILING,
+        Section(f"steady {_SMALL}", "steady", 80, _SMALL),
+        Section(f"steady {_MIDDLE}", "steady", 100, _MIDDLE),
     ),
     "prefill": (
         _ENVIRONMENT,

@@ -21,12 +21,12 @@ from slipstream_bench.common.variants import Variant
 from slipstream_bench.gc_pauses import SHAPES, WARM_UP_STEPS, measure, with_gains
 from slipstream_bench.gpu_check.models import OnDevice, core_config
 from slipstream_bench.gpu_check.setting import GpuSetting
+from slipstream_bench.gpu_check.step_plans import plan_of
 from slipstream_bench.interval import Interval, measure_load
 from slipstream_bench.overlap.points import MAX_MODEL_LEN, Mode, OverlapPlan, stack_of, window_of
 from slipstream_bench.protocol.protocol import TRANSPORTS, ProtocolLoad, measure_transport
 from slipstream_core.runner.factory import load_runner
-from slipstream_core.runner.kv_cache_size import largest_plan
-from slipstream_core.step.plan import Runner, StepPlan
+from slipstream_core.step.plan import Runner
 
 _OVERLAP_MODES: tuple[Mode, ...] = ("worker", "in_loop", "in_loop_async")
 _OVERLAP_VARIANTS: tuple[Variant, ...] = ("plain", "stop2_logprobs5")
@@ -130,7 +130,7 @@ class _Steps:
 
     def __init__(self, runner: Runner, batch: int, context: int) -> None:
         self._runner = runner
-        self._plan = _decoding(runner, batch, context)
+        self._plan = plan_of(runner, [(context - 1, 1)] * batch)
         self.seconds: list[float] = []
 
     def ids(self) -> Iterator[npt.NDArray[np.int64]]:
@@ -186,32 +186,3 @@ def run_gc(setting: GpuSetting, shape: str) -> None:
 
 def _case(shape: str, *, is_frozen: bool) -> str:
     return f"{shape}, heap {'frozen' if is_frozen else 'not frozen'}"
-
-
-def _decoding(runner: Runner, batch: int, context: int) -> StepPlan:
-    """A greedy decode step of `batch` rows, each with `context` tokens in separate blocks."""
-    size = runner.info.block_size
-    plan = largest_plan(
-        batch,
-        batch,
-        max_model_len=runner.info.max_model_len,
-        block_size=size,
-        vocab_size=runner.info.vocab_size,
-    )
-    per_row = -(-context // size)
-    tables = 1 + np.arange(batch * per_row, dtype=np.int32).reshape(batch, per_row)
-    return structs.replace(
-        plan,
-        positions=np.full(batch, context - 1),
-        kv_slots=tables[:, -1].astype(np.int64) * size + (context - 1) % size,
-        kv_lens=np.full(batch, context, np.int32),
-        prompt_lens=np.full(batch, context - 1, np.int32),
-        block_tables=tables,
-        temperatures=np.zeros(batch, np.float32),
-        top_ks=np.zeros(batch, np.int32),
-        top_ps=np.ones(batch, np.float32),
-        num_logprobs=np.full(batch, -1, np.int32),
-        all_greedy=True,
-        any_truncation=False,
-        max_logprobs=-1,
-    )

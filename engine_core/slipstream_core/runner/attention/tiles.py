@@ -3,14 +3,16 @@
 Pure arithmetic on shapes that the host knows; no Triton, no tensors. The sizes were chosen by
 compiling for sm_90 and looking at registers, spills and shared memory, which
 tests/engine_core/runner/triton/test_compile.py checks: 227 KiB of shared memory and 255 registers a
-thread are available. They have not been tuned by timing on a card. Cards with less shared memory
-get the first of a series of smaller tiles that fits (`shared_bytes`).
+thread are available. They have not been tuned by timing on a card; `scripts/gpu-check tiles` times
+others in their place. Cards with less shared memory get the first of a series of smaller tiles that
+fits (`shared_bytes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 MAX_GROUP = 128  # query heads per key head
 MAX_DIM = 256
@@ -52,6 +54,40 @@ class Heads:
     itemsize: int  # bytes of an element
 
 
+StepKind = Literal["decode", "prefill"]
+
+
+class TileRule(NamedTuple):
+    """The tile of layers with at most these sizes, padded; its block_m grows with the group."""
+
+    step: StepKind
+    itemsize: int  # bytes of an element
+    most_dim: int  # of keys and values
+    most_value_dim: int
+    most_rows: int  # query heads to a key head
+    tile: Tile
+
+
+# The first rule that matches holds. Decode is bound by reading keys, so it has few rows and many
+# loads in flight; prefill by the matrix units, so it has as many rows as registers hold. There are
+# no matrix units for float32, and values of 256 take half the registers for their sums alone.
+TILE_TABLE: tuple[TileRule, ...] = (
+    TileRule("decode", 2, 128, 128, 32, Tile(16, 64, 4, _STAGES)),
+    TileRule("decode", 2, 128, 128, MAX_GROUP, Tile(16, 64, 8, _STAGES)),
+    TileRule("decode", 2, MAX_DIM, MAX_DIM, 32, Tile(16, 32, 4, _STAGES)),
+    TileRule("decode", 2, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(16, 32, 8, _STAGES)),
+    TileRule("decode", 4, 64, 64, 32, Tile(16, 32, 4, 2)),
+    TileRule("decode", 4, 64, 64, MAX_GROUP, Tile(16, 32, 8, 2)),
+    TileRule("decode", 4, MAX_DIM, MAX_DIM, 32, Tile(16, 16, 4, 2)),
+    TileRule("decode", 4, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(16, 16, 8, 2)),
+    TileRule("prefill", 2, 128, 128, MAX_GROUP, Tile(128, 64, 8, _STAGES)),
+    TileRule("prefill", 2, MAX_DIM, 128, MAX_GROUP, Tile(128, 32, 8, _STAGES)),
+    TileRule("prefill", 2, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(64, 32, 8, _STAGES)),
+    TileRule("prefill", 4, 64, 64, MAX_GROUP, Tile(32, 32, 8, 2)),
+    TileRule("prefill", 4, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(32, 16, 8, 2)),
+)
+
+
 def supports(heads: Heads, shared_limit: int) -> bool:
     """Whether there are tiles for the layer in `shared_limit` bytes per program."""
     if heads.group > MAX_GROUP or max(heads.key_dim, heads.value_dim) > MAX_DIM:
@@ -60,29 +96,36 @@ def supports(heads: Heads, shared_limit: int) -> bool:
     return all(shared_bytes(tile, heads) <= shared_limit for tile in tiles)
 
 
-def decode_tile(heads: Heads, shared_limit: int) -> Tile:
-    """The tile for decode rows: bound by reading keys, so few rows and many loads in flight."""
-    rows = padded(heads.group)
-    widest = max(padded(heads.key_dim), padded(heads.value_dim))
-    warps = 4 if rows <= 32 else 8
-    if heads.itemsize == 4:
-        best = Tile(rows, 32 if widest <= 64 else 16, warps, 2)
-    else:
-        best = Tile(rows, 64 if widest <= 128 else 32, warps, _STAGES)
-    return _fitting(best, heads, shared_limit)
+def decode_tile(heads: Heads, shared_limit: int, table: Sequence[TileRule] = TILE_TABLE) -> Tile:
+    """The tile for decode rows."""
+    return _fitting(_chosen("decode", heads, table), heads, shared_limit)
 
 
-def prefill_tile(heads: Heads, shared_limit: int) -> Tile:
-    """The tile for prefill rows: bound by the matrix units, so as many rows as registers hold."""
+def prefill_tile(heads: Heads, shared_limit: int, table: Sequence[TileRule] = TILE_TABLE) -> Tile:
+    """The tile for prefill rows."""
+    return _fitting(_chosen("prefill", heads, table), heads, shared_limit)
+
+
+def with_tile(step: StepKind, tile: Tile) -> tuple[TileRule, ...]:
+    """The table with another tile for all layers of one kind of step, for a sweep."""
+    rules = (TileRule(step, size, MAX_DIM, MAX_DIM, MAX_GROUP, tile) for size in (2, 4))
+    return (*rules, *TILE_TABLE)
+
+
+def _chosen(step: StepKind, heads: Heads, table: Sequence[TileRule]) -> Tile:
     rows = padded(heads.group)
-    widest = max(padded(heads.key_dim), padded(heads.value_dim))
-    if heads.itemsize == 4:  # no matrix units for float32
-        best = Tile(max(32, rows), 32 if widest <= 64 else 16, 8, 2)
-    elif padded(heads.value_dim) > 128:  # the accumulator alone takes half the registers
-        best = Tile(max(64, rows), 32, 8, _STAGES)
-    else:
-        best = Tile(128, 64 if widest <= 128 else 32, 8, _STAGES)
-    return _fitting(best, heads, shared_limit)
+    value_dim = padded(heads.value_dim)
+    widest = max(padded(heads.key_dim), value_dim)
+    for rule in table:
+        if (
+            rule.step == step
+            and rule.itemsize == heads.itemsize
+            and widest <= rule.most_dim
+            and value_dim <= rule.most_value_dim
+            and rows <= rule.most_rows
+        ):
+            return replace(rule.tile, block_m=max(rule.tile.block_m, rows))
+    raise ValueError(f"no tile for {step} of {heads}")
 
 
 def shared_bytes(tile: Tile, heads: Heads) -> int:
@@ -117,7 +160,8 @@ def _fitting(best: Tile, heads: Heads, shared_limit: int) -> Tile:
 
 def _smaller(best: Tile, fewest_rows: int) -> Iterator[Tile]:
     """`best` and smaller tiles, best first: fewer loads in flight, then rows, then keys."""
-    stages = (2, 1) if best.num_stages == 2 else (_STAGES, _STAGES_OF_ONE_TILE)
+    fewer = 1 if best.num_stages <= _STAGES_OF_ONE_TILE else _STAGES_OF_ONE_TILE
+    stages = (best.num_stages, fewer)
     block_n = best.block_n
     while block_n >= 16:
         block_m = best.block_m

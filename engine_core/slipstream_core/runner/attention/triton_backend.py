@@ -36,8 +36,10 @@ from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.attention.tiles import (
     MAX_SPLITS,
+    TILE_TABLE,
     Heads,
     Tile,
+    TileRule,
     decode_tile,
     num_splits,
     padded,
@@ -106,8 +108,10 @@ class TritonAttention:
         block_size: int,
         device: torch.device,
         shared_bytes: int | None = None,
+        tiles: Sequence[TileRule] = TILE_TABLE,
     ) -> None:
         """`shared_bytes` limits a program's shared memory; None is the device's own limit."""
+        self._tiles = tiles
         self._layers = layers
         self._block_size = block_size
         self._shared_limit = shared_limit(device) if shared_bytes is None else shared_bytes
@@ -120,7 +124,12 @@ class TritonAttention:
     def context(self, rows: StepRows) -> TritonContext:
         """An AttentionContext for a forward of these rows."""
         return TritonContext(
-            self._layers, rows, self._block_size, self._processors, self._shared_limit
+            self._layers,
+            rows,
+            self._block_size,
+            self._processors,
+            self._shared_limit,
+            self._tiles,
         )
 
     def of_plan(self, plan: StepPlan) -> TritonContext:
@@ -204,7 +213,9 @@ class TritonContext:
         block_size: int,
         processors: int,
         shared_limit: int,
+        tiles: Sequence[TileRule] = TILE_TABLE,
     ) -> None:
+        self._tiles = tiles
         self._layers = layers
         self._rows = rows
         self._block_size = block_size
@@ -250,10 +261,10 @@ class TritonContext:
         call = _Call(output, query, cache, params, rows, self._block_size, self._processors)
         launches = [_store(key, value, cache, rows)]
         if rows.num_decodes > 0:
-            tile = decode_tile(heads, self._shared_limit)
+            tile = decode_tile(heads, self._shared_limit, self._tiles)
             launches += call.over(tile, 0, rows.num_decodes, 0, rows.num_decodes, True)
         if rows.query_starts is not None and rows.num_decodes < num_tokens:
-            tile = prefill_tile(heads, self._shared_limit)
+            tile = prefill_tile(heads, self._shared_limit, self._tiles)
             first, num_rows = rows.num_decodes, len(rows.kv_lens) - rows.num_decodes
             tokens = num_tokens - first
             num_tiles = tokens // tile.queries(heads.group) + num_rows

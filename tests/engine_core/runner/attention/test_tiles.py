@@ -19,6 +19,7 @@ from slipstream_core.runner.attention.tiles import (
     prefill_tile,
     shared_bytes,
     supports,
+    with_tile,
 )
 
 # bytes of shared memory a program: very little; of the capabilities 8.6, 8.9 and 12.0; 8.0; 9.0
@@ -122,3 +123,13 @@ def test_splits_fill_the_card_and_no_more(programs: int, tiles: int, processors:
         assert splits == 1
     elif programs > 0 and MAX_SPLITS * programs >= 2 * processors and tiles >= MAX_SPLITS:
         assert programs * splits >= 2 * processors
+
+
+@given(HEADS)
+def test_a_sweeps_tile_takes_the_place_of_the_tables(heads: Heads) -> None:
+    tile = Tile(32, 16, 4, 2)
+    table = with_tile("decode", tile)
+    chosen = decode_tile(heads, 2**30, table)
+    assert chosen.block_m == max(32, padded(heads.group))
+    assert (chosen.block_n, chosen.num_warps, chosen.num_stages) == (16, 4, 2)
+    assert prefill_tile(heads, 2**30, table) == prefill_tile(heads, 2**30)

@@ -7,9 +7,9 @@ memory (pytest -s).
 from __future__ import annotations
 
 import os
-import re
-import subprocess
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,14 @@ triton = pytest.importorskip(
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
-from triton.backends.compiler import GPUTarget
+from tests.helpers.patience import PATIENCE_S
 
+from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows
+from slipstream_bench.gpu_check.kernels.compile_target import TargetDriver, resources
+from slipstream_bench.gpu_check.kernels.parallel_compile import compile_all
 from slipstream_bench.gpu_check.reference_cases import AttentionCase, make_scene
+from slipstream_bench.gpu_check.sections import compiling, tiles
+from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
@@ -39,31 +44,15 @@ from slipstream_core.runner.cuda.forward_ops import (
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
 
-class Driver:
-    """As much of one as compiling asks for. capability: of the card, 90 for 9.0."""
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> Any:
-        return GPUTarget("cuda", self._capability, 32)
-
-
 @pytest.fixture(autouse=True)
 def for_sm90(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    set_active(Driver(90))
+    set_active(TargetDriver(90))
     yield
     triton.runtime.driver._active = None
 
 
-def set_active(driver: Driver) -> None:
+def set_active(driver: TargetDriver) -> None:
     """Kernels remember for which card they were compiled last."""
     triton.runtime.driver.set_active(driver)
     for kernel in (attend, combine, store, rms_norm, silu_mul, rotate):
@@ -101,22 +90,6 @@ CASES += [(torch.float16, "Llama 3.1 8B")]
 CASES += [(torch.float32, name) for name in ("Llama 3.1 8B", "Gemma 2 9B", "GPT-OSS, window")]
 SLOW = [pytest.mark.slow]
 QUICK = {"Llama 3.1 8B", "GPT-OSS, window", "Gemma 2 9B, window"}
-
-
-def resources(kernel: Any, folder: Path) -> dict[str, int]:
-    """What a thread and a program take: registers, bytes of stack (spills), shared memory."""
-    cubin = folder / "kernel.cubin"
-    cubin.write_bytes(kernel.asm["cubin"])
-    tool = triton.knobs.nvidia.cuobjdump.path
-    said = subprocess.run(
-        [tool, "-res-usage", str(cubin)], check=True, capture_output=True, text=True
-    ).stdout
-    found = {name.lower(): int(number) for name, number in re.findall(r"(\w+):(\d+)", said)}
-    return {
-        "registers": found["reg"],
-        "spills": found["stack"] + found["local"],
-        "shared": kernel.metadata.shared,
-    }
 
 
 @pytest.mark.parametrize(
@@ -174,7 +147,7 @@ def most_shared(launch: Launch, layer: LayerGeometry, dtype: torch.dtype) -> int
 def test_fits_cards_with_less_shared_memory(
     capability: int, limit: int, dtype: torch.dtype, name: str
 ) -> None:
-    set_active(Driver(capability))
+    set_active(TargetDriver(capability))
     geometry, device = LAYERS[name], torch.device("cpu")
     layers = kv_cache.allocate([geometry], num_blocks=2, block_size=16, dtype=dtype, device=device)
     attention = TritonAttention(layers, block_size=16, device=device, shared_bytes=limit)
@@ -204,7 +177,7 @@ def test_draws_fit(vocab_size: int, tmp_path: Path) -> None:
     ],
 )
 def test_norms_and_gates_fit(capability: int, tmp_path: Path) -> None:
-    set_active(Driver(capability))
+    set_active(TargetDriver(capability))
     for num in (64, 128, 1024, 2880, 4096, 8192, 16384):
         weight = torch.empty(num, dtype=torch.bfloat16)
         x, more, total, output = (weight.expand(2, 1, num).transpose(0, 1) for _ in range(4))
@@ -257,3 +230,48 @@ def test_no_step_compiles_what_was_not_compiled_at_the_start() -> None:
             0, scene.query, scene.key, scene.value, scene.params
         )
         assert {launch.compile().hash for launch in launches} <= known
+
+
+# ---- gpu-check's compiling in parallel ---------------------------------------------------------
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> GpuSetting:
+    report = GpuReport("compiling", tmp_path / "rows", 0.0)
+    return GpuSetting("cpu", True, tmp_path, time.monotonic() + 5 * PATIENCE_S, report)
+
+
+def test_a_sweeps_kernels_are_compiled_by_several_processes(setting: GpuSetting) -> None:
+    tiles.run(setting)
+    *of_tiles, compiled = read_rows(setting.report.path)
+    assert len({row["case"] for row in of_tiles}) == 4 == compiled["num_tiles"]
+    for row in of_tiles:
+        assert row["error"] is None
+        assert row["spilled_bytes"] == 0
+        assert 0 < row["registers"] <= 255
+
+
+def test_what_was_compiled_elsewhere_is_found_in_the_cache(setting: GpuSetting) -> None:
+    """By a process that is told to compile for the same card."""
+    compiling.run_models(setting)
+    [row] = read_rows(setting.report.path)
+    assert row["ok"] is True
+    assert row["num_layers"] == 3
+    folder = Path(os.environ["TRITON_CACHE_DIR"])
+    before = set(folder.rglob("*.cubin"))
+    assert before
+    layer = LAYERS["Llama 3.1 8B"]
+    device = torch.device("cpu")
+    layers = kv_cache.allocate(
+        [layer], num_blocks=2, block_size=16, dtype=torch.bfloat16, device=device
+    )
+    for launch in TritonAttention(layers, block_size=16, device=device).every_launch(
+        0, layer, torch.bfloat16
+    ):
+        launch.compile()
+    assert set(folder.rglob("*.cubin")) == before
+
+
+def test_compiling_ends_with_its_time(setting: GpuSetting) -> None:
+    late = replace(setting, deadline_s=0.0)
+    assert compile_all(late, "models") == []

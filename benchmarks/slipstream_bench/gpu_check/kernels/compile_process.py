@@ -1,0 +1,134 @@
+"""A process that compiles some of a list of kernels: `... compile_process LIST --share I N`.
+
+It prints a line of JSON for each kernel. Its results are in Triton's cache folder, where later
+processes find them. With a card it also makes the launchers, which need one; without, it compiles
+for `--capability` and says what the kernels take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from slipstream_bench.gpu_check.kernels.compile_target import compile_for, resources
+from slipstream_bench.gpu_check.kernels.tile_sweep import (
+    LAYERS,
+    candidates,
+    launches_to_compile,
+    tile_cases,
+    tile_name,
+)
+from slipstream_bench.gpu_check.reference_cases import attention_cases
+from slipstream_core.runner.attention import kv_cache
+from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
+from slipstream_core.runner.attention.triton_backend import Launch, TritonAttention
+
+LISTS = ("attention", "models", "tiles")
+
+
+class CompileJob(NamedTuple):
+    """Some kernels."""
+
+    name: str
+    launches: Callable[[], list[Launch]]
+
+
+def main() -> int:
+    """Compile; the exit code is 0 also if kernels failed, which their lines say."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("list", choices=LISTS)
+    parser.add_argument("--share", nargs=2, type=int, required=True, metavar=("I", "N"))
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--capability", type=int, default=90)
+    parser.add_argument("--shared-bytes", type=int, default=H100_SHARED_LIMIT)
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.device == "cpu":
+        compile_for(arguments.capability)
+    index, num = arguments.share
+    jobs = list(jobs_of(arguments.list, arguments.shared_bytes, is_quick=arguments.quick))
+    with tempfile.TemporaryDirectory() as folder:
+        for job in jobs[index::num]:
+            line = json.dumps(_compiled(job, arguments.device, Path(folder)))
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+    return 0
+
+
+def jobs_of(which: str, shared_bytes: int, *, is_quick: bool) -> Iterator[CompileJob]:
+    """The jobs of a list, always in the same order."""
+    if which == "tiles":
+        for name, (step, layer, tile) in _tiles(is_quick=is_quick).items():
+            yield CompileJob(name, lambda it=(step, layer, tile): launches_to_compile(*it))
+        return
+    layers: dict[tuple[LayerGeometry, int, torch.dtype], None] = {}
+    if which == "models":
+        layers.update({(layer, 16, torch.bfloat16): None for layer in LAYERS.values()})
+    else:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for case in attention_cases(long=not is_quick):
+                layers[case.geometry(), case.block_size, dtype] = None
+    for layer, block_size, dtype in list(layers)[: 3 if is_quick else None]:
+        name = f"{layer}, blocks of {block_size}, {str(dtype).removeprefix('torch.')}"
+        yield CompileJob(
+            name,
+            lambda it=(layer, block_size, dtype): _every_launch(*it, shared_bytes),
+        )
+
+
+def _tiles(*, is_quick: bool) -> dict[str, Any]:
+    """What a sweep compiles, by name: cases with the same layer share their kernels."""
+    found: dict[Any, None] = {}
+    for case in tile_cases(is_quick=is_quick):
+        for tile in candidates(case.step, is_quick=is_quick):
+            found[case.step, case.layer, tile] = None
+    return {
+        f"{step}, {layer.num_heads} heads, {layer.num_kv_heads} of keys: {tile_name(tile)}": (
+            step,
+            layer,
+            tile,
+        )
+        for step, layer, tile in found
+    }
+
+
+def _every_launch(
+    layer: LayerGeometry, block_size: int, dtype: torch.dtype, shared_bytes: int
+) -> list[Launch]:
+    device = torch.device("cpu")
+    cache = kv_cache.allocate(
+        [layer], num_blocks=2, block_size=block_size, dtype=dtype, device=device
+    )
+    attention = TritonAttention(
+        cache, block_size=block_size, device=device, shared_bytes=shared_bytes
+    )
+    return attention.every_launch(0, layer, dtype)
+
+
+def _compiled(job: CompileJob, device: str, folder: Path) -> dict[str, Any]:
+    began = time.perf_counter()
+    line: dict[str, Any] = {"job": job.name}
+    try:
+        for launch in job.launches():
+            if device == "cuda":
+                launch.load()
+                continue
+            for name, value in resources(launch.compile(), folder).items():
+                line[name] = max(value, line.get(name, 0))
+    except Exception as error:
+        line["error"] = f"{type(error).__name__}: {error}"[:300]
+    return {**line, "seconds": round(time.perf_counter() - began, 3)}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
