@@ -286,6 +286,7 @@ class FleetSession:
         for member in self._members.values():
             if member.session is not None:
                 member.session.close()
+        self._source.close()
 
     # ---- members -----------------------------------------------------------------------------
 
@@ -719,7 +720,8 @@ class FleetSession:
     def _check_callers(self, now: float) -> None:
         """Fail callers that have waited for `timeout_s`, or for less where nothing can answer."""
         members = self._members.values()
-        if not self._callers or any(each.session and each.session.is_starting for each in members):
+        is_starting = any(each.session and each.session.is_starting for each in members)
+        if is_starting or self._source.is_beginning:
             self._callers = dict.fromkeys(self._callers, now)
             return
         is_early = self._fails_early and now >= self._began_at + _ABSENT_S
