@@ -23,7 +23,7 @@ from slipstream.client.endpoints import (
 )
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, wrong_option
-from slipstream.fleet.members import DNS, FILE, names_fleet
+from slipstream.fleet.members import DNS, FILE, RAY, names_fleet
 from slipstream.progress import Progress
 from slipstream.stack.plan.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
@@ -195,7 +195,7 @@ def _why_no_answer(address: str) -> str | None:
     """Why no server answers at an address, of several members at none; None where one may."""
     if not names_fleet(address):
         return why_absent(address) or _why_refused(address)
-    if address.startswith((FILE, DNS)):
+    if address.startswith((FILE, DNS, RAY)):
         return None  # its members may change while the client waits
     whys = [_why_no_answer(each.strip()) for each in address.split(",")]
     return None if None in whys else whys[0]

@@ -53,10 +53,10 @@ def replicas(arguments: argparse.Namespace) -> int:
     fleet = FleetSession(context, address, _WITHIN_S, poller, now, access=endpoint.access)
     try:
         statuses = _statuses(fleet, poller, now + _WITHIN_S)
-        _show(statuses)
+        show_replicas(statuses)
         while arguments.watch:
             statuses = _statuses(fleet, poller, time.monotonic() + _EVERY_S, is_whole=True)
-            _show(statuses)
+            show_replicas(statuses)
     finally:
         fleet.say_goodbye(time.monotonic())
         fleet.close()
@@ -78,7 +78,8 @@ def _statuses(
     return fleet.statuses()
 
 
-def _show(statuses: Sequence[ReplicaStatus]) -> None:
+def show_replicas(statuses: Sequence[ReplicaStatus]) -> None:
+    """Print a table, a line for each."""
     lines = [_HEAD, *map(_cells, statuses)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:

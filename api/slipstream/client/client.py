@@ -130,7 +130,8 @@ class Client:
     """A connection to a running server, shared by any number of threads and streams.
 
     address: `ipc://PATH` of the server's socket, or `tcp://HOST:PORT`; for several replicas, such
-        addresses separated by commas, `file:PATH` with an address to a line, or `dns://NAME:PORT`.
+        addresses separated by commas, `file:PATH` with an address to a line, `dns://NAME:PORT`, or
+        `ray://NAME` of a fleet that `slipstream ray up` has started.
         Default: $SLIPSTREAM_ADDRESS, else the address where `slipstream serve` listens by default.
     keys: for `tcp://`, the folder that holds client.key_secret and server.key, or another client's
         secret file in that folder. Default: $SLIPSTREAM_KEYS.

@@ -1,30 +1,38 @@
-"""Where the members of a fleet are: a list, a file that may change, or a DNS name.
+"""Where the members of a fleet are: a list, a file that may change, a DNS name, or a fleet on Ray.
 
 A source is asked for the addresses regularly. It never blocks: a name is resolved in a thread, one
-at a time. Where a source fails it keeps to what it said before, so that a fault of the list is no
-fault of the fleet.
+at a time, and Ray is asked by another process. Where a source fails it keeps to what it said
+before, so that a fault of the list is no fault of the fleet.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import logging
 import os
+import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from slipstream.fleet.member_feed import MemberFeed
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.transport.addresses import TCP
 
 MAX_MEMBERS = 64
 FILE = "file:"
 DNS = "dns://"
+RAY = "ray://"
+FLEET_NAME = "[A-Za-z0-9][A-Za-z0-9_-]{0,63}"  # of a fleet on Ray
 _ASK_EVERY_S = 5.0  # a name server
 _MAX_FILE_BYTES = 64 * 1024
 _FILE_FORM = "file:PATH of a file with an address to a line"
+_ASK_RAY = (sys.executable, "-P", "-m", "slipstream.ray_fleet.member_watch")
+INSTALL_RAY = "pip install 'slipstream[ray]'"
 
 Check = Callable[[str], None]
 Resolve = Callable[[str, int], Sequence[str]]
@@ -38,15 +46,23 @@ class MemberSource(Protocol):
     def addresses(self, now: float) -> tuple[str, ...]:
         """The addresses, without repetitions; empty while none are known."""
 
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing is known yet, as what knows the members is still being started."""
+        return False
+
+    def close(self) -> None:
+        """End what the source has begun. It is asked for nothing more."""
+
 
 def names_fleet(address: str) -> bool:
     """Whether an address is that of several members."""
-    return "," in address or address.startswith((FILE, DNS))
+    return "," in address or address.startswith((FILE, DNS, RAY))
 
 
 def member_source(address: str, check: Check) -> MemberSource:
     """The source that an address names: addresses separated by commas, `file:PATH` with an address
-    to a line, or `dns://NAME:PORT`.
+    to a line, `dns://NAME:PORT`, or `ray://NAME` of a fleet that `slipstream ray up` has started.
 
     check: raises BadRequest for an address that may not be connected to.
 
@@ -54,12 +70,14 @@ def member_source(address: str, check: Check) -> MemberSource:
     """
     if address.startswith(DNS):
         return DnsMembers(address, check)
+    if address.startswith(RAY):
+        return RayMembers(address, check)
     if address.startswith(FILE):
         return FileMembers(Path(address.removeprefix(FILE)).expanduser(), check)
     return ListedMembers(_checked([each.strip() for each in address.split(",")], check))
 
 
-class ListedMembers:
+class ListedMembers(MemberSource):
     """Members that do not change."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -70,7 +88,7 @@ class ListedMembers:
         return self._addresses
 
 
-class FileMembers:
+class FileMembers(MemberSource):
     """Members in a file, read again when it changes. `#` begins a comment. One that becomes empty
     changes nothing.
     """
@@ -118,7 +136,7 @@ class FileMembers:
         return _checked([line for line in lines if line], self._check)
 
 
-class DnsMembers:
+class DnsMembers(MemberSource):
     """The members behind a name, which is resolved again every few seconds."""
 
     def __init__(self, address: str, check: Check, resolve: Resolve | None = None) -> None:
@@ -153,6 +171,57 @@ class DnsMembers:
             return
         if found:
             self._addresses = found
+
+
+class RayMembers(MemberSource):
+    """The replicas of a fleet on Ray, by a process that asks for them: Ray ends a process that it
+    cannot serve, and would take a front or a client with it.
+    """
+
+    def __init__(self, address: str, check: Check, command: Sequence[str] = _ASK_RAY) -> None:
+        """command: of the process, without the name. Raises: BadRequest."""
+        name = address.removeprefix(RAY)
+        if not re.fullmatch(FLEET_NAME, name):
+            allowed = "ray://NAME, with letters, digits, - and _ in the name"
+            raise BadRequest("address", address, allowed)
+        if command is _ASK_RAY and not has_ray():
+            raise BadRequest("address", address, f"another one without Ray: {INSTALL_RAY}")
+        self._address = address
+        self._check = check
+        self._feed = MemberFeed([*command, name], self._take)
+        self._addresses: tuple[str, ...] = ()
+
+    def addresses(self, now: float) -> tuple[str, ...]:
+        """See `MemberSource`."""
+        self._feed.start()
+        return self._addresses
+
+    @property
+    def is_beginning(self) -> bool:
+        """See `MemberSource`."""
+        return self._feed.is_beginning
+
+    def close(self) -> None:
+        """See `MemberSource`."""
+        self._feed.close()
+
+    def _take(self, said: Sequence[str] | str) -> None:
+        """Take the addresses, or what is the matter, from the process."""
+        try:
+            found = () if isinstance(said, str) else _checked(said, self._check)
+            why = said if isinstance(said, str) else "it has none"
+        except BadRequest as error:
+            found, why = (), str(error)
+        if found:
+            self._addresses = found
+        else:
+            logger.warning("the members of %s stay as they were: %s", self._address, why)
+
+
+def has_ray() -> bool:
+    """Whether Ray is installed; it is not imported. A folder of this name is not Ray."""
+    spec = importlib.util.find_spec("ray")
+    return spec is not None and spec.origin is not None
 
 
 def _resolve(host: str, port: int) -> list[str]:

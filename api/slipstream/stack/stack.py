@@ -65,6 +65,7 @@ class StackArguments(StackOptions, total=False):
     runtime_dir: str | os.PathLike[str] | None
     start_timeout_s: float
     verbose: bool
+    replica: str
 
 
 class Stack:
@@ -76,6 +77,8 @@ class Stack:
     start_timeout_s: how long the start, which loads the model, may take in seconds.
     verbose: log at INFO to standard error instead of WARNING. The environment variable
         SLIPSTREAM_LOG_LEVEL overrides it.
+    replica: the stack's name among the replicas of a fleet, by which clients know it again at
+        another address; empty: it is known by its address.
     settings: see `StackSettings`; `http_port=0` starts an HTTP front, at `http_address`.
 
     Raises: BadRequestError (a ValueError) for an unknown option or an invalid value; StackError
@@ -89,13 +92,18 @@ class Stack:
         runtime_dir: str | os.PathLike[str] | None = None,
         start_timeout_s: float = 600.0,
         verbose: bool = False,
+        replica: str = "",
         **settings: Unpack[StackOptions],
     ) -> None:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
         is_given = runtime_dir is not None
         folder = _new_runtime_dir() if runtime_dir is None else Path(runtime_dir).absolute()
         config = plan_stack(
-            checked, folder, parent_pid=os.getpid(), may_return=runtime_dir is not None
+            checked,
+            folder,
+            parent_pid=os.getpid(),
+            may_return=runtime_dir is not None,
+            replica=replica,
         )
         self._trace = checked_trace(checked.trace)
         if self._trace is not None:

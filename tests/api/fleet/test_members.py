@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +15,13 @@ import pytest
 from tests.helpers.patience import Patience
 
 from slipstream.client.endpoints import check_member
-from slipstream.fleet.members import DnsMembers, MemberSource, member_source, names_fleet
+from slipstream.fleet.members import (
+    DnsMembers,
+    MemberSource,
+    RayMembers,
+    member_source,
+    names_fleet,
+)
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.transport.curve import Access
 
@@ -27,6 +36,7 @@ check = partial(check_member, access=Access(insecure=True))
         ("ipc:///a,ipc:///b", True),
         ("file:/list", True),
         ("dns://name:1", True),
+        ("ray://name", True),
     ],
 )
 def test_which_addresses_name_a_fleet(address: str, is_fleet: bool) -> None:
@@ -149,3 +159,89 @@ def test_a_name_that_cannot_be_encoded_leaves_the_members_as_they_were(caplog) -
     members._ask()
     assert members.addresses(0.0) == ()
     assert "stay as they were" in caplog.text
+
+
+# ---- a process that knows the members ------------------------------------------------------------
+
+# says one line after another, each in a life of its own, the last one for ever
+TELLER = """
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+path, name = sys.argv[1:]
+assert name == "demo"
+lines = open(path).read().splitlines()
+with open(path, "w") as file:
+    file.write("\\n".join(lines[1:] or lines[-1:]))
+print(lines[0], flush=True)
+if len(lines) == 1:
+    threading.Event().wait()
+"""
+
+
+def teller(path: Path, *said: object) -> RayMembers:
+    """The source of a fleet whose process says this, ends, and is started again."""
+    path.write_text("\n".join(json.dumps(each) if each != "}" else "}" for each in said))
+    return RayMembers("ray://demo", check, [sys.executable, "-c", TELLER, str(path)])
+
+
+def test_a_process_tells_the_members_and_is_started_again(tmp_path: Path, caplog) -> None:
+    said = (["tcp://127.0.0.1:1"], "Ray is away", [], "}", ["http://x"], ["tcp://127.0.0.1:2"])
+    source = teller(tmp_path / "lines", *said)
+    assert source.addresses(0.0) == ()
+    with caplog.at_level(logging.WARNING):
+        seen = set()
+        patience = Patience()
+        while ("tcp://127.0.0.1:2",) not in seen:
+            seen.add(source.addresses(0.0))
+            patience.check(seen)
+    assert seen <= {(), ("tcp://127.0.0.1:1",), ("tcp://127.0.0.1:2",)}
+    for why in ("Ray is away", "it has none", "http://x", "no list of members"):
+        assert why in caplog.text
+    process = source._feed._process
+    assert process is not None
+    source.close()
+    assert process.returncode == 0
+    source.close()
+
+
+def test_a_source_that_is_not_asked_starts_nothing(tmp_path: Path) -> None:
+    source = teller(tmp_path / "lines", [])
+    source.close()
+    assert source._feed._process is None
+
+
+def test_a_process_that_cannot_be_started_changes_nothing(tmp_path: Path, caplog) -> None:
+    source = RayMembers("ray://demo", check, [str(tmp_path / "none")])
+    patience = Patience()
+    while "cannot be started" not in caplog.text:
+        assert source.addresses(0.0) == ()
+        patience.check()
+    source.close()
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "127.0.0.1:10001", "a" * 65])
+def test_a_fleet_on_ray_has_a_plain_name(name: str) -> None:
+    with pytest.raises(BadRequest, match="ray://NAME"):
+        RayMembers(f"ray://{name}", check, ["true"])
+
+
+def test_ray_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.fleet.members.has_ray", lambda: False)
+    with pytest.raises(BadRequest, match=r"pip install 'slipstream\[ray\]'"):
+        member_source("ray://demo", check)
+
+
+def test_it_begins_until_the_process_has_said_something(tmp_path: Path) -> None:
+    path = tmp_path / "go"
+    os.mkfifo(path)
+    says_later = "import sys; print(open(sys.argv[1]).read(), flush=True); sys.stdin.read()"
+    source = RayMembers("ray://demo", check, [sys.executable, "-c", says_later, str(path)])
+    assert not source.is_beginning
+    assert source.addresses(0.0) == ()
+    assert source.is_beginning
+    path.write_text('["ipc:///a"]')
+    patience = Patience()
+    while not source.addresses(0.0):
+        patience.check()
+    assert not source.is_beginning
+    source.close()

@@ -73,12 +73,12 @@ class FleetSession:
         self._now = self._began_at = now
         self._all_due_at = now
         self._callers: dict[Future[ModelCard], float] = {}  # since when each waits
-        source = source or member_source(address, partial(check_member, access=access))
+        self._source = source or member_source(address, partial(check_member, access=access))
         settings = settings or MoveSettings(
             wait_s=timeout_s, accepted_wait_s=_ACCEPTED_WAIT * timeout_s
         )
         self._moves: Moves[StreamState] = Moves(settings, self._read, self._choose)
-        self._members = FleetMembers(address, source, self._connect, self._moves)
+        self._members = FleetMembers(address, self._source, self._connect, self._moves)
         self._held = ClientStreamTable(self._group_ids, self.over)
         self._router = StreamRouter(self._members, self._moves, self._held)
         self._search = StreamSearch(self._members, self._router, self._held, settings)
@@ -231,6 +231,7 @@ class FleetSession:
         """Close the sockets, without a goodbye."""
         for session in self._members.sessions:
             session.close()
+        self._source.close()
 
     # ---- what members say --------------------------------------------------------------------
 
@@ -272,7 +273,8 @@ class FleetSession:
 
     def _check_callers(self, now: float) -> None:
         """Fail callers that have waited for `timeout_s`, or for less where nothing can answer."""
-        if not self._callers or any(session.is_starting for session in self._members.sessions):
+        is_starting = any(session.is_starting for session in self._members.sessions)
+        if not self._callers or is_starting or self._source.is_beginning:
             self._callers = dict.fromkeys(self._callers, now)
             return
         is_early = self._fails_early and now >= self._began_at + _ABSENT_S

@@ -1,0 +1,1 @@
+"""Replicas on Ray: an actor holds each, and another one keeps as many of them as are wanted."""

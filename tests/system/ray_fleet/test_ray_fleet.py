@@ -1,0 +1,225 @@
+"""`slipstream ray` on a cluster of one node, whose actors are killed.
+
+Run by `scripts/ray-tests`, in an environment that has Ray. The tests share a fleet, and follow one
+another: it has two replicas, loses some, grows, shrinks and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.ray_cluster import RayCluster, is_loopback, ray_cluster
+
+import slipstream
+from slipstream.client.endpoints import check_member
+from slipstream.demo_model import MODEL_PATH
+from slipstream.fleet.members import has_ray, member_source
+from slipstream_ipc.transport.curve import Access
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_ray(), reason="Ray is not installed here: scripts/ray-tests"),
+]
+
+FLEET = "ray://demo"
+MODEL = f"simulated:step_ms=10,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
+NUM_STREAMS, NUM_TOKENS, NUM_BEFORE = 12, 200, 40
+MAX_NUM_SEQS = 8
+# what a connection to Ray finds there of fleets
+LEFT = """
+import ray
+from slipstream.ray_fleet.cluster import connect
+connect()
+table = ray.util.placement_group_table().values()
+groups = [each["name"] for each in table if each["state"] != "REMOVED"]
+print(len(groups), len(ray.util.list_named_actors(all_namespaces=True)))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    """Ray, which this process and those that it starts find."""
+    with ray_cluster() as running, pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("RAY_")]:
+            patch.delenv(name)
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running
+
+
+def command(*words: str) -> str:
+    """What a command of `slipstream ray` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "slipstream.cli.main", "ray", *words],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: RayCluster) -> str:
+    """A fleet of two replicas."""
+    options = ["--replicas", "2", "--num-cpus", "0.5", "--max-num-seqs", str(MAX_NUM_SEQS)]
+    said = command("up", MODEL, "--name", "demo", "--insecure", *options)
+    assert f"slipstream route {FLEET}" in said
+    return FLEET
+
+
+class Members:
+    """The addresses of the fleet as a router hears them."""
+
+    def __init__(self) -> None:
+        access = Access(insecure=True)
+        self._source = member_source(FLEET, partial(check_member, access=access))
+
+    def __enter__(self) -> Members:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()
+
+    def until(self, number: int, *, other_than: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Wait for so many that are not all the same as these."""
+        patience = Patience()
+        while True:
+            found = frozenset(self._source.addresses(0.0))
+            if len(found) == number and found != other_than:
+                return found
+            patience.check(found)
+
+
+def answers(client: slipstream.Client, cluster: RayCluster, kill: bool) -> list[tuple[str, list]]:
+    """Texts and ids of streams, during which an actor is killed."""
+    streams = [
+        client.stream(f"Chapter {index}", max_tokens=NUM_TOKENS, ignore_eos=True, seed=index)
+        for index in range(NUM_STREAMS)
+    ]
+    ids: list[list[int]] = [[] for _ in streams]
+    for stream, received in zip(streams, ids, strict=True):
+        while len(received) < NUM_BEFORE:
+            received += next(stream).token_ids
+    if kill:
+        cluster.of_actors("Replica")[0].kill()
+    for stream, received in zip(streams, ids, strict=True):
+        for delta in stream:
+            received += delta.token_ids
+    assert all(len(received) == NUM_TOKENS for received in ids)
+    return [(stream.text, received) for stream, received in zip(streams, ids, strict=True)]
+
+
+def test_nothing_listens_beyond_loopback(cluster: RayCluster, fleet: str) -> None:
+    listeners = cluster.listeners()
+    assert listeners
+    assert all(map(is_loopback, listeners)), listeners
+
+
+def test_streams_of_a_killed_replica_go_on_and_it_comes_back(
+    cluster: RayCluster, fleet: str
+) -> None:
+    with Members() as members, slipstream.Client(fleet, insecure=True) as client:
+        addresses = members.until(2)
+        undisturbed = answers(client, cluster, kill=False)
+        for _ in range(2):  # one of them had streams
+            assert answers(client, cluster, kill=True) == undisturbed
+            changed = members.until(2, other_than=addresses)
+            assert len(changed & addresses) == 1  # the other one is as it was
+            addresses = changed
+        assert answers(client, cluster, kill=False) == undisturbed
+    assert all(map(is_loopback, cluster.listeners()))
+
+
+def test_the_fleets_actor_may_be_killed(cluster: RayCluster, fleet: str) -> None:
+    with Members() as members:
+        before = members.until(2)
+        replicas = cluster.of_actors("Replica")
+        [actor] = cluster.of_actors("Fleet")
+        actor.kill()
+        said = command("scale", "3", "--name", "demo")
+        assert "replica-2 serves" in said
+        after = members.until(3)
+    assert before < after
+    assert set(replicas) < set(cluster.of_actors("Replica"))
+
+
+def test_a_front_serves_the_fleet_over_http(fleet: str, tmp_path: Path) -> None:
+    from tests.system.fleet.test_route import completion, get, routing
+
+    with routing(tmp_path, fleet, "--insecure") as (_, port):
+        patience = Patience()
+        while list(get(port, "/health")["replicas"].values()) != ["serving"] * 3:
+            patience.check()
+        assert completion(port)["finish_reason"] == "length"
+
+
+def test_it_shrinks_and_follows_its_requests(cluster: RayCluster, fleet: str) -> None:
+    said = command("scale", "1", "--name", "demo")
+    assert "draining" in said
+    assert len(cluster.of_actors("Replica")) == 1
+    assert groups_and_actors() == (1, 2)
+    command("scale", "1:2", "--name", "demo")
+    with Members() as members, slipstream.Client(fleet, insecure=True) as client:
+        members.until(1)
+        streams = [
+            client.stream("Chapter 1", max_tokens=4000, ignore_eos=True)
+            for _ in range(MAX_NUM_SEQS)
+        ]
+        assert len(members.until(2)) == 2
+        for stream in streams:
+            stream.abort()
+    shown = command("status", "--name", "demo")
+    assert "wanted: 2, of 1 to 2" in shown
+    assert shown.count(" serving ") == 2
+
+
+def test_nothing_is_left_of_it(cluster: RayCluster, fleet: str) -> None:
+    stacks = {
+        process
+        for actor in cluster.of_actors("Replica")
+        for process in [actor, *actor.children(recursive=True)]
+    }
+    assert len(stacks) > 6
+    assert "demo has ended" in command("down", "--name", "demo")
+    _, alive = psutil.wait_procs(stacks, PATIENCE_S)
+    assert not alive
+    assert groups_and_actors() == (0, 0)
+    assert not cluster.of_actors("Replica") + cluster.of_actors("Fleet")
+
+
+def test_a_model_that_cannot_be_loaded_leaves_nothing(cluster: RayCluster, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "none"}))
+    done = subprocess.run(
+        [sys.executable, "-m", "slipstream.cli.main", "ray", "up", tmp_path, "--insecure"],
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "slipstream ray up: " in done.stderr
+    assert groups_and_actors() == (0, 0)
+
+
+def groups_and_actors() -> tuple[int, int]:
+    """How many placement groups and named actors there are in the cluster."""
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    groups, actors = map(int, done.stdout.split())
+    return groups, actors
