@@ -76,12 +76,13 @@ class RankConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of a rank that is not the core itself.
 
     index: among all ranks, from 1. The descriptors are inherited: where the group meets, the memory
-    of plans, this rank's doorbell, and what it rings when it releases a plan.
+    of exchanges and of plans, this rank's doorbell, and what it rings when it releases a plan.
     """
 
     core: CoreConfig
     index: Positive
     meeting_fd: int
+    exchange_fd: int
     memory_fd: int
     doorbell: int
     room_fd: int

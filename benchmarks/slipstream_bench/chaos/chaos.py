@@ -75,6 +75,7 @@ _REQUESTS = (
         "output workers; a fault of `worker` hits any of them",
         1,
     ),
+    Option("tensor_parallel_size", integer(1, 64), "ranks of the core, of a real model", 1),
     Option(
         "answers",
         name_of((*PLAYED_FORMATS, ANY_FORMAT)),
@@ -87,7 +88,7 @@ _FAULTS = (
         "kill",
         _targets(KILLED),
         "by SIGKILL, at random moments, and every combination of two or more of worker, core, "
-        "front and client within a second; prompts: the tokenizer process",
+        "front and client within a second; prompts: the tokenizer process; rank: of the core",
         ("worker", "core", "client", "front"),
     ),
     Option(
@@ -206,6 +207,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         is_quick=arguments.quick,
         num_fronts=arguments.http_workers,
         num_workers=arguments.output_workers,
+        num_ranks=arguments.tensor_parallel_size,
         played=played,
     )
 

@@ -20,9 +20,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-Target = Literal["worker", "core", "front", "client", "prompts", "disk"]
+Target = Literal["worker", "core", "front", "client", "prompts", "rank", "disk"]
 Action = Literal["kill", "stop", "limit", "fill"]
-KILLED: tuple[Target, ...] = ("worker", "core", "front", "client", "prompts")
+KILLED: tuple[Target, ...] = ("worker", "core", "front", "client", "prompts", "rank")
 LIMITED: tuple[Target, ...] = ("worker", "core", "front")
 _COMBINED: tuple[Target, ...] = ("worker", "core", "front", "client")
 
@@ -39,8 +39,8 @@ class PlannedFault(Struct, frozen=True):
     """A fault: SIGKILL, SIGSTOP, a file limit that leaves the process no new file, or a full disk
     under the stack's folders. The last two are undone after a while.
 
-    target: `prompts` is the worker's tokenizer process. after_s: since the beginning of its round.
-    pick: in [0, 1), selects the client or front, and the duration.
+    target: `prompts` is the worker's tokenizer process, `rank` one of the core's. after_s: since
+    the beginning of its round. pick: in [0, 1), selects the client or front, and the duration.
     """
 
     target: Target

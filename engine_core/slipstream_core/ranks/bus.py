@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.ranks.plan_codec import pack, view
+from slipstream_core.ranks.plan_codec import PlanBuffer
 from slipstream_core.step.plan import StepPlan
 
 NUM_SLOTS = 4  # one step runs, another one waits; two more that slower ranks still read
@@ -70,7 +70,7 @@ class PlanBus:
         """
         self._wait_for_room(timeout_s)
         slot = self._memory.slots[self._num_written % NUM_SLOTS]
-        pack(plan, slot.plan)
+        slot.plan.pack(plan)
         slot.words[0] = _PLAN
         self._num_written += 1
         self._ring()
@@ -138,8 +138,11 @@ class PlanReader:
 
     def wait(self) -> None:
         """Wait for the ring without a plan."""
-        select.select([self._doorbell], [], [])
-        os.eventfd_read(self._doorbell)
+        try:
+            os.eventfd_read(self._doorbell)
+        except BlockingIOError:
+            select.select([self._doorbell], [], [])
+            os.eventfd_read(self._doorbell)
 
     def take(self) -> StepPlan | None:
         """Wait for the next plan, whose arrays are good until it is released; None: none follows.
@@ -151,7 +154,7 @@ class PlanReader:
             self._memory = _Memory(self._memory_fd)
         slot = self._memory.slots[self._num_taken % NUM_SLOTS]
         self._num_taken += 1
-        return None if slot.words[0] == _END else view(slot.plan)
+        return None if slot.words[0] == _END else slot.plan.view()
 
     def release(self) -> None:
         """Give back the slot of the oldest plan taken."""
@@ -163,11 +166,11 @@ class PlanReader:
 
 
 class _Slot:
-    """A slot: words that precede the plan, and the plan's bytes."""
+    """A slot: words that precede the plan, and the plan."""
 
     def __init__(self, memory: memoryview) -> None:
         self.words: Int64s = np.frombuffer(memory, np.int64, _LINE // 8)
-        self.plan = memory[_LINE:]
+        self.plan = PlanBuffer(memory[_LINE:])
 
 
 class _Memory:

@@ -34,7 +34,8 @@ def main() -> int:
     from slipstream_core.runner.torch_factory import load_runner
 
     rank = Rank(config.index, core.tensor_parallel_size)
-    join_group(rank, device_type(core), config.meeting_fd, JOIN_S)
+    exchange_fd = config.exchange_fd if core.native else None
+    join_group(rank, device_type(core), config.meeting_fd, exchange_fd, JOIN_S)
     try:
         runner = load_runner(core, rank)
     except (ValueError, MemoryError) as error:

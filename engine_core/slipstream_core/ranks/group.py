@@ -6,6 +6,7 @@ nothing is left behind. What gloo and NCCL open afterwards is bound to loopback.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,8 @@ import torch
 from torch import distributed
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.runner.sharding.collectives import exchange_by, least_over_ranks
+from slipstream_core.runner.sharding.exchange import SharedExchange
 from slipstream_core.runner.sharding.rank import Rank
 
 JOIN_S = 1800.0  # for a collective while ranks load, which may read files at different speeds
@@ -28,10 +31,14 @@ def device_type(config: CoreConfig) -> str:
     return config.device
 
 
-def join_group(rank: Rank, device_type: str, meeting_fd: int, timeout_s: float) -> None:
+def join_group(
+    rank: Rank, device_type: str, meeting_fd: int, exchange_fd: int | None, timeout_s: float
+) -> None:
     """Wait until all ranks have joined. A collective that takes longer than `timeout_s` raises.
 
-    device_type: cuda or cpu. Raises RuntimeError.
+    device_type: cuda or cpu. meeting_fd, exchange_fd: files in memory that all ranks have, empty at
+    first: where they meet, and through which CPUs exchange; None: by gloo alone. Raises
+    RuntimeError.
     """
     os.environ.update(
         GLOO_SOCKET_IFNAME=_LOOPBACK,
@@ -54,9 +61,17 @@ def join_group(rank: Rank, device_type: str, meeting_fd: int, timeout_s: float) 
         timeout=timedelta(seconds=timeout_s),
         device_id=torch.device("cuda", rank.index) if on_card else None,
     )
+    if on_card or exchange_fd is None:
+        return
+    exchange = None
+    with contextlib.suppress(OSError):  # without a compiler
+        exchange = SharedExchange(exchange_fd, rank, timeout_s)
+    if least_over_ranks(int(exchange is not None), torch.device("cpu")):
+        exchange_by(exchange)
 
 
 def leave_group() -> None:
     """Undo `join_group`; without effect where there is no group."""
+    exchange_by(None)
     if _Distributed.is_initialized():
         _Distributed.destroy_process_group()

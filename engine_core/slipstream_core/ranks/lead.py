@@ -91,7 +91,8 @@ def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
         )
     ranks.bus.wake()
     rank = Rank(0, config.tensor_parallel_size)
-    join_group(rank, kind, ranks.meeting_fd, JOIN_S)
+    exchange_fd = ranks.exchange_fd if config.native else None
+    join_group(rank, kind, ranks.meeting_fd, exchange_fd, JOIN_S)
     own = load_runner(config, rank)
     ranks.bus.allocate(
         slot_bytes(

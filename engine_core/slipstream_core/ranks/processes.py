@@ -39,6 +39,7 @@ class Ranks:
         on_end: called in another thread when one of them ends by itself. Raises OSError.
         """
         self.meeting_fd = os.memfd_create("slipstream-ranks", os.MFD_CLOEXEC)
+        self.exchange_fd = os.memfd_create("slipstream-exchange", os.MFD_CLOEXEC)
         self.bus = PlanBus(config.tensor_parallel_size - 1)
         self.are_ready = False
         self._started = [
@@ -51,6 +52,7 @@ class Ranks:
             core=config,
             index=index,
             meeting_fd=self.meeting_fd,
+            exchange_fd=self.exchange_fd,
             memory_fd=self.bus.memory_fd,
             doorbell=self.bus.doorbells[index - 1],
             room_fd=self.bus.room_fd,
@@ -69,7 +71,10 @@ class Ranks:
                 [sys.executable, "-P", "-m", "slipstream_core.ranks.follow"],
                 stdin=subprocess.PIPE,
                 stdout=_STANDARD_ERROR,
-                pass_fds=(its.meeting_fd, its.memory_fd, its.doorbell, its.room_fd, status_end),
+                pass_fds=(
+                    *(its.meeting_fd, its.exchange_fd, its.memory_fd),
+                    *(its.doorbell, its.room_fd, status_end),
+                ),
                 env=environment,
             )
         finally:
@@ -82,7 +87,7 @@ class Ranks:
     def states(self) -> dict[str, OwnProcess]:
         """The processes by name, for a `Status`."""
         return {
-            f"rank-{each.index}": OwnProcess(
+            f"rank-{each.rank}": OwnProcess(
                 "ready" if self.are_ready else "starting", each.process.pid
             )
             for each in self._started
@@ -97,5 +102,6 @@ class Ranks:
             os.close(each.status_fd)
         if self._started:
             os.close(self.meeting_fd)
+            os.close(self.exchange_fd)
         self._started = []
         self.bus.close()

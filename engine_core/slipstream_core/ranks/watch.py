@@ -31,7 +31,7 @@ _ARRIVES_S = 10.0  # within which a signal sent to this process has ended it
 class RankEnd(NamedTuple):
     """How a rank has ended. status: what it said last."""
 
-    index: int
+    rank: int  # its index
     pid: int
     code: int  # -N: by signal N
     status: Status
@@ -40,7 +40,7 @@ class RankEnd(NamedTuple):
 class RankProcess(NamedTuple):
     """A rank's process. status_fd: where it writes its `Status` lines."""
 
-    index: int
+    rank: int  # its index
     process: subprocess.Popen[bytes]
     status_fd: int
 
@@ -78,7 +78,7 @@ class RankWatch:
         assert info is not None
         code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
         status = _last_status(rank.status_fd)
-        self._on_end(RankEnd(rank.index, rank.process.pid, code, status))
+        self._on_end(RankEnd(rank.rank, rank.process.pid, code, status))
 
 
 def _last_status(fd: int) -> Status:
@@ -97,7 +97,7 @@ def end_as_well(end: RankEnd) -> None:
         report(Status(error=end.status.error, is_misconfigured=end.status.is_misconfigured))
         os._exit(1)
     how = f"exit code {end.code}" if end.code >= 0 else f"signal {-end.code}"
-    words = f"rank {end.index} (process {end.pid}) ended: {end.status.last_words or how}"
+    words = f"rank {end.rank} (process {end.pid}) ended: {end.status.last_words or how}"
     logger.error("%s; the core ends with it", words)
     report(Status(last_words=words))
     if end.code < 0:

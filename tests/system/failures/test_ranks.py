@@ -21,7 +21,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
-from slipstream import Client, Stack
+from slipstream import Client, SlipstreamError, Stack
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack.events import ProcessEnded
 
@@ -197,3 +197,8 @@ def test_forward_raises_on_one_rank(two_ranks: TwoRanks, rank: int) -> None:
     [how] = ends(two_ranks.stack)
     assert how.startswith("exit code 1")
     assert "RuntimeError: as it was told" in how
+
+
+def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() -> None:
+    with pytest.raises(SlipstreamError, match=r"tensor_parallel_size may be 1, 2, 6$"):
+        spareless_stack(device="cpu", tensor_parallel_size=3)

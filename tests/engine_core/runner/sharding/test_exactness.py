@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +90,19 @@ def test_four_ranks_over_two_key_heads_say_what_one_says(
     said = four_ranks.serve(folder)
     check(said, expected)
     assert [rank["cache"] for rank in said] == [cache / 2] * 4
+
+
+@pytest.mark.slow
+def test_a_rank_never_holds_more_than_its_slice(two_ranks: LockstepRanks, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
+    [llama] = [each for each in SERVED if each.name == "Llama"]
+    tiny = tmp_path / "tiny"
+    tiny_models.save(llama, tiny)
+    two_ranks.load(tiny)  # whatever comes with the first model
+    large = replace(llama, options=llama.options | sizes)
+    tiny_models.save(large, tmp_path / "large")
+    whole = (tmp_path / "large" / "model.safetensors").stat().st_size
+    assert whole > 200 << 20
+    for rank in two_ranks.load(tmp_path / "large"):
+        assert 0.45 * whole < rank["weights"] < 0.55 * whole
+        assert 0.45 * whole < rank["peak"] < 0.6 * whole
