@@ -55,7 +55,6 @@ SETTINGS: dict[str, tuple[Any, ...]] = {
     "seed": (),
     "speculative_config": (),
     "swap_space": (0, 4),  # a preempted request is computed again, and 4 is vLLM's default
-    "tensor_parallel_size": (1,),
     "tokenizer_mode": ("auto",),
 }
 LLM_MEMBERS = frozenset(

@@ -23,6 +23,10 @@ BENCHMARKS = {
     "front": ("cost of a streamed event in the HTTP server", "http_front.http_front"),
     "beside": ("CPU engine that shares its cores with other processes", "beside"),
     "step": ("parts of a decode step, in the core and in the model", "step.step"),
+    "tp": (
+        "one model in several processes: plans to ranks, decode steps",
+        "tensor_parallel.tensor_parallel",
+    ),
     "http-overhead": ("the same load by the Python client and over HTTP", "http_overhead"),
     "end-to-end": ("one model served by several engines in turns", "end_to_end"),
     "ceiling": ("throughput of the processes around a device of 0 ms", "ceiling.ceiling"),

@@ -36,6 +36,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait.
     `response_store_mib` bounds the kept answers that are held for workers that die.
     `trust_remote_code` lets code beside the weights run in this process.
+    `tensor_parallel_size` is the number of ranks that compute the model together: this process and
+    others that it starts; `threads` and `kv_cache_gib` are then of each rank and of all together.
     """
 
     model: str
@@ -67,3 +69,20 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enable_prefix_caching: bool = True
     enforce_eager: bool = False
     cuda_graph_sizes: Annotated[tuple[Positive, ...], Meta(max_length=1024)] = ()
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
+
+
+class RankConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a rank that is not the core itself.
+
+    index: among all ranks, from 1. The descriptors are inherited: where the group meets, the memory
+    of exchanges and of plans, this rank's doorbell, and what it rings when it releases a plan.
+    """
+
+    core: CoreConfig
+    index: Positive
+    meeting_fd: int
+    exchange_fd: int
+    memory_fd: int
+    doorbell: int
+    room_fd: int

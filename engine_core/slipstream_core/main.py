@@ -17,8 +17,10 @@ import zmq
 
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
+from slipstream_core.ranks.processes import Ranks
 from slipstream_core.runner.factory import import_runner, load_runner
-from slipstream_core.runner.load_error import NoRoomError
+from slipstream_core.runner.load_error import load_status
+from slipstream_core.step.plan import Runner
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
     Beats,
@@ -32,6 +34,7 @@ from slipstream_ipc.process import (
     wait_for_activation,
 )
 from slipstream_ipc.transport.poller import Poller
+from slipstream_ipc.validation.simulated_model import SIMULATED
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served."""
     config, stop = start_child("core", CoreConfig)
     commands, beats = ParentCommands(), Beats()
+    ranks = None
+    if config.tensor_parallel_size > 1 and not config.model.startswith(SIMULATED):
+        ranks = Ranks(config)  # on this thread, and they import while this process does
     prepare(partial(import_runner, config, is_awaited=commands.any_waiting), commands)
     settle_memory()
     activation = wait_for_activation(commands, stop, beats)
@@ -56,17 +62,9 @@ def main() -> int:
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
-        core = assemble_core(config, load_runner(config), context, poller)
-    except NoRoomError as error:
-        report(Status(error=str(error)))
-        return 1
-    except ValueError as error:
-        is_hub_id = not config.model.startswith("/") and ":" not in config.model
-        # a hub may be reached later, and may change
-        report(Status(error=str(error), is_misconfigured=not is_hub_id))
-        return 1
-    except MemoryError as error:
-        report(Status(error=f"{config.model} does not fit into memory: {error}"))
+        core = assemble_core(config, _load(config, ranks), context, poller)
+    except (ValueError, MemoryError) as error:
+        report(load_status(config.model, error))
         return 1
     except (OSError, zmq.ZMQError) as error:  # the socket's address, or the crash note
         report(Status(error=f"cannot start in {config.runtime_dir}: {error}"))
@@ -75,7 +73,7 @@ def main() -> int:
     name = config.served_model_name or config.model
     num_blocks = core.runner.num_blocks - 1  # without the null block, as in the metrics
     report(Status(ready=True, detail=f"{name}, {num_blocks} cache blocks"))
-    _serve(core, stop, beats, config.step_timeout_s)
+    _serve(core, stop, beats, config.step_timeout_s, ranks)
     core.close()
     context.term()
     return 0
@@ -86,12 +84,23 @@ def preload(config: bytes) -> None:
     import_runner(msgspec.json.decode(config, type=CoreConfig))
 
 
-def _serve(core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float) -> None:
+def _load(config: CoreConfig, ranks: Ranks | None) -> Runner:
+    if ranks is None:
+        return load_runner(config)
+    from slipstream_core.ranks.lead import load_lead  # imports torch, which not every core needs
+
+    return load_lead(config, ranks)
+
+
+def _serve(
+    core: Core, stop: StopSignal, beats: Beats, step_timeout_s: float, ranks: Ranks | None
+) -> None:
+    processes = None if ranks is None else ranks.states()
     while not stop.is_set:
         core.engine.run_once()
         now = time.monotonic()
         if (
-            beats.beat(now, core.numbers, news=core.load)
+            beats.beat(now, core.numbers, processes, news=core.load)
             and core.engine.running_s(now) > step_timeout_s
         ):
             words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, TracebackType
-from typing import NoReturn, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -182,6 +182,17 @@ class ParentCommands:
                     "ignoring an invalid command of %d bytes from the parent: %s", len(line), error
                 )
         return commands
+
+
+class Awaited(Protocol):
+    """What a spare waits for."""
+
+    def fileno(self) -> int:
+        """Readable once it has come."""
+
+    @property
+    def any_waiting(self) -> bool:
+        """Whether it has come."""
 
 
 class Beats:
@@ -341,7 +352,7 @@ def wait_for_activation(
     return None
 
 
-def prepare(work: Callable[[], None], commands: ParentCommands) -> None:
+def prepare(work: Callable[[], None], commands: Awaited) -> None:
     """Do `work` before the activation: at low priority, unless a command is already waiting.
 
     A spare's imports take seconds of CPU time that the serving processes need. Niceness applies to

@@ -281,9 +281,19 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[int, Meta(ge=1)] | None,
         _about(
             COMPUTATION,
-            "threads that compute on a CPU (default: one for each core that may be used)",
+            "threads that compute on a CPU, of each rank if there are several (default: one for "
+            "each core that may be used)",
         ),
     ] = None
+    tensor_parallel_size: Annotated[
+        int,
+        Meta(ge=1, le=64),
+        _about(
+            COMPUTATION,
+            "number of devices, or of processes on a CPU, that compute the model together, each "
+            "with a slice of it; needs slipstream[tp]; not tried on cards yet",
+        ),
+    ] = 1
     native: Annotated[
         bool,
         _about(
@@ -431,6 +441,7 @@ class StackOptions(TypedDict, total=False):
     num_blocks: int | None
     block_size: int
     threads: int | None
+    tensor_parallel_size: int
     native: bool
     tool_format: str | None
     reasoning_format: str | None

@@ -84,6 +84,7 @@ _REQUESTS = (
         "output workers; a fault of `worker` hits any of them",
         1,
     ),
+    Option("tensor_parallel_size", integer(1, 64), "ranks of the core, of a real model", 1),
     Option(
         "answers",
         name_of((*PLAYED_FORMATS, ANY_FORMAT)),
@@ -97,7 +98,8 @@ _FAULTS = (
         _targets(KILLED),
         "by SIGKILL, at random moments, and every combination of two or more of worker, core, "
         "front and client within a second, and of a replica with each; prompts: the tokenizer "
-        "process; default: worker,core,front,client, and replica where there are several",
+        "process; rank: of the core; default: worker,core,front,client, and replica where there "
+        "are several",
     ),
     Option(
         "stop",
@@ -231,6 +233,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         num_fronts=arguments.http_workers,
         num_workers=arguments.output_workers,
         num_replicas=arguments.replicas,
+        num_ranks=arguments.tensor_parallel_size,
         played=played,
     )
 

@@ -62,6 +62,7 @@ _LONGER_WITH_REPLICAS = 2.0  # a round, as a replica takes long to start and sta
 _LEAST_BLOCKS = 257  # one request of the longest, and the null block
 _MARGIN = 1.4  # over the rounds that it takes for every kind of fault to occur once
 _CLIENT_TIMEOUT_S = 120.0
+_STEP_TIMEOUT_S = 20.0
 _PLAYED_TOKENIZER = "tokenizer"
 _PLAYED_ANSWERS = "answers.jsonl"
 _OF_CALLS = dict.fromkeys((EventKind.CALL_BEGINS, EventKind.CALL_ARGUMENTS), "a call")
@@ -146,6 +147,7 @@ class Options(Struct, frozen=True, kw_only=True):
     num_fronts: int = 1
     num_workers: int = 1
     num_replicas: int = 1
+    num_ranks: int = 1
     played: PlayedFormat | None = None
 
 
@@ -363,8 +365,10 @@ def _step_ms(options: Options) -> float:
 def _settings(options: Options, more: Mapping[str, Any]) -> dict[str, Any]:
     is_simulated = options.model is None or options.model.startswith(SIMULATED)
     # near ties are counted in float32
-    dtype = {} if is_simulated else {"dtype": "float32"}
-    return {**dtype, **(options.played.settings if options.played is not None else {}), **more}
+    own: dict[str, Any] = {} if is_simulated else {"dtype": "float32"}
+    if options.num_ranks > 1:  # a rank that is stopped is a step that does not end
+        own |= {"tensor_parallel_size": options.num_ranks, "step_timeout_s": _STEP_TIMEOUT_S}
+    return {**own, **(options.played.settings if options.played is not None else {}), **more}
 
 
 def _model(options: Options, step_ms: float, folder: Path) -> str:

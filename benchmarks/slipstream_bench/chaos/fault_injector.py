@@ -58,6 +58,7 @@ _TOGETHER_S = 1.0  # after its return a process has rebuilt its state from the o
 _SHORTAGE_S = 1.0, 4.0  # duration of a file limit or a full disk
 _SILENCE_S = 4.0, 8.0  # duration of a replica's stop, longer than clients wait for it
 _TOKENIZER_PROCESS = "slipstream_worker.tokenizer.process"  # in the process's command line
+_RANK = "slipstream_core.ranks.follow"  # likewise
 
 
 class Volume:
@@ -249,7 +250,8 @@ class FaultInjector:
             self._inject_into_prompt_process(fault)
             return
         pids = self._stack.pids
-        names = [name for name in pids if _is_at(name, fault.target)]
+        at: Target = "core" if fault.target == "rank" else fault.target  # which ends with its rank
+        names = [name for name in pids if _is_at(name, at)]
         if not names:
             self.num_missed += 1
             return
@@ -265,7 +267,8 @@ class FaultInjector:
             elif fault.target == "replica" and fault.action == "stop":
                 self._silence(injected)
             else:
-                os.kill(pid, _SIGNALS[fault.action])
+                hit = self._rank_pid(pid, fault.pick) if fault.target == "rank" else pid
+                os.kill(hit, _SIGNALS[fault.action])
         except ProcessLookupError:  # it has ended; the event is still to come
             self.num_missed += 1
             return
@@ -280,7 +283,7 @@ class FaultInjector:
             for one in self.injected
             if one.recovered_s is None or one.recovered_s > injected.at_s - _TOGETHER_S
         } - {fault.target}
-        if fault.target in _STATEFUL and missing & _STATEFUL:
+        if at in _STATEFUL and missing & _STATEFUL:
             self.num_double_deaths += 1
         self.injected.append(injected)
 
@@ -311,6 +314,14 @@ class FaultInjector:
             return
         now = time.monotonic()
         self.injected.append(InjectedFault(self._round - 1, fault, pid, now, how="", name=name))
+
+    def _rank_pid(self, core: int, pick: float) -> int:
+        """One of the core's other ranks. Raises: ProcessLookupError."""
+        commands = process_census.commands(process_census.descendants(core) - {core})
+        ranks = sorted(pid for pid, each in commands.items() if _RANK in each)
+        if not ranks:
+            raise ProcessLookupError
+        return ranks[int(pick * len(ranks))]
 
     def _prompt_pid(self, worker: str) -> int | None:
         """The tokenizer process of the worker of this name; None while there is none."""

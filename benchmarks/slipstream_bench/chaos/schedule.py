@@ -22,9 +22,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-Target = Literal["worker", "core", "front", "client", "prompts", "replica", "disk"]
+Target = Literal["worker", "core", "front", "client", "prompts", "rank", "replica", "disk"]
 Action = Literal["kill", "stop", "limit", "fill", "drain"]
-KILLED: tuple[Target, ...] = ("worker", "core", "front", "client", "prompts", "replica")
+KILLED: tuple[Target, ...] = ("worker", "core", "front", "client", "prompts", "rank", "replica")
 LIMITED: tuple[Target, ...] = ("worker", "core", "front")
 _COMBINED: tuple[Target, ...] = ("worker", "core", "front", "client")
 
@@ -42,8 +42,9 @@ class PlannedFault(Struct, frozen=True):
     under the stack's folders, or a replica's drain. A file limit, a full disk and the stop of a
     replica, all of whose processes are stopped, are undone after a while.
 
-    target: `prompts` is the worker's tokenizer process. after_s: since the beginning of its round.
-    pick: in [0, 1), selects the client, front or replica, and the duration.
+    target: `prompts` is the worker's tokenizer process, `rank` one of the core's. after_s: since
+    the beginning of its round. pick: in [0, 1), selects the client, front or replica, and the
+    duration.
     """
 
     target: Target

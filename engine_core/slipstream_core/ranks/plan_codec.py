@@ -10,6 +10,7 @@ and `listed`. A plan that is read has None for both.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -41,7 +42,11 @@ _HAS_PROMPT: Final = 1 << len(_FLAGS)
 
 # magic, size in bytes, step, num_decodes, max_logprobs, flags; then the counts
 _NUM_SCALARS: Final = 6
-_HEADER_BYTES: Final = 8 * (_NUM_SCALARS + len(_COUNTS))
+_WORDS: Final = _NUM_SCALARS + len(_COUNTS)
+_HEADER_BYTES: Final = 8 * _WORDS
+_FLAG_VALUES: Final = tuple(
+    tuple(bool(flags >> bit & 1) for bit in range(len(_FLAGS))) for flags in range(_HAS_PROMPT)
+)
 
 _PLAN_FIELDS: Final = (
     *_fields(
@@ -62,88 +67,116 @@ _PROMPT_FIELDS: Final = (
 
 
 def packed_bytes(plan: StepPlan) -> int:
-    """How many bytes `pack` writes for this plan."""
+    """How many bytes `PlanBuffer.pack` writes for this plan."""
     return _size(_counts(plan))
 
 
-def pack(plan: StepPlan, buffer: memoryview) -> int:
-    """Write a plan to the beginning of a buffer; the number of bytes written.
+class PlanBuffer:
+    """A buffer that holds one plan after another.
 
-    The buffer begins at a multiple of 8 bytes. Raises PlanBytesError if the plan does not fit into
-    it, or if a column has another dtype or shape than its plan's counts say; what the buffer holds
-    then is no plan.
+    It keeps the columns of the last plan's layout: from one decode step to the next the counts are
+    mostly the same, and finding the columns costs more than copying them.
     """
-    counts = _counts(plan)
-    size = _size(counts)
-    if size > buffer.nbytes:
-        raise PlanBytesError(f"a plan of {size} bytes in a buffer of {buffer.nbytes}")
-    header = np.frombuffer(buffer, np.int64, _HEADER_BYTES // 8)
-    header[0] = 0
-    at = _write(plan, _PLAN_FIELDS, counts, buffer, _HEADER_BYTES)
-    if plan.prompt is not None:
-        _write(plan.prompt, _PROMPT_FIELDS, counts, buffer, at)
-    flags = sum(1 << bit for bit, name in enumerate(_FLAGS) if getattr(plan, name))
-    if plan.prompt is not None:
-        flags |= _HAS_PROMPT
-    header[1:] = (size, plan.step, plan.num_decodes, plan.max_logprobs, flags, *counts.values())
-    header[0] = _MAGIC
-    return size
 
+    def __init__(self, buffer: memoryview) -> None:
+        """buffer: begins at a multiple of 8 bytes."""
+        self._buffer = buffer
+        self._layout: tuple[int, ...] = ()  # the counts, and whether there is a prompt
+        self._columns: dict[str, Column] = {}
+        self._scored: dict[str, Column] = {}
+        self._header: Column = np.frombuffer(buffer, np.int64, min(_WORDS, buffer.nbytes // 8))
 
-def view(buffer: memoryview) -> StepPlan:
-    """The plan at the beginning of a buffer; its columns are views, good until it is written again.
+    def pack(self, plan: StepPlan) -> int:
+        """Write a plan; the number of bytes written.
 
-    Raises PlanBytesError for bytes that `pack` does not write: sizes that do not add up or lie
-    beyond the buffer, token counts that are not those of the rows. Ids and places in the cache are
-    not checked.
-    """
-    space = buffer.nbytes
-    if space < _HEADER_BYTES:
-        raise PlanBytesError(f"{space} bytes are less than a header")
-    magic, size, step, num_decodes, max_logprobs, flags, *numbers = np.frombuffer(
-        buffer, np.int64, _HEADER_BYTES // 8
-    ).tolist()
-    if magic != _MAGIC:
-        raise PlanBytesError("not a plan")
-    counts = dict(zip(_COUNTS, numbers, strict=True))
-    # no count is larger than the buffer, so numpy is asked for no shape that overflows
-    if any(not 0 <= count <= space for count in numbers):
-        raise PlanBytesError("a count lies beyond the buffer")
-    has_prompt = bool(flags & _HAS_PROMPT)
-    if not 0 <= flags < 2 * _HAS_PROMPT or (not has_prompt and (counts["P"] or counts["N"])):
-        raise PlanBytesError("unknown flags")
-    if size != _size(counts) or size > space:
-        raise PlanBytesError("the columns do not have the size of the plan")
-    columns, at = _read(_PLAN_FIELDS, counts, buffer, _HEADER_BYTES)
-    _check_rows(columns, counts, num_decodes)
-    prompt = None
-    if has_prompt:
-        scored, _ = _read(_PROMPT_FIELDS, counts, buffer, at)
-        _check_prompt(scored, counts)
-        prompt = PromptPlan(**scored)
-    named: dict[str, Any] = {name: bool(flags >> bit & 1) for bit, name in enumerate(_FLAGS)}
-    return StepPlan(
-        step=step,
-        num_decodes=num_decodes,
-        max_logprobs=max_logprobs,
-        prompt=prompt,
-        **columns,
-        **named,
-    )
+        Raises PlanBytesError if the plan does not fit, or if a column has another dtype or shape
+        than its plan's counts say; what the buffer holds then is no plan.
+        """
+        counts = _counts(plan)
+        size = _size(counts)
+        if size > self._buffer.nbytes:
+            raise PlanBytesError(f"a plan of {size} bytes in a buffer of {self._buffer.nbytes}")
+        header, prompt = self._header, plan.prompt
+        header[0] = 0
+        self._lay_out(counts, has_prompt=prompt is not None)
+        _write(plan, self._columns)
+        if prompt is not None:
+            _write(prompt, self._scored)
+        flags = sum(1 << bit for bit, name in enumerate(_FLAGS) if getattr(plan, name))
+        if prompt is not None:
+            flags |= _HAS_PROMPT
+        header[1:] = (size, plan.step, plan.num_decodes, plan.max_logprobs, flags, *counts)
+        header[0] = _MAGIC
+        return size
+
+    def view(self) -> StepPlan:
+        """The plan that was written; its columns are views, good until another one is written.
+
+        Raises PlanBytesError for bytes that `pack` does not write: sizes that do not add up or lie
+        beyond the buffer, token counts that are not those of the rows. Ids and places in the cache
+        are not checked.
+        """
+        space = self._buffer.nbytes
+        if space < _HEADER_BYTES:
+            raise PlanBytesError(f"{space} bytes are less than a header")
+        magic, size, step, num_decodes, max_logprobs, flags, *numbers = self._header.tolist()
+        if magic != _MAGIC:
+            raise PlanBytesError("not a plan")
+        # no count is larger than the buffer, so numpy is asked for no shape that overflows
+        if min(numbers) < 0 or max(numbers) > space:
+            raise PlanBytesError("a count lies beyond the buffer")
+        counts = tuple(numbers)
+        has_prompt = bool(flags & _HAS_PROMPT)
+        if not 0 <= flags < 2 * _HAS_PROMPT or (not has_prompt and any(counts[-2:])):
+            raise PlanBytesError("unknown flags")
+        if size != _size(counts) or size > space:
+            raise PlanBytesError("the columns do not have the size of the plan")
+        self._lay_out(counts, has_prompt=has_prompt)
+        named = dict(zip(_COUNTS, counts, strict=True))
+        _check_rows(self._columns, named, num_decodes)
+        prompt = None
+        if has_prompt:
+            _check_prompt(self._scored, named)
+            prompt = PromptPlan(**self._scored)
+        all_greedy, any_truncation, any_wide = _FLAG_VALUES[flags & (_HAS_PROMPT - 1)]
+        return StepPlan(
+            step=step,
+            num_decodes=num_decodes,
+            max_logprobs=max_logprobs,
+            prompt=prompt,
+            all_greedy=all_greedy,
+            any_truncation=any_truncation,
+            any_wide=any_wide,
+            **self._columns,
+        )
+
+    def _lay_out(self, counts: tuple[int, ...], *, has_prompt: bool) -> None:
+        """Find the columns of a plan with these counts, which fits."""
+        layout = (*counts, has_prompt)
+        if layout == self._layout:
+            return
+        named = dict(zip(_COUNTS, counts, strict=True))
+        self._columns, at = _columns_at(_PLAN_FIELDS, named, self._buffer, _HEADER_BYTES)
+        self._scored = {}
+        if has_prompt:
+            self._scored, _ = _columns_at(_PROMPT_FIELDS, named, self._buffer, at)
+        self._layout = layout
 
 
 def _check_rows(columns: dict[str, Column], counts: dict[str, int], num_decodes: int) -> None:
     lens = columns["query_lens"]
     if not 0 <= num_decodes <= len(lens):
         raise PlanBytesError("more decode rows than rows")
-    if len(lens) and int(lens.min()) < 1:
+    if np.count_nonzero(lens[:num_decodes] == 1) != num_decodes:
+        raise PlanBytesError("a decode row does not have one token")
+    chunks = lens[num_decodes:]
+    if len(chunks) and int(chunks.min()) < 1:
         raise PlanBytesError("a row without tokens")
-    if int(lens.sum(dtype=np.int64)) != counts["T"] or (lens[:num_decodes] != 1).any():
+    if num_decodes + int(chunks.sum(dtype=np.int64)) != counts["T"]:
         raise PlanBytesError("the rows do not have the tokens of the plan")
     samples = columns["samples"].view(np.uint8)
-    if len(samples) and samples.max() > 1:
-        raise PlanBytesError("a flag is neither set nor clear")
-    if np.count_nonzero(samples) != counts["S"]:
+    # each is 0 or 1 where as many are 1 as are not 0
+    if np.count_nonzero(samples) != counts["S"] or np.count_nonzero(samples == 1) != counts["S"]:
         raise PlanBytesError("the sampled rows are not those of the plan")
     _check_indices(columns["masked_rows"], counts["S"])
     _check_indices(columns["grammar_rows"], counts["S"])
@@ -163,26 +196,28 @@ def _check_indices(indices: Column, end: int) -> None:
         raise PlanBytesError("an index lies beyond its column")
 
 
-def _counts(plan: StepPlan) -> dict[str, int]:
+def _counts(plan: StepPlan) -> tuple[int, ...]:
     """The counts of `_COUNTS`, in their order."""
     prompt = plan.prompt
-    return {
-        "T": len(plan.token_ids),
-        "R": len(plan.slots),
-        "W": plan.block_tables.shape[1],
-        "S": len(plan.temperatures),
-        "M": len(plan.masked_rows),
-        "G": len(plan.grammar_rows),
-        "P": 0 if prompt is None else len(prompt.rows),
-        "N": 0 if prompt is None else len(prompt.tokens),
-    }
+    return (
+        len(plan.token_ids),
+        len(plan.slots),
+        plan.block_tables.shape[1],
+        len(plan.temperatures),
+        len(plan.masked_rows),
+        len(plan.grammar_rows),
+        0 if prompt is None else len(prompt.rows),
+        0 if prompt is None else len(prompt.tokens),
+    )
 
 
-def _size(counts: dict[str, int]) -> int:
+@lru_cache(maxsize=64)
+def _size(counts: tuple[int, ...]) -> int:
     """Bytes of header and columns."""
+    named = dict(zip(_COUNTS, counts, strict=True))
     size = _HEADER_BYTES
     for field in (*_PLAN_FIELDS, *_PROMPT_FIELDS):
-        size += _padded(_num_items(field, counts) * field.dtype.itemsize)
+        size += _padded(_num_items(field, named) * field.dtype.itemsize)
     return size
 
 
@@ -197,26 +232,15 @@ def _padded(size: int) -> int:
     return size + -size % 8
 
 
-def _write(
-    source: StepPlan | PromptPlan,
-    fields: tuple[_Field, ...],
-    counts: dict[str, int],
-    buffer: memoryview,
-    at: int,
-) -> int:
-    """Copy the columns to `at` and behind; where the last one ends."""
-    for field in fields:
-        column: Column = getattr(source, field.name)
-        if column.dtype != field.dtype or column.shape != tuple(counts[n] for n in field.shape):
-            raise PlanBytesError(f"{field.name} is {column.dtype} {column.shape}")
-        if column.size:
-            place: Column = np.frombuffer(buffer, field.dtype, column.size, at)
-            place.reshape(column.shape)[...] = column
-            at += _padded(column.nbytes)
-    return at
+def _write(source: StepPlan | PromptPlan, places: dict[str, Column]) -> None:
+    for name, place in places.items():
+        column: Column = getattr(source, name)
+        if column.shape != place.shape or column.dtype != place.dtype:
+            raise PlanBytesError(f"{name} is {column.dtype} {column.shape}")
+        place[...] = column
 
 
-def _read(
+def _columns_at(
     fields: tuple[_Field, ...], counts: dict[str, int], buffer: memoryview, at: int
 ) -> tuple[dict[str, Any], int]:
     """Views of the columns from `at` on, by name, and where the last one ends."""

@@ -8,6 +8,7 @@ import os
 import sys
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.validation.simulated_model import SIMULATED
 
@@ -27,7 +28,9 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     if is_awaited and kind == "torch_factory" and "torch" not in sys.modules:
         _logger.info("importing torch and transformers")
-    if kind == "torch_factory" and not config.trust_remote_code:
+    # ranks use more of torch
+    is_alone = config.tensor_parallel_size == 1
+    if kind == "torch_factory" and is_alone and not config.trust_remote_code:
         from slipstream_core.runner.lean_imports import leave_out_unused
 
         leave_out_unused()
@@ -37,6 +40,8 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
 def load_runner(config: CoreConfig) -> Runner:
     """Build the runner of `config.model`. Raises ValueError if it cannot be loaded."""
     if config.model.startswith(SIMULATED):
+        if config.tensor_parallel_size > 1:
+            raise ModelLoadError(config.model, "a simulated model has no slices for several ranks")
         from slipstream_core.runner.simulated.simulated_runner import load_simulated
 
         return load_simulated(config)

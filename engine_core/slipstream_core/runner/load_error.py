@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from slipstream_ipc.messages import Status
+
 
 class ModelLoadError(ValueError):
     """A model cannot be served as requested; the message says what is wrong and what would work."""
@@ -13,6 +15,17 @@ class ModelLoadError(ValueError):
 
 class NoRoomError(ModelLoadError):
     """The memory that is free now does not suffice."""
+
+
+def load_status(model: str, error: ValueError | MemoryError) -> Status:
+    """What a process reports that could not load its model or serve it with its settings."""
+    if isinstance(error, MemoryError):
+        return Status(error=f"{model} does not fit into memory: {error}")
+    if isinstance(error, NoRoomError):
+        return Status(error=str(error))
+    is_hub_id = not model.startswith("/") and ":" not in model
+    # a hub may be reached later, and may change
+    return Status(error=str(error), is_misconfigured=not is_hub_id)
 
 
 def brief(error: Exception) -> str:

@@ -23,20 +23,23 @@ from slipstream_core.runner.kv_cache_size import (
     no_room,
 )
 from slipstream_core.runner.model.loader import LoadedModel, load_model
+from slipstream_core.runner.sharding.collectives import least_over_ranks
+from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_ipc.telemetry.trace import open_tracer
 
 logger = logging.getLogger(__name__)
 
 
-def load_runner(config: CoreConfig) -> TorchRunner:
-    """Load the model and size its cache. Raises ModelLoadError.
+def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
+    """Load the model, or a rank's slice of it, and size its cache. Raises ModelLoadError.
 
     Call it in a process dedicated to the core: it leaves the calling thread with a single torch
     thread. libgomp's teams spin between loops only while the process has no more OpenMP threads
     than cores, so a team left over from loading would cost the device's team a third of its speed.
     """
-    threads = config.threads or num_cores()
+    size = 1 if rank is None else rank.size
+    threads = config.threads or max(1, num_cores() // size)
     torch.set_num_threads(1)
     free_before = free_before_loading(config)
     model = load_model(
@@ -45,6 +48,7 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         device=config.device,
         max_model_len=config.max_model_len,
         trust_remote_code=config.trust_remote_code,
+        rank=rank,
     )
 
     make = partial(
@@ -64,18 +68,23 @@ def load_runner(config: CoreConfig) -> TorchRunner:
                 model, config, Meter(model.device), small, free_before=free_before, sizes=sizes
             )
     elif num_blocks is None:
-        num_blocks = int(config.kv_cache_gib * 2**30) // block_bytes(model, config.block_size)
+        # of all ranks together
+        num_blocks = int(config.kv_cache_gib * 2**30) // (
+            size * block_bytes(model, config.block_size)
+        )
+    if rank is not None:
+        num_blocks = least_over_ranks(num_blocks, model.device)
     check_length(model, config, num_blocks)
     packs = True
     if model.device.type == "cpu":
         memory = read_host_memory()
         cache = num_blocks * block_bytes(model, config.block_size)
-        refuse_cache(model.name, model.kept_bytes, cache, memory)
+        refuse_cache(model.name, size * model.kept_bytes, size * cache, memory)
         packs = packs_weights(model, memory)
     try:
         return make(
             num_blocks=num_blocks,
-            tracer=open_tracer(config.trace, "device"),
+            tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
             graph_sizes=sizes,
             packs=packs,
         )

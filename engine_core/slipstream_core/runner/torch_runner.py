@@ -8,6 +8,9 @@ be launched before its predecessor has finished: its input ids are gathered on t
 - A launched plan's arrays belong to the runner until its step is collected; on a CPU they are read
   in place, by another thread.
 - A step that raises changes nothing but the cache slots and last tokens of its own rows.
+- Of several ranks the first one samples, and the others receive its ids. A forward that raises ends
+  the process, as the other ranks would wait for it for ever. A step that cannot be sampled fails on
+  the first rank alone; the others receive any ids, as its rows are computed again.
 - A plan that awaits masks stops between its forward pass and sampling until they arrive. Masks of a
   step that raised before it needed them are skipped.
 """
@@ -51,6 +54,7 @@ from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
 from slipstream_core.runner.sampling.logprobs import arrived, candidates
 from slipstream_core.runner.sampling.sampler import sample
 from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
+from slipstream_core.runner.sharding.collectives import ids_from_lead
 from slipstream_core.runner.staging import CardCopies, Copies, Staging, to_device
 from slipstream_core.step.plan import (
     Int32s,
@@ -115,6 +119,7 @@ class TorchRunner:
             # cuDNN plans on the host for every new shape, and decode steps keep changing shape
             torch.backends.cuda.enable_cudnn_sdp(False)
         self._device = model.device
+        self._rank = model.rank
         self._block_size = block_size
         self._layers = kv_cache.allocate(
             model.geometry,
@@ -273,9 +278,11 @@ class TorchRunner:
         try:
             with torch.inference_mode():
                 outcome = self._step(plan)
-        except torch.AcceleratorError:
-            raise  # the device's context is unusable: the process ends and is replaced
+        except (torch.AcceleratorError, StepFailed):
+            raise  # after the former the device's context is unusable: the process is replaced
         except Exception as error:
+            if self._rank is not None:
+                raise
             raise StepFailed(plan.step, error) from error
         finally:
             if self._tracer is not None and self._spans is None:
@@ -297,6 +304,25 @@ class TorchRunner:
         logits = self._forward(plan) if graphs is None else graphs.forward(plan)
         if self._device.type == "cpu":
             self._threads.end_forward()
+        if self._rank is None:
+            return self._sampled(plan, logits, graphs)
+        if not self._rank.leads:
+            return self._received(plan)
+        num_rows = len(plan.temperatures)
+        try:
+            result = self._sampled(plan, logits, graphs)
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            if num_rows:
+                ids_from_lead(torch.zeros(num_rows, dtype=torch.int64, device=self._device))
+            raise StepFailed(plan.step, error) from error
+        if num_rows:
+            ids_from_lead(self._last_token[self._to(plan.slots[plan.samples])])
+        return result
+
+    def _sampled(self, plan: StepPlan, logits: torch.Tensor, graphs: DecodeGraphs | None) -> Any:
+        """Sample from `logits` [S + N, vocab], and store and deliver what was sampled."""
         prompt: Prompts = ()
         if plan.prompt is not None:
             num = len(logits) - len(plan.prompt.tokens)
@@ -321,6 +347,14 @@ class TorchRunner:
         self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
         more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
         return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
+
+    def _received(self, plan: StepPlan) -> Any:
+        """Store what the first rank has sampled."""
+        token_ids = torch.empty(len(plan.temperatures), dtype=torch.int64, device=self._device)
+        if len(token_ids):
+            ids_from_lead(token_ids)
+            self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
+        return deliver(self._copies, plan, token_ids, None, (), ())
 
     def _of_prompts(self, logits: torch.Tensor, prompt: PromptPlan) -> Prompts:
         """Log-probabilities of each row's prompt, from `logits` [N, vocab]."""

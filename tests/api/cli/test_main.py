@@ -177,8 +177,8 @@ def test_ctrl_c_ends_generate_in_one_line(address):
             "slipstream serve: unknown option --ctx-size; here it is --max-m",
         ),
         (
-            ["serve", "--tensor-parallel-size=2"],
-            "slipstream serve: unknown option --tensor-parallel-size: several devices are not supp",
+            ["serve", "--pipeline-parallel-size=2"],
+            "slipstream serve: unknown option --pipeline-parallel-size: of several devices only --",
         ),
         (["serve", "gpt2", "gpt3"], "slipstream serve: unexpected argument 'gpt3'"),
         (["serve", "gpt2", "--model", "gpt3"], "slipstream serve: two models are given, 'gpt2' "),

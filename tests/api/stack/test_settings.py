@@ -131,6 +131,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "num_blocks": 99,
         "block_size": 32,
         "threads": 3,
+        "tensor_parallel_size": 4,
         "native": False,
         "trust_remote_code": True,
         "tool_format": "hermes",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.sampling_plans import Row, plan_of
 
-from slipstream_core.ranks.plan_codec import PlanBytesError, pack, packed_bytes, view
+from slipstream_core.ranks.plan_codec import PlanBuffer, PlanBytesError, packed_bytes
 from slipstream_core.step.plan import PromptPlan, StepPlan
 
 HEADER_WORDS = 14
@@ -74,6 +74,14 @@ def plans(draw: st.DrawFn) -> StepPlan:
     )
 
 
+def pack(plan: StepPlan, buffer: memoryview) -> int:
+    return PlanBuffer(buffer).pack(plan)
+
+
+def view(buffer: memoryview) -> StepPlan:
+    return PlanBuffer(buffer).view()
+
+
 def packed(plan: StepPlan) -> bytearray:
     space = bytearray(packed_bytes(plan))
     assert pack(plan, memoryview(space)) == len(space)
@@ -107,6 +115,17 @@ def test_a_larger_buffer_keeps_what_lies_behind(plan: StepPlan, more: int) -> No
     size = pack(plan, memoryview(space))
     assert bytes(space[size:]) == b"\xa5" * more
     assert_same(view(memoryview(space)), plan)
+
+
+@given(st.lists(plans(), min_size=1, max_size=6))
+def test_plans_of_all_sizes_follow_each_other_in_one_buffer(several: list[StepPlan]) -> None:
+    """One that writes and another one that reads, as in two processes."""
+    space = memoryview(bytearray(max(map(packed_bytes, several))))
+    writer, reader = PlanBuffer(space), PlanBuffer(space)
+    for plan in (*several, *several):
+        writer.pack(plan)
+        assert_same(reader.view(), plan)
+        assert_same(writer.view(), plan)
 
 
 def test_columns_are_views_of_the_buffer() -> None:

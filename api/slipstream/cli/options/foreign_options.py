@@ -15,6 +15,8 @@ _OURS = {
     "--tool-call-parser": "--tool-format",
     "--reasoning-parser": "--reasoning-format",
     # SGLang
+    "--tp": "--tensor-parallel-size",
+    "--tp-size": "--tensor-parallel-size",
     "--model-path": "--model",
     "--tokenizer-path": "--tokenizer",
     "--context-length": "--max-model-len",
@@ -34,18 +36,15 @@ _OURS = {
     "--ssl-key-file": "--ssl-keyfile",
     "--ssl-cert-file": "--ssl-certfile",
 }
-_SEVERAL_DEVICES = "several devices are not supported yet"
+_SEVERAL_DEVICES = "of several devices only --tensor-parallel-size is supported yet"
 _QUANTISED = "quantised weights and caches are not supported yet"
 _LORA = "LoRA is not supported yet"
 _SPECULATIVE = "speculative decoding is not supported yet"
 _MISSING = {
-    "--tensor-parallel-size": _SEVERAL_DEVICES,
     "--pipeline-parallel-size": _SEVERAL_DEVICES,
     "--data-parallel-size": _SEVERAL_DEVICES,
     "--distributed-executor-backend": _SEVERAL_DEVICES,
     "--enable-expert-parallel": _SEVERAL_DEVICES,
-    "--tp": _SEVERAL_DEVICES,
-    "--tp-size": _SEVERAL_DEVICES,
     "--tensor-split": _SEVERAL_DEVICES,
     "--quantization": _QUANTISED,
     "--kv-cache-dtype": _QUANTISED,

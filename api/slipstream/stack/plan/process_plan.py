@@ -53,6 +53,7 @@ _CORE_OPTIONS = (
     "enable_prefix_caching",
     "num_blocks",
     "threads",
+    "tensor_parallel_size",
     "native",
     "max_waiting",
     "max_waiting_tokens",
@@ -95,6 +96,9 @@ def plan_stack(
         raise bad_request(error) from None
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
     _check_cache(settings, model)
+    if settings.tensor_parallel_size > 1 and model.startswith((SIMULATED, RANDOM)):
+        given = settings.tensor_parallel_size
+        raise wrong_option("tensor_parallel_size", given, f"1 with the model {model}")
     for option, value in (("model", model), ("tokenizer", tokenizer)):
         if not value.startswith((SIMULATED, RANDOM, "/")):
             check_hub(option, value)

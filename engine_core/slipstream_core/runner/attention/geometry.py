@@ -15,6 +15,8 @@ import torch
 
 from slipstream_core.runner.attention.interface import AttentionParams
 
+_META = torch.device("meta")
+
 
 @dataclass(frozen=True, slots=True)
 class LayerGeometry:
@@ -63,16 +65,19 @@ class GeometryRecorder:
 
 
 def read_geometry(
-    model: Callable[..., object], num_layers: int, vocab_size: int
+    model: Callable[..., object],
+    num_layers: int,
+    vocab_size: int,
+    device: torch.device = _META,
 ) -> tuple[LayerGeometry, ...]:
-    """Each layer's geometry, from a forward of a model on the meta device.
+    """Each layer's geometry, from a forward of a model; the meta device computes shapes alone.
 
     Raises ValueError if the layers do not attend once each through our function. Exceptions of the
     model itself propagate.
     """
     recorder = GeometryRecorder()
-    ids = torch.zeros(1, min(8, vocab_size), dtype=torch.int64, device="meta")
-    keep = torch.zeros(2, dtype=torch.int64, device="meta")
+    ids = torch.zeros(1, min(8, vocab_size), dtype=torch.int64, device=device)
+    keep = torch.zeros(2, dtype=torch.int64, device=device)
     with torch.inference_mode():
         output: Any = model(
             input_ids=ids,

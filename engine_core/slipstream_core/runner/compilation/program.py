@@ -304,6 +304,8 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
     wanted = {each for node in behind for each in node.all_input_nodes if each in lowering.values}
     if len(wanted) != 1 or not any(each.kind == ATTEND for each in lowering.operations):
         return None
+    if any(node.target is attend_by_its_context for node in behind):
+        return None  # as where ranks exchange sums between layers
     (result,) = wanted
     value = lowering.values[result]
     if not isinstance(value, _Value) or value.flat or value.part.at or len(value.shape) != 1:

@@ -27,6 +27,9 @@ def graph_sizes(model: LoadedModel, config: CoreConfig) -> tuple[int, ...]:
     """The batch sizes whose decode steps are recorded, ascending; logs the reason if none are."""
     if model.device.type != "cuda" or config.enforce_eager:
         return ()
+    if model.rank is not None:
+        logger.warning("CUDA graphs are disabled: steps of several ranks are not recorded yet")
+        return ()
     capability = torch.cuda.get_device_capability(model.device)
     if (why := why_eager(model.module, model.dtype, capability)) is not None:
         logger.warning("CUDA graphs are disabled, so decode steps are slower: %s", why)

@@ -16,6 +16,7 @@
   - On another device the parameters move one by one from the mapping, or, where `accelerate` is
     installed, as they are read (transformers loads directly to a device only with it).
   - Experts are merged a layer at a time.
+  - Of several ranks each reads its slices from the mapping (`sharding`); they are copies of it.
   - The runner may later change the layout of some weights, one by one (`compilation/fuse.py`,
     `compilation/fuse_card.py`, `compilation/pack.py`).
 """
@@ -47,6 +48,7 @@ from slipstream_core.runner.model.hub import Source, incomplete, locate
 from slipstream_core.runner.model.random_weights import is_random, random_config, random_module
 from slipstream_core.runner.model.rope import freeze_frequencies
 from slipstream_core.runner.model.unsupported import (
+    class_name,
     refusal,
     refuse_kind,
     refuse_larger,
@@ -54,6 +56,9 @@ from slipstream_core.runner.model.unsupported import (
     refuse_unseen_windows,
     ropes,
 )
+from slipstream_core.runner.sharding.plain_modules import UnknownStyleError, as_plain_modules
+from slipstream_core.runner.sharding.plan import ShardingPlan, plan_for
+from slipstream_core.runner.sharding.rank import Rank
 from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -65,12 +70,13 @@ logger = logging.getLogger(__name__)
 _AutoModel: Any = AutoModelForCausalLM
 _transformers_logging: Any = transformers_logging
 
+_MUCH = 1.2  # times an even share
 _HTTP_CLIENTS = ("httpx", "httpx2")  # logger names
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, and its properties."""
+    """A model on its device, and its properties; of several ranks, this one's slice of it."""
 
     name: str
     module: PreTrainedModel
@@ -82,6 +88,7 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     kept_bytes: int = 0  # of weights on a CPU that are not the checkpoint's mapping
+    rank: Rank | None = None  # among several
 
 
 def load_model(
@@ -91,16 +98,18 @@ def load_model(
     device: Device = "auto",
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
+    rank: Rank | None = None,
 ) -> LoadedModel:
     """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
 
     `dtype` auto is the checkpoint's own; on a CPU it is float32, unless the checkpoint is bfloat16
     and the CPU multiplies bfloat16 natively (AMX). `max_model_len` may lower the model's limit.
     `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
-    Raises ModelLoadError.
+    With a `rank`, its slice is loaded; all ranks have to call this, in a process group. Raises
+    ModelLoadError.
     """
     started = time.monotonic()
-    target = _device(name, device)
+    target = _device(name, device, rank)
     register()
     with _quiet():
         try:
@@ -113,26 +122,38 @@ def load_model(
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
-        geometry, num_parameters = _geometry(name, config, text, trust_remote_code)
+        geometry, shell = _geometry(name, config, text, trust_remote_code)
+        num_parameters = sum(parameter.numel() for parameter in shell.parameters())
+        plan = None if rank is None else _sharding_plan(name, shell, geometry, rank)
+        share = 1 if rank is None else rank.size
         limit = _max_model_len(name, text, max_model_len)
         refuse_longrope(name, config, text, limit)
         refuse_unseen_windows(name, config, text, geometry, limit)
         logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
         if target.type == "cuda" and getattr(config, "quantization_config", None) is None:
-            refuse_larger(name, num_parameters * torch_dtype.itemsize, target)
+            refuse_larger(name, num_parameters * torch_dtype.itemsize // share, target)
         kept = 0
         if target.type == "cpu" and getattr(config, "quantization_config", None) is None:
             kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
+            if rank is not None:  # a slice is a copy, and each rank finds its memory free
+                kept = num_parameters * torch_dtype.itemsize
             refuse_weights(name, kept, read_host_memory())
         if is_random(name):
             module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
         else:
-            module = _weights(name, source, config, torch_dtype, target, trust_remote_code)
+            module = _weights(
+                name, source, config, torch_dtype, target, trust_remote_code, plan, rank
+            )
         try:
             module = module.to(target).eval()  # type: ignore[arg-type]
         except torch.OutOfMemoryError as error:
             raise _no_room(name, error) from error
         freeze_frequencies(module)
+        if rank is not None:
+            kept = sum(parameter.nbytes for parameter in module.parameters())
+            whole, layers = num_parameters * torch_dtype.itemsize, geometry
+            geometry = read_geometry(module, len(layers), text.vocab_size, module.device)
+            _tell_shares(name, rank, kept / whole, _heads(geometry) / _heads(layers))
         try:
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
@@ -154,7 +175,43 @@ def load_model(
         dtype=torch_dtype,
         device=target,
         kept_bytes=kept,
+        rank=rank,
     )
+
+
+def _sharding_plan(
+    name: str, shell: PreTrainedModel, geometry: tuple[LayerGeometry, ...], rank: Rank
+) -> ShardingPlan:
+    if not is_accelerate_available():
+        raise ModelLoadError(
+            name,
+            "transformers loads models in slices with accelerate alone, which is not installed; "
+            "install slipstream[tp]",
+        )
+    if is_random(name):
+        raise ModelLoadError(
+            name, "random weights are not made in slices; set tensor_parallel_size to 1"
+        )
+    return plan_for(name, shell, geometry, rank)
+
+
+def _heads(geometry: tuple[LayerGeometry, ...]) -> int:
+    """Numbers that a token takes in the cache."""
+    return sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in geometry)
+
+
+def _tell_shares(name: str, rank: Rank, weights: float, cache: float) -> None:
+    """Log what share of the whole model this rank holds."""
+    if not rank.leads:
+        return
+    said = "each of %d ranks holds %.2f of the weights of %s and %.2f of its cache"
+    logger.info(said, rank.size, weights, name, cache)
+    if max(weights, cache) > _MUCH / rank.size:
+        logger.warning(
+            "%s is divided in part only: transformers' plan for it leaves the rest to every rank, "
+            "which costs memory and time",
+            name,
+        )
 
 
 def _kept_bytes(
@@ -199,13 +256,15 @@ def _show_bars(shown: bool) -> None:
     (logs.enable_progress_bar if shown else logs.disable_progress_bar)()
 
 
-def _device(name: str, device: Device) -> torch.device:
+def _device(name: str, device: Device, rank: Rank | None) -> torch.device:
     if device == "cuda" and not torch.cuda.is_available():
         raise ModelLoadError(
             name, "device is 'cuda', but torch finds no CUDA device; set device to 'cpu'"
         )
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and rank is not None:
+        return torch.device(device, rank.index)
     return torch.device(device)
 
 
@@ -266,8 +325,8 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
 
 def _geometry(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
-) -> tuple[tuple[LayerGeometry, ...], int]:
-    """The layers' cache geometry, and the number of parameters."""
+) -> tuple[tuple[LayerGeometry, ...], PreTrainedModel]:
+    """The layers' cache geometry, and the model on the meta device."""
     not_replaceable = refusal(
         name, config, "does not allow its attention to be replaced, which serving needs"
     )
@@ -286,6 +345,7 @@ def _geometry(
                 attn_implementation=ATTENTION_NAME,
                 trust_remote_code=trust_remote_code,
             ).eval()
+            assert isinstance(shell, PreTrainedModel)
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
             # such a model looks up attention in its own table
@@ -301,7 +361,7 @@ def _geometry(
         raise refusal(
             name, config, f"does not attend in a supported way ({brief(error)})"
         ) from error
-    return layers, sum(parameter.numel() for parameter in shell.parameters())
+    return layers, shell
 
 
 def _weights(
@@ -311,9 +371,16 @@ def _weights(
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool,
+    plan: ShardingPlan | None,
+    rank: Rank | None,
 ) -> PreTrainedModel:
-    # transformers loads directly to the card only with accelerate
-    to_card = device.type == "cuda" and is_accelerate_available()
+    # transformers loads directly to a card only with accelerate
+    placed: dict[str, Any] = {}
+    if plan is not None and rank is not None:
+        # a card of their own for each of the ranks, by their numbers
+        placed["distributed_config"] = _distributed_config(plan, rank)
+    elif device.type == "cuda" and is_accelerate_available():
+        placed["device_map"] = {"": device}
     try:
         module, report = _AutoModel.from_pretrained(
             source.path,
@@ -323,7 +390,7 @@ def _weights(
             local_files_only=source.local_only,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
-            **({"device_map": {"": device}} if to_card else {}),
+            **placed,
         )
     except torch.OutOfMemoryError as error:
         raise _no_room(name, error) from error
@@ -339,7 +406,22 @@ def _weights(
             f"{absent[0]} among them",
         )
     assert isinstance(module, PreTrainedModel)
+    if plan is not None and rank is not None:
+        try:
+            as_plain_modules(module, plan, rank)
+        except UnknownStyleError as error:
+            raise ModelLoadError(
+                name,
+                f"{class_name(config)} is cut in a way that is not known here ({error}); "
+                "set tensor_parallel_size to 1",
+            ) from error
     return module
+
+
+def _distributed_config(plan: ShardingPlan, rank: Rank) -> Any:
+    from transformers.distributed import DistributedConfig  # imports much, for this alone
+
+    return DistributedConfig(tp_size=rank.size, tp_plan=plan.for_transformers())
 
 
 def _no_room(name: str, error: torch.OutOfMemoryError) -> NoRoomError:

@@ -1,0 +1,1 @@
+"""`slipstream bench tp`: what it costs to compute one model in several processes."""

@@ -1,0 +1,89 @@
+"""What a step's plan costs on its way to other ranks: packing, checking, viewing."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from slipstream_bench.common.measures import Row
+from slipstream_core.ranks.bus import PlanBus, PlanReader, slot_bytes
+from slipstream_core.ranks.plan_check import PlanBounds
+from slipstream_core.step.plan import StepPlan
+
+BLOCK_SIZE = 16
+
+
+def decode_plan(num_rows: int, num_blocks: int) -> StepPlan:
+    """Each of the rows decodes a token; its table has `num_blocks`."""
+    rows = np.arange(num_rows)
+    lens = np.full(num_rows, num_blocks * BLOCK_SIZE, np.int32)
+    tables = np.arange(num_rows * num_blocks, dtype=np.int32).reshape(num_rows, num_blocks)
+    return StepPlan(
+        step=1,
+        num_decodes=num_rows,
+        token_ids=np.zeros(num_rows, np.int64),
+        gather_slots=rows,
+        positions=lens - np.int64(1),
+        kv_slots=tables[:, -1] * np.int64(BLOCK_SIZE) + (BLOCK_SIZE - 1),
+        slots=rows,
+        query_lens=np.ones(num_rows, np.int32),
+        kv_lens=lens,
+        prompt_lens=lens,
+        block_tables=tables,
+        samples=np.ones(num_rows, np.bool_),
+        temperatures=np.ones(num_rows, np.float32),
+        top_ks=np.zeros(num_rows, np.int32),
+        top_ps=np.ones(num_rows, np.float32),
+        min_ps=np.zeros(num_rows, np.float32),
+        seeds=rows,
+        num_logprobs=np.full(num_rows, -1, np.int32),
+        masked_rows=rows[:0],
+        masked_ids=rows[:0],
+        all_greedy=False,
+        any_truncation=False,
+        max_logprobs=-1,
+    )
+
+
+def measure_plans(num_rows: int, num_blocks: int, num_plans: int) -> Row:
+    """Medians over `num_plans` plans, in one thread: writer and reader in turns, wall time."""
+    plan = decode_plan(num_rows, num_blocks)
+    bounds = PlanBounds(num_rows * num_blocks, BLOCK_SIZE, num_rows, 2)
+    bus = PlanBus(1)
+    bus.allocate(
+        slot_bytes(
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=num_rows,
+            max_blocks=num_blocks,
+            max_scored=0,
+        )
+    )
+    reader = PlanReader(0, bus.memory_fd, bus.doorbells[0], bus.room_fd)
+    spent = np.empty((num_plans, 4), np.int64)
+    clock = time.perf_counter_ns
+    try:
+        for at in range(num_plans):
+            begin = clock()
+            bounds.check(plan)
+            checked = clock()
+            bus.put(plan, timeout_s=1)
+            put = clock()
+            taken = reader.take()
+            viewed = clock()
+            assert taken is not None
+            bounds.check(taken)
+            spent[at] = checked - begin, put - checked, viewed - put, clock() - viewed
+            reader.release()
+    finally:
+        bus.close()
+    lead_check, put_us, take_us, check = (np.median(spent, axis=0) / 1e3).round(1).tolist()
+    return {
+        "benchmark": "tp",
+        "rows": num_rows,
+        "blocks": num_blocks,
+        "check_us": lead_check,
+        "put_us": put_us,
+        "take_us": take_us,
+        "check_again_us": check,
+    }

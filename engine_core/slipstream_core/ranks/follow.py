@@ -1,0 +1,79 @@
+"""A rank that is not the core: `python -m slipstream_core.ranks.follow`, started by the core.
+
+It imports, waits until the core is activated, loads its slice of the model, and computes the plans
+that the core writes, at most one ahead. It knows no stream and no worker. It dies with the core,
+and the core with it (`ranks.watch`); an exception ends it.
+"""
+
+from __future__ import annotations
+
+import select
+from functools import partial
+
+from slipstream_core.config import RankConfig
+from slipstream_core.ranks.bus import PlanReader
+from slipstream_core.ranks.plan_check import PlanBounds
+from slipstream_core.runner.factory import import_runner
+from slipstream_core.runner.load_error import load_status
+from slipstream_core.step.plan import Runner
+from slipstream_ipc.process import prepare, report, run_child, settle_memory, start_child
+
+_MOST_LAUNCHED = 2  # one that runs, and the next
+
+
+def main() -> int:
+    """Compute until the core ends. Exit code 1 where the model cannot be loaded."""
+    config, _ = start_child("rank", RankConfig)
+    core = config.core
+    reader = PlanReader(config.index - 1, config.memory_fd, config.doorbell, config.room_fd)
+    prepare(partial(import_runner, core), reader)
+    settle_memory()
+    reader.wait()
+    from slipstream_core.ranks.group import JOIN_S, device_type, join_group
+    from slipstream_core.runner.sharding.rank import Rank
+    from slipstream_core.runner.torch_factory import load_runner
+
+    rank = Rank(config.index, core.tensor_parallel_size)
+    exchange_fd = config.exchange_fd if core.native else None
+    join_group(rank, device_type(core), config.meeting_fd, exchange_fd, JOIN_S)
+    try:
+        runner = load_runner(core, rank)
+    except (ValueError, MemoryError) as error:
+        report(load_status(core.model, error))
+        return 1
+    settle_memory()
+    bounds = PlanBounds(
+        runner.num_blocks, runner.info.block_size, core.max_num_seqs, runner.info.vocab_size
+    )
+    follow(runner, reader, bounds)
+    return 0
+
+
+def follow(runner: Runner, reader: PlanReader, bounds: PlanBounds) -> None:
+    """Compute plans until none follows. Raises what a step raises, and for a plan that the first
+    rank would not have written.
+    """
+    num_launched = 0
+    fd = runner.fileno()
+    assert fd is not None
+    ready = select.poll()
+    ready.register(fd, select.POLLIN)
+    ready.register(reader, select.POLLIN)
+    while True:
+        if num_launched and (num_launched == _MOST_LAUNCHED or runner.done()):
+            runner.collect()
+            reader.release()
+            num_launched -= 1
+        elif reader.any_waiting:
+            plan = reader.take()
+            if plan is None:
+                return
+            bounds.check(plan)
+            runner.launch(plan)
+            num_launched += 1
+        else:
+            ready.poll()
+
+
+if __name__ == "__main__":
+    run_child(main)

@@ -1,0 +1,106 @@
+"""The first rank: a runner that has the others compute each plan as well."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.ranks.bus import slot_bytes
+from slipstream_core.ranks.group import JOIN_S, device_type, join_group, leave_group
+from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
+from slipstream_core.ranks.plan_codec import PlanBytesError
+from slipstream_core.ranks.processes import Ranks
+from slipstream_core.runner.sharding.rank import Rank
+from slipstream_core.runner.torch_factory import load_runner
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.step.limits import MAX_POSITIONS
+from slipstream_core.step.plan import Int32s, StepFailed, StepPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class LeadRunner:
+    """Implements Runner.
+
+    A plan that the ranks could not compute fails here, before any of them has heard of it.
+    """
+
+    def __init__(self, own: TorchRunner, ranks: Ranks, config: CoreConfig) -> None:
+        """own: computes this rank's share."""
+        self.info = own.info
+        self.num_blocks = own.num_blocks
+        self._own = own
+        self._ranks = ranks
+        self._timeout_s = config.step_timeout_s
+        self._bounds = PlanBounds(
+            own.num_blocks, own.info.block_size, config.max_num_seqs, own.info.vocab_size
+        )
+        self._launched: deque[StepFailed | None] = deque()  # None: by the ranks
+
+    def launch(self, plan: StepPlan) -> None:
+        """Have all ranks enqueue a step."""
+        try:
+            self._bounds.check(plan)
+            self._ranks.bus.put(plan, timeout_s=self._timeout_s)
+        except (PlanBoundsError, PlanBytesError) as error:
+            failed = StepFailed(plan.step, error)
+            failed.__cause__ = error
+            self._launched.append(failed)
+            return
+        self._own.launch(plan)
+        self._launched.append(None)
+
+    def sample(self, plan: StepPlan, masks: Int32s) -> None:
+        """Provide the masks that a launched plan awaits: to this rank, which samples."""
+        self._own.sample(plan, masks)
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest launched step and return its result. Raises StepFailed."""
+        failed = self._launched.popleft()
+        if failed is not None:
+            raise failed
+        return self._own.collect()
+
+    def done(self) -> bool:
+        """Whether collect() would return without waiting."""
+        return bool(self._launched) and (self._launched[0] is not None or self._own.done())
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while a finished step is not yet collected."""
+        return self._own.fileno()
+
+    def done_at(self) -> None:
+        """Return None: the end of a step is not known in advance."""
+        return
+
+    def close(self) -> None:
+        """Finish the step that runs, then end the ranks. Idempotent."""
+        self._own.close()  # while the others can still take part in what runs
+        self._ranks.close()
+        leave_group()
+
+
+def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
+    """Have all ranks load their slices of the model. Raises ModelLoadError."""
+    kind = device_type(config)
+    if kind == "cuda":
+        logger.warning(
+            "tensor parallelism has not been tried on cards: %d of them compute this model",
+            config.tensor_parallel_size,
+        )
+    ranks.bus.wake()
+    rank = Rank(0, config.tensor_parallel_size)
+    exchange_fd = ranks.exchange_fd if config.native else None
+    join_group(rank, kind, ranks.meeting_fd, exchange_fd, JOIN_S)
+    own = load_runner(config, rank)
+    ranks.bus.allocate(
+        slot_bytes(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_blocks=-(-own.info.max_model_len // own.info.block_size),
+            max_scored=MAX_POSITIONS,
+        )
+    )
+    ranks.are_ready = True
+    return LeadRunner(own, ranks, config)

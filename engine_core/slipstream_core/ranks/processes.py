@@ -1,0 +1,107 @@
+"""The processes of a core's other ranks: starting them, watching them, ending them.
+
+They are started on the main thread, as they die with the thread that has started them, and belong
+to the core's process group. torch is not imported here: they import it while the core does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from slipstream_core.config import CoreConfig, RankConfig
+from slipstream_core.ranks.bus import PlanBus
+from slipstream_core.ranks.watch import RankEnd, RankProcess, RankWatch, end_as_well
+from slipstream_ipc.messages import OwnProcess
+from slipstream_ipc.process import (
+    CONTROL_FD_VARIABLE,
+    NAME_VARIABLE,
+    PARENT_PID_VARIABLE,
+    STATUS_FD_VARIABLE,
+    VERSION_VARIABLE,
+    installed_version,
+)
+
+_STANDARD_ERROR = 2
+
+
+class Ranks:
+    """The ranks of this core besides itself, and the bus to them."""
+
+    def __init__(self, config: CoreConfig, on_end: Callable[[RankEnd], None] = end_as_well) -> None:
+        """Start them; they import what they need, and wait.
+
+        on_end: called in another thread when one of them ends by itself. Raises OSError.
+        """
+        self.meeting_fd = os.memfd_create("slipstream-ranks", os.MFD_CLOEXEC)
+        self.exchange_fd = os.memfd_create("slipstream-exchange", os.MFD_CLOEXEC)
+        self.bus = PlanBus(config.tensor_parallel_size - 1)
+        self.are_ready = False
+        self._started = [
+            self._start(config, index) for index in range(1, config.tensor_parallel_size)
+        ]
+        self._watch = RankWatch(self._started, on_end)
+
+    def _start(self, config: CoreConfig, index: int) -> RankProcess:
+        its = RankConfig(
+            core=config,
+            index=index,
+            meeting_fd=self.meeting_fd,
+            exchange_fd=self.exchange_fd,
+            memory_fd=self.bus.memory_fd,
+            doorbell=self.bus.doorbells[index - 1],
+            room_fd=self.bus.room_fd,
+        )
+        status_fd, status_end = os.pipe2(os.O_CLOEXEC)
+        environment = {
+            **os.environ,
+            STATUS_FD_VARIABLE: str(status_end),
+            PARENT_PID_VARIABLE: str(os.getpid()),
+            VERSION_VARIABLE: installed_version(),
+            NAME_VARIABLE: f"rank-{index}",
+        }
+        environment.pop(CONTROL_FD_VARIABLE, None)  # the core's own
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "slipstream_core.ranks.follow"],
+                stdin=subprocess.PIPE,
+                stdout=_STANDARD_ERROR,
+                pass_fds=(
+                    *(its.meeting_fd, its.exchange_fd, its.memory_fd),
+                    *(its.doorbell, its.room_fd, status_end),
+                ),
+                env=environment,
+            )
+        finally:
+            os.close(status_end)
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(msgspec.json.encode(its))  # its death is noticed by its end
+        return RankProcess(index, process, status_fd)
+
+    def states(self) -> dict[str, OwnProcess]:
+        """The processes by name, for a `Status`."""
+        return {
+            f"rank-{each.rank}": OwnProcess(
+                "ready" if self.are_ready else "starting", each.process.pid
+            )
+            for each in self._started
+        }
+
+    def close(self) -> None:
+        """End them; what they compute is lost. Idempotent."""
+        self._watch.close()
+        for each in self._started:
+            each.process.kill()
+            each.process.wait()
+            os.close(each.status_fd)
+        if self._started:
+            os.close(self.meeting_fd)
+            os.close(self.exchange_fd)
+        self._started = []
+        self.bus.close()

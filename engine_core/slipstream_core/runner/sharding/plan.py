@@ -1,0 +1,144 @@
+"""Which parts of a model each rank holds: transformers' plan, corrected where it leaves much whole.
+
+- Query heads are dealt out evenly. Key heads are as well, or, where there are more ranks than key
+  heads, several ranks hold the same one: those projections are loaded whole and cut afterwards.
+- A model whose heads divide neither way is refused with the numbers of ranks that would do, and
+  one without a plan by its name. A correction whose parts do not divide is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.sharding.corrections import (
+    CORRECTIONS,
+    FUSED_HEADS,
+    LEAD_ALONE,
+    NORM_OVER_RANKS,
+    Correction,
+    Divides,
+    widths,
+)
+from slipstream_core.runner.sharding.rank import Rank
+
+_MOST_RANKS = 64  # that a message proposes
+_QUERIES = re.compile(r"\.(q_proj|q_b_proj|qkv_proj|query_key_value)$")
+_KEYS = re.compile(r"\.(k_proj|v_proj)$")
+_LAYER = re.compile(r"\.\d+(?=\.|$)")
+_LOADED_WHOLE = (FUSED_HEADS, LEAD_ALONE)
+
+
+def part_of(name: str) -> str:
+    """The name of a module or parameter as plans have it: `*` for the number of a layer."""
+    return _LAYER.sub(".*", name)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingPlan:
+    """How a model is cut.
+
+    styles: ways to cut, by the names of modules and parameters (`part_of`): transformers' and those
+    of `corrections`. shared_key_heads: the model's key heads, where several ranks hold the same
+    one; None where each has its own.
+    """
+
+    styles: Mapping[str, str]
+    shared_key_heads: int | None = None
+
+    def for_transformers(self) -> dict[str, str]:
+        """The styles with which transformers loads."""
+        styles: dict[str, str] = {}
+        for part, style in self.styles.items():
+            if style in _LOADED_WHOLE or (self._is_shared(part) and style == "colwise"):
+                styles[part] = "replicate"
+            elif style == NORM_OVER_RANKS:
+                styles[f"{part}.weight"] = "colwise"
+            else:
+                styles[part] = style
+        return styles
+
+    def _is_shared(self, part: str) -> bool:
+        return self.shared_key_heads is not None and _KEYS.search(part) is not None
+
+    def keeps_one_head(self, name: str) -> bool:
+        """Whether the module of this name is loaded whole, to be cut to one key head."""
+        part = part_of(name)
+        return self._is_shared(part) and self.styles.get(part) == "colwise"
+
+
+def plan_for(
+    name: str, shell: Any, geometry: tuple[LayerGeometry, ...], rank: Rank
+) -> ShardingPlan:
+    """The plan of a model. shell: it on the meta device. Raises ModelLoadError."""
+    heads = {layer.num_heads for layer in geometry}
+    key_heads = {layer.num_kv_heads for layer in geometry}
+    styles = dict(shell.tp_plan or {})
+    if not styles:
+        raise ModelLoadError(
+            name,
+            f"{type(shell).__name__} has no tensor parallel plan in transformers, so it cannot be "
+            f"cut for {rank.size} devices; set tensor_parallel_size to 1",
+        )
+    config = shell.config.get_text_config()
+    for each in CORRECTIONS.get(config.model_type, ()):
+        if _applies(each, heads, key_heads, widths(config), rank.size):
+            styles |= _styles_of(each, shell)
+    if not any(_cuts_heads(part, style) for part, style in styles.items()):
+        return ShardingPlan(styles)  # every rank attends with all heads
+    may_share = any(_KEYS.search(part) for part in styles) or FUSED_HEADS in styles.values()
+    if not _divide(heads, key_heads, rank.size, may_share=may_share):
+        sizes = [
+            str(size)
+            for size in range(1, _MOST_RANKS + 1)
+            if _divide(heads, key_heads, size, may_share=may_share)
+        ]
+        raise ModelLoadError(
+            name,
+            f"its {_listed(heads)} query heads and {_listed(key_heads)} key heads cannot be dealt "
+            f"out to {rank.size} devices; tensor_parallel_size may be {', '.join(sizes)}",
+        )
+    if all(num % rank.size == 0 for num in key_heads):
+        return ShardingPlan(styles)
+    return ShardingPlan(styles, shared_key_heads=min(key_heads))
+
+
+def _applies(
+    correction: Correction, heads: set[int], key_heads: set[int], wide: list[int], size: int
+) -> bool:
+    if correction.divides is Divides.NOTHING:
+        return True
+    if correction.divides is Divides.WIDTH:
+        return all(width % size == 0 for width in wide)
+    return _divide(heads, key_heads, size, may_share=correction.divides is Divides.HEADS)
+
+
+def _styles_of(correction: Correction, shell: Any) -> dict[str, str]:
+    """The styles of a correction by full names, of parts that the model has."""
+    parts = {part_of(name) for name, _ in (*shell.named_modules(), *shell.named_parameters())}
+    named = {
+        (part if part.startswith("model.") else f"model.layers.*.{part}"): style
+        for part, style in correction.styles.items()
+    }
+    return {part: style for part, style in named.items() if part in parts}
+
+
+def _cuts_heads(part: str, style: str) -> bool:
+    return style == FUSED_HEADS or (style == "colwise" and _QUERIES.search(part) is not None)
+
+
+def _divide(heads: set[int], key_heads: set[int], size: int, *, may_share: bool) -> bool:
+    """Whether the heads can be dealt out to `size` ranks. may_share: several may hold one key."""
+    if any(num % size for num in heads):
+        return False
+    if all(num % size == 0 for num in key_heads):
+        return True
+    return may_share and len(key_heads) == 1 and size % min(key_heads) == 0
+
+
+def _listed(numbers: set[int]) -> str:
+    return " or ".join(map(str, sorted(numbers)))

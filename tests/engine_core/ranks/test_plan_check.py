@@ -1,0 +1,54 @@
+"""A plan that names a place that ranks do not have is refused, and no other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.helpers.sampling_plans import Row, plan_of
+
+from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
+
+BOUNDS = PlanBounds(num_blocks=10, block_size=4, max_num_seqs=6, vocab_size=50)
+PLAN = replace(plan_of([Row(position=2)] * 4), block_tables=np.full((4, 3), 9, np.int32))
+# by column: the least and the largest number allowed
+ALLOWED = {
+    "token_ids": (0, 49),
+    "kv_slots": (0, 39),
+    "slots": (0, 5),
+    "gather_slots": (-1, 5),
+    "block_tables": (0, 9),
+    "positions": (0, 11),
+    "kv_lens": (1, 12),
+}
+
+
+def test_a_plan_within_the_bounds_passes() -> None:
+    BOUNDS.check(PLAN)
+
+
+@given(st.sampled_from(sorted(ALLOWED)), st.integers(0, 11), st.data())
+def test_one_number_out_of_place_is_refused(name: str, at: int, data: Any) -> None:
+    low, high = ALLOWED[name]
+    column = getattr(PLAN, name).copy()
+    info = np.iinfo(column.dtype)
+    given_number = data.draw(
+        st.one_of(st.integers(low - 2, high + 2), st.integers(info.min, info.max))
+    )
+    column.reshape(-1)[at % column.size] = given_number
+    changed = replace(PLAN, **{name: column})
+    if low <= given_number <= high:
+        BOUNDS.check(changed)
+    else:
+        with pytest.raises(PlanBoundsError):
+            BOUNDS.check(changed)
+
+
+def test_a_row_of_a_wider_table_is_checked_as_far_as_it_is_shown() -> None:
+    wide = np.full((4, 8), 99, np.int32)
+    wide[:, :3] = 1
+    BOUNDS.check(replace(PLAN, block_tables=wide[:, :3]))

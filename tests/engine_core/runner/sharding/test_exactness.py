@@ -1,0 +1,108 @@
+"""Models in slices: the same tokens as whole, chunked, preempted and one step ahead, over gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.helpers.lockstep_ranks import LockstepRanks, lockstep_ranks
+
+from slipstream_bench.models import tiny_models
+from slipstream_core.runner.model.loader import load_model
+
+PLANLESS = ("GPT-2", "GPT-BigCode", "OPT")
+QUICK = ("Llama", "Qwen3-MoE")
+SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2")
+SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[LockstepRanks]:
+    with lockstep_ranks(2) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[LockstepRanks]:
+    with lockstep_ranks(4) as ranks:
+        yield ranks
+
+
+def saved(architecture: Any, folder: Path) -> tuple[Path, list[list[int]], int, int]:
+    """A checkpoint, its whole model's tokens, its bytes, and the bytes of a token in its cache."""
+    torch.set_num_threads(1)
+    tiny_models.save(architecture, folder)
+    model = load_model(str(folder), device="cpu", dtype="float32")
+    weights = sum(each.nbytes for each in model.module.parameters())
+    cache = sum(each.bytes_per_token(model.dtype) for each in model.geometry)
+    [served] = tiny_models.serve(model, tiny_models.CHUNKED)
+    return folder, served.outputs, weights, cache
+
+
+def check(said: list[dict[str, Any]], expected: list[list[int]]) -> None:
+    for rank in said:
+        assert "error" not in rank
+        for variant in tiny_models.VARIANTS:
+            assert rank[variant.name] == expected, variant.name
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(each, id=each.name, marks=[] if each.name in QUICK else [pytest.mark.slow])
+        for each in SERVED
+        if each.name not in PLANLESS
+    ],
+)
+def test_two_ranks_say_what_one_says(
+    architecture: Any, two_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    folder, expected, weights, cache = saved(architecture, tmp_path)
+    said = two_ranks.serve(folder)
+    check(said, expected)
+    for rank in said:
+        assert rank["cache"] == cache / 2
+        assert rank["weights"] < 0.6 * weights
+
+
+@pytest.mark.parametrize("name", PLANLESS)
+def test_an_architecture_without_a_plan_is_refused_by_name(
+    name: str, two_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    [architecture] = [each for each in SERVED if each.name == name]
+    tiny_models.save(architecture, tmp_path)
+    for rank in two_ranks.serve(tmp_path):
+        assert "has no tensor parallel plan" in rank["error"]
+        assert architecture.config_class.removesuffix("Config") in rank["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHARED_KEY_HEADS)
+def test_four_ranks_over_two_key_heads_say_what_one_says(
+    name: str, four_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    [architecture] = [each for each in SERVED if each.name == name]
+    folder, expected, _, cache = saved(architecture, tmp_path)
+    said = four_ranks.serve(folder)
+    check(said, expected)
+    assert [rank["cache"] for rank in said] == [cache / 2] * 4
+
+
+@pytest.mark.slow
+def test_a_rank_never_holds_more_than_its_slice(two_ranks: LockstepRanks, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
+    [llama] = [each for each in SERVED if each.name == "Llama"]
+    tiny = tmp_path / "tiny"
+    tiny_models.save(llama, tiny)
+    two_ranks.load(tiny)  # whatever comes with the first model
+    large = replace(llama, options=llama.options | sizes)
+    tiny_models.save(large, tmp_path / "large")
+    whole = (tmp_path / "large" / "model.safetensors").stat().st_size
+    assert whole > 200 << 20
+    for rank in two_ranks.load(tmp_path / "large"):
+        assert 0.45 * whole < rank["weights"] < 0.55 * whole
+        assert 0.45 * whole < rank["peak"] < 0.6 * whole

@@ -1,0 +1,146 @@
+"""Ranks that serve tiny models in lockstep: each schedules for itself, so no plan travels.
+
+Run as a program it is one rank: it reads folders of models, a line each, and answers each with a
+line of JSON: the outputs by variant, and what it holds, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from tests.helpers.patience import PATIENCE_S
+
+ROOT = Path(__file__).parents[2]
+
+
+class LockstepRanks:
+    """Processes that hold a slice each of one model after another."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self._processes = processes
+
+    def serve(self, folder: Path) -> list[dict[str, Any]]:
+        """What each rank says of this model."""
+        return self._ask("serve", folder)
+
+    def load(self, folder: Path) -> list[dict[str, Any]]:
+        """What each rank holds of this model, and how much it took at most while it loaded."""
+        return self._ask("load", folder)
+
+    def _ask(self, task: str, folder: Path) -> list[dict[str, Any]]:
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{task} {folder}\n")
+            process.stdin.flush()
+        answers = []
+        for process in self._processes:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, f"a rank has ended: {process.wait(PATIENCE_S)}"
+            answers.append(json.loads(line))
+        return answers
+
+
+@contextmanager
+def lockstep_ranks(size: int) -> Iterator[LockstepRanks]:
+    """`size` ranks, which end with the block."""
+    meeting, exchange = os.memfd_create("meeting"), os.memfd_create("exchange")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(index), str(size), str(meeting), str(exchange)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=(meeting, exchange),
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+        for index in range(size)
+    ]
+    os.close(meeting)
+    os.close(exchange)
+    try:
+        yield LockstepRanks(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+class AnonymousPeak:
+    """The most memory, besides mapped files, by which this process grows within the block.
+
+    It looks every few milliseconds, so what is held only for a moment may be missed.
+    """
+
+    def __enter__(self) -> Self:
+        self._before = self._most = _anonymous_bytes()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(0.002):
+            self._most = max(self._most, _anonymous_bytes())
+
+    @property
+    def grown(self) -> int:
+        return self._most - self._before
+
+
+def _anonymous_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("the kernel does not say")
+
+
+def main() -> None:
+    import torch
+
+    from slipstream_bench.models import tiny_models
+    from slipstream_core.ranks.group import join_group
+    from slipstream_core.runner.model.loader import load_model
+    from slipstream_core.runner.sharding.rank import Rank
+
+    index, size, meeting, exchange = map(int, sys.argv[1:])
+    rank = Rank(index, size)
+    torch.set_num_threads(1)
+    join_group(rank, "cpu", meeting, exchange, PATIENCE_S)
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        said: dict[str, Any] = {}
+        try:
+            task, folder = line.split()
+            with AnonymousPeak() as peak:
+                model = load_model(folder, device="cpu", dtype="float32", rank=rank)
+            said["peak"] = peak.grown
+            said["weights"] = sum(each.nbytes for each in model.module.parameters())
+            said["cache"] = sum(each.bytes_per_token(model.dtype) for each in model.geometry)
+            variants = tiny_models.VARIANTS if task == "serve" else ()
+            if variants:
+                all_served = tiny_models.serve(model, *variants)
+                for variant, served in zip(variants, all_served, strict=True):
+                    said[variant.name] = served.outputs
+            del model
+        except ValueError as error:
+            said["error"] = str(error)
+        answers.write(json.dumps(said) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()

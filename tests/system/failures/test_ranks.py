@@ -1,0 +1,204 @@
+"""A core of two ranks: what it says is what one says, and it survives what happens to either.
+
+The model's forward is code beside the weights here, so that a test can have it raise on one rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.stacks import spareless_stack
+
+from slipstream import Client, SlipstreamError, Stack
+from slipstream.demo_model import MODEL_PATH
+from slipstream.stack.events import ProcessEnded
+
+pytestmark = pytest.mark.slow
+
+RAISING = """
+import os
+from pathlib import Path
+
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+
+    def forward(self, *args, **kwargs):
+        order = Path("{order}") / os.environ.get("LOCAL_RANK", "0")
+        if order.exists():
+            order.unlink()
+            raise RuntimeError("as it was told")
+        return super().forward(*args, **kwargs)
+"""
+PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
+STEP_TIMEOUT_S = 15.0
+
+
+class TwoRanks(NamedTuple):
+    stack: Stack
+    client: Client
+    orders: Path  # a file named as a rank has that one raise in its next forward
+    expected: list[str]  # of one rank
+
+    def core(self) -> psutil.Process:
+        """The core that serves."""
+        patience = Patience()
+        while True:
+            for each in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if each.name() == "slip:core":
+                        return each
+            patience.check("no core serves")
+
+    def rank(self) -> psutil.Process:
+        """Its other rank."""
+        [rank] = [each for each in self.core().children() if each.name() == "slip:rank-1"]
+        return rank
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
+    folder = tmp_path_factory.mktemp("own") / "model"
+    shutil.copytree(MODEL_PATH, folder)
+    orders = folder.parent / "orders"
+    orders.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "own", "architectures": ["OwnForCausalLM"]}
+    config["auto_map"] = {
+        "AutoConfig": "own.OwnConfig",
+        "AutoModelForCausalLM": "own.OwnForCausalLM",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(RAISING.format(order=orders))
+    settings = {
+        "device": "cpu",
+        "dtype": "float32",
+        "threads": 1,
+        "native": False,
+        "trust_remote_code": True,
+        "step_timeout_s": STEP_TIMEOUT_S,
+        "max_restarts": 20,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_MODULES_CACHE", str(folder.parent / "modules"))
+        with spareless_stack(str(folder), **settings) as stack, stack.client() as client:
+            expected = texts(client, lambda _: None)
+        settings |= {"tensor_parallel_size": 2, "spare_core": True}
+        with spareless_stack(str(folder), **settings) as stack, stack.client() as client:
+            yield TwoRanks(stack, client, orders, expected)
+
+
+def texts(client: Client, seen: Callable[[int], None]) -> list[str]:
+    """The texts of streams that run together. seen: told the characters of the first one so far."""
+    found = [""] * len(PROMPTS)
+
+    def read(at: int) -> None:
+        stream = client.stream(
+            PROMPTS[at],
+            max_tokens=100,
+            seed=at,
+            temperature=0.8,
+            top_p=0.95 if at % 2 else 1.0,
+            ignore_eos=True,
+        )
+        for delta in stream:
+            found[at] += delta.text
+            if at == 0:
+                seen(len(found[at]))
+
+    threads = [threading.Thread(target=read, args=(at,)) for at in range(len(PROMPTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(4 * PATIENCE_S)
+        assert not thread.is_alive()
+    return found
+
+
+def once_under_way(act: Callable[[], None]) -> Callable[[int], None]:
+    has_acted: list[bool] = []
+
+    def seen(num_chars: int) -> None:
+        if num_chars > 100 and not has_acted:
+            has_acted.append(True)
+            act()
+
+    return seen
+
+
+def ends(stack: Stack) -> Sequence[str]:
+    """How cores have ended since the last call."""
+    return [
+        each.how
+        for each in stack.events()
+        if isinstance(each, ProcessEnded) and each.name == "core"
+    ]
+
+
+def test_two_ranks_say_what_one_says(two_ranks: TwoRanks) -> None:
+    assert texts(two_ranks.client, lambda _: None) == two_ranks.expected
+
+
+def test_nothing_listens_beyond_loopback(two_ranks: TwoRanks) -> None:
+    rank = two_ranks.rank()
+    of_rank = [each.laddr for each in rank.net_connections("inet")]
+    assert of_rank, "what this looks for is there"
+    for process in [*psutil.Process().children(recursive=True), rank]:
+        for each in process.net_connections("inet"):
+            assert ip_address(each.laddr.ip).is_loopback, process
+
+
+def test_rank_killed_streams_identical(two_ranks: TwoRanks) -> None:
+    ends(two_ranks.stack)
+    rank = two_ranks.rank()
+    assert texts(two_ranks.client, once_under_way(rank.kill)) == two_ranks.expected
+    assert ends(two_ranks.stack) == ["signal SIGKILL"]
+
+
+def test_core_killed_takes_its_ranks_with_it(two_ranks: TwoRanks) -> None:
+    rank = two_ranks.rank()
+    core = two_ranks.core()
+    assert texts(two_ranks.client, once_under_way(core.kill)) == two_ranks.expected
+    assert rank.wait(PATIENCE_S) is None or not rank.is_running()
+
+
+def test_rank_hangs_step_timeout(two_ranks: TwoRanks) -> None:
+    ends(two_ranks.stack)
+    rank = two_ranks.rank()
+    stop = once_under_way(lambda: os.kill(rank.pid, signal.SIGSTOP))
+    assert texts(two_ranks.client, stop) == two_ranks.expected
+    [how] = ends(two_ranks.stack)
+    assert f"a step did not finish within {STEP_TIMEOUT_S:g} s" in how
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_forward_raises_on_one_rank(two_ranks: TwoRanks, rank: int) -> None:
+    ends(two_ranks.stack)
+    order = two_ranks.orders / str(rank)
+    assert texts(two_ranks.client, once_under_way(order.touch)) == two_ranks.expected
+    [how] = ends(two_ranks.stack)
+    assert how.startswith("exit code 1")
+    assert "RuntimeError: as it was told" in how
+
+
+def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() -> None:
+    with pytest.raises(SlipstreamError, match=r"tensor_parallel_size may be 1, 2, 6$"):
+        spareless_stack(device="cpu", tensor_parallel_size=3)
