@@ -249,10 +249,10 @@ class ClientMessages:
         fingerprint = submission.fingerprint(submit)
         if (
             known is not None
-            and submit.moves > known.moves
+            and (submit.moves > known.moves or (_is_first(submit) and known.logprobs_from))
             and _is_same(known, submit, fingerprint)
         ):
-            lifecycle.replaced(known, session.identity, submit.handle)
+            lifecycle.replaced(known, session.identity, submit.handle, moves=submit.moves)
             known = None
         if known is not None:
             self._submit_again(session, submit, known, fingerprint)
@@ -302,8 +302,12 @@ class ClientMessages:
     def _submit_again(
         self, session: Session[Receipt], submit: Submit, known: WorkerStream, fingerprint: bytes
     ) -> None:
-        """A duplicate: its client attached again before it got an answer, or was replaced."""
-        if submit.moves < known.moves and known.is_open_to(submit.scope):
+        """A duplicate: its client attached again before it got an answer, or was replaced.
+
+        One that was never accepted is no older reader's: that one would know of the moves.
+        """
+        is_older = submit.moves < known.moves and not _is_first(submit)
+        if is_older and known.is_open_to(submit.scope):
             self._readers.port(session.identity).enqueue(Superseded(submit.handle))
             return
         if not _is_same(known, submit, fingerprint):
@@ -378,6 +382,11 @@ class ClientMessages:
     ) -> None:
         self._lifecycle.count_rejection(submit.label, fault)
         self._readers.port(session.identity).enqueue(Rejected(submit.handle, fault, is_leaving))
+
+
+def _is_first(submit: Submit) -> bool:
+    """Whether its sender has received nothing of the stream."""
+    return submit.moves == 0 and not submit.was_accepted
 
 
 def _read(submit: Submit) -> Submission | Fault:

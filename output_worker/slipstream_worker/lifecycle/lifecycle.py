@@ -190,15 +190,14 @@ class StreamLifecycle:
         self._readers.reject(stream, fault)
         self._remove(stream)
 
-    def replaced(self, stream: WorkerStream, client: bytes, handle: int) -> None:
-        """The stream comes back from another replica: drop the copy that is here. client, handle:
-        its new reader.
+    def replaced(self, stream: WorkerStream, client: bytes, handle: int, *, moves: int) -> None:
+        """The stream comes back from another replica, or is to begin again: drop the copy that is
+        here. client, handle: its new reader. moves: of the new copy.
         """
         self._readers.supersede(stream, client, handle)
-        if stream.stage is not Stage.RENDERING:
-            self._core.enqueue(Forget((stream.stream_id,)))
-        self._retention.add_tombstone(stream.stream_id, stream.moves)
-        self._remove(stream)
+        if moves > stream.moves:
+            self._retention.add_tombstone(stream.stream_id, stream.moves)
+        self.moved_away(stream)
 
     def moved_away(self, stream: WorkerStream) -> None:
         """The stream goes on at another replica: drop the copy that is here without a trace, since

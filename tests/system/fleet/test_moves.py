@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +13,9 @@ from tests.helpers.stepped_client import Reading
 
 from slipstream import SupersededError
 from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.endpoints import LOCK_NAME
 from slipstream.client.streams.stream_state import StreamState
+from slipstream.fleet.moves import MoveSettings
 from slipstream.prompt_logprobs import prompt_logprobs_of
 from slipstream.request.requests import new_resume
 from slipstream_ipc.messages import StructuredOutputs
@@ -309,6 +312,41 @@ def test_reader_back_at_its_front_while_the_replica_is_lost(
         fleet.start_again(1 - first)
     later = resumed(fleet, fleet.session, reading)
     assert_only_the_later_reads(fleet, reading, later, plain)
+
+
+def test_request_made_again_after_its_stream_has_moved(make_fleet, expected) -> None:
+    """Its client has died and submits what it has read nothing of, under the same id."""
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    moved_away(fleet, reading)
+    fleet.clients.remove(fleet.session)
+    other = fleet.client()
+    fleet.until(lambda: other.is_attached)
+    submit = reading.state.resubmittable
+    assert submit is not None
+    again = fleet.start(StreamState(submit, wants_whole=False), other)
+    fleet.finish([again])
+    assert seen([again]) == seen([plain])
+
+
+def test_resumed_while_the_worker_that_has_it_is_replaced(make_fleet, expected) -> None:
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    stack = fleet.stacks[fleet.where(reading)]
+    fleet.clients.remove(fleet.session)
+    stack.kill_worker()
+    (stack.directory / LOCK_NAME).write_text(str(os.getpid()))  # its supervisor is there
+    other = fleet.client()
+    fleet.until(lambda: other.is_attached)
+    later = fleet.resume(other, reading)
+    begin = fleet.now()
+    fleet.until(lambda: fleet.now() > begin + 1.5 * MoveSettings().patience_s)
+    assert not later.is_over, later.state.error
+    stack.start_worker()
+    fleet.finish([later])
+    assert reading.text + later.text == plain.text
 
 
 def test_reader_back_at_another_front_while_the_replica_is_lost(make_fleet, expected) -> None:

@@ -18,15 +18,19 @@ from slipstream.fleet.moves import MoveSettings
 from slipstream_ipc.messages import Locate, Located, Superseded
 
 _LOCATE_S = 2.0  # for replicas to say whether they have a stream
+_MISSING_S = 2.0  # for replicas that are away to come, where the others do not have it
 _MOST_MOVES = 2**31  # that a replica's word is taken for
 _READER_MOVES = 2**16  # what a later reader's `moves` are ahead of an earlier one's
 
 
 @dataclass(eq=False, slots=True)
 class _Search:
-    """A stream that is looked for. answers: of the members, once asked."""
+    """A stream that is looked for. waits_s: how long members that are away are waited for before
+    the others are asked. answers: of the members, once asked.
+    """
 
     since: float
+    waits_s: float
     answers: AnswerOfAll | None = None
     answers_until: float = inf
 
@@ -54,7 +58,7 @@ class StreamSearch:
     def begin(self, state: StreamState, now: float) -> None:
         """Find out which of the members has a stream, and resume it there."""
         self._router.hold(state)
-        self._searches[state] = _Search(now)
+        self._searches[state] = _Search(now, self._settings.patience_s)
         self.go_on(now)
 
     def supersede(self, state: StreamState) -> None:
@@ -66,23 +70,29 @@ class StreamSearch:
         self._searches.pop(state, None)
 
     def go_on(self, now: float) -> None:
-        """Go on with the searches. A member that may attach within moments is waited for."""
+        """Go on with the searches. A member that may attach within moments is waited for, and for
+        longer where no other has the stream: its worker may be being replaced.
+        """
         self._now = now
         if not self._searches:
             return
-        is_whole = not any(
-            each.is_listed and each.session and not each.is_attached and not each.is_gone
-            for each in self._members
-        )
+        is_whole = not self._is_any_away()
         able = self._members.attached
         for state, search in list(self._searches.items()):
             if search.answers is not None:
                 if now >= search.answers_until:
                     search.answers.give_up()
-            elif able and (is_whole or now >= search.since + self._settings.patience_s):
+            elif able and (is_whole or now >= search.since + search.waits_s):
                 self._ask(state, search, able, now)
             elif not able and now >= search.since + self._settings.wait_s:
                 self._held.give_up(state, self._members.gone_error())
+
+    def _is_any_away(self) -> bool:
+        """Whether a member is not attached that may be soon."""
+        return any(
+            each.is_listed and each.session and not each.is_attached and not each.is_gone
+            for each in self._members
+        )
 
     def _ask(
         self, state: StreamState, search: _Search, able: Sequence[FleetMember], now: float
@@ -108,7 +118,9 @@ class StreamSearch:
         there = [number for number in numbers if self._members.is_there(number)]
         is_whole = None not in located and len(there) == len(self._members)
         if not there:
-            self._searches[state] = _Search(search.since)
+            self._searches[state] = _Search(search.since, search.waits_s)
+        elif not moves and search.waits_s < _MISSING_S and self._is_any_away():
+            self._searches[state] = _Search(search.since, _MISSING_S)
         elif moves and numbers[best] in there:
             self._resume_at(state, numbers[best], moves - 1, self._now)
         elif is_whole:
