@@ -61,6 +61,7 @@ class ReasoningState:
         "_changed_at",
         "_has_called",
         "_ids",
+        "_is_in_grammar",
         "_num_left",
         "_state",
         "grammar_start",
@@ -75,22 +76,24 @@ class ReasoningState:
         has_grammar: bool,
         calls: CallFollower | None = None,
     ) -> None:
-        """budget: the most tokens of reasoning; None: no limit. has_grammar: of the whole content.
-        calls: a grammar of the calls that the triggers begin.
+        """budget: the most tokens of reasoning; None: no limit. has_grammar: of the whole content,
+        or, with `in_grammar`, of reasoning, too. calls: a grammar of the calls that the triggers
+        begin.
         """
         self._ids = ids
         self._automaton = delimiter_automaton(
-            replace(ids, start="start", is_single=False, num_behind=0)
+            replace(ids, start="start", is_single=False, num_behind=0, in_grammar=False)
         )
-        self.has_grammar = has_grammar
+        self._is_in_grammar = has_grammar and ids.in_grammar
+        self.has_grammar = has_grammar and not ids.in_grammar  # of what follows reasoning
         self._num_left = NEVER if budget is None else budget
         self._begin = 0  # of the reasoning that is open
         self._changed_at = 0  # behind the output that made the state
         self._calls = calls
         self._has_called = False
         self.grammar_start: int | None = None
-        place = (_GRAMMAR_PLACES if has_grammar else _PLACES)[ids.start]
-        if place is Place.GRAMMAR:
+        place = (_GRAMMAR_PLACES if self.has_grammar else _PLACES)[ids.start]
+        if place is Place.GRAMMAR or self._is_in_grammar:
             self.grammar_start = 0
         self._state = self._automaton.state(place)
 
@@ -102,7 +105,7 @@ class ReasoningState:
     @property
     def is_final(self) -> bool:
         """Whether no output can change the state any more."""
-        return self.grammar_start is not None
+        return self._state.place is Place.GRAMMAR
 
     @property
     def is_reasoning(self) -> bool:
@@ -157,6 +160,8 @@ class ReasoningState:
     @property
     def masked_from(self) -> int:
         """See the class."""
+        if self._is_in_grammar:
+            return 0
         match self._state.place:
             case Place.GRAMMAR:
                 assert self.grammar_start is not None
@@ -181,6 +186,8 @@ class ReasoningState:
                 return Allowed.CALL
             case Place.REASONING if index >= self._begin + self._num_left:
                 return Allowed.END
+        if self._is_in_grammar:
+            return Allowed.GRAMMAR
         return Allowed.NO_CALL if self._excludes else Allowed.ANY
 
     @property
