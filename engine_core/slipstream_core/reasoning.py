@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from slipstream_core.reasoning_delimiters import OTHER, Move, Place, delimiter_automaton
+from slipstream_core.reasoning_delimiters import Move, Place, delimiter_automaton
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.messages import Admit, ReasoningIds
 from slipstream_ipc.messages.answer import ReasoningPlace
@@ -61,6 +61,7 @@ class ReasoningState:
         "_changed_at",
         "_has_called",
         "_ids",
+        "_is_in_grammar",
         "_num_left",
         "_state",
         "grammar_start",
@@ -75,22 +76,24 @@ class ReasoningState:
         has_grammar: bool,
         calls: CallFollower | None = None,
     ) -> None:
-        """budget: the most tokens of reasoning; None: no limit. has_grammar: of the whole content.
-        calls: a grammar of the calls that the triggers begin.
+        """budget: the most tokens of reasoning; None: no limit. has_grammar: of the whole content,
+        or, with `in_grammar`, of reasoning, too. calls: a grammar of the calls that the triggers
+        begin.
         """
         self._ids = ids
         self._automaton = delimiter_automaton(
-            replace(ids, start="start", is_single=False, num_behind=0)
+            replace(ids, start="start", is_single=False, num_behind=0, in_grammar=False)
         )
-        self.has_grammar = has_grammar
+        self._is_in_grammar = has_grammar and ids.in_grammar
+        self.has_grammar = has_grammar and not ids.in_grammar  # of what follows reasoning
         self._num_left = NEVER if budget is None else budget
         self._begin = 0  # of the reasoning that is open
         self._changed_at = 0  # behind the output that made the state
         self._calls = calls
         self._has_called = False
         self.grammar_start: int | None = None
-        place = (_GRAMMAR_PLACES if has_grammar else _PLACES)[ids.start]
-        if place is Place.GRAMMAR:
+        place = (_GRAMMAR_PLACES if self.has_grammar else _PLACES)[ids.start]
+        if place is Place.GRAMMAR or self._is_in_grammar:
             self.grammar_start = 0
         self._state = self._automaton.state(place)
 
@@ -102,12 +105,12 @@ class ReasoningState:
     @property
     def is_final(self) -> bool:
         """Whether no output can change the state any more."""
-        return self.grammar_start is not None
+        return self._state.is_grammar
 
     @property
     def is_reasoning(self) -> bool:
         """Whether reasoning is open."""
-        return self._state.place is Place.REASONING
+        return self._state.is_reasoning
 
     @property
     def watches_all(self) -> bool:
@@ -157,6 +160,8 @@ class ReasoningState:
     @property
     def masked_from(self) -> int:
         """See the class."""
+        if self._is_in_grammar:
+            return 0
         match self._state.place:
             case Place.GRAMMAR:
                 assert self.grammar_start is not None
@@ -181,6 +186,8 @@ class ReasoningState:
                 return Allowed.CALL
             case Place.REASONING if index >= self._begin + self._num_left:
                 return Allowed.END
+        if self._is_in_grammar:
+            return Allowed.GRAMMAR
         return Allowed.NO_CALL if self._excludes else Allowed.ANY
 
     @property
@@ -192,49 +199,49 @@ class ReasoningState:
     def take(self, token_id: int, index: int) -> None:
         """Take output `index`. Those that are not watched may be left out."""
         old = self._state
-        if old.place is Place.CALL:
+        if old.is_call:
             assert self._calls is not None
             self._go_on(index, is_complete=self._calls.take(token_id))
-        elif old.place is not Place.GRAMMAR:
+        elif not old.is_grammar:
             move = self._automaton.move(old, token_id)
             if move.to is not old or move.trigger:
                 self._follow(move, index)
 
     def take_all(self, token_ids: UInt32s) -> None:
         """Take the first outputs, [n]."""
-        automaton, num = self._automaton, len(token_ids)
-        hits = np.flatnonzero(np.isin(token_ids, _column(automaton.first_ids))).tolist()
-        is_known = np.isin(token_ids, _column(automaton.known_ids))
-        ids = np.where(is_known, token_ids.astype(np.int64), OTHER).tolist()
-        index = 0
-        while not self.is_final:
-            state = self._state
+        automaton = self._automaton
+        watched = np.array(sorted(automaton.first_ids), np.uint32)
+        hits = np.flatnonzero(np.isin(token_ids, watched)).tolist()
+        ids, num = memoryview(token_ids), len(token_ids)  # hands out ints, without a copy
+        index, state = 0, self._state
+        while not state.is_grammar:
             if not state.watches_all:
                 at = bisect_left(hits, index)
                 index = hits[at] if at < len(hits) else num
             if index >= num:
                 return
-            if state.place is Place.CALL:
-                self.take(int(token_ids[index]), index)
+            if state.is_call:
+                self.take(ids[index], index)
+                state = self._state
             else:
                 move = state.moves.get(ids[index]) or automaton.move(state, ids[index])
                 if move.to is not state or move.trigger:
                     self._follow(move, index)
+                    state = self._state
             index += 1
 
     def _follow(self, move: Move, index: int) -> None:
         """Output `index` makes this move."""
         old, self._state = self._state, move.to
         self._changed_at = index + 1
-        place = move.to.place
-        if place is Place.GRAMMAR:
-            self.grammar_start = index - old.num_held
-        elif place is not old.place:
-            if old.place is Place.REASONING:
+        if old.is_reasoning:
+            if not move.to.is_reasoning:
                 begin = index + 1 - move.num  # of what ends it
-                self._end(begin, index + 1 if place is Place.BORDER else begin)
-            elif place is Place.REASONING:
-                self._begin = index + 1 + self._ids.num_behind
+                self._end(begin, begin if move.is_within else index + 1)
+        elif move.to.is_reasoning:
+            self._begin = index + 1 + self._ids.num_behind
+        elif move.to.is_grammar:
+            self.grammar_start = index - old.num_held
         if move.trigger and self._calls is not None and not self.is_final and not self.masks_ids:
             self._state = self._automaton.state(Place.CALL)
             self._go_on(index, is_complete=self._calls.begin(move.trigger))
@@ -247,8 +254,9 @@ class ReasoningState:
 
     def _end(self, end: int, behind: int) -> None:
         """Reasoning ends before output `end`; a grammar begins at `behind`."""
-        if self._num_left < NEVER:
-            self._num_left = max(self._num_left - max(end - self._begin, 0), 0)
+        num = end - self._begin
+        if num > 0 and self._num_left < NEVER:
+            self._num_left = max(self._num_left - num, 0)
         if self.has_grammar:
             self.grammar_start = behind
             self._state = self._automaton.state(Place.GRAMMAR)
@@ -266,10 +274,6 @@ _GRAMMAR_PLACES: Mapping[ReasoningPlace, Place] = {
     "reasoning": Place.REASONING,
     "content": Place.GRAMMAR,
 }
-
-
-def _column(ids: Collection[int]) -> UInt32s:
-    return np.array(sorted(ids), np.uint32)
 
 
 def has_triggers(admit: Admit) -> bool:

@@ -35,28 +35,42 @@ class DelimiterState:
     """What is known behind some ids.
 
     recent: the last of them, as many as may be the beginning of a delimiter. num_held: how many of
-    these are held. moves: by id, those that were asked for.
+    these are held. moves: by id, those that were asked for. is_reasoning, is_call, is_grammar: of
+    the place, as an enumeration's members are slow to name.
     """
 
-    __slots__ = ("moves", "num_held", "place", "recent", "watches_all")
+    __slots__ = (
+        "is_call",
+        "is_grammar",
+        "is_reasoning",
+        "moves",
+        "num_held",
+        "place",
+        "recent",
+        "watches_all",
+    )
 
     def __init__(self, place: Place, recent: Ids = (), num_held: int = 0) -> None:
         self.place = place
         self.recent = recent
         self.num_held = num_held
         self.moves: dict[int, Move] = {}
+        self.is_reasoning = place is Place.REASONING
+        self.is_call = place is Place.CALL
+        self.is_grammar = place is Place.GRAMMAR
         # whether the next id has to be looked at, whatever it is
         self.watches_all = bool(recent) or place in (Place.START, Place.BORDER, Place.CALL)
 
 
 class Move(NamedTuple):
     """What an id does. num: ids of the delimiter that it completes. trigger: that delimiter, if it
-    begins a call in the grammar.
+    begins a call in the grammar. is_within: that delimiter ends reasoning without being its end.
     """
 
     to: DelimiterState
     num: int = 0
     trigger: Ids = ()
+    is_within: bool = False
 
 
 class DelimiterAutomaton:
@@ -130,7 +144,7 @@ class DelimiterAutomaton:
                     return Move(self.state(Place.BORDER), num)
                 if num := _longest(tail, self._calls):
                     trigger = tail[-num:] if tail[-num:] in self._triggers else ()
-                    return Move(self.state(Place.CONTENT), num, trigger)
+                    return Move(self.state(Place.CONTENT), num, trigger, is_within=True)
                 return Move(self._going_on(Place.REASONING, tail))
             case Place.START:
                 if _longest(tail, self._begins) == len(tail):

@@ -421,3 +421,27 @@ def test_tokens_sampled_before_ids_were_masked_do_not_count() -> None:
     rows.add(0, state, (A,))
     assert rows.take(0, [BEGIN, B, A], 2) == 1
     assert rows.take(0, [B, B, END, A], 3) == 3
+
+
+@settings(max_examples=200)
+@given(data=st.data(), budget=kinds["budget"], ids=delimiters(), start=kinds["start"])
+def test_in_a_grammar_of_reasoning_too_only_a_spent_budget_is_another_mask(
+    ids: ReasoningIds, start: str, budget: int | None, data: st.DataObject
+) -> None:
+    ids, outputs = of(ids, start, data)
+    free = ReasoningState(ids, budget, has_grammar=False)
+    whole, one_by_one = (
+        ReasoningState(structs.replace(ids, in_grammar=True), budget, has_grammar=True)
+        for _ in range(2)
+    )
+    for index in range(len(outputs) + 1):
+        expected = free.allowed_at(index)
+        at = Allowed.GRAMMAR if expected is Allowed.ANY else expected
+        assert one_by_one.allowed_at(index) == at
+        assert (one_by_one.grammar_start, one_by_one.masked_from) == (0, 0)
+        assert not one_by_one.masks_ids
+        if index < len(outputs):
+            free.take(outputs[index], index)
+            one_by_one.take(outputs[index], index)
+    whole.take_all(np.array(outputs, np.uint32))
+    assert whole.allowed_at(len(outputs)) == one_by_one.allowed_at(len(outputs))

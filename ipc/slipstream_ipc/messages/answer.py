@@ -114,6 +114,7 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
     token on; empty: it applies to the whole content. is_single: there may be one such call.
     num_behind: tokens behind one of `begins` that still belong to the beginning. sequences: further
     ones, each of several ids; the first that ends reasoning is sampled where no single id ends it.
+    in_grammar: the grammar is of reasoning, too, and allows its end at any place of it.
     """
 
     start: ReasoningPlace
@@ -126,6 +127,7 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
     is_single: bool = False
     num_behind: int = 0
     sequences: ReasoningSequences = ReasoningSequences()
+    in_grammar: bool = False
 
     @property
     def forced_end(self) -> tuple[int, ...]:

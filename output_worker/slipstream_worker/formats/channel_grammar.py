@@ -51,8 +51,11 @@ def channel_grammar(
     end = arguments.literal(channels.ends[0])
     next_message = f"{end} {start} {literal_text(ROLE)}"
     constrained = _constrained(arguments, channels.constrain, token_ids)
-    kinds = [*channels.reasoning, *(() if is_forced or final_text else _CONTENT)]
-    free = arguments.rule("free", f"{channel} {_any_of(kinds)} {constrained}? {message} {text}")
+    # reasoning's text is right behind its channel's name, as the core counts it
+    header = _any_of(channels.reasoning)
+    if not is_forced and not final_text:
+        header = f"({header} | {_any_of(_CONTENT)} {constrained}?)"
+    free = arguments.rule("free", f"{channel} {header} {message} {text}")
     calls = []
     for number, function in enumerate(functions):
         name = function["name"]

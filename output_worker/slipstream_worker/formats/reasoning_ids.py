@@ -21,7 +21,6 @@ from slipstream_ipc.formats.answer_format import (
     Repeat,
 )
 from slipstream_ipc.messages import ReasoningIds, ReasoningSequences
-from slipstream_ipc.messages.answer import ReasoningPlace
 from slipstream_worker.formats.places import Place
 
 _MAX_IDS, _MAX_WAYS = 16, 16  # of one literal; a word of five letters has 16 ways at most
@@ -62,18 +61,17 @@ def reasoning_ids(
     place: Place | None,
     *,
     is_start: bool,
-    name_ids: Mapping[str, int] = MappingProxyType({}),
 ) -> ReasoningIds | None:
     """None where reasoning cannot be followed by ids: the format has none, its end is text, or it
     may end in a call whose beginning is text.
 
     place: where the prompt leaves the answer; None: within a call, or a header. is_start: at its
-    very start. name_ids: of the channels with reasoning whose names are one token.
+    very start.
     """
     reasoning, calls = found.reasoning, found.calls
     if found.channels is not None:
         is_open = place is not None and place.is_reasoning
-        return _channel_ids(found.channels, spellings, name_ids, is_open)
+        return _channel_ids(found.channels, spellings, is_open)
     if reasoning is None or not any(map(spellings.has, reasoning.ends)):
         return None
     reads_calls = calls is not None and (place is None or place.reads_calls)
@@ -109,23 +107,33 @@ def reasoning_ids(
     )
 
 
+def channel_headers(channels: ChannelFormat | None) -> list[str]:
+    """The headers of messages with reasoning, from the token before the channel's name on."""
+    if channels is None:
+        return []
+    begin, end = channels.channel.literal, channels.message.literal
+    return [f"{begin}{name}{end}" for name in channels.reasoning]
+
+
 def _channel_ids(
-    channels: ChannelFormat,
-    spellings: Spellings,
-    name_ids: Mapping[str, int],
-    is_open: bool,
+    channels: ChannelFormat, spellings: Spellings, is_open: bool
 ) -> ReasoningIds | None:
     """Of messages in channels: reasoning begins with its channel's name, right behind the token
     that stands before names, and the token that begins a message's text.
     """
-    begins = tuple([name_ids[name] for name in channels.reasoning if name in name_ids])
+    headers = [spellings.sequences.get(each, ()) for each in channel_headers(channels)]
+    names = [way[1:-1] for ways in headers for way in ways]
     ends, borders = spellings.ids(channels.ends), spellings.ids((channels.channel,))
-    if len(begins) < len(channels.reasoning) or not borders:
+    if not all(headers) or channels.ends[0].literal not in spellings.token_ids:
         return None
-    if not ends or channels.ends[0].literal not in spellings.token_ids:
-        return None
-    start: ReasoningPlace = "reasoning" if is_open else "content"
-    return ReasoningIds(start, begins, ends, borders=borders, num_behind=1)
+    return ReasoningIds(
+        "reasoning" if is_open else "content",
+        begins=tuple(each[0] for each in names if len(each) == 1),
+        ends=ends,
+        borders=borders,
+        num_behind=1,
+        sequences=ReasoningSequences(begins=tuple(each for each in names if len(each) > 1)),
+    )
 
 
 def call_beginnings(calls: CallFormat) -> list[Delimiter | None]:

@@ -234,7 +234,10 @@ def register(
         params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
     if params.thinking_token_budget == -1:
         params = structs.replace(params, thinking_token_budget=None)
-    if params.thinking_token_budget is None and params.structured_outputs is None:
+    has_grammar = params.structured_outputs is not None
+    if params.thinking_token_budget is None and (
+        not has_grammar or (reasoning is not None and reasoning.in_grammar)
+    ):
         reasoning = None
     max_tokens = check_prompt(u32(prompt_ids), params, card)
     check_rules(
@@ -306,8 +309,8 @@ def _check_budget(
     end = () if reasoning is None else reasoning.forced_end
     if not end:
         allowed = (
-            "None with this model, whose reasoning has no end that is made of tokens, whose format "
-            "is not known (see `slipstream formats`), or whose answers are channels, in a grammar"
+            "None with this model, whose reasoning has no end that is made of tokens, or whose "
+            "format is not known (see `slipstream formats`)"
         )
         raise BadRequest(field, budget, allowed)
     words, stop_ids = unpack_words(bad_words.ids, bad_words.counts), set(stop_token_ids)

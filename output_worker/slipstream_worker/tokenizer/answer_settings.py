@@ -6,7 +6,6 @@ It is a function of the request alone, so that a worker that renders a prompt ag
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -34,7 +33,12 @@ from slipstream_worker.formats.channel_grammar import ROLE
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.places import Place
 from slipstream_worker.formats.property_types import property_types
-from slipstream_worker.formats.reasoning_ids import Spellings, find_spellings, reasoning_ids
+from slipstream_worker.formats.reasoning_ids import (
+    Spellings,
+    channel_headers,
+    find_spellings,
+    reasoning_ids,
+)
 from slipstream_worker.formats.start_state import start_state
 from slipstream_worker.tokenizer.open_turn import split_at
 
@@ -45,7 +49,7 @@ class ReadFormat(NamedTuple):
     """The format of a model's answers, and what follows from its vocabulary.
 
     literals: by which an answer that has begun is found in a prompt. blank_ids: of tokens that are
-    white space. name_ids: of the channels with reasoning whose names are one token.
+    white space.
     """
 
     format: AnswerFormat
@@ -54,7 +58,6 @@ class ReadFormat(NamedTuple):
     literals: tuple[str, ...]
     spellings: Spellings
     blank_ids: tuple[int, ...] = ()
-    name_ids: Mapping[str, int] = MappingProxyType({})
 
     def settings(
         self,
@@ -80,7 +83,6 @@ class ReadFormat(NamedTuple):
             self.blank_ids,
             self._place(settings),
             is_start=not opened.strip(),
-            name_ids=self.name_ids,
         )
 
     def call_grammar(
@@ -192,14 +194,10 @@ def read_format(
     literals = tuple(dict.fromkeys(each.literal for each in delimiters(found)))
     token_ids = {each: added_tokens[each] for each in literals if each in added_tokens}
     blank_ids = sorted({each for blanks in _BLANKS for each in encode(blanks)}) if encode else ()
-    names: dict[str, int] = {}
-    for name in found.channels.reasoning if found.channels and encode else ():
-        assert encode is not None
-        ids = encode(name)
-        names |= {name: ids[0]} if len(ids) == 1 else {}
     spellings = Spellings(token_ids)
     if encode:
-        spellings = find_spellings(literals, token_ids, encode, id_of)
+        headers = channel_headers(found.channels)
+        spellings = find_spellings((*literals, *headers), token_ids, encode, id_of)
     return ReadFormat(
         found,
         compile_format(found, token_ids),
@@ -207,7 +205,6 @@ def read_format(
         tuple(each for each in literals if each not in spelled_literals(found)),
         spellings,
         tuple(blank_ids),
-        names,
     )
 
 

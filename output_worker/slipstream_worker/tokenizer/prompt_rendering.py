@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, Summary, brief
@@ -168,8 +169,9 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         frame = traits.format.structured_frame(settings, chat.tools or (), opened)
     elif chat.tools:
         grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)
-    if traits.format.format.channels is not None and (grammar or request.is_structured):
-        reasoning = None  # the grammar is of the whole answer
+    if traits.format.format.channels is not None and reasoning is not None:
+        is_whole = bool(grammar) or request.is_structured  # a grammar's, not only what is behind
+        reasoning = replace(reasoning, in_grammar=is_whole)
     return _Prompt(ids, settings, grammar, reasoning, frame)
 
 

@@ -179,6 +179,8 @@ def test_reasoning_is_what_stands_in_its_channel() -> None:
 
 
 ANALYSIS, LETTER = 1, 2  # ids of a channel's name, and of a text's
+HEADER = (TOKENS["<|channel|>"], ANALYSIS, TOKENS["<|message|>"])
+SPELLINGS = Spellings(TOKENS, {"<|channel|>analysis<|message|>": (HEADER,)})
 
 
 @given(
@@ -196,9 +198,7 @@ def test_a_budget_bounds_all_messages_of_reasoning(
     pieces = [piece for _, text in prompt for piece in items_of(text)]
     start = start_state(COMPILED, pieces)
     place = COMPILED.reader(TOOLS, AnswerOptions(), start).place
-    ids = reasoning_ids(
-        FORMAT, Spellings(TOKENS), (), place, is_start=False, name_ids={"analysis": ANALYSIS}
-    )
+    ids = reasoning_ids(FORMAT, SPELLINGS, (), place, is_start=False)
     assert ids is not None
     state = ReasoningState(ids, budget, has_grammar=False)
     written: list[int] = []
@@ -236,6 +236,6 @@ def items_of(text: str) -> list[tuple[int, str]]:
     return [(it, LITERALS[it]) if isinstance(it, int) else (-1, it) for it in items]
 
 
-def test_without_a_token_of_the_channels_name_there_is_no_budget() -> None:
+def test_without_ids_of_the_channels_name_there_is_no_budget() -> None:
     place = COMPILED.reader(TOOLS, AnswerOptions(), START).place
     assert reasoning_ids(FORMAT, Spellings(TOKENS), (), place, is_start=True) is None

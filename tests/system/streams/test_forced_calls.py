@@ -175,6 +175,53 @@ def test_structured_output_of_channels_is_their_content(tmp_path: Path) -> None:
         assert num_whole
 
 
+@pytest.mark.parametrize("what", ["forced", "strict", "structured"])
+def test_a_budget_holds_where_all_of_a_channels_answer_is_in_a_grammar(
+    tmp_path: Path, what: str
+) -> None:
+    write_tokenizer(tmp_path / "model", PLAYED_FORMATS["harmony"])
+    schema = {"type": "json_schema", "json_schema": {"name": "note", "schema": NOTE}}
+    strict = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "strict": True}}]  # type: ignore[dict-item]
+    options: dict[str, Any] = {
+        "forced": {"tool_choice": NAMED},
+        "strict": {"tools": strict},
+        "structured": {"response_format": schema, "tools": []},
+    }[what]
+    thought = "I think about it for a long while, and then about something else"
+    played = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant"
+    (tmp_path / "answers.jsonl").write_text(json.dumps({"when": "list", "text": played}))
+    model = f"simulated:step_ms=1,answers={tmp_path / 'answers.jsonl'}"
+    with (
+        spareless_stack(
+            model,
+            tokenizer=str(tmp_path / "model"),
+            http_port=0,
+            served_model_name="demo",
+            tool_format="harmony",
+        ) as stack,
+        OpenAI(
+            base_url=f"{stack.http_address}/v1", api_key="x", max_retries=0, timeout=PATIENCE_S
+        ) as client,
+    ):
+
+        def ask(budget: int) -> Any:
+            extra = {"thinking_token_budget": budget}
+            fields = {**CHAT, **options, "temperature": 0, "extra_body": extra}
+            return client.chat.completions.create(**fields)
+
+        for budget in (0, 1, 5, -1):
+            answer = ask(budget)
+            [choice] = answer.choices
+            num = answer.usage.completion_tokens_details.reasoning_tokens
+            assert num == budget if budget >= 0 else num > 5
+            reasoning = getattr(choice.message, "reasoning_content", None) or ""
+            assert thought.startswith(reasoning[: len(thought)])
+            if what == "structured" and choice.finish_reason == "stop":
+                assert json.loads(choice.message.content).keys() == {"text", "count"}
+            elif what == "forced":
+                assert [it.function.name for it in choice.message.tool_calls] == ["write_note"]
+
+
 def test_the_native_client_forces_calls(stack: Stack) -> None:
     with stack.client() as native:
         answer = native.generate(TURNS, tools=TOOLS, tool_choice=NAMED, max_tokens=400)
