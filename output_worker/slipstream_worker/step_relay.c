@@ -24,7 +24,7 @@
 /* What has become of a step, as in step_relay.py. */
 enum { NOT_TAKEN = 0, TAKEN = 1, UNREPORTED = 2, UNSENT = 4 };
 
-enum { ROWS, ORDER, OTHERS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_VIEWS };
+enum { ROWS, ORDER, OTHERS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_ADDED, BEGINS, ENDS, NUM_VIEWS };
 enum { NUM_MESSAGES, NUM_DELTAS, NUM_DELIVERED, NUM_COUNTERS };
 
 static PyTypeObject *numbers_type, *loops_type, *pages_type; /* see `prepare` */
@@ -125,7 +125,7 @@ static int check_rows(const StepRelay *self)
 }
 
 /* StepRelay(core, client, loops, pages, table, core_rows, (rows, order, others), report, deliver,
- *           receipt, (bounds, buckets, total, counters), max_unacked, may_owe, connection) */
+ *           receipt, (bounds, buckets, total, counters), (num_added, begins, ends), max_unacked, may_owe, connection) */
 static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *core, *client, *loops, *pages, *table, *core_rows, *report, *deliver, *receipt;
@@ -140,11 +140,12 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         PyErr_SetString(PyExc_TypeError, "StepRelay: no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!O!O!O!OS(OOO)OOO!(OOOO)LLO", numbers_type, &core, numbers_type,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OS(OOO)OOO!(OOOO)(OOO)LLO", numbers_type, &core, numbers_type,
                           &client, loops_type, &loops, pages_type, &pages, &table, &core_rows,
                           &columns[ROWS], &columns[ORDER], &columns[OTHERS], &report, &deliver,
                           &PyList_Type, &receipt, &columns[BOUNDS], &columns[BUCKETS],
-                          &columns[TOTAL], &columns[COUNTERS], &max_unacked, &may_owe, &connection))
+                          &columns[TOTAL], &columns[COUNTERS], &columns[NUM_ADDED],
+                          &columns[BEGINS], &columns[ENDS], &max_unacked, &may_owe, &connection))
         return NULL;
     StepRelay *self = (StepRelay *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -168,8 +169,15 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         take_view(self, BUCKETS, columns[BUCKETS], self->views[BOUNDS].len / 8 + 1, written) < 0 ||
         take_view(self, TOTAL, columns[TOTAL], 1, written) < 0 ||
         take_view(self, COUNTERS, columns[COUNTERS], NUM_COUNTERS, written) < 0 ||
+        take_view(self, NUM_ADDED, columns[NUM_ADDED], 1, written) < 0 ||
+        take_view(self, BEGINS, columns[BEGINS], -1, written) < 0 ||
+        take_view(self, ENDS, columns[ENDS], self->views[BEGINS].len / 8, written) < 0 ||
         check_rows(self) < 0)
         goto failed;
+    if (self->views[BEGINS].len == 0) {
+        PyErr_SetString(PyExc_ValueError, "StepRelay: no room for spans");
+        goto failed;
+    }
     self->ids = PyMem_Calloc(self->num + 1, sizeof *self->ids);
     self->texts = PyMem_Calloc(self->num + 1, sizeof *self->texts);
     if (self->ids == NULL || self->texts == NULL) {
@@ -403,6 +411,21 @@ static uint8_t *write_deltas(const StepRelay *self, uint8_t *at, bool has_kinds)
     return write_array(at, 0);
 }
 
+static double monotonic(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void add_span(const StepRelay *self, double begin)
+{
+    uint64_t *num_added = self->views[NUM_ADDED].buf;
+    const uint64_t at = (*num_added)++ % ((uint64_t)self->views[BEGINS].len / 8);
+    ((double *)self->views[BEGINS].buf)[at] = begin;
+    ((double *)self->views[ENDS].buf)[at] = monotonic();
+}
+
 static void count_delivered(const StepRelay *self)
 {
     RowLoops *loops = self->loops;
@@ -412,9 +435,7 @@ static void count_delivered(const StepRelay *self)
     int64_t *buckets = self->views[BUCKETS].buf, *counters = self->views[COUNTERS].buf;
     double *total = self->views[TOTAL].buf, last = -1.0;
     Py_ssize_t bucket = 0;
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    const double now = (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+    const double now = monotonic();
     for (Py_ssize_t k = 0; k < self->num; k++) {
         const int64_t row = rows[order[k]];
         const double gap = now - loops->delivered_at[row];
@@ -480,6 +501,7 @@ static PyObject *take(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     const int is_sent = send_deltas(self, num_bytes, has_kinds);
     if (is_sent < 0)
         return NULL;
+    add_span(self, PyFloat_AS_DOUBLE(args[1]));
     return PyLong_FromLong(TAKEN | (is_answered ? 0 : UNREPORTED) | (is_sent ? 0 : UNSENT));
 }
 

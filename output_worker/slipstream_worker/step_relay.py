@@ -23,6 +23,7 @@ import numpy as np
 from slipstream_ipc.history import token_log
 from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
 from slipstream_ipc.telemetry.histogram import bounds
+from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.transport import link_numbers
 from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_worker.clients.latency import RequestCounters
@@ -64,7 +65,10 @@ class RelayMaker:
         columns: StreamColumns,
         readers: StreamReaders,
         counters: RequestCounters,
+        recent: RecentSpans,
     ) -> None:
+        """recent: of the loop's turns that handled a step."""
+        self._recent = recent
         self._native = _native()
         self._core = core
         self._streams = streams
@@ -120,6 +124,7 @@ class RelayMaker:
             to_client.send,
             [],
             (bounds, counters.itl_s.buckets, counters.itl_s.total, counters.sent),
+            self._recent.columns,
             _UNBOUNDED if limit is None else limit,
             MAY_OWE,
             from_core,

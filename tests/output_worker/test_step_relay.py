@@ -199,6 +199,7 @@ def test_what_a_relay_cannot_be_made_of() -> None:
             "deliver": connection.send,
             "receipt": [],
             "numbers": numbers,
+            "spans": (np.zeros(1, np.int64), np.zeros(4), np.zeros(4)),
             "max_unacked": 5,
             "may_owe": 7,
             "connection": connection,
@@ -217,6 +218,8 @@ def test_what_a_relay_cannot_be_made_of() -> None:
         {"rows": (rows, order, np.array([10**6]))},
         {"rows": (rows, order - 1, np.zeros(0, np.int64))},
         {"numbers": (*numbers[:3], np.zeros(2, np.int64))},
+        {"spans": (np.zeros(1, np.int64), np.zeros(4), np.zeros(3))},
+        {"spans": (np.zeros(1, np.int64), np.zeros(0), np.zeros(0))},
         {"numbers": (numbers[0], np.zeros(1, np.int64), *numbers[2:])},
     ):
         with pytest.raises((TypeError, ValueError, IndexError)):

@@ -207,7 +207,15 @@ class WorkerSender:
         if portion is None:
             return False
         self._sampled = None
-        self._send(session, portion, rows, is_all=True)
+        step, token_ids = self.completed_step, self._tokens.last(rows)
+        is_awaited = self._is_rest_awaited or self._possible_ends.are_among(rows, None, token_ids)
+        if self._packed[0].version != rows.version:
+            self._packed = rows, pack_u32(rows.array)
+        message = Step(step, self._packed[1], token_ids.tobytes(), is_awaited=is_awaited)
+        if self._acceptor.send(session, message, portion):
+            self._note_all_sent(step, is_awaited=is_awaited)
+        else:
+            self._put_back(portion, rows)
         return True
 
     def take_acknowledgements(self) -> bool:
@@ -345,18 +353,27 @@ class WorkerSender:
         """
         step = self.completed_step if is_all else self.sent_step
         message = self._message(step, portion)
-        if self._acceptor.send(session, message, portion):
-            self.sent_step = step
-            if not is_all:
-                self._is_rest_awaited = message.is_awaited
-            elif message.is_awaited:
-                if self._awaited_step <= self._checked_step:
-                    self._checked_step = step - 1  # no report is due on the steps before it
-                self._awaited_step, self._is_rest_awaited = step, False
-            return True
+        if not self._acceptor.send(session, message, portion):
+            self._put_back(portion, rows)
+            return False
+        if is_all:
+            self._note_all_sent(step, is_awaited=message.is_awaited)
+        else:
+            self._is_rest_awaited = message.is_awaited
+        return True
+
+    def _note_all_sent(self, step: int, *, is_awaited: bool) -> None:
+        """Everything up to `step` has been sent."""
+        self.sent_step = step
+        if is_awaited:
+            if self._awaited_step <= self._checked_step:
+                self._checked_step = step - 1  # no report is due on the steps before it
+            self._awaited_step, self._is_rest_awaited = step, False
+
+    def _put_back(self, portion: Portion, rows: RowSet) -> None:
+        """A portion of the news of `rows` was not sent."""
         self._cursors.rewind(portion)
         self._mark_dirty(rows.array)
-        return False
 
     def _mark_dirty(self, rows: npt.NDArray[np.int64]) -> None:
         self._dirty[rows] = self._is_dirty = True
