@@ -201,9 +201,15 @@ class WorkerSender:
         rows = self._sampled
         if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
             return False
-        if self._wants_logprobs or not session.link.has_credit:
+        if not session.link.has_credit:
             return False
-        portion = self._cursors.next_in_streak(rows, _TOKEN_BUDGET, self._number)
+        logprobs, budget = None, _TOKEN_BUDGET
+        if self._wants_logprobs:
+            logprobs = self._logprobs.last(rows, self._tokens.length(rows.array.item(0)))
+            if logprobs is None:
+                return False
+            budget = _LOGPROB_TOKEN_BUDGET
+        portion = self._cursors.next_in_streak(rows, budget, self._number)
         if portion is None:
             return False
         self._sampled = None
@@ -211,7 +217,8 @@ class WorkerSender:
         is_awaited = self._is_rest_awaited or self._possible_ends.are_among(rows, None, token_ids)
         if self._packed[0].version != rows.version:
             self._packed = rows, pack_u32(rows.array)
-        message = Step(step, self._packed[1], token_ids.tobytes(), is_awaited=is_awaited)
+        ids = token_ids.astype(_U32, copy=False).tobytes()
+        message = Step(step, self._packed[1], ids, b"", b"", logprobs, is_awaited)
         if self._acceptor.send(session, message, portion):
             self._note_all_sent(step, is_awaited=is_awaited)
         else:
