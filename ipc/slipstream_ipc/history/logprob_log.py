@@ -141,11 +141,13 @@ class _Width:
         num, rows = len(deferred), self._rows.array
         if not num or not len(rows):
             return
-        each = [_arrays_of(columns, len(rows)) for columns in deferred]
         if num == 1:
-            self._write(self._table.append(rows), *each[0])
+            self._write(self._table.append(rows), *_arrays_of(deferred[0], len(rows)))
             return
-        values, ids, ranks = (np.stack(some, 1) for some in zip(*each, strict=True))
+        shape = num, len(rows), self._values.width
+        values = f32(b"".join([each.values for each in deferred])).reshape(shape).swapaxes(0, 1)
+        ids = u32(b"".join([each.ids for each in deferred])).reshape(shape).swapaxes(0, 1)
+        ranks = u32(b"".join([each.ranks for each in deferred])).reshape(shape[:2]).T
         indices = self._table.append_spans(rows, np.full(len(rows), num))
         self._write(
             indices,

@@ -136,8 +136,9 @@ class ReceivedPositions(Generic[Item]):
         return bool(is_there and (self._chars[rows] == u32(chars)).all())
 
     def continued(self, message: Deltas) -> FoundStreams[Item] | None:
-        """The streams of a message that has nothing but a token, its text and candidates for each of
-        the streams of the message before it, behind that; None for any other. Sets their positions.
+        """The streams of a message that has nothing but a token, its text and candidates for each
+        of the streams of the message before it, behind that; None for any other. Sets their
+        positions.
         """
         found = self._found
         if found is None or not found.tokens:
