@@ -20,14 +20,17 @@
 #define STEP_FIELDS 8 /* with the tag */
 #define DELTAS_FIELDS 13
 #define REPORT_FIELDS 4
+#define LOGPROB_FIELDS 5
+#define MAX_WIDTH (1 << 16)
 
 /* What has become of a step, as in step_relay.py. */
 enum { NOT_TAKEN = 0, TAKEN = 1, UNREPORTED = 2, UNSENT = 4 };
 
-enum { ROWS, ORDER, OTHERS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_VIEWS };
+enum { ROWS, ORDER, OTHERS, BOUNDS, BUCKETS, TOTAL, COUNTERS, NUM_ADDED, BEGINS, ENDS, NUM_VIEWS };
 enum { NUM_MESSAGES, NUM_DELTAS, NUM_DELIVERED, NUM_COUNTERS };
 
 static PyTypeObject *numbers_type, *loops_type, *pages_type; /* see `prepare` */
+static PyObject *columns_type;
 static PyObject *num_free_name;
 
 typedef struct {
@@ -36,11 +39,12 @@ typedef struct {
     RowLoops *loops;
     TokenPages *pages;
     PyObject *table, *core_rows, *report, *deliver, *receipt, *connection;
+    PyObject *deferred; /* list of the columns of log-probabilities; None without any */
     int num_views;
     Py_buffer views[NUM_VIEWS];
     Py_ssize_t num;
     uint64_t core_epoch, client_epoch;
-    long long max_unacked, may_owe, step;
+    long long max_unacked, may_owe, max_deferred, width, step;
     uint32_t *ids;    /* of a step, in its order */
     PyObject **texts; /* of a message, in its order */
 } StepRelay;
@@ -56,6 +60,7 @@ static int traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->deliver);
     Py_VISIT(self->receipt);
     Py_VISIT(self->connection);
+    Py_VISIT(self->deferred);
     return 0;
 }
 
@@ -72,6 +77,7 @@ static int clear(PyObject *object)
     Py_CLEAR(self->deliver);
     Py_CLEAR(self->receipt);
     Py_CLEAR(self->connection);
+    Py_CLEAR(self->deferred);
     return 0;
 }
 
@@ -108,13 +114,22 @@ static int check_rows(const StepRelay *self)
 {
     const int64_t *rows = self->views[ROWS].buf, *order = self->views[ORDER].buf;
     const int64_t *others = self->views[OTHERS].buf;
-    for (Py_ssize_t k = 0; k < self->num; k++) {
-        if (order[k] < 0 || order[k] >= self->num || rows[k] < 0 ||
-            rows[k] >= self->loops->num_rows ||
-            (k && rows[order[k]] <= rows[order[k - 1]])) {
-            PyErr_SetString(PyExc_IndexError, "StepRelay: rows that are none, or not in order");
-            return -1;
-        }
+    bool *is_seen = PyMem_Calloc(self->loops->num_rows + 1, sizeof *is_seen), is_right = true;
+    if (is_seen == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (Py_ssize_t k = 0; k < self->num && is_right; k++)
+        is_right = rows[k] >= 0 && rows[k] < self->loops->num_rows;
+    for (Py_ssize_t k = 0; k < self->num && is_right; k++) {
+        is_right = order[k] >= 0 && order[k] < self->num && !is_seen[rows[order[k]]];
+        if (is_right)
+            is_seen[rows[order[k]]] = true;
+    }
+    PyMem_Free(is_seen);
+    if (!is_right) {
+        PyErr_SetString(PyExc_IndexError, "StepRelay: rows that are none, or come twice");
+        return -1;
     }
     for (Py_ssize_t k = 0; k < self->views[OTHERS].len / 8; k++)
         if (others[k] < 0 || others[k] >= self->loops->num_rows) {
@@ -125,13 +140,15 @@ static int check_rows(const StepRelay *self)
 }
 
 /* StepRelay(core, client, loops, pages, table, core_rows, (rows, order, others), report, deliver,
- *           receipt, (bounds, buckets, total, counters), max_unacked, may_owe, connection) */
+ *           receipt, (bounds, buckets, total, counters), (num_added, begins, ends), max_unacked, may_owe, connection,
+ *           (width, deferred, max_deferred)) */
 static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *core, *client, *loops, *pages, *table, *core_rows, *report, *deliver, *receipt;
     PyObject *connection;
     PyObject *columns[NUM_VIEWS];
-    long long max_unacked, may_owe;
+    PyObject *deferred;
+    long long max_unacked, may_owe, width, max_deferred;
     if (numbers_type == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "StepRelay: `prepare` comes first");
         return NULL;
@@ -140,12 +157,18 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         PyErr_SetString(PyExc_TypeError, "StepRelay: no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!O!O!O!OS(OOO)OOO!(OOOO)LLO", numbers_type, &core, numbers_type,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!OS(OOO)OOO!(OOOO)(OOO)LLO(LOL)", numbers_type, &core, numbers_type,
                           &client, loops_type, &loops, pages_type, &pages, &table, &core_rows,
                           &columns[ROWS], &columns[ORDER], &columns[OTHERS], &report, &deliver,
                           &PyList_Type, &receipt, &columns[BOUNDS], &columns[BUCKETS],
-                          &columns[TOTAL], &columns[COUNTERS], &max_unacked, &may_owe, &connection))
+                          &columns[TOTAL], &columns[COUNTERS], &columns[NUM_ADDED],
+                          &columns[BEGINS], &columns[ENDS], &max_unacked, &may_owe, &connection,
+                          &width, &deferred, &max_deferred))
         return NULL;
+    if (width < 0 || width > MAX_WIDTH || (width && !PyList_CheckExact(deferred))) {
+        PyErr_SetString(PyExc_ValueError, "StepRelay: a width, and a list for its columns");
+        return NULL;
+    }
     StepRelay *self = (StepRelay *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -155,6 +178,7 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->report = Py_NewRef(report), self->deliver = Py_NewRef(deliver);
     self->receipt = Py_NewRef(receipt), self->connection = Py_NewRef(connection);
     self->max_unacked = max_unacked, self->may_owe = may_owe;
+    self->width = width, self->max_deferred = max_deferred, self->deferred = Py_NewRef(deferred);
     self->num = PyBytes_GET_SIZE(core_rows) / 4;
     self->core_epoch = PyLong_AsUnsignedLongLong(self->core->epoch);
     self->client_epoch = PyLong_AsUnsignedLongLong(self->client->epoch);
@@ -168,8 +192,15 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         take_view(self, BUCKETS, columns[BUCKETS], self->views[BOUNDS].len / 8 + 1, written) < 0 ||
         take_view(self, TOTAL, columns[TOTAL], 1, written) < 0 ||
         take_view(self, COUNTERS, columns[COUNTERS], NUM_COUNTERS, written) < 0 ||
+        take_view(self, NUM_ADDED, columns[NUM_ADDED], 1, written) < 0 ||
+        take_view(self, BEGINS, columns[BEGINS], -1, written) < 0 ||
+        take_view(self, ENDS, columns[ENDS], self->views[BEGINS].len / 8, written) < 0 ||
         check_rows(self) < 0)
         goto failed;
+    if (self->views[BEGINS].len == 0) {
+        PyErr_SetString(PyExc_ValueError, "StepRelay: no room for spans");
+        goto failed;
+    }
     self->ids = PyMem_Calloc(self->num + 1, sizeof *self->ids);
     self->texts = PyMem_Calloc(self->num + 1, sizeof *self->texts);
     if (self->ids == NULL || self->texts == NULL) {
@@ -185,9 +216,39 @@ failed:
 /* ---- a step ----------------------------------------------------------------------------- */
 
 typedef struct {
+    const uint8_t *at;
+    size_t num_bytes;
+} Span;
+
+typedef struct {
     uint64_t seq, ack, step;
     bool is_awaited;
+    Span logprobs, columns[3]; /* as they are encoded; their values, ids and ranks */
 } Step;
+
+/* Columns with `width` candidates of each token, or none. */
+static void read_logprobs(const StepRelay *self, Reader *reader, Step *step)
+{
+    step->logprobs.at = reader->at;
+    if (!self->width)
+        expect(reader, 0xc0);
+    else {
+        expect(reader, 0x90 | LOGPROB_FIELDS);
+        if (read_number(reader) != (uint64_t)self->width)
+            reader->has_failed = true;
+        for (int at = 0; at < 3; at++) {
+            Span *column = &step->columns[at];
+            column->at = read_column(reader, &column->num_bytes);
+            if (column->num_bytes != 4 * (size_t)self->num * (at < 2 ? (size_t)self->width : 1))
+                reader->has_failed = true;
+        }
+        size_t num_widths;
+        read_column(reader, &num_widths);
+        if (num_widths)
+            reader->has_failed = true;
+    }
+    step->logprobs.num_bytes = (size_t)(reader->at - step->logprobs.at);
+}
 
 /* Whether the message is the link's next step, with a token for each row; fills `ids`. */
 static bool read_step(const StepRelay *self, PyObject *message, Step *step)
@@ -206,7 +267,7 @@ static bool read_step(const StepRelay *self, PyObject *message, Step *step)
     const uint8_t *ids = read_column(&reader, &num_ids);
     read_column(&reader, &num_counts);
     read_column(&reader, &num_starts);
-    expect(&reader, 0xc0); /* log-probabilities */
+    read_logprobs(self, &reader, step);
     step->is_awaited = read_bool(&reader);
     const size_t num_bytes = 4 * (size_t)self->num;
     if (reader.has_failed || reader.at != reader.end || num_counts || num_starts ||
@@ -226,6 +287,8 @@ static bool read_step(const StepRelay *self, PyObject *message, Step *step)
 static bool may_send(const StepRelay *self, const Step *step)
 {
     const Numbers *client = self->client, *core = self->core;
+    if (self->width && PyList_GET_SIZE(self->deferred) >= self->max_deferred)
+        return false;
     const long long num_unacked = client->sent - client->acked;
     if (num_unacked >= client->window || num_unacked >= self->max_unacked ||
         !are_idle(client, client->acked))
@@ -263,6 +326,22 @@ static bool are_plain(const StepRelay *self, size_t *num_bytes, bool *has_kinds)
         *has_kinds |= size && loops->kinds[row];
     }
     return *num_bytes <= INT32_MAX;
+}
+
+/* Keep the log-probabilities of the step; -1: error. */
+static int defer_logprobs(const StepRelay *self, const Step *step)
+{
+    PyObject *args[LOGPROB_FIELDS - 1] = {PyLong_FromLongLong(self->width)}, *columns = NULL;
+    for (int at = 0; at < 3; at++)
+        args[1 + at] = PyBytes_FromStringAndSize((const char *)step->columns[at].at,
+                                                 (Py_ssize_t)step->columns[at].num_bytes);
+    if (args[0] != NULL && args[1] != NULL && args[2] != NULL && args[3] != NULL)
+        columns = PyObject_Vectorcall(columns_type, args, LOGPROB_FIELDS - 1, NULL);
+    for (int at = 0; at < LOGPROB_FIELDS - 1; at++)
+        Py_XDECREF(args[at]);
+    const int failed = columns == NULL || PyList_Append(self->deferred, columns) < 0;
+    Py_XDECREF(columns);
+    return failed ? -1 : 0;
 }
 
 /* Append the tokens to the histories: 1; 0 where these have to grow first; -1: error. */
@@ -379,7 +458,7 @@ static uint8_t *write_values(const StepRelay *self, uint8_t *at, int column)
 }
 
 /* The frame with the deltas of all rows, as msgspec encodes them. */
-static uint8_t *write_deltas(const StepRelay *self, uint8_t *at, bool has_kinds)
+static uint8_t *write_deltas(const StepRelay *self, uint8_t *at, Span logprobs, bool has_kinds)
 {
     const Numbers *client = self->client;
     at = write_frame(at, self->client_epoch, (uint64_t)client->sent + 1, (uint64_t)client->received);
@@ -397,10 +476,26 @@ static uint8_t *write_deltas(const StepRelay *self, uint8_t *at, bool has_kinds)
     at = write_column(at, 0); /* counts */
     at = write_column(at, 0); /* ended */
     at = write_array(at, 0);
-    at = write_nil(at); /* log-probabilities */
+    memcpy(at, logprobs.at, logprobs.num_bytes);
+    at += logprobs.num_bytes;
     at = has_kinds ? write_values(self, at, 4) : write_column(at, 0);
     at = write_column(at, 0); /* entries with events, and these */
     return write_array(at, 0);
+}
+
+static double monotonic(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+static void add_span(const StepRelay *self, double begin)
+{
+    uint64_t *num_added = self->views[NUM_ADDED].buf;
+    const uint64_t at = (*num_added)++ % ((uint64_t)self->views[BEGINS].len / 8);
+    ((double *)self->views[BEGINS].buf)[at] = begin;
+    ((double *)self->views[ENDS].buf)[at] = monotonic();
 }
 
 static void count_delivered(const StepRelay *self)
@@ -412,9 +507,7 @@ static void count_delivered(const StepRelay *self)
     int64_t *buckets = self->views[BUCKETS].buf, *counters = self->views[COUNTERS].buf;
     double *total = self->views[TOTAL].buf, last = -1.0;
     Py_ssize_t bucket = 0;
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    const double now = (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+    const double now = monotonic();
     for (Py_ssize_t k = 0; k < self->num; k++) {
         const int64_t row = rows[order[k]];
         const double gap = now - loops->delivered_at[row];
@@ -433,15 +526,16 @@ static void count_delivered(const StepRelay *self)
 }
 
 /* Whether the deltas have left; -1: error. */
-static int send_deltas(const StepRelay *self, size_t num_bytes, bool has_kinds)
+static int send_deltas(const StepRelay *self, size_t num_bytes, Span logprobs, bool has_kinds)
 {
-    const size_t most = 16 * HEADER_BYTES + num_bytes + 20 * (size_t)self->num;
+    const size_t most =
+        16 * HEADER_BYTES + num_bytes + logprobs.num_bytes + 20 * (size_t)self->num;
     uint8_t few[2048], *data = most <= sizeof few ? few : PyMem_Malloc(most);
     if (data == NULL) {
         PyErr_NoMemory();
         return -1;
     }
-    int is_taken = write_message(self->deliver, data, write_deltas(self, data, has_kinds));
+    int is_taken = write_message(self->deliver, data, write_deltas(self, data, logprobs, has_kinds));
     if (data != few)
         PyMem_Free(data);
     if (is_taken > 0) {
@@ -471,15 +565,18 @@ static PyObject *take(PyObject *object, PyObject *const *args, Py_ssize_t num_ar
     const int is_appended = append(self);
     if (is_appended <= 0)
         return is_appended < 0 ? NULL : PyLong_FromLong(NOT_TAKEN);
+    if (self->width && defer_logprobs(self, &step) < 0)
+        return NULL;
     heard(self->core, (long long)step.ack, PyFloat_AS_DOUBLE(args[1]));
     self->core->received = (long long)step.seq;
     self->step = (long long)step.step;
     const int is_answered = answer_core(self, &step);
     if (is_answered < 0)
         return NULL;
-    const int is_sent = send_deltas(self, num_bytes, has_kinds);
+    const int is_sent = send_deltas(self, num_bytes, step.logprobs, has_kinds);
     if (is_sent < 0)
         return NULL;
+    add_span(self, PyFloat_AS_DOUBLE(args[1]));
     return PyLong_FromLong(TAKEN | (is_answered ? 0 : UNREPORTED) | (is_sent ? 0 : UNSENT));
 }
 
@@ -509,14 +606,15 @@ static PyType_Slot slots[] = {
 static PyType_Spec spec = {
     "step_relay.StepRelay", sizeof(StepRelay), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
-/* prepare(LinkNumbers, RowLoops, TokenPages): the types of what a relay works on */
+/* prepare(LinkNumbers, RowLoops, TokenPages, LogprobColumns): the types of what it works on */
 static PyObject *prepare(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *types[3];
-    if (!PyArg_ParseTuple(args, "O!O!O!", &PyType_Type, &types[0], &PyType_Type, &types[1],
-                          &PyType_Type, &types[2]))
+    PyObject *types[4];
+    if (!PyArg_ParseTuple(args, "O!O!O!O", &PyType_Type, &types[0], &PyType_Type, &types[1],
+                          &PyType_Type, &types[2], &types[3]))
         return NULL;
+    Py_XSETREF(columns_type, Py_NewRef(types[3]));
     Py_XSETREF(numbers_type, (PyTypeObject *)Py_NewRef(types[0]));
     Py_XSETREF(loops_type, (PyTypeObject *)Py_NewRef(types[1]));
     Py_XSETREF(pages_type, (PyTypeObject *)Py_NewRef(types[2]));

@@ -21,10 +21,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from slipstream_ipc.history import token_log
+from slipstream_ipc.history.logprob_log import MAX_DEFERRED
+from slipstream_ipc.messages import LogprobColumns
 from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
 from slipstream_ipc.telemetry.histogram import bounds
+from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.transport import link_numbers
 from slipstream_ipc.transport.local_socket import LocalConnection
+from slipstream_worker.clients.deltas import most_in_a_message
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.core_link import MAY_OWE, CoreLink
@@ -39,7 +43,6 @@ TAKEN, UNREPORTED, UNSENT = 1, 2, 4
 
 _SOURCE = Path(__file__).with_name("step_relay.c")
 _HEADERS = (link_numbers.HEADER, token_log.HEADER, row_loops.HEADER, MSGPACK_HEADER)
-_MAX_ROWS = 2**14  # fewer than fill a message
 _UNBOUNDED = 2**62
 
 
@@ -64,7 +67,10 @@ class RelayMaker:
         columns: StreamColumns,
         readers: StreamReaders,
         counters: RequestCounters,
+        recent: RecentSpans,
     ) -> None:
+        """recent: of the loop's turns that handled a step."""
+        self._recent = recent
         self._native = _native()
         self._core = core
         self._streams = streams
@@ -94,19 +100,25 @@ class RelayMaker:
         client, pages = port.quiet_end, columns.tokens.pages
         if client is None or pages is None:
             return None
-        return (*core, *client, columns.loops, pages, *self._streams.latest_rows)
+        core_rows, worker_rows = self._streams.latest_rows
+        deferred = columns.logprobs.deferred_of(worker_rows) if columns.has_logprobs else None
+        return (*core, *client, columns.loops, pages, core_rows, worker_rows, deferred)
 
     def _made(self, *basis: Any) -> StepRelay | None:
-        """The relay on this basis; None if its rows are not all the client's, or have more than
-        text.
+        """The relay on this basis; None if its rows are not all the client's, or have different
+        numbers of log-probabilities.
         """
         core, from_core, client, to_client, sending, limit, loops, pages, *rest = basis
-        core_rows, worker_rows = rest
+        core_rows, worker_rows, deferred = rest
         columns, counters, rows = self._columns, self._counters, worker_rows.array
-        order = np.argsort(rows)
         is_among = np.isin(sending, rows)
-        if not 0 < len(rows) == is_among.sum() <= _MAX_ROWS or columns.widths.take(rows).any():
+        if not 0 < len(rows) == is_among.sum() <= most_in_a_message(columns):
             return None
+        widths = columns.widths.take(rows)
+        width = int(widths[0])
+        if (widths != width).any() or (width and deferred is None):
+            return None
+        order = np.arange(len(rows)) if width else np.argsort(rows)  # as `deltas.build` has them
         assert self._native is not None
         relay: StepRelay = self._native.StepRelay(
             core,
@@ -120,9 +132,11 @@ class RelayMaker:
             to_client.send,
             [],
             (bounds, counters.itl_s.buckets, counters.itl_s.total, counters.sent),
+            self._recent.columns,
             _UNBOUNDED if limit is None else limit,
             MAY_OWE,
             from_core,
+            (width, deferred, MAX_DEFERRED),
         )
         return relay
 
@@ -134,5 +148,5 @@ def _native() -> Any:
     native: Any = load_extension("step_relay", _SOURCE, _HEADERS)
     if numbers is None or loops is None or pages is None or native is None:
         return None
-    native.prepare(numbers, loops.RowLoops, pages.TokenPages)
+    native.prepare(numbers, loops.RowLoops, pages.TokenPages, LogprobColumns)
     return native

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Container
+from collections.abc import Collection
 from math import inf
 from time import monotonic, monotonic_ns
 from typing import Literal
@@ -133,7 +133,9 @@ class Worker:
             spans=spans,
             predecessor_ended_s=predecessor_ended_s,
         )
-        self._relays = RelayMaker(core, self.streams, self.columns, self.readers, counters)
+        self._relays = RelayMaker(
+            core, self.streams, self.columns, self.readers, counters, self._recent
+        )
         self._relay: StepRelay | None = None  # while all that it relies on is sure to hold
         self._from_clients = ClientMessages(
             front,
@@ -158,7 +160,7 @@ class Worker:
         """The served model's card; None before the core's first Welcome."""
         return self._from_core.card
 
-    def run_once(self, now: float, arrived: Container[object] | None = None) -> None:
+    def run_once(self, now: float, arrived: Collection[object] | None = None) -> None:
         """Handle everything that has arrived and send everything that is due.
 
         arrived: the sockets that the poller has reported as readable; None checks all of them, at
@@ -204,7 +206,7 @@ class Worker:
         if self._may_relay:
             self._relay = self._relays.find()
 
-    def _turn_in_relay(self, relay: StepRelay, now: float, arrived: Container[object]) -> bool:
+    def _turn_in_relay(self, relay: StepRelay, now: float, arrived: Collection[object]) -> bool:
         """Relay the step that has arrived, and take in what clients have acknowledged. Returns
         whether that was all; if not, the rest is still to be done.
         """
@@ -219,10 +221,11 @@ class Worker:
                 return False
             messages.clear()
             self._from_core.step = relay.step
-            self._recent.add(now, monotonic())
             if found != TAKEN:
                 self._finish_relayed(found, relay.step)
                 return False
+            if len(arrived) == 1:
+                return not self._load_notices.sessions
         if self._load_notices.sessions or self._prompts.is_among(arrived):
             return False
         return not self._front.is_among(arrived) or self._front.take_acks(now)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.output_path.in_process_path import OutputPath
@@ -46,11 +47,14 @@ class Path(OutputPath):
 
     def __init__(self, outputs: list[list[int]], params: SamplingParams, *, relays: bool) -> None:
         num, steps = len(outputs), len(outputs[0])
-        logprobs = np.zeros((num, 1), np.float32)
+        values = -np.arange(3.0 * num, dtype=np.float32).reshape(num, 3)
         workload = Workload(
-            np.full((num, 3), 1, np.uint32), np.array(outputs, np.uint32), logprobs, logprobs
+            np.full((num, 3), 1, np.uint32),
+            np.array(outputs, np.uint32),
+            values,
+            np.full((num, 3), 2, np.uint32),
         )
-        params = SamplingParams(max_tokens=steps, stop=params.stop, min_tokens=params.min_tokens)
+        params = replace(params, max_tokens=steps)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "monotonic", lambda: BEGIN_S)
             if not relays:
@@ -70,7 +74,11 @@ class Path(OutputPath):
         if plan is not None:
             ids = self._outputs[plan.seeds, self._step]
             self._step += 1
-            core.manager.mark_dirty(core.scheduler.complete(plan, ids).rows)
+            logprobs = self._made_up(plan.seeds, ids) if self._wants_logprobs else None
+            sampled = core.scheduler.complete(plan, ids)
+            if logprobs is not None:
+                core.logprobs.append(sampled.rows, logprobs, sampled.index)
+            core.manager.mark_dirty(sampled.rows)
             core.handler.publish(plan.step)
         if worker:
             self.worker.run_once(now, self._arrived)
@@ -93,7 +101,7 @@ class Path(OutputPath):
     def read(self) -> list[tuple[object, ...]]:
         """All that the streams' readers were given."""
         return [
-            (*[(each.text, each.token_ids) for each in state.deltas], state.end)
+            (*[(each.text, each.token_ids, each.logprobs) for each in state.deltas], state.end)
             for state in self.states
         ]
 
@@ -106,7 +114,11 @@ def test_relayed_steps_send_the_same_messages(data: st.DataObject) -> None:
     ids = st.lists(IDS, min_size=steps, max_size=steps)
     outputs = data.draw(st.lists(ids, min_size=num, max_size=num))
     stops = data.draw(st.lists(st.text("abé ", min_size=1, max_size=3), max_size=2))
-    params = SamplingParams(stop=tuple(stops), min_tokens=data.draw(st.integers(0, 4)))
+    params = SamplingParams(
+        stop=tuple(stops),
+        min_tokens=data.draw(st.integers(0, 4)),
+        logprobs=data.draw(st.sampled_from([None, None, 2, 0])),
+    )
     often = st.sampled_from([True] * 7 + [False])
     paths = [Path(outputs, params, relays=relays) for relays in (True, False)]
     try:
@@ -129,8 +141,10 @@ def test_relayed_steps_send_the_same_messages(data: st.DataObject) -> None:
 
 
 @needs_relays
-def test_nearly_all_steps_of_streams_that_go_on_are_relayed() -> None:
-    path = Path([[1 + step % 5 for step in range(200)]] * 3, SamplingParams(), relays=True)
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_nearly_all_steps_of_streams_that_go_on_are_relayed(logprobs: int | None) -> None:
+    params = SamplingParams(logprobs=logprobs)
+    path = Path([[1 + step % 5 for step in range(200)]] * 3, params, relays=True)
     while not path.is_done:
         path.turn(worker=True, client=True, beat=False)
     assert path.num_relayed > 150
@@ -180,7 +194,7 @@ def test_what_a_relay_cannot_be_made_of() -> None:
     while path.worker._relay is None:
         path.turn(worker=True, client=True, beat=False)
     maker = path.worker._relays
-    core, connection, client, _, _, _, loops, pages, core_rows, worker_rows = maker._basis
+    core, connection, client, _, _, _, loops, pages, core_rows, worker_rows, _ = maker._basis
     counters, rows = path.worker.lifecycle.numbers, worker_rows.array
     del counters
     numbers = np.zeros(1), np.zeros(2, np.int64), np.zeros(1), np.zeros(3, np.int64)
@@ -199,9 +213,11 @@ def test_what_a_relay_cannot_be_made_of() -> None:
             "deliver": connection.send,
             "receipt": [],
             "numbers": numbers,
+            "spans": (np.zeros(1, np.int64), np.zeros(4), np.zeros(4)),
             "max_unacked": 5,
             "may_owe": 7,
             "connection": connection,
+            "logprobs": (0, None, 16),
             **other,
         }
         return step_relay._native().StepRelay(*given.values())
@@ -212,11 +228,16 @@ def test_what_a_relay_cannot_be_made_of() -> None:
         {"loops": pages},
         {"receipt": ()},
         {"core_rows": pack_u32([1])},
-        {"rows": (rows, order[::-1].copy(), np.zeros(0, np.int64))},
+        {"rows": (rows, np.zeros(2, np.int64), np.zeros(0, np.int64))},
+        {"rows": (np.repeat(rows[:1], 2), order, np.zeros(0, np.int64))},
         {"rows": (rows + 10**6, order, np.zeros(0, np.int64))},
         {"rows": (rows, order, np.array([10**6]))},
         {"rows": (rows, order - 1, np.zeros(0, np.int64))},
         {"numbers": (*numbers[:3], np.zeros(2, np.int64))},
+        {"logprobs": (2, None, 16)},
+        {"logprobs": (-1, [], 16)},
+        {"spans": (np.zeros(1, np.int64), np.zeros(4), np.zeros(3))},
+        {"spans": (np.zeros(1, np.int64), np.zeros(0), np.zeros(0))},
         {"numbers": (numbers[0], np.zeros(1, np.int64), *numbers[2:])},
     ):
         with pytest.raises((TypeError, ValueError, IndexError)):

@@ -124,6 +124,11 @@ class MemoryNetwork:
         self.tap: Tap = _untapped
         self._listeners: dict[str, MemoryListener] = {}
 
+    def clear_arrived(self) -> None:
+        """Everything was looked at: what is left is reported again, as by `Poller`."""
+        self.arrived.clear()
+        self.arrived.update(each.fd for each in self._listeners.values() if each.unread)
+
     def listen(self, address: str, **_limits: int) -> MemoryListener:
         """In place of `listen_local`."""
         listener = self._listeners[address] = MemoryListener()

@@ -127,7 +127,7 @@ class OutputPath:
         # in the engine a step is in flight when a report comes, whose message acknowledges it
         self._core.handler.launching(0, np.empty(0, np.int64))
         network.tap = self._note_sent
-        self._arrived = network.arrived
+        self._network, self._arrived = network, network.arrived
 
     @property
     def is_done(self) -> bool:
@@ -178,7 +178,7 @@ class OutputPath:
         """Finish a step after its deltas have been read: the core receives the worker's report."""
         self._core.handler.receive(time.monotonic(), self._arrived)
         self._watch.lap("reports")
-        self._arrived.clear()
+        self._network.clear_arrived()
         if self._step == 1:
             self._watch.num_tracked.clear()
         elif self._step == self._num_steps - 1:

@@ -181,7 +181,10 @@ class WorkerHandler:
             may_owe = MAY_OWE if self._num_in_flight else 0
             for session, body in self._acceptor.receive(now, may_owe=may_owe):
                 try:
-                    self._handle(session, body)
+                    if isinstance(body, Report):
+                        self._report(session.identity, body)
+                    else:
+                        self._handle(session, body)
                 except ProtocolError:
                     logger.exception(
                         "worker %r broke the protocol; asked to attach again", session.identity
@@ -239,8 +242,6 @@ class WorkerHandler:
             case Admit():
                 for admit in registrations_of(body):
                     self._admit(session.identity, admit)
-            case Report():
-                self._report(session.identity, body)
             case Withdraw():
                 self._pending.drop_of(session.identity, [body.stream_id])
                 stream = self._owned(session.identity, body.stream_id)
@@ -407,9 +408,11 @@ class WorkerHandler:
             self._resume_stream(sender, stream, len(outputs), history_digest(outputs))
 
     def _report(self, worker: bytes, report: Report) -> None:
-        check_report(report)
+        has_ends = bool(report.rows or report.num_tokens)  # most have none
+        if has_ends:
+            check_report(report)
         self._senders[worker].checked(report.step)
-        if not report.rows:
+        if not has_ends:
             return
         for row in u32(report.rows).tolist():
             stream = self._streams.at(row)

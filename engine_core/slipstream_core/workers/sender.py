@@ -201,13 +201,28 @@ class WorkerSender:
         rows = self._sampled
         if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
             return False
-        if self._wants_logprobs or not session.link.has_credit:
+        if not session.link.has_credit:
             return False
-        portion = self._cursors.next_in_streak(rows, _TOKEN_BUDGET, self._number)
+        logprobs, budget = None, _TOKEN_BUDGET
+        if self._wants_logprobs:
+            logprobs = self._logprobs.last(rows, self._tokens.length(rows.array.item(0)))
+            if logprobs is None:
+                return False
+            budget = _LOGPROB_TOKEN_BUDGET
+        portion = self._cursors.next_in_streak(rows, budget, self._number)
         if portion is None:
             return False
         self._sampled = None
-        self._send(session, portion, rows, is_all=True)
+        step, token_ids = self.completed_step, self._tokens.last(rows)
+        is_awaited = self._is_rest_awaited or self._possible_ends.are_among(rows, None, token_ids)
+        if self._packed[0].version != rows.version:
+            self._packed = rows, pack_u32(rows.array)
+        ids = token_ids.astype(_U32, copy=False).tobytes()
+        message = Step(step, self._packed[1], ids, b"", b"", logprobs, is_awaited)
+        if self._acceptor.send(session, message, portion):
+            self._note_all_sent(step, is_awaited=is_awaited)
+        else:
+            self._put_back(portion, rows)
         return True
 
     def take_acknowledgements(self) -> bool:
@@ -345,18 +360,27 @@ class WorkerSender:
         """
         step = self.completed_step if is_all else self.sent_step
         message = self._message(step, portion)
-        if self._acceptor.send(session, message, portion):
-            self.sent_step = step
-            if not is_all:
-                self._is_rest_awaited = message.is_awaited
-            elif message.is_awaited:
-                if self._awaited_step <= self._checked_step:
-                    self._checked_step = step - 1  # no report is due on the steps before it
-                self._awaited_step, self._is_rest_awaited = step, False
-            return True
+        if not self._acceptor.send(session, message, portion):
+            self._put_back(portion, rows)
+            return False
+        if is_all:
+            self._note_all_sent(step, is_awaited=message.is_awaited)
+        else:
+            self._is_rest_awaited = message.is_awaited
+        return True
+
+    def _note_all_sent(self, step: int, *, is_awaited: bool) -> None:
+        """Everything up to `step` has been sent."""
+        self.sent_step = step
+        if is_awaited:
+            if self._awaited_step <= self._checked_step:
+                self._checked_step = step - 1  # no report is due on the steps before it
+            self._awaited_step, self._is_rest_awaited = step, False
+
+    def _put_back(self, portion: Portion, rows: RowSet) -> None:
+        """A portion of the news of `rows` was not sent."""
         self._cursors.rewind(portion)
         self._mark_dirty(rows.array)
-        return False
 
     def _mark_dirty(self, rows: npt.NDArray[np.int64]) -> None:
         self._dirty[rows] = self._is_dirty = True

@@ -29,7 +29,7 @@ from slipstream_ipc.row_table import RowTable, column
 
 _MIN_ROWS = 64
 _SPARE_BYTES = 2**22  # kept in the pools of a width when no row has it
-_MAX_DEFERRED = 16  # tokens of each row
+MAX_DEFERRED = 16  # tokens of each row
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -87,7 +87,7 @@ class _Width:
     def append(self, rows: RowSet, columns: LogprobColumns) -> None:
         """Append a token to each of `rows`; its columns fit, and are of this width."""
         self._is_same_rows = rows.version == self._rows.version
-        if not self._is_same_rows or len(self._deferred) >= _MAX_DEFERRED:
+        if not self._is_same_rows or len(self._deferred) >= MAX_DEFERRED:
             self._write_deferred()
             self._rows = rows
         self._deferred.append(columns)
@@ -100,8 +100,13 @@ class _Width:
 
     def flush_deferred(self) -> None:
         """Write what was appended last, unless more for the same rows is to be expected."""
-        if not self._is_same_rows or len(self._deferred) >= _MAX_DEFERRED:
+        if not self._is_same_rows or len(self._deferred) >= MAX_DEFERRED:
             self._write_deferred()
+
+    def deferred_of(self, rows: RowSet) -> list[LogprobColumns] | None:
+        """See `LogprobLog`."""
+        is_same = self._is_same_rows and rows.version == self._rows.version
+        return self._deferred if is_same else None
 
     def last(self, rows: RowSet, position: int) -> LogprobColumns | None:
         """The columns of the last token of each of `rows`, if they were the last to be appended to;
@@ -131,15 +136,18 @@ class _Width:
 
     def _write_deferred(self) -> None:
         """Write what was appended last, if it is not written yet."""
-        deferred, self._deferred = self._deferred, []
+        deferred = self._deferred.copy()
+        self._deferred.clear()  # the same list as ever, see `deferred_of`
         num, rows = len(deferred), self._rows.array
         if not num or not len(rows):
             return
-        each = [_arrays_of(columns, len(rows)) for columns in deferred]
         if num == 1:
-            self._write(self._table.append(rows), *each[0])
+            self._write(self._table.append(rows), *_arrays_of(deferred[0], len(rows)))
             return
-        values, ids, ranks = (np.stack(some, 1) for some in zip(*each, strict=True))
+        shape = num, len(rows), self._values.width
+        values = f32(b"".join([each.values for each in deferred])).reshape(shape).swapaxes(0, 1)
+        ids = u32(b"".join([each.ids for each in deferred])).reshape(shape).swapaxes(0, 1)
+        ranks = u32(b"".join([each.ranks for each in deferred])).reshape(shape[:2]).T
         indices = self._table.append_spans(rows, np.full(len(rows), num))
         self._write(
             indices,
@@ -196,6 +204,9 @@ class _Wide:
             self._rows.append(row, piece)
 
     def flush_deferred(self) -> None:
+        """Nothing is deferred."""
+
+    def deferred_of(self, _rows: RowSet) -> None:
         """Nothing is deferred."""
 
     def last(self, _rows: RowSet, _position: int) -> None:
@@ -330,6 +341,14 @@ class LogprobLog(RowTable):
         """Write what was appended last, unless more for the same rows is to be expected."""
         for of_width in self._by_width.values():
             of_width.flush_deferred()
+
+    def deferred_of(self, rows: RowSet) -> list[LogprobColumns] | None:
+        """A list to which the columns of one more token of each of `rows` may be appended, while it
+        has fewer than MAX_DEFERRED; None if others were appended to last, or widths differ. It
+        stays the same until a row is opened or dropped.
+        """
+        width = self._width_of_all(rows)
+        return self._by_width[width].deferred_of(rows) if width else None
 
     def append_columns(
         self, row_set: RowSet, counts: Int64s | None, columns: LogprobColumns

@@ -8,6 +8,9 @@ It is always on; `trace` writes complete recordings to a file.
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,25 +25,33 @@ class RecentSpans:
 
     def __init__(self, *, has_nums: bool = False) -> None:
         self._has_nums = has_nums
-        self._num_added = 0
+        self._num_added = array("q", [0])
         self._times: npt.NDArray[np.float64] = np.zeros((2, CAPACITY))
         self._nums: npt.NDArray[np.int64] = np.zeros(CAPACITY, np.int64)
         # setting an item of a memoryview takes half the time of an array's
         self._begin, self._end = (row.data for row in self._times)
         self._num = self._nums.data
 
+    @property
+    def columns(self) -> tuple[Any, Any, Any]:
+        """The number of spans added so far (i64 [1]), and beginnings and ends of the newest in
+        seconds (f64 [capacity]): to add spans without a number elsewhere.
+        """
+        return self._num_added, self._begin, self._end
+
     def add(self, begin: float, end: float, num: int = 0) -> None:
         """Record a span, in seconds of time.monotonic()."""
-        at = self._num_added % CAPACITY
-        self._num_added += 1
+        at = self._num_added[0] % CAPACITY
+        self._num_added[0] += 1
         self._begin[at] = begin
         self._end[at] = end
         self._num[at] = num
 
     def spans(self, now: float) -> Spans:
         """The spans that ended within the last TOLD_US before `now`, cut to that time."""
-        num_kept = min(self._num_added, CAPACITY)
-        order = np.arange(self._num_added - num_kept, self._num_added) % CAPACITY
+        num_added = self._num_added[0]
+        num_kept = min(num_added, CAPACITY)
+        order = np.arange(num_added - num_kept, num_added) % CAPACITY
         ticks = np.rint((now - self._times[:, order]) * (1e6 / TICK_US)).clip(0, _MAX_TICKS)
         is_told = ticks[1] < _MAX_TICKS
         begins, ends = ticks[:, is_told].astype("<u2")

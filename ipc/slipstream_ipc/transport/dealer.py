@@ -194,10 +194,12 @@ class Dealer(Generic[Out, In, Receipt]):
         acknowledged.
         """
         channel = self._channel
-        if channel is None or not channel.is_local or not self.is_attached:
+        if not isinstance(channel, LocalChannel) or not self.is_attached:
             return None
-        channel.fill()
-        messages = channel.messages
+        connection, messages = channel.connection, channel.messages
+        if connection.num_unsent:
+            return None
+        connection.fill()
         if len(messages) != 1:
             return None
         try:

@@ -164,6 +164,7 @@ class Router(Generic[Out, In, Receipt]):
         local = self._local
         if local is not None:
             unread, num_left, routes = local.ready(), MAX_READ_AT_ONCE, self._routes
+            decode = self._codec.decode
             while unread and num_left:
                 connection = unread[0]
                 messages = connection.messages
@@ -172,8 +173,10 @@ class Router(Generic[Out, In, Receipt]):
                     data, session = messages.popleft(), routes.get(connection)
                     if session is not None and session.link.take_ack(data, now):
                         continue
-                    frame = self._decode(connection, data)
-                    if frame is None:
+                    try:
+                        frame = decode(data)
+                    except ProtocolError as error:
+                        self._refuse(connection, str(error), field=error.field)
                         continue
                     body = None if session is None else session.link.take_next(frame, now)
                     if session is None or body is None:
@@ -185,7 +188,8 @@ class Router(Generic[Out, In, Receipt]):
                         yield session, body
                 self._leave(connection, local)
             if self._is_drained and not local.is_other_ready:
-                self.acknowledge(may_owe)
+                if self._heard:
+                    self.acknowledge(may_owe)
                 return
         for route, frame, key in self._zmq_frames():
             session = self._receive_frame(route, frame, key, now)

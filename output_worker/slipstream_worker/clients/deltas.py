@@ -280,6 +280,11 @@ def _logprobs_of(
     return columns.logprobs.columns(rows, u32(starts).astype(np.int64), several)
 
 
+def most_in_a_message(columns: StreamColumns) -> int:
+    """How many fast rows with a token each fit a message."""
+    return MESSAGE_BUDGET_BYTES // (ENTRY_BYTES + 4 + 8 * columns.max_width + TEXT_BYTES)
+
+
 def _fitting(
     columns: StreamColumns, rows: bytes, counts: bytes, budget: int
 ) -> tuple[bytes, bytes]:

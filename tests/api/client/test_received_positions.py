@@ -222,6 +222,17 @@ def test_columns_that_do_not_match_are_refused(columns: tuple[bytes, bytes]) -> 
         native_ends_of()(bytes(4), bytes(4), [b"a"], b"")  # type: ignore[list-item]
 
 
+LOGPROBS = st.sampled_from(
+    [None] * 5
+    + [LogprobColumns(0, b"", b"", b"")]
+    + [LogprobColumns(2, bytes(8 * num), bytes(8 * num), bytes(4 * num)) for num in (1, 1, 1, 2)]
+    + [
+        LogprobColumns(1, bytes(4), bytes(8), bytes(4)),
+        LogprobColumns(1, bytes(4), bytes(4), b""),
+        LogprobColumns(1, bytes(4), bytes(4), bytes(4), column(1)),
+        LogprobColumns(2**32 - 1, bytes(4), bytes(4), bytes(4)),
+    ]
+)
 EVENTS = st.sampled_from([(), ((),), ((AnswerEvent(EventKind.CONTENT, "a", 0),),)])
 COLUMNS = st.sampled_from([b"", column(0), column(1), column(3, 4), column(2**32 - 1, 0)])
 
@@ -237,7 +248,7 @@ COLUMNS = st.sampled_from([b"", column(0), column(1), column(3, 4), column(2**32
         counts=st.sampled_from([b"", b"", b"", column(1)]),
         ended=st.sampled_from([b"", b"", b"", column(0)]),
         ends=st.sampled_from([(), (), (), (End("stop", 1),)]),
-        logprobs=st.sampled_from([None, None, None, LogprobColumns(0, b"", b"", b"")]),
+        logprobs=LOGPROBS,
         kinds=st.sampled_from([b"", b"", b"", column(0)]),
         event_entries=st.sampled_from([b"", b"", b"", column(0)]),
         events=EVENTS,

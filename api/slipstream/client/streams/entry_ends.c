@@ -63,6 +63,8 @@ static PyObject *ends_of(PyObject *module, PyObject *const *args, Py_ssize_t num
 
 enum { COUNTS, ENDED, ENDS, KINDS, EVENT_ENTRIES, EVENTS, NUM_EMPTY };
 static PyObject *empty_names[NUM_EMPTY];
+enum { VALUES, CANDIDATE_IDS, RANKS, WIDTHS, NUM_COLUMNS };
+static PyObject *column_names[NUM_COLUMNS], *width_name;
 static PyObject *logprobs_name, *handles_name, *chars_name, *tokens_name, *ids_name, *texts_name;
 
 /* Whether an attribute is bytes and the same as `given`; -1: error. */
@@ -77,13 +79,37 @@ static int is_column(PyObject *message, PyObject *name, PyObject *given) {
     return is_same;
 }
 
-/* Whether the message has only columns of text and ids; -1: error. */
-static int is_plain(PyObject *message) {
+/* Whether these are the columns of `num` tokens with equally many candidates; -1: error. */
+static int are_even(PyObject *logprobs, Py_ssize_t num) {
+    PyObject *given = PyObject_GetAttr(logprobs, width_name);
+    if (given == NULL)
+        return -1;
+    const Py_ssize_t width = PyLong_AsSsize_t(given);
+    Py_DECREF(given);
+    if (width == -1 && PyErr_Occurred())
+        return -1;
+    int is_right = width > 0 && num <= PY_SSIZE_T_MAX / 4 / width;
+    const Py_ssize_t sizes[NUM_COLUMNS] = {is_right ? 4 * num * width : 0,
+                                           is_right ? 4 * num * width : 0, 4 * num, 0};
+    for (int at = 0; at < NUM_COLUMNS && is_right; at++) {
+        PyObject *column = PyObject_GetAttr(logprobs, column_names[at]);
+        if (column == NULL)
+            return -1;
+        is_right = PyBytes_Check(column) && PyBytes_GET_SIZE(column) == sizes[at];
+        Py_DECREF(column);
+    }
+    return is_right;
+}
+
+/* Whether the message has only columns of text, ids and log-probabilities; -1: error. */
+static int is_plain(PyObject *message, Py_ssize_t num) {
     PyObject *logprobs = PyObject_GetAttr(message, logprobs_name);
     if (logprobs == NULL)
         return -1;
-    Py_DECREF(logprobs); /* the message holds it */
-    int is_none = logprobs == Py_None;
+    int is_none = logprobs == Py_None ? 1 : are_even(logprobs, num);
+    Py_DECREF(logprobs);
+    if (is_none < 0)
+        return -1;
     for (int at = 0; at < NUM_EMPTY && is_none; at++) {
         PyObject *value = PyObject_GetAttr(message, empty_names[at]);
         if (value == NULL)
@@ -110,7 +136,7 @@ static PyObject *plain_ends(PyObject *module, PyObject *const *args, Py_ssize_t 
     if (is_next > 0)
         is_next = is_column(args[0], chars_name, args[2]);
     if (is_next > 0)
-        is_next = is_plain(args[0]);
+        is_next = is_plain(args[0], PyBytes_GET_SIZE(args[1]) / 4);
     if (is_next <= 0)
         return is_next < 0 ? NULL : Py_NewRef(Py_None);
     PyObject *ids = PyObject_GetAttr(args[0], ids_name), *texts = NULL, *found = NULL;
@@ -146,6 +172,11 @@ static int intern_names(void) {
         {&empty_names[EVENT_ENTRIES], "event_entries"},
         {&empty_names[EVENTS], "events"},
         {&logprobs_name, "logprobs"},
+        {&width_name, "width"},
+        {&column_names[VALUES], "values"},
+        {&column_names[CANDIDATE_IDS], "ids"},
+        {&column_names[RANKS], "ranks"},
+        {&column_names[WIDTHS], "widths"},
         {&handles_name, "handles"},
         {&chars_name, "chars"},
         {&tokens_name, "tokens"},

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import Deltas
+from slipstream_ipc.messages import Deltas, LogprobColumns
 from slipstream_ipc.native.extension import load_extension
 
 Item = TypeVar("Item")
@@ -136,8 +136,9 @@ class ReceivedPositions(Generic[Item]):
         return bool(is_there and (self._chars[rows] == u32(chars)).all())
 
     def continued(self, message: Deltas) -> FoundStreams[Item] | None:
-        """The streams of a message that has nothing but a token's text for each of the streams of
-        the message before it, behind that; None for any other. Sets their positions.
+        """The streams of a message that has nothing but a token, its text and candidates for each
+        of the streams of the message before it, behind that; None for any other. Sets their
+        positions.
         """
         found = self._found
         if found is None or not found.tokens:
@@ -241,13 +242,26 @@ def native_rows() -> ModuleType | None:
     return load_extension("received_rows", _ROWS_SOURCE)
 
 
+def are_even(columns: LogprobColumns, num_tokens: int) -> bool:
+    """Whether these are the columns of so many tokens, each with `width` candidates, at least 1."""
+    num_bytes = 4 * num_tokens
+    return (
+        columns.width > 0
+        and not columns.widths
+        and len(columns.values) == len(columns.ids) == num_bytes * columns.width
+        and len(columns.ranks) == num_bytes
+    )
+
+
 def plain_ends(message: Deltas, handles: bytes, chars: bytes, tokens: bytes) -> _Columns | None:
     """`ends_of` a message with these columns that has nothing but one token and its text to each
-    entry; None for any other, which may be invalid.
+    entry, and perhaps equally many candidates; None for any other, which may be invalid.
     """
     if message.handles != handles or message.tokens != tokens or message.chars != chars:
         return None
-    if message.logprobs is not None or message.counts or message.ended or message.ends:
+    if message.counts or message.ended or message.ends:
+        return None
+    if message.logprobs is not None and not are_even(message.logprobs, len(message.texts)):
         return None
     if message.kinds or message.event_entries or message.events:
         return None

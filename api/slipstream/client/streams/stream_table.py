@@ -280,8 +280,8 @@ class ClientStreamTable:
         self._fail(state, StreamLostError(Fault("unknown_stream", why)))
 
     def deliver_next(self, message: Deltas, now: float) -> bool:
-        """Deliver a message that has nothing but a token's text for each of the streams of the
-        message before it, behind that. Returns False, without effect, for any other.
+        """Deliver a message that has nothing but a token, its text and candidates for each of the
+        streams of the message before it, behind that. Returns False, without effect, for any other.
         """
         found = self._received.continued(message)
         if found is None:
