@@ -212,7 +212,7 @@ class ReasoningState:
         automaton = self._automaton
         watched = np.array(sorted(automaton.first_ids), np.uint32)
         hits = np.flatnonzero(np.isin(token_ids, watched)).tolist()
-        ids, num = memoryview(token_ids), len(token_ids)  # hands out ints, without a copy
+        ids, num = token_ids.data, len(token_ids)  # hands out ints, without a copy
         index, state = 0, self._state
         while not state.is_grammar:
             if not state.watches_all:

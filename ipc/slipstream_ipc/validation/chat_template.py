@@ -101,8 +101,7 @@ def read_template(options: TemplateOptions) -> tuple[list[dict[str, Any]] | None
                 name, Summary(f"{len(text)} characters"), f"at most {MAX_TEMPLATE_CHARS}"
             )
         if is_nested_deeper(text, MAX_TEMPLATE_NESTING):
-            given = Summary("lists and objects within each other")
-            raise BadRequest(name, given, f"at most {MAX_TEMPLATE_NESTING} levels of them")
+            raise _too_deep(name)
     if options.continue_final_message and options.add_generation_prompt:
         allowed = "true only where add_generation_prompt is false"
         raise BadRequest("continue_final_message", True, allowed)
@@ -122,12 +121,19 @@ def check_token_ids(column: bytes, card: ModelCard) -> None:
         raise BadRequest("token_ids", int(ids.max()), allowed)
 
 
+def _too_deep(name: str) -> BadRequest:
+    given = Summary("lists and objects within each other")
+    return BadRequest(name, given, f"at most {MAX_TEMPLATE_NESTING} levels of them")
+
+
 def _as_json(name: str, value: Any) -> str:
     if value is None:
         return ""
     try:
         return msgspec.json.encode(value).decode()
-    except (UnicodeEncodeError, TypeError, RecursionError, ValueError) as error:
+    except RecursionError:
+        raise _too_deep(name) from None
+    except (UnicodeEncodeError, TypeError, ValueError) as error:
         given = Summary(f"a {type(value).__name__}")  # the value may be nested too deeply for repr
         raise BadRequest(
             name, given, f"values that JSON and UTF-8 can represent ({error})"

@@ -19,6 +19,7 @@ from slipstream.http.openai.request_bodies import NEUTRAL_VALUES, OWN_NEUTRAL_VA
 from slipstream.spelling import did_you_mean
 from slipstream.vllm_names import in_our_words, unsupported_value
 from slipstream_ipc.errors import BadRequest, UnknownField
+from slipstream_ipc.validation.chat_template import MAX_TEMPLATE_NESTING
 from slipstream_ipc.validation.field_types import field_error
 
 Body = TypeVar("Body")
@@ -68,6 +69,11 @@ class BodyDecoder(Generic[Body]):
 
 
 def _not_json(error: Exception) -> ApiError:
+    if isinstance(error, RecursionError):
+        allowed = f"at most {MAX_TEMPLATE_NESTING} levels of them"
+        return bad_field(
+            None, f"the body: got lists and objects nested too deeply, allowed: {allowed}"
+        )
     return bad_field(None, f"the body is not JSON: {error}")
 
 

@@ -55,6 +55,16 @@ def prompts(plan: AnswerPlan) -> list[object]:
     return [s.text if s.text is not None else u32(s.token_ids).tolist() for s in submits]
 
 
+@pytest.mark.parametrize("levels", [100, 900, 5000])
+def test_what_is_nested_too_deeply_is_said(levels: int) -> None:
+    """It was "maximum recursion depth exceeded", of a body that is "not JSON"."""
+    schema = '{"properties":{"a":' * levels + "{}" + "}}" * levels
+    tool = f'{{"type":"function","function":{{"name":"f","parameters":{schema}}}}}'
+    body = json.dumps({"messages": [USER], "tools": "@"}).replace('"@"', f"[{tool}]")
+    with pytest.raises((ApiError, BadRequestError), match="at most 128 levels"):
+        plan_chat(read_chat(body.encode()), MODEL)
+
+
 def test_the_values_of_a_body_are_counted_before_they_are_read():
     for few in (
         b"," * 2**17,
