@@ -1,10 +1,11 @@
 """What a core on a CPU does before it is ready, so that its first steps cost what later ones do.
 
-- Three small steps on the null block: threads start, libraries choose their kernels, code and
-  memory are touched for the first time. They are left out for weights of more than `_LARGE_BYTES`,
-  whose steps take so long that the rest does not matter, and where a predecessor's streams wait.
-- A cache whose size was asked for is touched, the blocks that are dealt out first at first, for at
-  most `_TOUCH_S`. A default cache takes memory only as it is used.
+- Small steps on the null block: threads start, libraries choose their kernels, code and memory are
+  touched for the first time. They are left out for weights of more than `_LARGE_BYTES`, whose steps
+  take so long that the rest does not matter, and where a predecessor's streams wait.
+- Where the cache's size was asked for, so that memory may be taken, one of the steps is a prompt
+  (libraries keep 18 MiB from their first large product on), and the cache is touched, the blocks
+  that are dealt out first at first, for at most `_TOUCH_S`.
 - Freed memory stays in the process: a step's buffers are those of the step before. The allocator
   would give the end of its heap back after one step and take it again, page by page, in the next.
 """
@@ -60,7 +61,7 @@ def warm_up(runner: TorchRunner, config: CoreConfig, weight_bytes: int) -> None:
 
 
 def warm_up_plans(runner: TorchRunner, config: CoreConfig) -> list[StepPlan]:
-    """A prompt, a greedy decode step, and one that samples and wants log-probabilities."""
+    """A greedy decode step, one that samples and wants log-probabilities, and perhaps a prompt."""
     most = min(config.max_num_batched_tokens, runner.info.max_model_len)
     rows = min(_ROWS, config.max_num_seqs, most)
 
@@ -74,7 +75,8 @@ def warm_up_plans(runner: TorchRunner, config: CoreConfig) -> list[StepPlan]:
         )
 
     sampled = plan(rows, rows)
-    return [_greedy(plan(1, min(_TOKENS, most))), _greedy(sampled), sampled]
+    prompts = [_greedy(plan(1, min(_TOKENS, most)))] if config.touches_cache else []
+    return [_greedy(sampled), sampled, *prompts]
 
 
 def _greedy(plan: StepPlan) -> StepPlan:

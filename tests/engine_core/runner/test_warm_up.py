@@ -72,12 +72,20 @@ def touched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_prompt_and_both_kinds_of_decode_steps_run(
     config: CoreConfig, launched: list[StepPlan], touched: list[int]
 ) -> None:
-    load_runner(config).close()
-    prompt, greedy, sampled = launched
+    load_runner(msgspec.structs.replace(config, touches_cache=True)).close()
+    greedy, sampled, prompt = launched
     assert (prompt.num_requests, prompt.num_tokens, prompt.num_decodes) == (1, 64, 0)
     assert (greedy.num_decodes, greedy.all_greedy, greedy.max_logprobs) == (5, True, -1)
     assert (sampled.num_decodes, sampled.all_greedy, sampled.max_logprobs) == (5, False, 20)
     assert not any(plan.kv_slots.any() for plan in launched)  # the null block alone
+    assert touched == [512]
+
+
+def test_a_cache_of_the_default_size_and_prompts_take_no_memory_at_first(
+    config: CoreConfig, launched: list[StepPlan], touched: list[int]
+) -> None:
+    load_runner(config).close()
+    assert [(plan.num_decodes, plan.all_greedy) for plan in launched] == [(5, True), (5, False)]
     assert touched == []
 
 
@@ -93,7 +101,7 @@ def test_requests_get_the_same_tokens_as_ever(config: CoreConfig, llama: Path) -
 def test_steps_keep_within_limits(
     config: CoreConfig, launched: list[StepPlan], limits: dict[str, Any]
 ) -> None:
-    load_runner(msgspec.structs.replace(config, **limits)).close()
+    load_runner(msgspec.structs.replace(config, touches_cache=True, **limits)).close()
     most = min(limits.values())
     assert [plan.num_tokens for plan in launched] == [most, most, most]
 
