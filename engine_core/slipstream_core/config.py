@@ -15,6 +15,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `served_model_name` is the name that clients see; by default `model`.
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
     memory that this core may use in all; `num_blocks` overrides both (tests).
+    `touches_cache` takes the memory of a CPU's cache, and of prompts, before the first request.
     `enforce_eager` disables CUDA graphs; `cuda_graph_sizes` are the batch sizes to capture (empty:
     see `batch_sizes` in runner/cuda/graph_capture).
     `enable_prefix_caching` lets requests with equal prefixes share blocks.
@@ -52,6 +53,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     block_size: Annotated[int, Meta(ge=1, le=256)] = 16
     kv_cache_gib: Annotated[float, Meta(gt=0)] = 1.0
     num_blocks: Positive | None = None
+    touches_cache: bool = False
     threads: Positive | None = None
     native: bool = True
     max_waiting: Positive = 16384

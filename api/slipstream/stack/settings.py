@@ -226,8 +226,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = "auto"
     kv_cache_gib: Annotated[
-        float, Meta(gt=0), _about(MEMORY, "size of the key-value cache on a CPU, in GiB", "GIB")
-    ] = 1.0
+        Annotated[float, Meta(gt=0)] | None,
+        _about(
+            MEMORY,
+            "size of the key-value cache on a CPU, in GiB (default: 1, which takes memory as it is "
+            "used; a size that is given is taken before the first request)",
+            "GIB",
+        ),
+    ] = None
     gpu_memory_utilization: Annotated[
         float,
         Meta(gt=0, lt=1),
@@ -433,7 +439,7 @@ class StackOptions(TypedDict, total=False):
     max_logprobs: int
     logprobs_gib: float
     response_store_mib: float
-    kv_cache_gib: float
+    kv_cache_gib: float | None
     gpu_memory_utilization: float
     enforce_eager: bool
     cuda_graph_sizes: Sequence[int]

@@ -26,6 +26,7 @@ from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.sharding.collectives import least_over_ranks
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.warm_up import keep_freed_memory, warm_up
 from slipstream_ipc.telemetry.trace import open_tracer
 
 logger = logging.getLogger(__name__)
@@ -76,18 +77,23 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         num_blocks = least_over_ranks(num_blocks, model.device)
     check_length(model, config, num_blocks)
     packs = True
+    weight_bytes = sum(weight.nbytes for weight in model.module.parameters())
     if model.device.type == "cpu":
+        keep_freed_memory()
         memory = read_host_memory()
         cache = num_blocks * block_bytes(model, config.block_size)
         refuse_cache(model.name, size * model.kept_bytes, size * cache, memory)
         packs = packs_weights(model, memory)
     try:
-        return make(
+        runner = make(
             num_blocks=num_blocks,
             tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
             graph_sizes=sizes,
             packs=packs,
         )
+        if model.device.type == "cpu":
+            warm_up(runner, config, weight_bytes)
+        return runner
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise no_room(model, config, num_blocks) from error
     except (OSError, RuntimeError) as error:  # from mmap, or from torch's allocator

@@ -70,6 +70,7 @@ logger = logging.getLogger(__name__)
 
 
 _STAGING_BYTES = 1 << 20  # for a step's columns; grows on demand
+_TOUCHED_BYTES = 4 << 20  # of a layer's keys, between two looks at the clock
 
 
 class TorchRunner:
@@ -217,6 +218,28 @@ class TorchRunner:
         self._layers = []
         if self._tracer is not None:
             self._tracer.close()
+
+    def touch_cache(self, within_s: float, clock: Callable[[], float] = time.monotonic) -> int:
+        """Write zeros to the cache's blocks, lowest ids first, for `within_s`; returns how many.
+
+        The system gives memory to a page when it is written for the first time. No step may be in
+        flight, and no request may have blocks.
+        """
+        widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
+        piece = max(1, _TOUCHED_BYTES // widest)
+        end_s, done = clock() + within_s, 0
+
+        def touch() -> None:
+            nonlocal done
+            while done < self.num_blocks and clock() < end_s:
+                blocks = slice(done, done + piece)
+                for layer in self._layers:
+                    layer.key_blocks[blocks].zero_()
+                    layer.value_blocks[blocks].zero_()
+                done = min(done + piece, self.num_blocks)
+
+        self._on_device(touch)
+        return done
 
     def bare_replay(self, batch: int, steps: int, *, context: int = 128) -> float:
         """Seconds that `steps` recorded decode steps take without host work between them.

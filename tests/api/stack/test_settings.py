@@ -109,6 +109,15 @@ def test_defaults_are_those_of_the_processes(tmp_path):
     assert worker.stack_incarnation not in (0, configs(tmp_path)[1].stack_incarnation)
 
 
+@pytest.mark.parametrize(
+    ("given", "is_touched"),
+    [({}, False), ({"kv_cache_gib": 1.0}, True), ({"num_blocks": 64}, True)],
+)
+def test_a_cache_of_a_given_size_is_touched_at_first(tmp_path, given, is_touched):
+    core, _ = configs(tmp_path, **given)
+    assert (core.touches_cache, core.kv_cache_gib) == (is_touched, 1.0)
+
+
 def test_every_option_reaches_a_process(tmp_path):
     given = {
         "served_model_name": "mine",

@@ -232,8 +232,8 @@ class Broadcast:
             left = bytearray(len(message.texts))  # 1: to be written by `_write_entries`
             for entry in (*batch.ends, *batch.own_events):
                 left[entry] = 1
-            tails, lengths = _tails(streams, batch) or (None, b"")
-            columns = message.kinds, message.token_ids, message.counts, lengths, left
+            tails, ends, lengths = _tails(streams, batch) or (None, b"", b"")
+            columns = message.kinds, message.token_ids, message.counts, ends, lengths, left
             self._native.write_texts(streams, message.texts, tails, *columns)
             if 1 not in left:
                 return

@@ -1,8 +1,8 @@
-/* write_texts(streams, texts, tails, kinds, token_ids, counts, lengths, left): what `broadcast` does
- * entry by entry in Python, for entries that are plain text, or that and a completion's
+/* write_texts(streams, texts, tails, kinds, token_ids, counts, ends, lengths, left): what `broadcast`
+ * does entry by entry in Python, for entries that are plain text, or that and a completion's
  * log-probabilities, and whose connections have room.
  *
- * tails, lengths: of each entry, see `logprob_encoding.CompletionTails`; None and empty without.
+ * tails, ends, lengths: see `logprob_encoding.CompletionTails`; None and empty without.
  * left: a writable byte for each entry. An entry whose byte is not 0 is passed over; the byte of an
  * entry that Python has to write is set. Nothing has been done for such an entry.
  */
@@ -20,7 +20,10 @@ static PyObject *s_exchange, *s_is_ready, *s_deltas, *s_is_text_only, *s_before,
     *s_numbers, *s_after_number, *s_grow;
 static uint32_t crc_table[256];
 
-/* ---- attributes -------------------------------------------------------------------------- */
+/* ---- attributes --------------------------------------------------------------------------
+ *
+ * None may be looked up while an exception is set: a look-up may clear it.
+ */
 
 /* 1 or 0, or -1 with an exception. */
 static int is_true(PyObject *object, PyObject *name) {
@@ -171,7 +174,7 @@ typedef struct {
     const uint8_t *token_ids; /* u32, those of the entry */
     Py_ssize_t num_tokens;
     uint32_t kind;
-    PyObject *tail; /* NULL without log-probabilities */
+    Piece tail; /* text: NULL without log-probabilities */
     int32_t length;
     char *part; /* room for the text as JSON */
     Py_ssize_t room;
@@ -243,15 +246,16 @@ static int send_chunk(PyObject *exchange, const Piece *pieces, int num) {
 /* As `write_entry`, for a stream that shows a completion's log-probabilities. */
 static int write_scored(PyObject *stream, PyObject *exchange, PyObject *text, Entry *entry) {
     PyObject *position = PyObject_GetAttr(stream, s_position);
-    if (!position || position == Py_None || !entry->tail || entry->kind || entry->length < 0) {
+    if (!position || position == Py_None || !entry->tail.text || entry->kind || entry->length < 0) {
         Py_XDECREF(position);
         return position ? 0 : -1;
     }
     int result = -1;
     unsigned long long offset;
-    PyObject *before = bytes_of(stream, s_before), *between = bytes_of(stream, s_between);
-    PyObject *after = bytes_of(stream, s_after), *pending = bytes_of(position, s_pending);
-    if (!before || !between || !after || !pending || number_of(position, s_offset, &offset) < 0)
+    PyObject *before = NULL, *between = NULL, *after = NULL, *pending = NULL;
+    if (!(before = bytes_of(stream, s_before)) || !(between = bytes_of(stream, s_between)) ||
+        !(after = bytes_of(stream, s_after)) || !(pending = bytes_of(position, s_pending)) ||
+        number_of(position, s_offset, &offset) < 0)
         goto done;
     char *end = json_part(entry->part, text);
     if (PyBytes_GET_SIZE(pending) || !end || end == entry->part) {
@@ -266,7 +270,7 @@ static int write_scored(PyObject *stream, PyObject *exchange, PyObject *text, En
         piece_of(between),
         {begin, sizeof(begin) - 1},
         {number, decimal(number, offset) - number},
-        piece_of(entry->tail),
+        entry->tail,
         piece_of(after),
     };
     if (set_number(position, s_offset, offset + (unsigned long long)entry->length) == 0 &&
@@ -306,11 +310,13 @@ static int write_entry(PyObject *stream, PyObject *exchange, PyObject *text, Ent
     if (!frame)
         return PyErr_Occurred() ? -1 : 0;
     int result = -1;
-    PyObject *before = bytes_of(frame, s_before), *after = bytes_of(frame, s_after);
-    PyObject *repeat = bytes_of(frame, s_repeat), *cursor = PyObject_GetAttr(stream, s_cursor);
-    PyObject *after_number = bytes_of(frame, s_after_number);
-    PyObject *numbers = PyObject_GetAttr(stream, s_numbers), *line = NULL;
-    if (!before || !after || !repeat || !cursor || !after_number || !numbers)
+    PyObject *before = NULL, *after = NULL, *repeat = NULL, *cursor = NULL, *after_number = NULL;
+    PyObject *numbers = NULL, *line = NULL;
+    if (!(before = bytes_of(frame, s_before)) || !(after = bytes_of(frame, s_after)) ||
+        !(repeat = bytes_of(frame, s_repeat)) ||
+        !(cursor = PyObject_GetAttr(stream, s_cursor)) ||
+        !(after_number = bytes_of(frame, s_after_number)) ||
+        !(numbers = PyObject_GetAttr(stream, s_numbers)))
         goto done;
     char *end = json_part(entry->part, text), number[20], *number_end = number;
     if (!end) {
@@ -395,11 +401,11 @@ static uint32_t u32_at(const Py_buffer *column, Py_ssize_t at) {
 static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
                            const Py_buffer *columns) {
     const Py_buffer *kinds = &columns[0], *ids = &columns[1], *counts = &columns[2];
-    const Py_buffer *lengths = &columns[3];
-    uint8_t *left = columns[4].buf;
-    Py_ssize_t num = PyList_GET_SIZE(texts), first = 0;
-    if (PyList_GET_SIZE(streams) != num || columns[4].len != num ||
-        (tails && (PyList_GET_SIZE(tails) != num || lengths->len != 4 * num)) ||
+    const Py_buffer *ends = &columns[3], *lengths = &columns[4];
+    uint8_t *left = columns[5].buf;
+    Py_ssize_t num = PyList_GET_SIZE(texts), first = 0, tail_begin = 0, tail_end = 0;
+    if (PyList_GET_SIZE(streams) != num || columns[5].len != num ||
+        (tails && (ends->len != 4 * num || lengths->len != 4 * num)) ||
         (kinds->len && kinds->len != 4 * num) || (counts->len && counts->len != 4 * num)) {
         PyErr_SetString(PyExc_ValueError, "columns of different lengths");
         return NULL;
@@ -408,17 +414,25 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
     unsigned long long num_written = 0;
     Entry entry = {0};
     int failed = 0;
-    for (Py_ssize_t at = 0; !failed && at < num; at++, first += entry.num_tokens) {
+    for (Py_ssize_t at = 0; !failed && at < num;
+         at++, first += entry.num_tokens, tail_begin = tail_end) {
         entry.num_tokens = counts->len ? (Py_ssize_t)u32_at(counts, at) : 1;
         if (entry.num_tokens > ids->len / 4 - first) {
             PyErr_SetString(PyExc_ValueError, "fewer token ids than counted");
             failed = -1;
             break;
         }
+        if (tails) {
+            tail_end = (Py_ssize_t)u32_at(ends, at);
+            if (tail_end < tail_begin || tail_end > PyBytes_GET_SIZE(tails)) {
+                PyErr_SetString(PyExc_ValueError, "ends: not in order, or behind the tails");
+                failed = -1;
+                break;
+            }
+        }
         if (left[at])
             continue;
-        if (PyList_GET_SIZE(streams) != num || PyList_GET_SIZE(texts) != num ||
-            (tails && PyList_GET_SIZE(tails) != num)) {
+        if (PyList_GET_SIZE(streams) != num || PyList_GET_SIZE(texts) != num) {
             PyErr_SetString(PyExc_RuntimeError, "the lists changed");
             failed = -1;
             break;
@@ -442,18 +456,13 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
         }
         entry.kind = kinds->len ? u32_at(kinds, at) : 0;
         entry.token_ids = (const uint8_t *)ids->buf + 4 * first;
-        entry.tail = tails ? PyList_GET_ITEM(tails, at) : NULL;
         if (tails) {
+            entry.tail.text = PyBytes_AS_STRING(tails) + tail_begin;
+            entry.tail.size = tail_end - tail_begin;
             memcpy(&entry.length, (const char *)lengths->buf + 4 * at, sizeof(entry.length));
-            if (!PyBytes_CheckExact(entry.tail)) {
-                PyErr_SetString(PyExc_TypeError, "tails: expected bytes");
-                failed = -1;
-                break;
-            }
         }
         Py_INCREF(stream);
         Py_INCREF(text);
-        Py_XINCREF(entry.tail);
         PyObject *exchange = PyObject_GetAttr(stream, s_exchange);
         int result = exchange ? write_entry(stream, exchange, text, &entry) : -1;
         if (result < 0)
@@ -473,7 +482,6 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
             num_written++;
         }
         Py_XDECREF(exchange);
-        Py_XDECREF(entry.tail);
         Py_DECREF(text);
         Py_DECREF(stream);
     }
@@ -488,19 +496,19 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
 
 static PyObject *write_texts(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
     (void)module;
-    if (num_args != 8 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1]) ||
-        (args[2] != Py_None && !PyList_CheckExact(args[2]))) {
-        PyErr_SetString(PyExc_TypeError, "write_texts: expected three lists and five columns");
+    if (num_args != 9 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1]) ||
+        (args[2] != Py_None && !PyBytes_CheckExact(args[2]))) {
+        PyErr_SetString(PyExc_TypeError, "write_texts: expected two lists, bytes and six columns");
         return NULL;
     }
-    Py_buffer columns[5];
+    Py_buffer columns[6];
     int num = 0;
     PyObject *result = NULL;
-    for (; num < 5; num++)
+    for (; num < 6; num++)
         if (PyObject_GetBuffer(args[3 + num], &columns[num],
-                               num == 4 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+                               num == 5 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
             break;
-    if (num == 5)
+    if (num == 6)
         result = write_all(args[0], args[1], args[2] == Py_None ? NULL : args[2], columns);
     while (num)
         PyBuffer_Release(&columns[--num]);

@@ -102,12 +102,15 @@ def chat_logprobs_json(delta: Delta, texts: TokenTexts) -> bytes | None:
 
 
 class CompletionTails(NamedTuple):
-    """Of each token of a message, the JSON of its log-probabilities behind the `text_offset`.
+    """Of each token of a message, the JSON of its log-probabilities behind the `text_offset`: of
+    token i, `tails[ends[i - 1] : ends[i]]`.
 
-    lengths: i32, of the tokens' texts in characters; -1 where that depends on other tokens.
+    ends: u32. lengths: i32, of the tokens' texts in characters; -1 where that depends on other
+    tokens.
     """
 
-    tails: list[bytes]
+    tails: bytes
+    ends: bytes
     lengths: bytes
 
 
@@ -118,16 +121,30 @@ def load_native() -> ModuleType | None:
 
 def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | None:
     """The tails of a message whose entries have one token each, and equally many candidates; None
-    without the C extension, or where two tokens have the same name.
+    without the C extension, where two tokens have the same name, or for an id that is too large.
     """
     native = load_native()
     columns = batch.message.logprobs
     if native is None or columns is None or not batch.has_one_wide_each:
         return None
     numbers = _encode(_clamped(f32(columns.values)).tolist())
-    tokens = texts.token_json
-    found = native.tails(columns.ids, numbers, columns.width, tokens.key, tokens)
-    return None if tokens.has_equal_names else CompletionTails(*found)
+    keys = texts.token_json.keys_in_columns
+
+    def found() -> tuple[bytes, bytes, bytes] | list[int]:
+        of_tokens = keys.text, keys.starts, keys.sizes, keys.lengths
+        made: tuple[bytes, bytes, bytes] | list[int]
+        made = native.tails(columns.ids, numbers, columns.width, *of_tokens)
+        return made
+
+    tails = found()
+    if isinstance(tails, list):  # tokens that no message had before
+        if max(tails) >= keys.MOST:
+            return None
+        keys.add(tails)
+        tails = found()
+    if texts.token_json.has_equal_names or isinstance(tails, list):
+        return None
+    return CompletionTails(*tails)
 
 
 @lru_cache(maxsize=1)  # the streams of a message are written one after another

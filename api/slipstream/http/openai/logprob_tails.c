@@ -1,8 +1,9 @@
-/* tails(ids, numbers, width, keys, tokens) -> (tails, lengths): see `logprob_encoding`.
+/* tails(ids, numbers, width, text, starts, sizes, lengths) -> (tails, ends, lengths), or a list of
+ * the ids that the columns do not have: see `logprob_encoding.CompletionTails`.
  *
  * ids: u32 [tokens, width], each token's own first. numbers: their log-probabilities as a JSON list.
- * keys, tokens: `TokenTexts.token_json`. Of each token, the end of a completion's log-probabilities,
- * behind the `text_offset`; and an i32 of its length in characters, -1 where it is not ASCII.
+ * text, starts, sizes, lengths: `vocabulary.TokenKeys`. A tail is the end of a completion's
+ * log-probabilities, behind the `text_offset`; tails lie one behind the other.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -14,16 +15,24 @@
 #define TOPS "],\"top_logprobs\":[{"
 #define END "}]}"
 #define SIZE_OF(text) ((Py_ssize_t)sizeof(text) - 1)
+#define FIXED (SIZE_OF(VALUES) + SIZE_OF(NAMES) + SIZE_OF(TOPS) + SIZE_OF(END))
 
 typedef struct {
     const char *text;
     Py_ssize_t size;
 } Piece;
 
+typedef struct {
+    const char *text;
+    Py_ssize_t text_size, num;
+    const uint32_t *starts, *sizes;
+    const int32_t *lengths;
+} Keys;
+
 static uint32_t u32_at(const Py_buffer *column, Py_ssize_t at) {
-    const uint8_t *bytes = (const uint8_t *)column->buf + 4 * at;
-    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
-           (uint32_t)bytes[3] << 24;
+    uint32_t value;
+    memcpy(&value, (const char *)column->buf + 4 * at, sizeof(value));
+    return value;
 }
 
 static char *copied(char *to, const char *from, Py_ssize_t size) {
@@ -43,130 +52,134 @@ static int next_number(const char **from, const char *end, Piece *found) {
     return 0;
 }
 
-static PyObject *item_of(PyObject *table, uint32_t token_id) {
-    PyObject *key = PyLong_FromUnsignedLong(token_id);
-    PyObject *item = key ? PyObject_GetItem(table, key) : NULL;
-    Py_XDECREF(key);
-    return item;
+static int is_known(const Keys *keys, uint32_t token_id) {
+    return token_id < keys->num && keys->sizes[token_id];
 }
 
-/* A token's length in characters; -1 where it is not ASCII, -2 with an exception. */
-static int32_t ascii_length(PyObject *tokens, uint32_t token_id) {
-    PyObject *token = item_of(tokens, token_id);
-    PyObject *raw = token ? PyObject_GetAttrString(token, "raw") : NULL;
-    int32_t length = -2;
-    if (raw && PyBytes_CheckExact(raw) && PyBytes_GET_SIZE(raw) < INT32_MAX) {
-        length = (int32_t)PyBytes_GET_SIZE(raw);
-        for (Py_ssize_t at = 0; at < PyBytes_GET_SIZE(raw); at++)
-            if (PyBytes_AS_STRING(raw)[at] & 0x80)
-                length = -1;
-    } else if (raw) {
-        PyErr_SetString(PyExc_TypeError, "raw: expected bytes");
-    }
-    Py_XDECREF(raw);
-    Py_XDECREF(token);
-    return length;
+/* The key of a known token; its size is 0 where the columns do not match. */
+static Piece key_of(const Keys *keys, uint32_t token_id) {
+    Piece key = {keys->text + keys->starts[token_id], keys->sizes[token_id]};
+    if (key.size < 2 || (Py_ssize_t)keys->starts[token_id] + key.size > keys->text_size)
+        key.size = 0;
+    return key;
 }
 
-/* The tail of one token; keys and numbers are those of its candidates. */
-static PyObject *tail_of(const Py_buffer *ids, Py_ssize_t first, Py_ssize_t width,
-                         PyObject *const *keys, const Piece *numbers) {
-    uint32_t own = u32_at(ids, first);
-    Py_ssize_t name_size = PyBytes_GET_SIZE(keys[0]) - 2; /* without comma and colon */
-    Py_ssize_t size = SIZE_OF(VALUES) + numbers[0].size + SIZE_OF(NAMES) + name_size +
-                      SIZE_OF(TOPS) - 1 + SIZE_OF(END);
-    for (Py_ssize_t at = 0; at < width; at++)
-        if (!at || u32_at(ids, first + at) != own)
-            size += PyBytes_GET_SIZE(keys[at]) + numbers[at].size;
-    PyObject *tail = PyBytes_FromStringAndSize(NULL, size);
-    if (!tail)
-        return NULL;
-    char *to = copied(PyBytes_AS_STRING(tail), VALUES, SIZE_OF(VALUES));
-    to = copied(to, numbers[0].text, numbers[0].size);
-    to = copied(to, NAMES, SIZE_OF(NAMES));
-    to = copied(to, PyBytes_AS_STRING(keys[0]) + 1, name_size);
-    to = copied(to, TOPS, SIZE_OF(TOPS));
-    for (Py_ssize_t at = 0; at < width; at++) {
-        if (at && u32_at(ids, first + at) == own)
+static PyObject *unknown_ids(const Py_buffer *ids, const Keys *keys) {
+    PyObject *unknown = PyList_New(0);
+    for (Py_ssize_t at = 0; unknown && at < ids->len / 4; at++) {
+        if (is_known(keys, u32_at(ids, at)))
             continue;
-        Py_ssize_t without = at ? 0 : 1; /* the first has no comma */
-        to = copied(to, PyBytes_AS_STRING(keys[at]) + without, PyBytes_GET_SIZE(keys[at]) - without);
-        to = copied(to, numbers[at].text, numbers[at].size);
+        PyObject *token_id = PyLong_FromUnsignedLong(u32_at(ids, at));
+        if (!token_id || PyList_Append(unknown, token_id) < 0)
+            Py_CLEAR(unknown);
+        Py_XDECREF(token_id);
     }
-    copied(to, END, SIZE_OF(END));
-    return tail;
+    return unknown;
+}
+
+/* Writes the tails, for which there is room; their size, or -1 with an exception. */
+static Py_ssize_t write_tails(const Py_buffer *ids, const Py_buffer *numbers, Py_ssize_t width,
+                              const Keys *keys, char *tails, char *ends, char *lengths) {
+    const char *from = (const char *)numbers->buf + 1, *end = (const char *)numbers->buf + numbers->len - 1;
+    Py_ssize_t num = ids->len / (4 * width);
+    char *to = tails;
+    for (Py_ssize_t token = 0; token < num; token++) {
+        uint32_t own = u32_at(ids, token * width);
+        Piece key = key_of(keys, own), number;
+        if (!key.size || next_number(&from, end, &number) < 0)
+            goto wrong;
+        to = copied(to, VALUES, SIZE_OF(VALUES));
+        to = copied(to, number.text, number.size);
+        to = copied(to, NAMES, SIZE_OF(NAMES));
+        to = copied(to, key.text + 1, key.size - 2); /* without comma and colon */
+        to = copied(to, TOPS, SIZE_OF(TOPS));
+        to = copied(to, key.text + 1, key.size - 1); /* the first has no comma */
+        to = copied(to, number.text, number.size);
+        for (Py_ssize_t at = 1; at < width; at++) {
+            uint32_t token_id = u32_at(ids, token * width + at);
+            key = key_of(keys, token_id);
+            if (!key.size || next_number(&from, end, &number) < 0)
+                goto wrong;
+            if (token_id == own)
+                continue;
+            to = copied(to, key.text, key.size);
+            to = copied(to, number.text, number.size);
+        }
+        to = copied(to, END, SIZE_OF(END));
+        uint32_t behind = (uint32_t)(to - tails);
+        memcpy(ends + 4 * token, &behind, sizeof(behind));
+        memcpy(lengths + 4 * token, &keys->lengths[own], sizeof(int32_t));
+    }
+    return to - tails;
+wrong:
+    PyErr_SetString(PyExc_ValueError, "tails: fewer numbers than ids, or a wrong key");
+    return -1;
 }
 
 static PyObject *all_tails(const Py_buffer *ids, const Py_buffer *numbers, Py_ssize_t width,
-                           PyObject *key_table, PyObject *tokens) {
-    const char *from = numbers->buf, *end = from + numbers->len;
-    if (width < 1 || ids->len % (4 * width) || numbers->len < 2 || *from != '[' || end[-1] != ']') {
+                           const Keys *keys) {
+    const char *text = numbers->buf;
+    if (width < 1 || ids->len % (4 * width) || numbers->len < 2 || *text != '[' ||
+        text[numbers->len - 1] != ']') {
         PyErr_SetString(PyExc_ValueError, "tails: columns that do not match");
         return NULL;
     }
-    from++;
-    end--;
-    Py_ssize_t num = ids->len / (4 * width), num_keys = 0;
-    PyObject *tails = PyList_New(num), *lengths = PyBytes_FromStringAndSize(NULL, 4 * num);
-    PyObject **keys = PyMem_Calloc((size_t)width, sizeof(PyObject *));
-    Piece *pieces = PyMem_Calloc((size_t)width, sizeof(Piece));
-    PyObject *result = NULL;
-    if (!tails || !lengths || !keys || !pieces) {
-        PyErr_NoMemory();
-        goto done;
+    Py_ssize_t num = ids->len / (4 * width);
+    Py_ssize_t most = num * FIXED + 2 * numbers->len; /* each token's own number is there twice */
+    for (Py_ssize_t at = 0; at < ids->len / 4; at++) {
+        uint32_t token_id = u32_at(ids, at);
+        if (!is_known(keys, token_id))
+            return unknown_ids(ids, keys);
+        most += (Py_ssize_t)keys->sizes[token_id] * (at % width ? 1 : 2);
     }
-    for (Py_ssize_t token = 0; token < num; token++) {
-        for (; num_keys < width; num_keys++) {
-            keys[num_keys] = item_of(key_table, u32_at(ids, token * width + num_keys));
-            if (!keys[num_keys])
-                goto done;
-            if (!PyBytes_CheckExact(keys[num_keys]) || PyBytes_GET_SIZE(keys[num_keys]) < 2 ||
-                next_number(&from, end, &pieces[num_keys]) < 0) {
-                PyErr_SetString(PyExc_ValueError, "tails: fewer numbers than ids, or a wrong key");
-                num_keys++;
-                goto done;
-            }
-        }
-        int32_t length = ascii_length(tokens, u32_at(ids, token * width));
-        PyObject *tail = length == -2 ? NULL : tail_of(ids, token * width, width, keys, pieces);
-        if (!tail)
-            goto done;
-        PyList_SET_ITEM(tails, token, tail);
-        memcpy(PyBytes_AS_STRING(lengths) + 4 * token, &length, sizeof(length));
-        while (num_keys)
-            Py_DECREF(keys[--num_keys]);
+    if (most > UINT32_MAX) {
+        PyErr_SetString(PyExc_OverflowError, "tails: too many bytes");
+        return NULL;
     }
-    result = PyTuple_Pack(2, tails, lengths);
-done:
-    while (num_keys)
-        Py_DECREF(keys[--num_keys]);
-    PyMem_Free(pieces);
-    PyMem_Free(keys);
+    PyObject *tails = PyBytes_FromStringAndSize(NULL, most), *result = NULL;
+    PyObject *ends = PyBytes_FromStringAndSize(NULL, 4 * num);
+    PyObject *lengths = PyBytes_FromStringAndSize(NULL, 4 * num);
+    if (tails && ends && lengths) {
+        Py_ssize_t size = write_tails(ids, numbers, width, keys, PyBytes_AS_STRING(tails),
+                                      PyBytes_AS_STRING(ends), PyBytes_AS_STRING(lengths));
+        if (size >= 0 && _PyBytes_Resize(&tails, size) == 0)
+            result = PyTuple_Pack(3, tails, ends, lengths);
+    }
     Py_XDECREF(lengths);
+    Py_XDECREF(ends);
     Py_XDECREF(tails);
     return result;
 }
 
 static PyObject *tails(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
     (void)module;
-    if (num_args != 5) {
-        PyErr_SetString(PyExc_TypeError, "tails: expected 5 arguments");
+    if (num_args != 7) {
+        PyErr_SetString(PyExc_TypeError, "tails: expected 7 arguments");
         return NULL;
     }
     Py_ssize_t width = PyLong_AsSsize_t(args[2]);
     if (width == -1 && PyErr_Occurred())
         return NULL;
-    Py_buffer ids, numbers;
-    if (PyObject_GetBuffer(args[0], &ids, PyBUF_SIMPLE) < 0)
-        return NULL;
+    Py_buffer columns[6]; /* ids, numbers, text, starts, sizes, lengths */
+    int num = 0;
     PyObject *found = NULL;
-    if (PyObject_GetBuffer(args[1], &numbers, PyBUF_SIMPLE) == 0) {
-        if (width > ids.len / 4)
-            width = 0; /* refused */
-        found = all_tails(&ids, &numbers, width, args[3], args[4]);
-        PyBuffer_Release(&numbers);
+    for (; num < 6; num++)
+        if (PyObject_GetBuffer(args[num < 2 ? num : num + 1], &columns[num], PyBUF_SIMPLE) < 0)
+            break;
+    if (num == 6) {
+        const Py_buffer *starts = &columns[3], *sizes = &columns[4], *lengths = &columns[5];
+        if (starts->len % 4 || sizes->len != starts->len || lengths->len != starts->len) {
+            PyErr_SetString(PyExc_ValueError, "tails: columns of different lengths");
+        } else {
+            Keys keys = {columns[2].buf, columns[2].len, starts->len / 4,
+                         starts->buf,    sizes->buf,     lengths->buf};
+            if (width > columns[0].len / 4)
+                width = 0; /* refused */
+            found = all_tails(&columns[0], &columns[1], width, &keys);
+        }
     }
-    PyBuffer_Release(&ids);
+    while (num)
+        PyBuffer_Release(&columns[--num]);
     return found;
 }
 

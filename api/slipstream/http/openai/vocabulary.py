@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,15 +103,47 @@ class TokenTexts:
             _logger.warning("log-probabilities show token ids, not their texts: %s", error)
 
 
+class TokenKeys:
+    """Keys of tokens in columns, for C: of token i, `text[starts[i] : starts[i] + sizes[i]]` is a
+    comma, the name and a colon. sizes: 0 for a token that was not added yet. lengths: of the
+    token's text in characters, -1 where that is not ASCII.
+    """
+
+    MOST = 2**22  # ids, by which the columns are bounded
+
+    def __init__(self, tokens: dict[int, TokenJson]) -> None:
+        self._tokens = tokens
+        self.text = bytearray()
+        self.starts, self.sizes, self.lengths = array("I"), array("I"), array("i")
+
+    def add(self, token_ids: Iterable[int]) -> None:
+        """Add tokens, whose ids are below MOST."""
+        for token_id in token_ids:
+            missing = token_id + 1 - len(self.sizes)
+            if missing > 0:
+                for column in (self.starts, self.sizes, self.lengths):
+                    column.frombytes(bytes(column.itemsize * missing))
+            if self.sizes[token_id]:
+                continue
+            token = self._tokens[token_id]
+            key = b",%b:" % token.name
+            self.starts[token_id] = len(self.text)
+            self.text += key
+            self.sizes[token_id] = len(key)
+            self.lengths[token_id] = len(token.raw) if token.raw.isascii() else -1
+
+
 class _TokenJsonCache(dict[int, TokenJson]):
-    """`TokenJson` by token id, filled on access. key: a comma, the name and a colon, by token id.
-    has_equal_names: two of the tokens accessed so far have the same name.
+    """`TokenJson` by token id, filled on access. key: a comma, the name and a colon, by token id;
+    keys_in_columns: the same for C. has_equal_names: two of the tokens accessed so far have one
+    name.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self._names: set[bytes] = set()
         self.key = _JsonKeys(self)
+        self.keys_in_columns = TokenKeys(self)
         self.has_equal_names = False
 
     def __missing__(self, token_id: int) -> TokenJson:

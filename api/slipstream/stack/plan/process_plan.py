@@ -37,6 +37,7 @@ from slipstream_ipc.worker_deal import worker_address
 
 CORE_SOCKET = "core.sock"
 _INCARNATION_BITS = 48
+_KV_CACHE_GIB = 1.0  # by default
 _CARDS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # device files of their drivers
 _FORKED = ("slipstream_core.main", "slipstream_worker.main")  # in the order of their imports
 _CORE_OPTIONS = (
@@ -46,7 +47,6 @@ _CORE_OPTIONS = (
     "max_num_batched_tokens",
     "max_model_len",
     "block_size",
-    "kv_cache_gib",
     "gpu_memory_utilization",
     "enforce_eager",
     "cuda_graph_sizes",
@@ -125,6 +125,8 @@ def plan_stack(
                 "runtime_dir": str(runtime_dir),
                 "trace": trace,
                 **{name: getattr(settings, name) for name in _CORE_OPTIONS},
+                "kv_cache_gib": _kv_cache_gib(settings),
+                "touches_cache": _has_cache_size(settings),
                 **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
             },
             has_spare=settings.spare_core,
@@ -256,9 +258,19 @@ def _check_cache(settings: StackSettings, model: str) -> None:
     if settings.num_blocks is not None or settings.device == "cuda" or model.startswith(SIMULATED):
         return
     total_gib = psutil.virtual_memory().total / 2**30
-    if settings.kv_cache_gib > total_gib:
+    size = _kv_cache_gib(settings)
+    if size > total_gib:
         allowed = f"less than this machine's memory, {total_gib:.1f} GiB"
-        raise wrong_option("kv_cache_gib", settings.kv_cache_gib, allowed)
+        raise wrong_option("kv_cache_gib", size, allowed)
+
+
+def _kv_cache_gib(settings: StackSettings) -> float:
+    return _KV_CACHE_GIB if settings.kv_cache_gib is None else settings.kv_cache_gib
+
+
+def _has_cache_size(settings: StackSettings) -> bool:
+    """Whether the cache's memory was asked for, so that the core may take it before it is used."""
+    return settings.kv_cache_gib is not None or settings.num_blocks is not None
 
 
 def _demo_options(settings: StackSettings) -> dict[str, Any]:

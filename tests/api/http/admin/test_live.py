@@ -214,5 +214,7 @@ def test_a_stack_tells_what_runs():
     assert max(rows for _, _, rows in timeline["steps"]) <= 4
     took = sorted(end - begin for begin, end, _ in timeline["steps"])
     assert took[len(took) // 2] > 4_000
-    # every step's tokens are handled, one turn of the worker's for one or more of them
-    assert 0 < len(timeline["work"]) <= len(timeline["steps"]) + 2
+    # turns of one loop; on a busy machine some may handle steps from before the timeline
+    edges = [edge for span in timeline["work"] for edge in span]
+    assert edges == sorted(edges)
+    assert 0 <= edges[0] < edges[-1] <= 1_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from dataclasses import replace
 from functools import cache
@@ -260,7 +261,7 @@ def write(streams: list[Any], texts: list[Any], left: bytearray, **columns: byte
     ids = columns.get("ids", bytes(4 * len(texts)))
     assert native is not None
     kinds, counts = columns.get("kinds", b""), columns.get("counts", b"")
-    native.write_texts(streams, texts, None, kinds, ids, counts, b"", left)
+    native.write_texts(streams, texts, None, kinds, ids, counts, b"", b"", left)
 
 
 @needs_native
@@ -327,6 +328,15 @@ def test_columns_that_do_not_match_are_refused(columns: dict[str, bytes]) -> Non
         write(streams, ["a", "b"], bytearray(1))
     with pytest.raises(TypeError):
         write(streams, ["a", b"b"], bytearray(2))
+
+
+@needs_native
+def test_a_wrong_attribute_is_the_streams_own_whatever_python_has_looked_up() -> None:
+    """A look-up of an attribute that types have not been asked for lately clears an exception."""
+    streams = [_Stream(before="no bytes"), _Stream()]
+    sys._clear_type_cache()
+    write(streams, ["a"] * 2, bytearray(2))
+    assert [(each.failures, each.sent) for each in streams] == [(1, []), (0, [b"3\r\n<a>\r\n"])]
 
 
 @needs_native

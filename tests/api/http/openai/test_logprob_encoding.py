@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs, completion_logprobs
-from slipstream.http.openai.logprob_encoding import chat_logprobs_json, completion_logprobs_json
-from slipstream.http.openai.vocabulary import TokenText, TokenTexts
+from slipstream.http.openai.logprob_encoding import (
+    chat_logprobs_json,
+    completion_logprobs_json,
+    completion_tails,
+    load_native,
+)
+from slipstream.http.openai.vocabulary import TokenKeys, TokenText, TokenTexts
 from slipstream.http.response_encoding import one_line
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_u32
@@ -127,3 +132,78 @@ def test_tokens_of_one_name_are_told_as_the_full_way_tells_them(found):
         if entries:
             quick = completion_logprobs_json(delta, same, TextPosition())
             assert quick == encoded(completion_logprobs(entries, k, same, TextPosition()))
+
+
+needs_native = pytest.mark.skipif(load_native() is None, reason="no C compiler")
+
+
+@st.composite
+def batches_of_one_each(draw: st.DrawFn) -> DeltaBatch:
+    """Messages whose entries have one token each, and equally many candidates."""
+    width = draw(st.sampled_from([1, 2, 6]))
+    found = draw(st.lists(tokens(width), min_size=1, max_size=5))
+    columns = LogprobColumns(
+        width,
+        np.array([value for _, values, _ in found for value in values], "<f4").tobytes(),
+        pack_u32([token_id for ids, _, _ in found for token_id in ids]),
+        pack_u32([rank for _, _, rank in found]),
+    )
+    zeros = pack_u32([0] * len(found))
+    return DeltaBatch(Deltas(zeros, zeros, zeros, ["x"] * len(found), zeros, logprobs=columns), {})
+
+
+@needs_native
+@given(batches=st.lists(batches_of_one_each(), min_size=1, max_size=3))
+def test_tails_are_what_the_quick_way_says_behind_the_offset(batches):
+    fresh = TokenTexts(str(MODEL_PATH))
+    fresh.of = lambda token_id: TokenText(  # type: ignore[method-assign]
+        "x", f"né{token_id}", None if token_id % 5 == 0 else f"{'é' * (token_id % 2)}x".encode()
+    )
+    for batch in batches:
+        found = completion_tails(batch, fresh)
+        assert found is not None
+        ends = [0, *np.frombuffer(found.ends, "<u4").tolist()]
+        lengths = np.frombuffer(found.lengths, "<i4").tolist()
+        assert ends[-1] == len(found.tails)
+        for entry, length in enumerate(lengths):
+            position = TextPosition(7)
+            whole = completion_logprobs_json(Delta("x", batch, entry), fresh, position)
+            assert whole == b'{"text_offset":[7' + found.tails[ends[entry] : ends[entry + 1]]
+            assert length in (-1, position.offset - 7)
+            assert (length < 0) == (position.pending != b"" or position.offset == 7 + 2)
+
+
+@needs_native
+def test_an_id_that_is_too_large_for_columns_takes_the_other_way(texts):
+    zero = pack_u32([0])
+    for token_id, is_found in ((TokenKeys.MOST - 1, True), (TokenKeys.MOST, False)):
+        columns = LogprobColumns(1, np.array([-1], "<f4").tobytes(), pack_u32([token_id]), zero)
+        batch = DeltaBatch(Deltas(zero, zero, zero, ["x"], zero, logprobs=columns), {})
+        assert (completion_tails(batch, texts) is not None) == is_found
+
+
+@needs_native
+def test_columns_that_do_not_match_are_refused():
+    native = load_native()
+    assert native is not None
+    one, key = pack_u32([1]), b',"a":'
+    known = key, pack_u32([0]), pack_u32([len(key)]), one
+    assert native.tails(pack_u32([0]), b"[-1.0]", 1, *known) == (
+        b'],"token_logprobs":[-1.0],"tokens":["a"],"top_logprobs":[{"a":-1.0}]}',
+        pack_u32([69]),
+        one,
+    )
+    assert native.tails(pack_u32([0, 3]), b"[-1.0,-1.0]", 1, *known) == [3]
+    for wrong in (
+        (pack_u32([0]), b"[]", 1, *known),
+        (pack_u32([0]), b"-1.0", 1, *known),
+        (pack_u32([0, 0]), b"[-1.0]", 1, *known),
+        (pack_u32([0]), b"[-1.0]", 2, *known),
+        (pack_u32([0]), b"[-1.0]", 0, *known),
+        (pack_u32([0, 0, 0]), b"[-1.0,-1.0,-1.0]", 2, *known),
+        (pack_u32([0]), b"[-1.0]", 1, key, pack_u32([1]), pack_u32([len(key)]), one),
+        (pack_u32([0]), b"[-1.0]", 1, key, pack_u32([0]), one, one),
+        (pack_u32([0]), b"[-1.0]", 1, key, pack_u32([0]), pack_u32([len(key)] * 2), one),
+    ):
+        with pytest.raises(ValueError, match="tails: "):
+            native.tails(*wrong)

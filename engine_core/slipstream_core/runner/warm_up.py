@@ -1,0 +1,93 @@
+"""What a core on a CPU does before it is ready, so that its first steps cost what later ones do.
+
+- Small steps on the null block: threads start, libraries choose their kernels, code and memory are
+  touched for the first time. They are left out for weights of more than `_LARGE_BYTES`, whose steps
+  take so long that the rest does not matter, and where a predecessor's streams wait.
+- Where the cache's size was asked for, so that memory may be taken, one of the steps is a prompt
+  (libraries keep 18 MiB from their first large product on), and the cache is touched, the blocks
+  that are dealt out first at first, for at most `_TOUCH_S`.
+- Freed memory stays in the process: a step's buffers are those of the step before. The allocator
+  would give the end of its heap back after one step and take it again, page by page, in the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+
+import numpy as np
+from msgspec.structs import replace
+
+from slipstream_core.config import CoreConfig
+from slipstream_core.runner.kv_cache_size import largest_plan
+from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.step.plan import StepFailed, StepPlan
+
+logger = logging.getLogger(__name__)
+
+_ROWS, _TOKENS = 8, 64  # of the steps
+_LARGE_BYTES = 2 << 30
+_TOUCH_S = 1.0
+_KEPT_BYTES = 256 << 20  # of the heap's end, and the largest buffer that is part of the heap
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+
+
+def keep_freed_memory() -> None:
+    """Let the allocator keep freed memory, in one heap for all threads that start from now on."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return
+    mallopt(_M_ARENA_MAX, 1)
+    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+
+
+def warm_up(runner: TorchRunner, config: CoreConfig, weight_bytes: int) -> None:
+    """Run the steps and touch the cache, as far as `config` and the size of the weights allow."""
+    if config.predecessor_ended_s:
+        return
+    if weight_bytes <= _LARGE_BYTES:
+        for plan in warm_up_plans(runner, config):
+            runner.launch(plan)
+            try:
+                runner.collect()
+            except StepFailed as error:  # requests will tell
+                logger.warning("a step before the first request failed: %s", error)
+    if config.touches_cache:
+        num = runner.touch_cache(_TOUCH_S)
+        logger.debug("touched %d of %d cache blocks", num, runner.num_blocks)
+
+
+def warm_up_plans(runner: TorchRunner, config: CoreConfig) -> list[StepPlan]:
+    """A greedy decode step, one that samples and wants log-probabilities, and perhaps a prompt."""
+    most = min(config.max_num_batched_tokens, runner.info.max_model_len)
+    rows = min(_ROWS, config.max_num_seqs, most)
+
+    def plan(num_rows: int, num_tokens: int) -> StepPlan:
+        return largest_plan(
+            num_rows,
+            num_tokens,
+            max_model_len=runner.info.max_model_len,
+            block_size=runner.info.block_size,
+            vocab_size=runner.info.vocab_size,
+        )
+
+    sampled = plan(rows, rows)
+    prompts = [_greedy(plan(1, min(_TOKENS, most)))] if config.touches_cache else []
+    return [_greedy(sampled), sampled, *prompts]
+
+
+def _greedy(plan: StepPlan) -> StepPlan:
+    num = len(plan.temperatures)
+    return replace(
+        plan,
+        temperatures=np.zeros(num, np.float32),
+        top_ks=np.zeros(num, np.int32),
+        top_ps=np.ones(num, np.float32),
+        num_logprobs=np.full(num, -1, np.int32),
+        all_greedy=True,
+        any_truncation=False,
+        max_logprobs=-1,
+    )
