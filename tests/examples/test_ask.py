@@ -5,6 +5,7 @@ has them on Ray.
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def test_the_same_for_one_server_and_for_eight_replicas(tmp_path: Path) -> None:
         assert by_curl(int(stack.http_address.rpartition(":")[2])) == said
     serve = [sys.executable, "-m", "slipstream.cli.main", "serve", MODEL, "--port", "0"]
     options = ["--replicas", "8", "--no-spare-worker", "--runtime-dir", str(tmp_path / "r")]
-    with started([*serve, *options], stdout=-1, text=True) as process:
+    with started([*serve, *options], stdout=subprocess.PIPE, text=True) as process:
         found = None
         while found is None:
             line = process.stdout.readline()
