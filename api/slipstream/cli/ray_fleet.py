@@ -31,7 +31,7 @@ _COMMANDS = {
     "scale": Command("have more or fewer replicas", "slipstream.cli.ray_fleet:add_scale"),
     "down": Command("drain and end all replicas", "slipstream.cli.ray_fleet:add_down"),
 }
-_NOT_OF_REPLICAS = {"listen", "trace", "log_stats_interval_s"}
+_NOT_OF_REPLICAS = {"listen", "trace"}
 REPLICA_SETTINGS = frozenset(
     name
     for name in StackSettings.__struct_fields__
@@ -116,7 +116,8 @@ def up(arguments: argparse.Namespace) -> int:
     bounds = _bounds(arguments, fewest=1)
     settings = _settings(arguments)
     _connect(arguments)
-    from slipstream.ray_fleet.cluster import find, has_cards, remove_fleet, start_fleet
+    from slipstream.ray_fleet.cluster import find, has_cards, remove_fleet
+    from slipstream.ray_fleet.fleet import start_fleet
 
     num_gpus = arguments.num_gpus
     if num_gpus is None:

@@ -53,6 +53,7 @@ class MemberSource(Protocol):
 
     def close(self) -> None:
         """End what the source has begun. It is asked for nothing more."""
+        return  # most have begun nothing
 
 
 def names_fleet(address: str) -> bool:

@@ -56,7 +56,11 @@ def _speaker() -> Callable[[list[str] | str], None]:
     said = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    return lambda line: said.write(msgspec.json.encode(line) + b"\n") and None
+
+    def say(line: list[str] | str) -> None:
+        said.write(msgspec.json.encode(line) + b"\n")
+
+    return say
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from slipstream.cli.main import _COMMANDS, main
 from slipstream.cli.options.parser import Parser
 from slipstream.stack.settings import GROUPS, StackSettings, group_of, metavar_of
 
-COMMANDS = [[name] for name in _COMMANDS] + [["demo", "kill"], []]
+OF_RAY = [["ray", name] for name in ("up", "status", "scale", "down")]
+COMMANDS = [*([name] for name in _COMMANDS), ["demo", "kill"], *OF_RAY, []]
 NOT_ENGLISH = re.compile(r"\b(who|whoever|nobody|somebody|told|of our own)\b")
 
 
@@ -40,7 +41,7 @@ def examples_in(text: str) -> list[str]:
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_examples_come_first_and_are_commands_that_are_parsed(capsys, monkeypatch, words):
     text = shown(capsys, *words)
-    if words == ["demo"]:
+    if words in (["demo"], ["ray"]):
         return
     examples = examples_in(text)
     assert 1 <= len(examples) <= 3

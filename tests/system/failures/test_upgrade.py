@@ -11,8 +11,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import sysconfig
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -25,11 +23,8 @@ import pytest
 from tests.helpers.http_front import Raw, read_events
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
+from tests.helpers.versions import install
 
-import slipstream
-import slipstream_core
-import slipstream_ipc
-import slipstream_worker
 from slipstream import Client
 
 MODEL = "simulated:step_ms=5,mode=chain"
@@ -53,38 +48,22 @@ APPENDED = {
 pytestmark = pytest.mark.slow
 
 
-def install(folder: Path, number: str) -> None:
-    """A virtual environment with a copy of the packages under a version's number."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    lib = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    site = folder / lib
-    # dependencies alone: the .pth files of that folder, an editable install's, are not followed
-    (site / "others.pth").write_text(sysconfig.get_path("purelib"))
-    for package in (slipstream, slipstream_core, slipstream_ipc, slipstream_worker):
-        [source] = package.__path__
-        no_caches = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source, site / package.__name__, ignore=no_caches)
-    about = site / f"slipstream-{number}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slipstream\nVersion: {number}\n")
-    script = folder / "bin" / "slipstream"  # as pip writes it: with the environment's own path
-    start = "import sys\nfrom slipstream.cli.main import main\nsys.exit(main())\n"
-    script.write_text(f"#!{folder}/bin/python\n{start}")
-    script.chmod(0o755)
-    if number == NEW:
-        for name, (was, becomes) in APPENDED.items():
-            path = site / "slipstream_ipc" / name
-            text = path.read_text()
-            assert was in text
-            path.write_text(text.replace(was, becomes))
+def install_new(environment: Path) -> None:
+    """An environment with the newer version."""
+    site = install(environment, NEW)
+    for name, (was, becomes) in APPENDED.items():
+        path = site / "slipstream_ipc" / name
+        text = path.read_text()
+        assert was in text
+        path.write_text(text.replace(was, becomes))
 
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both versions, each in an environment named by its number."""
     folder = tmp_path_factory.mktemp("versions")
-    for number in (OLD, NEW):
-        install(folder / number, number)
+    install(folder / OLD, OLD)
+    install_new(folder / NEW)
     return folder
 
 
@@ -237,7 +216,7 @@ def test_a_version_that_is_installed_over_a_running_one_does_not_mix_with_it(
         [site] = environment.glob("lib/*/site-packages")
         for folder in (*site.glob("slipstream*"), environment / "bin"):
             shutil.rmtree(folder)
-        install(environment, NEW)
+        install_new(environment)
         [pid] = re.findall(r"worker ready \(process (\d+)", old.told)
         psutil.Process(int(pid)).kill()
         old.wait_for(f"the stack runs version {OLD}, and version {NEW} is installed by now")

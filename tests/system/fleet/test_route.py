@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.helpers.http_front import Raw
 from tests.helpers.patience import Patience
+from tests.helpers.routing import routing
 from tests.helpers.stacks import spareless_stack
 
 from slipstream.demo_model import MODEL_PATH
@@ -22,28 +21,6 @@ from slipstream.http.admin.metrics import PREFIX
 
 MODEL = f"simulated:step_ms=10,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
 BODY = {"prompt": "Chapter 1", "max_tokens": 200, "ignore_eos": True, "logprobs": 1, "seed": 3}
-
-
-@contextmanager
-def routing(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The command's process, once it serves, and its port."""
-    command = [sys.executable, "-m", "slipstream.cli.main", "route", *words]
-    process = subprocess.Popen(
-        [*command, "--port", "0", "--runtime-dir", str(folder / "route")],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        said = ""
-        while (found := re.search(r"http://[\w.]+:(\d+)", said)) is None:
-            line = process.stdout.readline()
-            assert line, said
-            said += line
-        yield process, int(found[1])
-    finally:
-        process.kill()
-        process.wait()
 
 
 def completion(port: int) -> dict:

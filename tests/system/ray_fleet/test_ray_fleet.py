@@ -16,10 +16,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.helpers.everywhere import by_curl, by_program
+from tests.helpers.http_front import Raw
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ray_cluster import RayCluster, is_loopback, ray_cluster
+from tests.helpers.routing import routing
+from tests.helpers.stacks import spareless_stack
 
 import slipstream
+from slipstream.cli.main import main
 from slipstream.client.endpoints import check_member
 from slipstream.demo_model import MODEL_PATH
 from slipstream.fleet.members import has_ray, member_source
@@ -70,10 +75,18 @@ def command(*words: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def fleet(cluster: RayCluster) -> str:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the keys of servers and clients."""
+    folder = tmp_path_factory.mktemp("keys") / "keys"
+    assert main(["keys", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fleet(cluster: RayCluster, keys: Path) -> str:
     """A fleet of two replicas."""
     options = ["--replicas", "2", "--num-cpus", "0.5", "--max-num-seqs", str(MAX_NUM_SEQS)]
-    said = command("up", MODEL, "--name", "demo", "--insecure", *options)
+    said = command("up", MODEL, "--name", "demo", "--keys", str(keys), *options)
     assert f"slipstream route {FLEET}" in said
     return FLEET
 
@@ -127,9 +140,9 @@ def test_nothing_listens_beyond_loopback(cluster: RayCluster, fleet: str) -> Non
 
 
 def test_streams_of_a_killed_replica_go_on_and_it_comes_back(
-    cluster: RayCluster, fleet: str
+    cluster: RayCluster, fleet: str, keys: Path
 ) -> None:
-    with Members() as members, slipstream.Client(fleet, insecure=True) as client:
+    with Members() as members, slipstream.Client(fleet, keys=keys) as client:
         addresses = members.until(2)
         undisturbed = answers(client, cluster, kill=False)
         for _ in range(2):  # one of them had streams
@@ -154,23 +167,28 @@ def test_the_fleets_actor_may_be_killed(cluster: RayCluster, fleet: str) -> None
     assert set(replicas) < set(cluster.of_actors("Replica"))
 
 
-def test_a_front_serves_the_fleet_over_http(fleet: str, tmp_path: Path) -> None:
-    from tests.system.fleet.test_route import completion, get, routing
-
-    with routing(tmp_path, fleet, "--insecure") as (_, port):
+def test_one_program_and_one_request_are_those_of_a_server(
+    fleet: str, keys: Path, tmp_path: Path
+) -> None:
+    with spareless_stack(MODEL, http_port=0) as stack:
+        said = by_program(stack.address)
+    assert by_program(fleet, keys) == said
+    with routing(tmp_path, fleet, "--keys", str(keys)) as (process, port):
         patience = Patience()
-        while list(get(port, "/health")["replicas"].values()) != ["serving"] * 3:
+        while get_health(port) != ["serving"] * 3:
             patience.check()
-        assert completion(port)["finish_reason"] == "length"
+        assert by_curl(port) == said
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 0
 
 
-def test_it_shrinks_and_follows_its_requests(cluster: RayCluster, fleet: str) -> None:
+def test_it_shrinks_and_follows_its_requests(cluster: RayCluster, fleet: str, keys: Path) -> None:
     said = command("scale", "1", "--name", "demo")
     assert "draining" in said
     assert len(cluster.of_actors("Replica")) == 1
     assert groups_and_actors() == (1, 2)
     command("scale", "1:2", "--name", "demo")
-    with Members() as members, slipstream.Client(fleet, insecure=True) as client:
+    with Members() as members, slipstream.Client(fleet, keys=keys) as client:
         members.until(1)
         streams = [
             client.stream("Chapter 1", max_tokens=4000, ignore_eos=True)
@@ -198,6 +216,11 @@ def test_nothing_is_left_of_it(cluster: RayCluster, fleet: str) -> None:
     assert not cluster.of_actors("Replica") + cluster.of_actors("Fleet")
 
 
+def test_a_fleet_that_is_not_there_is_no_server(cluster: RayCluster, keys: Path) -> None:
+    with pytest.raises(slipstream.ConnectionLostError, match="ray://none"):
+        slipstream.Client("ray://none", keys=keys, timeout_s=0.1)
+
+
 def test_a_model_that_cannot_be_loaded_leaves_nothing(cluster: RayCluster, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "none"}))
     done = subprocess.run(
@@ -210,6 +233,12 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing(cluster: RayCluster, tmp_p
     assert done.returncode == 1
     assert "slipstream ray up: " in done.stderr
     assert groups_and_actors() == (0, 0)
+
+
+def get_health(port: int) -> list[str]:
+    """The states of the replicas that a front knows."""
+    with Raw(port) as raw:
+        return list(raw.get("/health").json["replicas"].values())
 
 
 def groups_and_actors() -> tuple[int, int]:

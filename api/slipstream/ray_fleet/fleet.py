@@ -1,4 +1,4 @@
-"""The classes that Ray runs as actors, under these names."""
+"""The actor of a fleet, under the name that Ray shows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import threading
 import time
 
 import ray
-from ray.exceptions import RayError
+from ray.actor import ActorHandle
 
-from slipstream.ray_fleet import replica
-from slipstream.ray_fleet.cluster import RayHost
+from slipstream.ray_fleet.cluster import NAMESPACE
 from slipstream.ray_fleet.controller import Controller
+from slipstream.ray_fleet.host import RayHost
 from slipstream.ray_fleet.messages import FleetSpec, decoded, encoded
 from slipstream.ray_fleet.scaling import Bounds
 from slipstream_ipc.telemetry.logs import configure_logging
 
 _EVERY_S = 0.5
+_AT_ONCE = 8  # calls of its methods
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +67,19 @@ class Fleet:
             try:
                 with self._lock:
                     self._controller.turn(time.monotonic())
-            except (RayError, RuntimeError, ValueError):
-                logger.exception("Ray did not do what it was asked; it is asked again")
+            except Exception:  # of Ray, which may be away; without this loop nothing is kept
+                logger.exception("a turn has failed; the next one is taken all the same")
 
 
-class Replica(replica.Replica):
-    """A replica at the address of its Ray node."""
-
-    def __init__(self, spec: bytes, name: str) -> None:
-        configure_logging("replica")
-        super().__init__(spec, name, ray.util.get_node_ip_address())
+def start_fleet(spec: FleetSpec) -> ActorHandle:
+    """Start the actor of a fleet, which starts the replicas."""
+    actor = ray.remote(Fleet).options(
+        name=spec.name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+        max_concurrency=_AT_ONCE,
+    )
+    return actor.remote(encoded(spec))

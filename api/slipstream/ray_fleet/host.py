@@ -1,0 +1,134 @@
+"""Starts the replicas of a fleet as Ray actors, asks and removes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from slipstream.ray_fleet import replica
+from slipstream.ray_fleet.cluster import (
+    NAMESPACE,
+    actors_of,
+    find,
+    groups_of,
+    is_placed,
+    kill,
+    remove_group,
+)
+from slipstream.ray_fleet.controller import NoReport, replica_name
+from slipstream.ray_fleet.messages import FleetSpec, ReplicaReport, ScaleGoal, decoded, encoded
+from slipstream_ipc.telemetry.logs import configure_logging
+
+_ASK_S = 0.5  # for replicas to answer together
+_LITTLE = {"CPU": 0.01}  # a placement group has to ask for something
+
+
+class Replica(replica.Replica):
+    """The actor of a replica, which clients reach at the address of its Ray node."""
+
+    def __init__(self, spec: bytes, name: str) -> None:
+        configure_logging("replica")
+        super().__init__(spec, name, ray.util.get_node_ip_address())
+
+
+class RayHost:
+    """The replicas of one fleet. See `controller.Host`."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        self._spec = spec
+        self._data = encoded(spec)
+        self._asked: dict[int, Any] = {}  # the answers that are awaited, by replica
+        self._handles: dict[int, ActorHandle] = {}
+        known = set(actors_of(spec.name))
+        for name in groups_of(spec.name):
+            if name not in known:  # it was begun and not finished
+                remove_group(name)
+
+    def found(self) -> Collection[int]:
+        """See `Host`."""
+        names = [name.rpartition("-")[2] for name in actors_of(self._spec.name)]
+        return [int(number) for number in names]
+
+    def start(self, index: int) -> None:
+        """See `Host`."""
+        spec, name = self._spec, self._name(index)
+        resources = {"CPU": spec.num_cpus, "GPU": spec.num_gpus}
+        bundle = {kind: number for kind, number in resources.items() if number}
+        group = placement_group(
+            [bundle or _LITTLE], strategy="STRICT_PACK", name=name, lifetime="detached"
+        )
+        self._handles[index] = (
+            ray.remote(Replica)
+            .options(
+                name=name,
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=spec.num_cpus,
+                num_gpus=spec.num_gpus,
+                max_restarts=-1,
+                max_task_retries=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+            )
+            .remote(self._data, f"{replica_name(index)}.{spec.name}")
+        )
+
+    def reports(self, indices: Collection[int]) -> Mapping[int, ReplicaReport | NoReport]:
+        """See `Host`. An answer that comes late is that of a later turn."""
+        found: dict[int, ReplicaReport | NoReport] = {}
+        for index in indices:
+            handle = self._handle(index)
+            if handle is None:
+                found[index] = "gone"
+            elif index not in self._asked:
+                self._asked[index] = handle.report.remote()
+        awaited = [self._asked[index] for index in indices if index not in found]
+        if awaited:
+            ray.wait(awaited, num_returns=len(awaited), timeout=_ASK_S)
+        return found | {index: self._answer(index) for index in indices if index not in found}
+
+    def tell_goal(self, index: int, goal: ScaleGoal) -> None:
+        """See `Host`."""
+        if handle := self._handle(index):
+            handle.remember.remote(encoded(goal))
+
+    def drain(self, index: int) -> None:
+        """See `Host`."""
+        if handle := self._handle(index):
+            handle.drain.remote()
+
+    def remove(self, index: int) -> None:
+        """See `Host`."""
+        self._handles.pop(index, None)
+        self._asked.pop(index, None)
+        kill(self._name(index))
+        remove_group(self._name(index))
+
+    def _name(self, index: int) -> str:
+        return f"{self._spec.name}/{replica_name(index)}"
+
+    def _handle(self, index: int) -> ActorHandle | None:
+        handle = self._handles.get(index) or find(self._name(index))
+        if handle is not None:
+            self._handles[index] = handle
+        return handle
+
+    def _answer(self, index: int) -> ReplicaReport | NoReport:
+        try:
+            data = ray.get(self._asked[index], timeout=0)
+        except GetTimeoutError:
+            return "silent" if is_placed(self._name(index)) else "unplaced"
+        except ActorUnavailableError:
+            answer: NoReport = "away"
+        except RayActorError:
+            answer = "gone"
+        else:
+            del self._asked[index]
+            return decoded(data, ReplicaReport)
+        del self._asked[index]
+        return answer

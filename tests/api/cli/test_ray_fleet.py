@@ -1,0 +1,45 @@
+"""`slipstream ray`: what is refused before Ray is asked for anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slipstream.cli.main import main
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["ray", *words]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.cli.ray_fleet.has_ray", lambda: False)
+    monkeypatch.delenv("SLIPSTREAM_KEYS", raising=False)
+
+
+@pytest.mark.parametrize("number", ["0", "x", "3:2", "65", "1:65", "-1", "1:", "1:2:3"])
+def test_numbers_of_replicas(capsys, number: str) -> None:
+    said = refused(capsys, "up", "--insecure", f"--replicas={number}")
+    assert f"--replicas: got '{number}', allowed: N or MIN:MAX, from 1 to 64" in said
+    if not number.startswith("-"):
+        assert "N: got" in refused(capsys, "scale", number)
+
+
+def test_replicas_need_keys_or_to_be_asked_for_without(capsys) -> None:
+    said = refused(capsys, "up", "simulated:")
+    assert "--keys is missing: a folder of `slipstream keys`" in said
+
+
+def test_what_would_keep_each_replica_from_starting(capsys, tmp_path: Path) -> None:
+    assert "--model" in refused(capsys, "up", "--insecure", "--model", str(tmp_path))
+    assert "--keys" in refused(capsys, "up", "--keys", str(tmp_path / "none"))
+    assert "--num-cpus" in refused(capsys, "up", "--insecure", "--num-cpus=-1")
+
+
+@pytest.mark.parametrize("words", [["up", "--insecure"], ["status"], ["scale", "2"], ["down"]])
+def test_ray_has_to_be_installed(capsys, words: list[str]) -> None:
+    assert "pip install 'slipstream[ray]'" in refused(capsys, *words)
+    assert "letters, digits" in refused(capsys, *words, "--name", "a/b")
