@@ -13,7 +13,6 @@ that overlap. So it is a bound from below but for the launches, whose cost is a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,8 +22,9 @@ from slipstream_bench.common.measures import Row
 from slipstream_bench.gpu_check.bounds import ForwardWork, work_of
 from slipstream_bench.gpu_check.setting import SHAPES
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
-from slipstream_core.runner.compilation.fuse_card import Ops, launches_by_layer, num_launches
+from slipstream_core.runner.compilation.fuse_card import launches_by_layer, num_launches
 from slipstream_core.runner.compilation.trace_card import fused_graph
+from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.model.random_weights import random_config
 from slipstream_core.runner.model.rope import freeze_frequencies
 
@@ -84,7 +84,7 @@ def launches_of(shape: str) -> int:
         kind = torch.bfloat16
         module = _from_config(config, dtype=kind, attn_implementation=ATTENTION_NAME).eval()
     freeze_frequencies(module)
-    graph = fused_graph(module, _SHAPES_OF_OPS, _META).graph
+    graph = fused_graph(module, ForwardOps(), _META).graph
     more = (num_layers - _COUNTED_LAYERS) * max(launches_by_layer(graph))
     return num_launches(graph) + more + _SAMPLING
 
@@ -142,17 +142,3 @@ def _step_time(launches: int, num_bytes: float, flops: float, card: Card) -> Ste
     return StepTime(
         launches * LAUNCH_US * 1e-6, num_bytes / card.bytes_per_s, flops / card.bf16_flops_per_s
     )
-
-
-def _like(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(x)
-
-
-def _two_like(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
-
-
-# what `cuda.forward_ops` computes, as shapes
-_SHAPES_OF_OPS: Ops = SimpleNamespace(
-    rms_norm=_like, add_rms_norm=_two_like, silu_mul=_like, rotate=_like
-)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from slipstream_core.runner.attention.interface import AttentionContext, Attenti
 from slipstream_core.runner.cpu.kernels import Kernels
 
 AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
+Pattern = Callable[[GraphModule, AnyNode], None]  # rewrites what is around a call, or leaves it
 
 _aten = torch.ops.aten
 _linear = torch.nn.functional.linear
@@ -40,7 +43,7 @@ _SHORT_NAMES = {
     _aten.unsqueeze.default: torch.unsqueeze,
     _aten.view.default: torch.Tensor.view,
 }
-_SLICES_TO_END = 2**63 - 1
+SLICES_TO_END = 2**63 - 1
 
 
 def by_number_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
@@ -59,7 +62,7 @@ def by_number_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
             sizes = [{tokens: num_tokens, kept: num_kept}.get(size, size) for size in node.args[1]]
             node.args = (node.args[0], sizes, *node.args[2:])
         for number in _numbers([*node.args, *node.kwargs.values()]):
-            if number != _SLICES_TO_END and (number % tokens == 0 or number % kept == 0) and number:
+            if number != SLICES_TO_END and (number % tokens == 0 or number % kept == 0) and number:
                 raise ValueError(f"{node.target} uses the number of tokens in its own way")
 
 
@@ -105,30 +108,35 @@ def attend_by_its_context(
 
 def join(graph: GraphModule, kernels: Kernels) -> None:
     """Apply every pattern."""
-    nodes = graph.graph
-    for node in list(nodes.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in (_aten.mm.default, _aten.addmm.default):
-            as_linear(nodes, node)
-        elif node.target is _aten.rsqrt.default:
-            _as_norm(graph, node, kernels)
-        elif node.target is _aten.silu.default:
-            with_product(nodes, node, kernels.silu_mul)
-        elif node.target is attend_by_its_context:
-            for index in (1, 2, 3):
-                _tokens_first(nodes, node, index, kernels)
-    nodes.eliminate_dead_code()
+    rewrite(
+        graph,
+        {
+            _aten.mm.default: as_linear,
+            _aten.addmm.default: as_linear,
+            _aten.rsqrt.default: partial(_as_norm, kernels=kernels),
+            _aten.silu.default: partial(with_product, gate_mul=kernels.silu_mul),
+            attend_by_its_context: partial(_tokens_first, kernels=kernels),
+        },
+    )
     _join_weights(graph)
-    nodes.eliminate_dead_code()
-    for node in nodes.nodes:
+    graph.graph.eliminate_dead_code()
+    for node in graph.graph.nodes:
         if node.op == "call_function" and not node.kwargs:
             node.target = _SHORT_NAMES.get(node.target, node.target)
 
 
+def rewrite(graph: GraphModule, patterns: Mapping[Any, Pattern]) -> None:
+    """Try the pattern of each operator on each of its calls; what is then unused goes."""
+    for node in list(graph.graph.nodes):
+        pattern = patterns.get(node.target) if node.op == "call_function" else None
+        if pattern is not None and not node._erased:
+            pattern(graph, node)
+    graph.graph.eliminate_dead_code()
+
+
 def is_call(node: Any, target: Any) -> bool:
     """Whether node calls `target`."""
-    return isinstance(node, Node) and node.op == "call_function" and node.target is target
+    return isinstance(node, Node) and node.op == "call_function" and node.target == target
 
 
 def shape_of(node: AnyNode) -> tuple[int, ...]:
@@ -136,12 +144,25 @@ def shape_of(node: AnyNode) -> tuple[int, ...]:
     return tuple(node.meta["val"].shape)
 
 
+def dtype_of(node: AnyNode) -> torch.dtype:
+    """The type of node's result."""
+    dtype: torch.dtype = node.meta["val"].dtype
+    return dtype
+
+
+def before_cast(node: AnyNode) -> AnyNode:
+    """What node is a float32 copy of, or node itself."""
+    is_wide = is_call(node, _aten._to_copy.default) and dtype_of(node) == torch.float32
+    return node.args[0] if is_wide else node
+
+
 def only_user(node: AnyNode) -> AnyNode:
     """The one node that uses this, or None."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]) -> AnyNode:
+def replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]) -> AnyNode:
+    """Let a call of `target` take the place of `old`; returns it."""
     with nodes.inserting_before(old):
         new = nodes.call_function(target, arguments)
     new.meta = dict(old.meta)
@@ -149,7 +170,7 @@ def _replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...]
     return new
 
 
-def as_linear(nodes: Graph, node: AnyNode) -> None:
+def as_linear(graph: GraphModule, node: AnyNode) -> None:
     """Replace view, t, mm, view back by one linear call."""
     bias, (flat, turned) = None, node.args[-2:]
     if node.target is _aten.addmm.default:
@@ -170,7 +191,7 @@ def as_linear(nodes: Graph, node: AnyNode) -> None:
         shape_of(back) == (*shape_of(x)[:-1], shape_of(node)[-1])
         and shape_of(x)[-1] == shape_of(flat)[-1]
     ):
-        _replace(nodes, back, _linear, (x, weight, bias))
+        replace(graph.graph, back, _linear, (x, weight, bias))
 
 
 def is_weight(node: Any) -> bool:
@@ -200,23 +221,35 @@ def _as_norm(graph: GraphModule, rsqrt: AnyNode, kernels: Kernels) -> None:
         return
     tensor = getattr(graph, weight.target)
     if tensor.dim() == 1 and len(tensor) == shape_of(x)[-1] and tensor.is_contiguous():
-        _replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))
+        replace(graph.graph, product, kernels.rms_norm, (x, weight, epsilon))
 
 
-def with_product(nodes: Graph, silu: AnyNode, silu_mul: Any) -> None:
-    """Replace silu(gate) * up, both [1, T, dim], by `silu_mul`."""
-    product = only_user(silu)
+def with_product(
+    graph: GraphModule, activated: AnyNode, gate_mul: Any, dims: tuple[int, ...] = (3,)
+) -> None:
+    """Replace activation(gate) * up by `gate_mul`.
+
+    dims: of gate and up, which are [1, T, dim] or [T, dim].
+    """
+    product = only_user(activated)
     if not is_call(product, _aten.mul.Tensor):
         return
-    gate, up = silu.args[0], next((each for each in product.args if each is not silu), None)
+    gate = activated.args[0]
+    up = next((each for each in product.args if each is not activated), None)
     if not isinstance(up, Node) or not isinstance(gate, Node):
         return
-    if shape_of(up) == shape_of(gate) and len(shape_of(up)) == 3 and shape_of(up)[0] == 1:
-        _replace(nodes, product, silu_mul, (gate, up))
+    shape = shape_of(up)
+    if shape == shape_of(gate) and len(shape) in dims and (len(shape) == 2 or shape[0] == 1):
+        replace(graph.graph, product, gate_mul, (gate, up))
 
 
-def _tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernels) -> None:
-    """Skip the two transposes of an attention input [1, T, heads, dim], rotated between or not."""
+def _tokens_first(graph: GraphModule, call: AnyNode, kernels: Kernels) -> None:
+    """Skip the two transposes of attention's inputs [1, T, heads, dim], rotated between or not."""
+    for index in (1, 2, 3):
+        _input_tokens_first(graph.graph, call, index, kernels)
+
+
+def _input_tokens_first(nodes: Graph, call: AnyNode, index: int, kernels: Kernels) -> None:
     turned = call.args[index]
     if not is_call(turned, _aten.transpose.int) or turned.args[1:] != (0, 1):
         return
@@ -254,7 +287,7 @@ def rotation(node: Any) -> tuple[AnyNode, AnyNode, AnyNode] | None:
     matches = (
         is_call(second, _aten.neg.default)
         and is_call(second.args[0], _aten.slice.Tensor)
-        and second.args[0].args in ((x, 3, half, _SLICES_TO_END), (x, 3, half, dim))
+        and second.args[0].args in ((x, 3, half, SLICES_TO_END), (x, 3, half, dim))
         and is_call(first, _aten.slice.Tensor)
         and first.args == (x, 3, 0, half)
         and cos.args[1] == sin.args[1] == 1

@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule
 from torch.fx.node import map_aggregate
 
+from slipstream_core.runner.compilation.expert_patterns import (
+    ExpertOps,
+    as_combination,
+    as_order,
+    as_route,
+)
 from slipstream_core.runner.compilation.fuse import (
     AnyNode,
     as_linear,
     attend_by_its_context,
+    before_cast,
+    dtype_of,
     is_call,
     is_weight,
     only_user,
-    rotation,
+    rewrite,
     shape_of,
     shared_weights,
     with_product,
 )
+from slipstream_core.runner.compilation.rope_patterns import RopeOps, as_rotation, join_rotations
 
 _aten = torch.ops.aten
 _linear = torch.nn.functional.linear
@@ -58,20 +68,23 @@ _WITHOUT_LAUNCH = frozenset(
 _ATTENDS = 3  # store, attend, and combine where keys are split
 
 
-class Ops(Protocol):
+class Ops(RopeOps, ExpertOps, Protocol):
     """What replaces a pattern: see cuda/forward_ops.py."""
-
-    @property
-    def rms_norm(self) -> Any: ...
 
     @property
     def add_rms_norm(self) -> Any: ...
 
     @property
+    def add_layer_norm(self) -> Any: ...
+
+    @property
     def silu_mul(self) -> Any: ...
 
     @property
-    def rotate(self) -> Any: ...
+    def gelu_mul(self) -> Any: ...
+
+    @property
+    def tanh_gelu_mul(self) -> Any: ...
 
 
 def by_multiples_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
@@ -106,21 +119,27 @@ def by_multiples_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> Non
 
 def fuse(graph: GraphModule, ops: Ops) -> None:
     """Apply every pattern, and join the weights of products with the same input."""
-    nodes = graph.graph
-    for node in list(nodes.nodes):
-        if node.op != "call_function":
-            continue
-        if node.target in (_aten.mm.default, _aten.addmm.default):
-            as_linear(nodes, node)
-        elif node.target is _aten.rsqrt.default:
-            _as_norm(graph, node, ops)
-        elif node.target is _aten.silu.default:
-            with_product(nodes, node, ops.silu_mul)
-        elif node.target is _aten.add.Tensor:
-            _as_rotation(nodes, node, ops)
-    nodes.eliminate_dead_code()
+    gate = partial(with_product, dims=(2, 3))
+    rewrite(
+        graph,
+        {
+            _aten.mm.default: as_linear,
+            _aten.addmm.default: as_linear,
+            _aten.rsqrt.default: partial(_as_norm, ops=ops),
+            _aten.native_layer_norm.default: partial(_as_layer_norm, ops=ops),
+            _aten.silu.default: partial(gate, gate_mul=ops.silu_mul),
+            _aten.gelu.default: partial(_as_gelu, ops=ops),
+            _aten.add.Tensor: partial(as_rotation, ops=ops),
+            _aten.cat.default: partial(as_rotation, ops=ops),
+            _aten.topk.default: partial(as_route, ops=ops),
+            _aten.sort.default: partial(as_order, ops=ops),
+            _aten.sum.dim_IntList: partial(as_combination, ops=ops),
+        },
+    )
+    # when nothing but these uses the rotations and norms of heads
+    rewrite(graph, {attend_by_its_context: partial(join_rotations, ops=ops)})
     _join_weights(graph)
-    nodes.eliminate_dead_code()
+    graph.graph.eliminate_dead_code()
 
 
 def launches_by_layer(graph: Graph) -> list[int]:
@@ -178,14 +197,39 @@ def _as_norm(graph: GraphModule, rsqrt: AnyNode, ops: Ops) -> None:
         new.meta = dict(norm.result.meta)
         norm.result.replace_all_uses_with(new)
         return
+    _with_sum(nodes, x, norm.result, ops.add_rms_norm, [norm.weight], settings)
+
+
+def _as_layer_norm(graph: GraphModule, call: AnyNode, ops: Ops) -> None:
+    """Replace a sum and its norm with mean and bias by `add_layer_norm`."""
+    x, dims, weight, bias, epsilon = call.args
+    result = only_user(call)
+    if not _is_sum(x) or dims != [shape_of(x)[-1]] or len(shape_of(x)) != 3 or shape_of(x)[0] != 1:
+        return
+    if not is_call(result, operator.getitem) or result.args[1] != 0:
+        return
+    for each in (weight, bias):
+        if not is_weight(each) or not getattr(graph, each.target).is_contiguous():
+            return
+    _with_sum(graph.graph, x, result, ops.add_layer_norm, [weight, bias], (epsilon,))
+
+
+def _with_sum(
+    nodes: Graph,
+    x: AnyNode,
+    result: AnyNode,
+    norm: Any,
+    weights: list[AnyNode],
+    settings: tuple[Any, ...],
+) -> None:
+    """Let one call give the sum x and its norm, `result`."""
     with nodes.inserting_before(x):  # where what uses the sum is behind it
-        again = nodes.get_attr(norm.weight.target)
-        both = nodes.call_function(ops.add_rms_norm, (*x.args, again, *settings))
+        again = [nodes.get_attr(weight.target) for weight in weights]
+        both = nodes.call_function(norm, (*x.args, *again, *settings))
         total, normed = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
-    again.meta, total.meta, normed.meta = (
-        dict(each.meta) for each in (norm.weight, x, norm.result)
-    )
-    norm.result.replace_all_uses_with(normed)
+    for new, old in zip((*again, total, normed), (*weights, x, result), strict=True):
+        new.meta = dict(old.meta)
+    result.replace_all_uses_with(normed)
     x.replace_all_uses_with(total)
 
 
@@ -202,41 +246,31 @@ def _norm(rsqrt: AnyNode) -> _Norm | None:
     wide, scaled = power.args[0], only_user(rsqrt)
     if not is_call(scaled, _aten.mul.Tensor) or set(scaled.args) != {wide, rsqrt}:
         return None
-    x = _before_cast(wide)
-    dtype = _dtype(x)
+    x = before_cast(wide)
+    dtype = dtype_of(x)
     behind = only_user(scaled)
-    rounds = is_call(behind, _aten._to_copy.default) and _dtype(behind) == dtype
+    rounds = is_call(behind, _aten._to_copy.default) and dtype_of(behind) == dtype
     if rounds:
         scaled, behind = behind, only_user(behind)
-    if not is_call(behind, _aten.mul.Tensor) or _dtype(wide) != torch.float32:
+    if not is_call(behind, _aten.mul.Tensor) or dtype_of(wide) != torch.float32:
         return None
     factor: AnyNode = next((each for each in behind.args if each is not scaled), None)
     offset = is_call(factor, _aten.add.Tensor) and factor.args[1:] == (1.0,)
-    weight = _before_cast(factor.args[0] if offset else factor)
-    if not is_weight(weight) or (rounds and (_dtype(weight) != dtype or weight is not factor)):
+    weight = before_cast(factor.args[0] if offset else factor)
+    if not is_weight(weight) or (rounds and (dtype_of(weight) != dtype or weight is not factor)):
         return None
     result = behind
-    if _dtype(result) != dtype:
+    if dtype_of(result) != dtype:
         result = only_user(behind)
-        if not is_call(result, _aten._to_copy.default) or _dtype(result) != dtype:
+        if not is_call(result, _aten._to_copy.default) or dtype_of(result) != dtype:
             return None
     return _Norm(x, weight, epsilon, rounds, offset, result)
 
 
-def _as_rotation(nodes: Graph, node: AnyNode, ops: Ops) -> None:
-    found = rotation(node)
-    if found is None or len({_dtype(each) for each in (node, *found)}) > 1:
-        return
-    with nodes.inserting_before(node):
-        new = nodes.call_function(ops.rotate, found)
-    new.meta = dict(node.meta)
-    node.replace_all_uses_with(new)
-
-
-def _before_cast(node: AnyNode) -> AnyNode:
-    """What node is a float32 copy of, or node itself."""
-    is_wide = is_call(node, _aten._to_copy.default) and _dtype(node) == torch.float32
-    return node.args[0] if is_wide else node
+def _as_gelu(graph: GraphModule, gelu: AnyNode, ops: Ops) -> None:
+    approximate = gelu.kwargs.get("approximate", "none")
+    gate_mul = {"none": ops.gelu_mul, "tanh": ops.tanh_gelu_mul}[approximate]
+    with_product(graph, gelu, gate_mul, dims=(2, 3))
 
 
 def _is_sum(x: AnyNode) -> bool:
@@ -245,14 +279,9 @@ def _is_sum(x: AnyNode) -> bool:
     return all(
         isinstance(each, torch.fx.Node)
         and shape_of(each) == shape_of(x)
-        and _dtype(each) == _dtype(x)
+        and dtype_of(each) == dtype_of(x)
         for each in x.args
     )
-
-
-def _dtype(node: AnyNode) -> torch.dtype:
-    dtype: torch.dtype = node.meta["val"].dtype
-    return dtype
 
 
 def _join_weights(graph: GraphModule) -> None:

@@ -54,56 +54,319 @@ def rms_norm(
 
 
 @triton.jit
-def silu_mul(
+def add_layer_norm(
+    output,  # [T, N]
+    total,  # [T, N]: x + more
+    x,  # [T, N]
+    more,  # [T, N]
+    weight,  # [N]
+    bias,  # [N]
+    x_token,
+    more_token,
+    epsilon,
+    N: tl.constexpr,
+    PAD: tl.constexpr,  # the next power of two
+):
+    """A sum, rounded, and its norm with mean and bias. Grid: (T,)."""
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.arange(0, PAD)
+    there = places < N
+    kind = output.dtype.element_ty
+    value = tl.load(x + token * x_token + places, mask=there, other=0.0).to(tl.float32)
+    added = tl.load(more + token * more_token + places, mask=there, other=0.0).to(tl.float32)
+    both = (value + added).to(kind)
+    tl.store(total + token * N + places, both, mask=there)
+    value = both.to(tl.float32)
+    value = tl.where(there, value - tl.sum(value, 0) / N, 0.0)
+    normed = value * tl.rsqrt(tl.sum(value * value, 0) / N + epsilon)
+    factor = tl.load(weight + places, mask=there, other=0.0).to(tl.float32)
+    offset = tl.load(bias + places, mask=there, other=0.0).to(tl.float32)
+    tl.store(output + token * N + places, (normed * factor + offset).to(kind), mask=there)
+
+
+SILU, GELU, TANH_GELU = (tl.constexpr(kind) for kind in range(3))
+LOGITS, SOFTMAX, SIGMOID = (tl.constexpr(kind) for kind in range(3))
+OF_SCORES, OF_SUM, OF_SOFTMAX = (tl.constexpr(kind) for kind in range(3))
+
+
+@triton.jit
+def gate_mul(
     output,  # [T, N]
     gate,  # [T, N]
     up,  # [T, N]
     gate_token,
     up_token,
     N: tl.constexpr,
+    KIND: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """silu(gate) * up. Grid: (T, blocks of N)."""
+    """activation(gate) * up. Grid: (T, blocks of N)."""
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = places < N
     value = tl.load(gate + token * gate_token + places, mask=there, other=0.0).to(tl.float32)
-    value = (value / (1.0 + tl.exp(-value))).to(output.dtype.element_ty).to(tl.float32)
+    if KIND == SILU:
+        value = value / (1.0 + tl.exp(-value))
+    elif KIND == GELU:
+        value = value * 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
+    else:
+        inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
+        value = value / (1.0 + tl.exp(-2.0 * inner))  # (1 + tanh(inner)) / 2
+    value = value.to(output.dtype.element_ty).to(tl.float32)
     factor = tl.load(up + token * up_token + places, mask=there, other=0.0).to(tl.float32)
     tl.store(output + token * N + places, (value * factor).to(output.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def rotate(
-    output,  # [T, HEADS, 2 * HALF]
-    x,  # [T, HEADS, 2 * HALF]
-    cosines,  # [T, 2 * HALF]
-    sines,  # [T, 2 * HALF]
-    x_token,
-    x_head,
+    query_output,  # [T, QUERY_HEADS, DIM]
+    key_output,  # [T, HEADS - QUERY_HEADS, DIM], if there are keys
+    query,  # [T, QUERY_HEADS, DIM]
+    key,
+    query_weight,  # [DIM], with NORM
+    key_weight,
+    cosines,  # [T, 2 * HALF], or half as many by pair
+    sines,
+    query_token,
+    query_head,
+    key_token,
+    key_head,
     cosine_token,
     sine_token,
-    HEADS: tl.constexpr,
-    HALF: tl.constexpr,
+    epsilon,
+    HEADS: tl.constexpr,  # of queries and keys
+    QUERY_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,  # pairs that turn
     PAD: tl.constexpr,  # of HALF, the next power of two
+    REST_PAD: tl.constexpr,  # of the dimensions that do not turn
+    INTERLEAVED: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    WIDE: tl.constexpr,
+    NORM: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    OFFSET: tl.constexpr,
 ):
-    """x * cos + (-x's second half, x's first half) * sin. Grid: (T * HEADS,)."""
+    """Norms heads, with NORM, and turns their pairs. Grid: (T * HEADS,)."""
     row = tl.program_id(0).to(tl.int64)
     token = row // HEADS
-    places = tl.arange(0, PAD)
-    there = places < HALF
-    x += token * x_token + row % HEADS * x_head + places
-    cosines += token * cosine_token + places
-    sines += token * sine_token + places
-    output += row * 2 * HALF + places
-    first = tl.load(x, mask=there, other=0.0).to(tl.float32)
-    second = tl.load(x + HALF, mask=there, other=0.0).to(tl.float32)
+    head = row % HEADS
+    cosines += token * cosine_token
+    sines += token * sine_token
+    if HEADS == QUERY_HEADS:
+        _rotate_head(
+            query_output + row * DIM, query + token * query_token + head * query_head,
+            query_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
+            INTERLEAVED, BY_PAIR, WIDE, NORM, ROUNDS, OFFSET,
+        )  # fmt: skip
+    elif head < QUERY_HEADS:
+        _rotate_head(
+            query_output + (token * QUERY_HEADS + head) * DIM,
+            query + token * query_token + head * query_head,
+            query_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
+            INTERLEAVED, BY_PAIR, WIDE, NORM, ROUNDS, OFFSET,
+        )  # fmt: skip
+    else:
+        head -= QUERY_HEADS
+        _rotate_head(
+            key_output + (token * (HEADS - QUERY_HEADS) + head) * DIM,
+            key + token * key_token + head * key_head,
+            key_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
+            INTERLEAVED, BY_PAIR, WIDE, NORM, ROUNDS, OFFSET,
+        )  # fmt: skip
+
+
+@triton.jit
+def _rotate_head(
+    output,
+    x,
+    weight,
+    cosines,
+    sines,
+    epsilon,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    WIDE: tl.constexpr,
+    NORM: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    pairs = tl.arange(0, PAD)
+    there = pairs < HALF
+    if INTERLEAVED:
+        low = 2 * pairs
+        high = low + 1
+    else:
+        low = pairs
+        high = HALF + pairs
+    first = tl.load(x + low, mask=there, other=0.0).to(tl.float32)
+    second = tl.load(x + high, mask=there, other=0.0).to(tl.float32)
     kind = output.dtype.element_ty
-    straight = first * tl.load(cosines, mask=there, other=0.0).to(tl.float32)
-    crossed = -second * tl.load(sines, mask=there, other=0.0).to(tl.float32)
-    low = straight.to(kind).to(tl.float32) + crossed.to(kind).to(tl.float32)
-    tl.store(output, low.to(kind), mask=there)
-    straight = second * tl.load(cosines + HALF, mask=there, other=0.0).to(tl.float32)
-    crossed = first * tl.load(sines + HALF, mask=there, other=0.0).to(tl.float32)
-    high = straight.to(kind).to(tl.float32) + crossed.to(kind).to(tl.float32)
-    tl.store(output + HALF, high.to(kind), mask=there)
+    if 2 * HALF < DIM:
+        places = 2 * HALF + tl.arange(0, REST_PAD)
+        rest = tl.load(x + places, mask=places < DIM, other=0.0).to(tl.float32)
+    if NORM:
+        squares = tl.sum(first * first + second * second, 0)
+        if 2 * HALF < DIM:
+            squares += tl.sum(rest * rest, 0)
+        factor = tl.rsqrt(squares / DIM + epsilon)
+        first = _weighed(first * factor, weight + low, there, kind, ROUNDS, OFFSET)
+        second = _weighed(second * factor, weight + high, there, kind, ROUNDS, OFFSET)
+        if 2 * HALF < DIM:
+            rest = _weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
+    if 2 * HALF < DIM:
+        tl.store(output + places, rest.to(kind), mask=places < DIM)
+    at = pairs if BY_PAIR else low
+    cosine = tl.load(cosines + at, mask=there, other=0.0).to(tl.float32)
+    sine = tl.load(sines + at, mask=there, other=0.0).to(tl.float32)
+    result = _added(first * cosine, -second * sine, kind, WIDE)
+    tl.store(output + low, result, mask=there)
+    if not BY_PAIR:
+        cosine = tl.load(cosines + high, mask=there, other=0.0).to(tl.float32)
+        sine = tl.load(sines + high, mask=there, other=0.0).to(tl.float32)
+    result = _added(second * cosine, first * sine, kind, WIDE)
+    tl.store(output + high, result, mask=there)
+
+
+@triton.jit
+def _weighed(normed, weight, there, kind, ROUNDS: tl.constexpr, OFFSET: tl.constexpr):
+    """A norm's result, rounded."""
+    if ROUNDS:
+        normed = normed.to(kind).to(tl.float32)
+    factor = tl.load(weight, mask=there, other=0.0).to(tl.float32)
+    if OFFSET:
+        factor = factor + 1.0
+    return (normed * factor).to(kind).to(tl.float32)
+
+
+@triton.jit
+def _added(straight, crossed, kind, WIDE: tl.constexpr):
+    """The sum of two products in this type."""
+    if not WIDE:
+        straight = straight.to(kind).to(tl.float32)
+        crossed = crossed.to(kind).to(tl.float32)
+    return (straight + crossed).to(kind)
+
+
+@triton.jit
+def route(
+    weights,  # [T, CHOSEN]
+    ids,  # [T, CHOSEN] int64
+    logits,  # [T, EXPERTS]
+    bias,  # [EXPERTS], with BIAS
+    logits_token,
+    scale,
+    EXPERTS: tl.constexpr,
+    PAD: tl.constexpr,  # the next power of two
+    CHOSEN: tl.constexpr,
+    CHOSEN_PAD: tl.constexpr,
+    SCORES: tl.constexpr,
+    WEIGHS: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """The experts of each token, best first, and their weights. Grid: (T,)."""
+    token = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, PAD)
+    there = experts < EXPERTS
+    value = tl.load(logits + token * logits_token + experts, mask=there, other=-float("inf"))
+    value = value.to(tl.float32)
+    if SCORES == SOFTMAX:
+        value = tl.exp(value - tl.max(value, 0))
+        value = value / tl.sum(value, 0)
+    elif SCORES == SIGMOID:
+        value = 1.0 / (1.0 + tl.exp(-value))
+    by = value
+    if BIAS:
+        by = by + tl.load(bias + experts, mask=there, other=0.0).to(tl.float32)
+    by = tl.where(there, by, -float("inf"))
+    places = tl.arange(0, CHOSEN_PAD)
+    found = tl.zeros([CHOSEN_PAD], tl.float32)
+    which = tl.zeros([CHOSEN_PAD], tl.int32)
+    for place in tl.static_range(CHOSEN):
+        best = tl.minimum(tl.argmax(by, 0), EXPERTS - 1)  # in bounds whatever NaN there is
+        found = tl.where(places == place, tl.sum(tl.where(experts == best, value, 0.0), 0), found)
+        which = tl.where(places == place, best, which)
+        by = tl.where(experts == best, -float("inf"), by)
+    real = places < CHOSEN
+    if WEIGHS == OF_SUM:
+        found = found / tl.sum(tl.where(real, found, 0.0), 0)
+    elif WEIGHS == OF_SOFTMAX:
+        top = tl.max(tl.where(real, found, -float("inf")), 0)
+        found = tl.where(real, tl.exp(found - top), 0.0)
+        found = found / tl.sum(found, 0)
+    at = token * CHOSEN + places
+    tl.store(weights + at, (found * scale).to(weights.dtype.element_ty), mask=real)
+    tl.store(ids + at, which.to(tl.int64), mask=real)
+
+
+@triton.jit(do_not_specialize=["num_choices"])
+def order_experts(
+    ordered,  # [N] int64: the choices' experts, ascending
+    places,  # [N] int64: the choice at each place of the order
+    tokens,  # [N] int64: its token
+    inverse,  # [N] int64: the place of each choice
+    ends,  # [EXPERTS] int32: the places behind each expert's
+    ids,  # [N] int64: N = T * CHOSEN
+    num_choices,
+    CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A stable sort of choices by expert; each program writes one expert's. Grid: (EXPERTS,)."""
+    expert = tl.program_id(0)
+    lanes = tl.arange(0, BLOCK)
+    before = 0
+    for start in range(0, num_choices, BLOCK):
+        choices = start + lanes
+        which = tl.load(ids + choices, mask=choices < num_choices, other=1 << 30)
+        before += tl.sum((which < expert).to(tl.int32), 0)
+    for start in range(0, num_choices, BLOCK):
+        choices = start + lanes
+        mine = tl.load(ids + choices, mask=choices < num_choices, other=1 << 30) == expert
+        counted = tl.cumsum(mine.to(tl.int32), 0)
+        at = before + counted - 1
+        tl.store(ordered + at, (choices * 0 + expert).to(tl.int64), mask=mine)
+        tl.store(places + at, choices.to(tl.int64), mask=mine)
+        tl.store(tokens + at, (choices // CHOSEN).to(tl.int64), mask=mine)
+        tl.store(inverse + choices, at.to(tl.int64), mask=mine)
+        before += tl.sum(mine.to(tl.int32), 0)
+    tl.store(ends + expert, before)
+
+
+@triton.jit
+def combine_experts(
+    output,  # [T, N]
+    rows,  # [T * CHOSEN, N], in the experts' order
+    weights,  # [T, CHOSEN]
+    inverse,  # [T * CHOSEN] int64: the row of each choice
+    ids,  # [T, CHOSEN] int64, with BIAS
+    bias,  # [experts, N], with BIAS
+    row_stride,
+    bias_stride,
+    N: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BIAS: tl.constexpr,
+    WIDE: tl.constexpr,  # products are not rounded
+    BLOCK: tl.constexpr,
+):
+    """The weighted sum of each token's rows. Grid: (T, blocks of N)."""
+    token = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = places < N
+    kind = output.dtype.element_ty
+    total = tl.zeros([BLOCK], tl.float32)
+    for choice in range(CHOSEN):
+        row = tl.load(inverse + token * CHOSEN + choice)
+        value = tl.load(rows + row * row_stride + places, mask=there, other=0.0).to(tl.float32)
+        if BIAS:
+            expert = tl.load(ids + token * CHOSEN + choice)
+            added = tl.load(bias + expert * bias_stride + places, mask=there, other=0.0)
+            value = (value + added.to(tl.float32)).to(kind).to(tl.float32)
+        value = value * tl.load(weights + token * CHOSEN + choice).to(tl.float32)
+        if not WIDE:
+            value = value.to(kind).to(tl.float32)
+        total += value
+    tl.store(output + token * N + places, total.to(kind), mask=there)

@@ -1,27 +1,30 @@
 """Launches the Triton kernels of `forward_kernels`, as functions of tensors.
 
-Importing this module does not import Triton; making ForwardOps does. Under Triton's interpreter
+Importing this module does not import Triton; the first launch does. Under Triton's interpreter
 (TRITON_INTERPRET=1) the same code runs on a CPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 
-_BLOCK = 1024  # elements that one program of silu_mul computes
+_BLOCK = 1024  # elements that one program of a gate or a weighted sum computes
+_CHOICES_AT_ONCE = 2048  # that one program of `order_experts` reads
+_GATES = ("silu", "gelu", "tanh gelu")  # as the kernels number them
+_SCORES = ("logits", "softmax", "sigmoid")
+_WEIGHS = ("scores", "sum", "softmax")
 
 
 class ForwardOps:
-    """The operators that a fused forward has in place of torch's."""
+    """The operators that a fused forward has in place of torch's.
 
-    def __init__(self) -> None:
-        from slipstream_core.runner.cuda import forward_kernels
-
-        self._rms_norm: Any = forward_kernels.rms_norm
-        self._silu_mul: Any = forward_kernels.silu_mul
-        self._rotate: Any = forward_kernels.rotate
+    On the meta device they give shapes, and need no Triton.
+    """
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounds: bool, offset: bool
@@ -33,7 +36,7 @@ class ForwardOps:
         output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         x = _dense(x)
         arguments = norm_arguments(output, None, x, None, weight, epsilon, rounds, offset)
-        self._rms_norm[(x.shape[1] * arguments["HEADS"],)](**arguments)
+        _launch("rms_norm", (x.shape[1] * arguments["HEADS"],), arguments)
         return output
 
     def add_rms_norm(
@@ -49,27 +52,140 @@ class ForwardOps:
         total, output = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
         x, more = _dense(x), _dense(more)
         arguments = norm_arguments(output, total, x, more, weight, epsilon, rounds, offset)
-        self._rms_norm[(x.shape[1] * arguments["HEADS"],)](**arguments)
+        _launch("rms_norm", (x.shape[1] * arguments["HEADS"],), arguments)
+        return total, output
+
+    def add_layer_norm(
+        self,
+        x: torch.Tensor,
+        more: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor,
+        epsilon: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x + more of [1, T, N], rounded to their type, and its norm with mean and bias."""
+        total, output = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
+        arguments = layer_norm_arguments(
+            output, total, _dense(x), _dense(more), weight, bias, epsilon
+        )
+        _launch("add_layer_norm", (x.shape[1],), arguments)
         return total, output
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of [1, T, N], contiguous."""
-        output = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-        gate, up = _dense(gate), _dense(up)
-        grid = (gate.shape[1], -(-gate.shape[2] // _BLOCK))
-        self._silu_mul[grid](**gate_arguments(output, gate, up))
+        """silu(gate) * up of [1, T, N] or [T, N], contiguous."""
+        return _gate_mul("silu", gate, up)
+
+    def gelu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """gelu(gate) * up, as `silu_mul`."""
+        return _gate_mul("gelu", gate, up)
+
+    def tanh_gelu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """gelu(gate) by its approximation with tanh, times up, as `silu_mul`."""
+        return _gate_mul("tanh gelu", gate, up)
+
+    def rotate(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        query_weight: torch.Tensor | None,
+        key_weight: torch.Tensor | None,
+        form: tuple[int, bool, bool, bool],
+        norm: tuple[float, bool, bool] | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rotary embeddings of queries and keys [1, heads, T, D], normed before with `norm`.
+
+        cosines, sines: [1, T, width], or half as many by pair. form: a RopeForm. norm: a NormForm,
+        with weights [D]. The results lie in memory with their tokens first.
+        """
+        both = [None if x is None else _dense(x) for x in (query, key)]
+        outputs = [None if x is None else _tokens_first(x) for x in both]
+        arguments = rotation_arguments(
+            outputs, both, [query_weight, key_weight], [_dense(cosines), _dense(sines)], form, norm
+        )
+        _launch("rotate", (query.shape[2] * arguments["HEADS"],), arguments)
+        turned, turned_keys = (None if x is None else x.transpose(0, 1)[None] for x in outputs)
+        assert turned is not None
+        return turned, turned_keys
+
+    def route(
+        self,
+        logits: torch.Tensor,
+        bias: torch.Tensor | None,
+        form: tuple[int, str, str, float],
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [T, chosen] of this type and int64 ids of each token's experts, best first.
+
+        logits [T, experts]. bias [experts] is added to the scores that they are chosen by. form: a
+        RouteForm.
+        """
+        shape = (len(logits), form[0])
+        weights = torch.empty(shape, dtype=dtype, device=logits.device)
+        ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
+        arguments = route_arguments(weights, ids, _dense(logits), bias, form)
+        _launch("route", (len(logits),), arguments)
+        return weights, ids
+
+    def order_experts(self, ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, ...]:
+        """A stable sort of the choices ids int64 [T, chosen], N of them, by expert.
+
+        Returns int64 [N] each: the sorted ids, the choice at each place, its token, the place of
+        each choice; and int32 [experts]: the place behind each expert's last.
+        """
+        columns = [torch.empty_like(ids).view(-1) for _ in range(4)]
+        ends = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
+        _launch("order_experts", (num_experts,), order_arguments(columns, ends, ids.contiguous()))
+        return (*columns, ends)
+
+    def combine_experts(
+        self,
+        rows: torch.Tensor,
+        weights: torch.Tensor,
+        inverse: torch.Tensor,
+        ids: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The sums [T, N] of each token's rows, times their weights [T, chosen], in their type.
+
+        rows [T * chosen, N] lie in the experts' order, in which choice c is row inverse[c]. bias
+        [experts, N] is added to each before, by its expert in ids [T, chosen].
+        """
+        num_tokens, dim = len(weights), rows.shape[1]
+        output = torch.empty((num_tokens, dim), dtype=rows.dtype, device=rows.device)
+        arguments = combination_arguments(
+            output, _dense(rows), weights.contiguous(), inverse, ids.contiguous(), bias
+        )
+        _launch("combine_experts", (num_tokens, -(-dim // _BLOCK)), arguments)
         return output
 
-    def rotate(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-        """x * cos + (-x's second half, x's first half) * sin, of [1, heads, T, D] and [1, T, D].
 
-        The result lies in memory with its tokens first.
-        """
-        _, heads, tokens, dim = x.shape
-        output = torch.empty((tokens, heads, dim), dtype=x.dtype, device=x.device)
-        arguments = rotation_arguments(output, _dense(x), _dense(cosines), _dense(sines))
-        self._rotate[(tokens * heads,)](**arguments)
-        return output.transpose(0, 1)[None]
+def _launch(kernel: str, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+    output: torch.Tensor = next(iter(arguments.values()))
+    if output.is_meta or 0 in grid:
+        return
+    getattr(_kernels(), kernel)[grid](**arguments)
+
+
+@cache
+def _kernels() -> ModuleType:
+    from slipstream_core.runner.cuda import forward_kernels
+
+    return forward_kernels
+
+
+def _gate_mul(kind: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    output = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
+    gate, up = _dense(gate), _dense(up)
+    grid = (gate.shape[-2], -(-gate.shape[-1] // _BLOCK))
+    _launch("gate_mul", grid, gate_arguments(kind, output, gate, up))
+    return output
+
+
+def _tokens_first(x: torch.Tensor) -> torch.Tensor:
+    _, heads, tokens, dim = x.shape
+    return torch.empty((tokens, heads, dim), dtype=x.dtype, device=x.device)
 
 
 def norm_arguments(
@@ -84,7 +200,7 @@ def norm_arguments(
 ) -> dict[str, Any]:
     """The kernel's arguments; with `more`, the sum goes to `total`."""
     heads, n = x.shape[2] if x.dim() == 4 else 1, x.shape[-1]
-    padded = 1 << (n - 1).bit_length()
+    padded = _power_of_two(n)
     return {
         "output": output,
         "total": total,
@@ -106,38 +222,172 @@ def norm_arguments(
     }
 
 
-def gate_arguments(output: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> dict[str, Any]:
+def layer_norm_arguments(
+    output: torch.Tensor,
+    total: torch.Tensor,
+    x: torch.Tensor,
+    more: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    epsilon: float,
+) -> dict[str, Any]:
+    """The kernel's arguments."""
+    n = x.shape[-1]
+    padded = _power_of_two(n)
+    return {
+        "output": output,
+        "total": total,
+        "x": x,
+        "more": more,
+        "weight": weight,
+        "bias": bias,
+        "x_token": x.stride(1),
+        "more_token": more.stride(1),
+        "epsilon": epsilon,
+        "N": n,
+        "PAD": padded,
+        "num_warps": min(max(padded // 512, 1), 16),
+    }
+
+
+def gate_arguments(
+    kind: str, output: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+) -> dict[str, Any]:
     """The kernel's arguments."""
     return {
         "output": output,
         "gate": gate,
         "up": up,
-        "gate_token": gate.stride(1),
-        "up_token": up.stride(1),
-        "N": gate.shape[2],
+        "gate_token": gate.stride(-2),
+        "up_token": up.stride(-2),
+        "N": gate.shape[-1],
+        "KIND": _GATES.index(kind),
         "BLOCK": _BLOCK,
     }
 
 
 def rotation_arguments(
-    output: torch.Tensor, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    outputs: Sequence[torch.Tensor | None],
+    both: Sequence[torch.Tensor | None],
+    weights: Sequence[torch.Tensor | None],
+    angles: Sequence[torch.Tensor],
+    form: tuple[int, bool, bool, bool],
+    norm: tuple[float, bool, bool] | None,
 ) -> dict[str, Any]:
-    """The kernel's arguments; shapes as in `ForwardOps.rotate`."""
-    half = x.shape[3] // 2
+    """The kernel's arguments, of queries and keys; shapes as in `ForwardOps.rotate`."""
+    query, key = both
+    assert query is not None
+    (width, interleaved, by_pair, wide), dim = form, query.shape[3]
+    heads = query.shape[1] + (0 if key is None else key.shape[1])
+    epsilon, rounds, offset = norm or (0.0, False, False)
     return {
-        "output": output,
-        "x": x,
-        "cosines": cosines,
-        "sines": sines,
-        "x_token": x.stride(2),
-        "x_head": x.stride(1),
-        "cosine_token": cosines.stride(1),
-        "sine_token": sines.stride(1),
-        "HEADS": x.shape[1],
-        "HALF": half,
-        "PAD": 1 << (half - 1).bit_length(),
+        "query_output": outputs[0],
+        "key_output": outputs[1],
+        "query": query,
+        "key": key,
+        "query_weight": weights[0],
+        "key_weight": weights[1],
+        "cosines": angles[0],
+        "sines": angles[1],
+        "query_token": query.stride(2),
+        "query_head": query.stride(1),
+        "key_token": 0 if key is None else key.stride(2),
+        "key_head": 0 if key is None else key.stride(1),
+        "cosine_token": angles[0].stride(1),
+        "sine_token": angles[1].stride(1),
+        "epsilon": epsilon,
+        "HEADS": heads,
+        "QUERY_HEADS": query.shape[1],
+        "DIM": dim,
+        "HALF": width // 2,
+        "PAD": _power_of_two(width // 2),
+        "REST_PAD": _power_of_two(max(dim - width, 1)),
+        "INTERLEAVED": interleaved,
+        "BY_PAIR": by_pair,
+        "WIDE": wide,
+        "NORM": norm is not None,
+        "ROUNDS": rounds,
+        "OFFSET": offset,
         "num_warps": 1,
     }
+
+
+def route_arguments(
+    weights: torch.Tensor,
+    ids: torch.Tensor,
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    form: tuple[int, str, str, float],
+) -> dict[str, Any]:
+    """The kernel's arguments; shapes as in `ForwardOps.route`."""
+    chosen, scores, weighs, scale = form
+    experts = logits.shape[1]
+    return {
+        "weights": weights,
+        "ids": ids,
+        "logits": logits,
+        "bias": bias,
+        "logits_token": logits.stride(0),
+        "scale": float(scale),
+        "EXPERTS": experts,
+        "PAD": _power_of_two(experts),
+        "CHOSEN": chosen,
+        "CHOSEN_PAD": _power_of_two(chosen),
+        "SCORES": _SCORES.index(scores),
+        "WEIGHS": _WEIGHS.index(weighs),
+        "BIAS": bias is not None,
+        "num_warps": 1 if experts <= 128 else 4,
+    }
+
+
+def order_arguments(
+    columns: Sequence[torch.Tensor], ends: torch.Tensor, ids: torch.Tensor
+) -> dict[str, Any]:
+    """The kernel's arguments; columns are those that `ForwardOps.order_experts` returns."""
+    ordered, places, tokens, inverse = columns
+    return {
+        "ordered": ordered,
+        "places": places,
+        "tokens": tokens,
+        "inverse": inverse,
+        "ends": ends,
+        "ids": ids,
+        "num_choices": ids.numel(),
+        "CHOSEN": ids.shape[1],
+        "BLOCK": _CHOICES_AT_ONCE,
+        "num_warps": 8,
+    }
+
+
+def combination_arguments(
+    output: torch.Tensor,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    inverse: torch.Tensor,
+    ids: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> dict[str, Any]:
+    """The kernel's arguments; shapes as in `ForwardOps.combine_experts`."""
+    return {
+        "output": output,
+        "rows": rows,
+        "weights": weights,
+        "inverse": inverse,
+        "ids": None if bias is None else ids,
+        "bias": bias,
+        "row_stride": rows.stride(0),
+        "bias_stride": 0 if bias is None else bias.stride(0),
+        "N": rows.shape[1],
+        "CHOSEN": weights.shape[1],
+        "BIAS": bias is not None,
+        "WIDE": weights.dtype != rows.dtype,
+        "BLOCK": _BLOCK,
+    }
+
+
+def _power_of_two(num: int) -> int:
+    """The next one, at least 1."""
+    return 1 << (num - 1).bit_length()
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

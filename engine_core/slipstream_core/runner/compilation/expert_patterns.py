@@ -1,0 +1,255 @@
+"""Mixtures of experts of a recorded forward: routing, the order of tokens, and the weighted sum.
+
+What remains of such a layer are its grouped products and the gate between them.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.fx import GraphModule
+
+from slipstream_core.runner.compilation.fuse import (
+    AnyNode,
+    dtype_of,
+    is_call,
+    is_weight,
+    only_user,
+    shape_of,
+)
+
+_aten = torch.ops.aten
+_DIVISIONS = (_aten.div.Tensor, _aten.div_.Tensor)
+
+
+class RouteForm(NamedTuple):
+    """How a model gets from a token's logits to its experts and their weights."""
+
+    num_chosen: int
+    scores: str  # "logits", "softmax" or "sigmoid": what the experts are chosen by
+    weighs: str  # "scores", "sum" (they are divided by it) or "softmax" of those chosen
+    scale: float  # of the weights, at the end
+
+
+class ExpertOps(Protocol):
+    """What replaces them: see cuda/forward_ops.py."""
+
+    @property
+    def route(self) -> Any: ...
+
+    @property
+    def order_experts(self) -> Any: ...
+
+    @property
+    def combine_experts(self) -> Any: ...
+
+
+def as_route(graph: GraphModule, topk: AnyNode, ops: ExpertOps) -> None:
+    """Replace scores, topk and the weights behind it by `route`."""
+    if len(topk.args) < 2 or topk.args[2:4] not in ((), (-1,), (-1, True), (1, True)):
+        return
+    values, ids = _part(topk, 0), _part(topk, 1)
+    found = _scored(topk.args[0])
+    if ids is None or found is None:
+        return
+    logits, scores, plain, bias = found
+    if len(shape_of(logits)) != 2:
+        return
+    if plain is not topk.args[0]:  # the weights are the scores without what was added
+        gathered = [user for user in ids.users if is_call(user, _aten.gather.default)]
+        if values is not None or len(gathered) != 1 or gathered[0].args != (plain, 1, ids):
+            return
+        values = gathered[0]
+    if values is None:
+        return
+    values, weighs, scale = _weighed(values)
+    result = values
+    behind = only_user(result)
+    if is_call(behind, _aten._to_copy.default):
+        result = behind
+    is_half = dtype_of(values) != torch.float32
+    if is_half and (scores, weighs) not in (("logits", "scores"), ("logits", "softmax")):
+        return  # it rounds in between
+    form = RouteForm(topk.args[1], scores, weighs, scale)
+    with graph.graph.inserting_before(topk):
+        both = graph.graph.call_function(ops.route, (logits, bias, form, dtype_of(result)))
+        parts = [graph.graph.call_function(operator.getitem, (both, at)) for at in (0, 1)]
+    for part, old in zip(parts, (result, ids), strict=True):
+        part.meta = dict(old.meta)
+        old.replace_all_uses_with(part)
+    for each in (result, values):
+        _drop(graph, each)
+
+
+def as_order(graph: GraphModule, sort: AnyNode, ops: ExpertOps) -> None:
+    """Replace the sort of all tokens' experts, and what follows from it, by `order_experts`."""
+    flat = sort.args[0]
+    if len(sort.args) != 1 or sort.kwargs or not is_call(flat, _aten.view.default):
+        return
+    ids, ordered, places = flat.args[0], _part(sort, 0), _part(sort, 1)
+    if flat.args[1] != [-1] or len(shape_of(ids)) != 2 or ordered is None or places is None:
+        return
+    chosen = shape_of(ids)[1]
+    found = [_ends(user) for user in ordered.users]
+    ends = [each for each in found if each is not None]
+    if len(ends) != 1:
+        return
+    ends, num_experts = ends[0]
+    olds: list[tuple[AnyNode, int]] = [(ordered, 0), (ends, 4)]
+    inverse = None
+    for user in places.users:
+        if is_call(user, _aten.floor_divide.default) and user.args == (places, chosen):
+            olds.append((user, 2))
+        elif _inverts(user, places):
+            inverse = user
+            olds.append((user, 3))
+    olds.append((places, 1))
+    with graph.graph.inserting_before(sort):
+        call = graph.graph.call_function(ops.order_experts, (ids, num_experts))
+        for old, at in olds:
+            part = graph.graph.call_function(operator.getitem, (call, at))
+            part.meta = dict(old.meta)
+            old.replace_all_uses_with(part)
+    if inverse is not None:
+        graph.graph.erase_node(inverse)
+
+
+def as_combination(graph: GraphModule, total: AnyNode, ops: ExpertOps) -> None:
+    """Replace each token's sum over its experts, weighted, by `combine_experts`."""
+    if len(total.args) != 2 or total.args[1] != [1] or total.kwargs:
+        return
+    view = total.args[0]
+    if not is_call(view, _aten.view.default) or len(shape_of(view)) != 3:
+        return
+    back = view.args[0]
+    weighted, inverse = _indexed(back)
+    if not is_call(weighted, _aten.mul.Tensor) or only_user(weighted) is None:
+        return
+    rows, factor = weighted.args
+    if not is_call(factor, _aten.unsqueeze.default) or factor.args[1] not in (-1, 1):
+        return
+    flat, places = _indexed(factor.args[0])
+    if not is_call(flat, _aten.view.default) or flat.args[1] != [-1]:
+        return
+    order = places.args[0] if is_call(places, operator.getitem) else None
+    if not is_call(order, ops.order_experts) or places.args[1] != 1:
+        return
+    if not is_call(inverse, operator.getitem) or inverse.args != (order, 3):
+        return
+    weights, ids = flat.args[0], order.args[0]
+    if shape_of(view)[:2] != shape_of(weights) or shape_of(weights) != shape_of(ids):
+        return
+    added = _with_bias(rows, order)
+    products, bias = (rows, None) if added is None else added
+    result = total
+    behind = only_user(total)
+    if is_call(behind, _aten._to_copy.default):
+        result = behind
+    if dtype_of(result) != dtype_of(rows):
+        return
+    with graph.graph.inserting_before(total):
+        new = graph.graph.call_function(
+            ops.combine_experts, (products, weights, inverse, ids, bias)
+        )
+    new.meta = dict(result.meta)
+    result.replace_all_uses_with(new)
+    if added is not None:
+        graph.graph.eliminate_dead_code()
+        _drop(graph, rows)
+
+
+def _part(node: AnyNode, index: int) -> AnyNode:
+    found = [each for each in node.users if each.args == (node, index)]
+    return found[0] if len(found) == 1 else None
+
+
+def _scored(chosen_by: AnyNode) -> tuple[AnyNode, str, AnyNode, AnyNode] | None:
+    """Logits, how they are scored, the scores, and what is added to them to choose by."""
+    scores, bias = chosen_by, None
+    if is_call(chosen_by, _aten.add.Tensor) and len(chosen_by.args) == 2:
+        scores, bias = chosen_by.args
+        if not is_weight(bias) or len(shape_of(bias)) != 1:
+            return None
+    if is_call(scores, _aten.sigmoid.default):
+        name, wide = "sigmoid", scores.args[0]
+    elif is_call(scores, _aten._softmax.default) and scores.args[1:] in ((-1, False), (1, False)):
+        name, wide = "softmax", scores.args[0]
+    else:
+        name, wide = "logits", scores
+    is_copy = is_call(wide, _aten._to_copy.default) and dtype_of(wide) == torch.float32
+    if not isinstance(wide, torch.fx.Node) or (bias is not None and name == "logits"):
+        return None
+    return (wide.args[0] if is_copy else wide), name, scores, bias
+
+
+def _weighed(values: AnyNode) -> tuple[AnyNode, str, float]:
+    """The weights of those chosen, how they come from their scores, and their scale."""
+    weighs, scale = "scores", 1.0
+    behind = only_user(values)
+    if is_call(behind, _aten._softmax.default) and behind.args[1:] in ((-1, False), (1, False)):
+        values, weighs = behind, "softmax"
+    elif len(values.users) == 2:
+        sums = [each for each in values.users if is_call(each, _aten.sum.dim_IntList)]
+        if len(sums) == 1 and sums[0].args == (values, [-1], True):
+            divided = only_user(sums[0])
+            if divided in values.users and divided.target in _DIVISIONS:
+                values, weighs = divided, "sum"
+    behind = only_user(values)
+    if is_call(behind, _aten.mul.Tensor) and isinstance(behind.args[1], float):
+        values, scale = behind, behind.args[1]
+    return values, weighs, scale
+
+
+def _ends(ordered: AnyNode) -> tuple[AnyNode, int] | None:
+    """Where each expert's tokens end, from a copy of their sorted numbers, and the experts."""
+    counts = only_user(ordered)
+    if not is_call(ordered, _aten._to_copy.default) or not is_call(counts, _aten.histc.default):
+        return None
+    num = counts.args[1]
+    ends = only_user(counts)
+    if counts.args[1:] != (num, 0, num - 1) or not is_call(ends, _aten.cumsum.default):
+        return None
+    return (ends, num) if ends.args[1:] == (0,) and dtype_of(ends) == torch.int32 else None
+
+
+def _inverts(node: AnyNode, places: AnyNode) -> bool:
+    """Whether node is an empty tensor into which 0, 1, … are written at `places`."""
+    if not is_call(node, _aten.index_put_.default) or len(node.args) != 3:
+        return False
+    target, where, numbers = node.args
+    target, numbers = (
+        each.args[0] if is_call(each, _aten.detach.default) else each for each in (target, numbers)
+    )
+    return (
+        where == [places]
+        and is_call(target, _aten.empty_like.default)
+        and is_call(numbers, _aten.arange.default)
+        and len(numbers.args) == 1
+        and shape_of(numbers) == shape_of(places)
+    )
+
+
+def _indexed(node: AnyNode) -> tuple[AnyNode, AnyNode]:
+    """What is indexed, and by which tensor; None for both if it is something else."""
+    if not is_call(node, _aten.index.Tensor) or len(node.args[1]) != 1:
+        return None, None
+    return node.args[0], node.args[1][0]
+
+
+def _with_bias(rows: AnyNode, order: AnyNode) -> tuple[AnyNode, AnyNode] | None:
+    """Rows before each gets its expert's bias, and the biases [experts, dim]."""
+    if not is_call(rows, _aten.add_.Tensor) or len(rows.args) != 2 or only_user(rows) is None:
+        return None
+    products, added = rows.args
+    bias, which = _indexed(added)
+    if not is_weight(bias) or not is_call(which, operator.getitem) or which.args != (order, 0):
+        return None
+    return products, bias
+
+
+def _drop(graph: GraphModule, node: AnyNode) -> None:
+    """Erase a call in place that nothing uses any more: dead code with an effect is kept."""
+    if not node.users and not node._erased:
+        graph.graph.erase_node(node)

@@ -1,0 +1,289 @@
+"""Rotary embeddings of a recorded forward: the forms in which models write them, as one kernel.
+
+A rotation turns pairs of a head's dimensions by a token's angle. Models differ in which dimensions
+make a pair (the two halves, or neighbours), in whether cosines are given for each dimension or for
+each pair, in how many dimensions turn, and in whether they round between the operators.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.fx import Graph, GraphModule
+
+from slipstream_core.runner.compilation.fuse import (
+    SLICES_TO_END,
+    AnyNode,
+    before_cast,
+    dtype_of,
+    is_call,
+    only_user,
+    shape_of,
+)
+
+_aten = torch.ops.aten
+
+
+class RopeForm(NamedTuple):
+    """How a rotation is written."""
+
+    width: int  # dimensions of a head that turn, from the first on
+    interleaved: bool  # pairs are neighbours, not the two halves
+    by_pair: bool  # cosines and sines are given for each pair, not for each dimension
+    wide: bool  # float32 until the end, instead of rounding after each operator
+
+
+class NormForm(NamedTuple):
+    """How the norm of a head is written."""
+
+    epsilon: float
+    rounds: bool  # to the tensors' type before the weight is applied
+    offset: bool  # the factor is 1 + weight
+
+
+class RopeOps(Protocol):
+    """What replaces them: see cuda/forward_ops.py."""
+
+    @property
+    def rms_norm(self) -> Any: ...
+
+    @property
+    def rotate(self) -> Any: ...
+
+
+class _Rotation(NamedTuple):
+    x: AnyNode  # [1, heads, T, dim]
+    cosines: AnyNode  # [1, T, width], or half as many by pair
+    sines: AnyNode
+    form: RopeForm
+    result: AnyNode
+
+
+def as_rotation(graph: GraphModule, node: AnyNode, ops: RopeOps) -> None:
+    """Replace a rotation that ends in `node`, an addition or a concatenation, by `rotate`."""
+    found = _of_dimensions(node) if is_call(node, _aten.add.Tensor) else _of_pairs(node)
+    if found is None:
+        return
+    found = _with_the_rest(found)
+    kinds = {dtype_of(each) for each in (found.x, found.result)}
+    if not found.form.wide:
+        kinds |= {dtype_of(found.cosines), dtype_of(found.sines)}
+    if len(kinds) > 1:
+        return
+    arguments = (found.x, None, found.cosines, found.sines, None, None, found.form, None)
+    with graph.graph.inserting_before(found.result):
+        both = graph.graph.call_function(ops.rotate, arguments)
+        new = graph.graph.call_function(operator.getitem, (both, 0))
+    new.meta = dict(found.result.meta)
+    found.result.replace_all_uses_with(new)
+
+
+def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
+    """Rotate query and key of an attention in one call, with the norms of their heads."""
+    both = [_rotated(attend.args[at], ops) for at in (1, 2)]
+    if None in both or both[0].args[2:] != both[1].args[2:]:
+        return
+    xs = [each.args[0] for each in both]
+    if shape_of(xs[0])[3] != shape_of(xs[1])[3]:
+        return
+    norms = [_head_norm(x, ops) for x in xs]
+    weights, form = [None, None], None
+    if None not in norms and norms[0].args[2:] == norms[1].args[2:]:
+        weights, form = [norm.args[1] for norm in norms], NormForm(*norms[0].args[2:])
+        with graph.graph.inserting_before(attend):
+            xs = [
+                norm.args[0] if norm is x else _turned(graph.graph, norm.args[0])
+                for x, norm in zip(xs, norms, strict=True)
+            ]
+    query, key = xs
+    with graph.graph.inserting_before(attend):
+        call = graph.graph.call_function(
+            ops.rotate, (query, key, *both[0].args[2:4], *weights, both[0].args[6], form)
+        )
+        for at in (0, 1):
+            part = graph.graph.call_function(operator.getitem, (call, at))
+            part = graph.graph.call_function(_aten.select.int, (part, 0, 0))
+            attend.update_arg(at + 1, graph.graph.call_function(_aten.transpose.int, (part, 0, 1)))
+
+
+def _rotated(given: AnyNode, ops: RopeOps) -> AnyNode:
+    """The call of `rotate` that attention's input [T, heads, dim] is, used for nothing else."""
+    if not is_call(given, _aten.transpose.int) or given.args[1:] != (0, 1):
+        return None
+    heads_first = given.args[0]
+    if not is_call(heads_first, _aten.select.int) or heads_first.args[1:] != (0, 0):
+        return None
+    part = heads_first.args[0]
+    if not is_call(part, operator.getitem) or not is_call(part.args[0], ops.rotate):
+        return None
+    call = part.args[0]
+    alone = all(only_user(each) is not None for each in (call, part, heads_first, given))
+    return call if alone and call.args[1] is None else None
+
+
+def _head_norm(x: AnyNode, ops: RopeOps) -> AnyNode:
+    """The call of `rms_norm` over heads that x [1, heads, T, dim] is, or its transpose."""
+    norm = x
+    if is_call(x, _aten.transpose.int) and x.args[1:] == (1, 2) and only_user(x) is not None:
+        norm = x.args[0]
+    alone = is_call(norm, ops.rms_norm) and only_user(norm) is not None
+    return norm if alone and len(shape_of(norm)) == 4 else None
+
+
+def _turned(nodes: Graph, x: AnyNode) -> AnyNode:
+    turned = nodes.call_function(_aten.transpose.int, (x, 1, 2))
+    turned.meta = {"val": x.meta["val"].transpose(1, 2)}
+    return turned
+
+
+def _of_dimensions(node: AnyNode) -> _Rotation | None:
+    """x * cos + (x with its pairs swapped and one of them negated) * sin."""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    straight, crossed = node.args
+    if not (is_call(straight, _aten.mul.Tensor) and is_call(crossed, _aten.mul.Tensor)):
+        return None
+    (given, cos), (swapped, sin) = straight.args, crossed.args
+    x, swapped = before_cast(given), before_cast(swapped)
+    if not isinstance(x, torch.fx.Node) or not isinstance(swapped, torch.fx.Node):
+        return None
+    if len(shape_of(x)) != 4 or shape_of(x)[0] != 1 or shape_of(x)[3] % 2:
+        return None
+    interleaved = _swaps(swapped, x, given)
+    if interleaved is None:
+        return None
+    cosines, sines = _angles(cos, x), _angles(sin, x)
+    if cosines is None or sines is None or cosines[1] != sines[1]:
+        return None
+    result, wide = _rounded(node, x)
+    form = RopeForm(shape_of(x)[3], interleaved, cosines[1], wide)
+    return _Rotation(x, cosines[0], sines[0], form, result)
+
+
+def _swaps(swapped: AnyNode, *sources: AnyNode) -> bool | None:
+    """Whether the pairs that are swapped are neighbours; None if nothing is."""
+    dim = shape_of(sources[0])[3]
+    half = dim // 2
+    if is_call(swapped, _aten.cat.default) and swapped.args[1:] in ((-1,), (3,)):
+        second, first = swapped.args[0] if len(swapped.args[0]) == 2 else (None, None)
+        firsts, seconds = _slices(0, half, dim), _slices(half, dim, dim)
+        interleaved = False
+    elif is_call(swapped, _aten.view.default) and is_call(swapped.args[0], _aten.stack.default):
+        if shape_of(swapped) != shape_of(sources[0]) or swapped.args[0].args[1:] != (-1,):
+            return None
+        second, first = swapped.args[0].args[0]
+        firsts, seconds = [(0, SLICES_TO_END, 2)], [(1, SLICES_TO_END, 2)]
+        interleaved = True
+    else:
+        return None
+    if not is_call(second, _aten.neg.default):
+        return None
+    for part, wanted in ((second.args[0], seconds), (first, firsts)):
+        is_part = is_call(part, _aten.slice.Tensor) and part.args[0] in sources
+        if not is_part or part.args[1] != 3 or part.args[2:] not in wanted:
+            return None
+    return interleaved
+
+
+def _slices(start: int, stop: int, dim: int) -> list[tuple[int, ...]]:
+    return [(start, stop), *([(start, SLICES_TO_END)] if stop == dim else [])]
+
+
+def _of_pairs(node: AnyNode) -> _Rotation | None:
+    """The concatenation of first * cos - second * sin and second * cos + first * sin."""
+    if node.args[1:] not in ((-1,), (3,)) or len(node.args[0]) != 2:
+        return None
+    low, high = node.args[0]
+    if not (is_call(low, _aten.sub.Tensor) and is_call(high, _aten.add.Tensor)):
+        return None
+    products = [*low.args, *high.args]
+    if len(products) != 4 or not all(is_call(each, _aten.mul.Tensor) for each in products):
+        return None
+    (first, cos), (second, sin) = products[0].args, products[1].args
+    if products[2].args != (second, cos) or products[3].args != (first, sin):
+        return None
+    halves = [first, second]
+    if not all(is_call(each, operator.getitem) for each in halves):
+        return None
+    split = first.args[0]
+    if not is_call(split, _aten.split.Tensor) or second.args[0] is not split:
+        return None
+    x = split.args[0]
+    if [each.args[1] for each in halves] != [0, 1] or len(shape_of(x)) != 4:
+        return None
+    dim = shape_of(x)[3]
+    if shape_of(x)[0] != 1 or split.args[1:] not in ((dim // 2, -1), (dim // 2, 3)) or dim % 2:
+        return None
+    angles = [_unsqueezed(each, (1, shape_of(x)[2], dim // 2)) for each in (cos, sin)]
+    if None in angles:
+        return None
+    result, wide = _rounded(node, x)
+    return _Rotation(x, *angles, RopeForm(dim, False, True, wide), result)
+
+
+def _angles(cos: AnyNode, x: AnyNode) -> tuple[AnyNode, bool] | None:
+    """Cosines or sines [1, T, …], and whether they are by pair: each is repeated for x then."""
+    _, _, tokens, dim = shape_of(x)
+    plain = _unsqueezed(cos, (1, tokens, dim))
+    if plain is not None:
+        return plain, False
+    # cut to the pairs, each repeated: by slice, unsqueeze, expand, clone and view
+    if not is_call(cos, _aten.view.default) or shape_of(cos) != (1, 1, tokens, dim):
+        return None
+    repeated = cos.args[0]
+    if is_call(repeated, _aten.clone.default):
+        repeated = repeated.args[0]
+    if not is_call(repeated, _aten.expand.default):
+        return None
+    inner = repeated.args[0]
+    pairs = (1, 1, tokens, dim // 2)
+    if shape_of(repeated) != (*pairs, 2) or not is_call(inner, _aten.unsqueeze.default):
+        return None
+    cut = inner.args[0]
+    if inner.args[1] not in (-1, 4) or shape_of(cut) != pairs:
+        return None
+    if is_call(cut, _aten.slice.Tensor) and cut.args[1:] == (3, 0, dim // 2):
+        whole = cut.args[0]
+        source = _unsqueezed(whole, (1, tokens, shape_of(whole)[3]))
+    else:
+        source = _unsqueezed(cut, pairs[1:])
+    return None if source is None else (source, True)
+
+
+def _unsqueezed(node: AnyNode, shape: tuple[int, ...]) -> AnyNode:
+    """What node is, with a dimension for the heads; None if it has another shape."""
+    if not is_call(node, _aten.unsqueeze.default) or node.args[1] != 1:
+        return None
+    return node.args[0] if shape_of(node.args[0]) == shape else None
+
+
+def _rounded(node: AnyNode, x: AnyNode) -> tuple[AnyNode, bool]:
+    """The result in x's type, and whether it is made of wider numbers."""
+    behind = only_user(node)
+    if dtype_of(node) == dtype_of(x) or dtype_of(node) != torch.float32:
+        return node, False
+    if is_call(behind, _aten._to_copy.default) and dtype_of(behind) == dtype_of(x):
+        return behind, True
+    return node, True
+
+
+def _with_the_rest(found: _Rotation) -> _Rotation:
+    """With the dimensions that do not turn, if they are joined to the others behind them."""
+    joined, turning, width = only_user(found.result), found.x, found.form.width
+    is_all = is_call(turning, _aten.alias.default)
+    is_part = is_call(turning, _aten.slice.Tensor) and turning.args[1:] == (3, 0, width)
+    if not (is_all or is_part):
+        return found
+    whole = turning.args[0]
+    if not is_call(joined, _aten.cat.default) or joined.args[1:] not in ((-1,), (3,)):
+        return found
+    dim = shape_of(whole)[3]
+    if len(joined.args[0]) != 2 or joined.args[0][0] is not found.result:
+        return found
+    rest = joined.args[0][1]
+    is_rest = is_call(rest, _aten.slice.Tensor) and rest.args[0] is whole
+    if not is_rest or rest.args[1] != 3 or rest.args[2:] not in _slices(width, dim, dim):
+        return found
+    return found._replace(x=whole, result=joined)
