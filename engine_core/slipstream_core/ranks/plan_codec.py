@@ -139,6 +139,7 @@ class PlanBuffer:
             _check_prompt(self._scored, named)
             prompt = PromptPlan(**self._scored)
         all_greedy, any_truncation, any_wide = _FLAG_VALUES[flags & (_HAS_PROMPT - 1)]
+        fields: dict[str, Any] = {**self._columns}
         return StepPlan(
             step=step,
             num_decodes=num_decodes,
@@ -147,7 +148,7 @@ class PlanBuffer:
             all_greedy=all_greedy,
             any_truncation=any_truncation,
             any_wide=any_wide,
-            **self._columns,
+            **fields,
         )
 
     def _lay_out(self, counts: tuple[int, ...], *, has_prompt: bool) -> None:

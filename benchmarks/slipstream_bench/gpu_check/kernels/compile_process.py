@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ def jobs_of(which: str, shared_bytes: int, *, is_quick: bool) -> Iterator[Compil
     """The jobs of a list, always in the same order."""
     if which == "tiles":
         for name, (step, layer, tile) in _tiles(is_quick=is_quick).items():
-            yield CompileJob(name, lambda it=(step, layer, tile): launches_to_compile(*it))
+            yield CompileJob(name, partial(launches_to_compile, step, layer, tile))
         return
     layers: dict[tuple[LayerGeometry, int, torch.dtype], None] = {}
     if which == "models":
@@ -80,10 +81,7 @@ def jobs_of(which: str, shared_bytes: int, *, is_quick: bool) -> Iterator[Compil
                 layers[case.geometry(), case.block_size, dtype] = None
     for layer, block_size, dtype in list(layers)[: 3 if is_quick else None]:
         name = f"{layer}, blocks of {block_size}, {str(dtype).removeprefix('torch.')}"
-        yield CompileJob(
-            name,
-            lambda it=(layer, block_size, dtype): _every_launch(*it, shared_bytes),
-        )
+        yield CompileJob(name, partial(_every_launch, layer, block_size, dtype, shared_bytes))
 
 
 def _tiles(*, is_quick: bool) -> dict[str, Any]:

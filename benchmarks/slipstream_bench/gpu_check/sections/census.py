@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -98,8 +99,7 @@ class _Census:
             return self.launched(case, rows)
         step_s = bare(batch, _TIMED_RUNS, context=context) / _TIMED_RUNS
         fewer, more = (
-            profiled("cuda", lambda num=num: bare(batch, num, context=context))
-            for num in (1, 1 + _RUNS)
+            profiled("cuda", partial(bare, batch, num, context=context)) for num in (1, 1 + _RUNS)
         )
         self._report(case, rows, per_run(more, fewer, _RUNS), step_s, is_replay=True)
         return None

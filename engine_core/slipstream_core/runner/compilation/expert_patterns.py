@@ -133,7 +133,7 @@ def as_combination(graph: GraphModule, total: AnyNode, ops: ExpertOps) -> None:
     flat, places = _indexed(factor.args[0])
     if not is_call(flat, _aten.view.default) or flat.args[1] != [-1]:
         return
-    order = places.args[0] if is_call(places, operator.getitem) else None
+    order: Any = places.args[0] if is_call(places, operator.getitem) else None
     if not is_call(order, ops.order_experts) or places.args[1] != 1:
         return
     if not is_call(inverse, operator.getitem) or inverse.args != (order, 3):

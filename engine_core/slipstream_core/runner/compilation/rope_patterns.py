@@ -167,7 +167,9 @@ def _swaps(swapped: AnyNode, *sources: AnyNode) -> bool | None:
     dim = shape_of(sources[0])[3]
     half = dim // 2
     if is_call(swapped, _aten.cat.default) and swapped.args[1:] in ((-1,), (3,)):
-        second, first = swapped.args[0] if len(swapped.args[0]) == 2 else (None, None)
+        if len(swapped.args[0]) != 2:
+            return None
+        second, first = swapped.args[0]
         firsts, seconds = _slices(0, half, dim), _slices(half, dim, dim)
         interleaved = False
     elif is_call(swapped, _aten.view.default) and is_call(swapped.args[0], _aten.stack.default):
@@ -216,11 +218,11 @@ def _of_pairs(node: AnyNode) -> _Rotation | None:
     dim = shape_of(x)[3]
     if shape_of(x)[0] != 1 or split.args[1:] not in ((dim // 2, -1), (dim // 2, 3)) or dim % 2:
         return None
-    angles = [_unsqueezed(each, (1, shape_of(x)[2], dim // 2)) for each in (cos, sin)]
-    if None in angles:
+    cosines, sines = (_unsqueezed(each, (1, shape_of(x)[2], dim // 2)) for each in (cos, sin))
+    if cosines is None or sines is None:
         return None
     result, wide = _rounded(node, x)
-    return _Rotation(x, *angles, RopeForm(dim, False, True, wide), result)
+    return _Rotation(x, cosines, sines, RopeForm(dim, False, True, wide), result)
 
 
 def _angles(cos: AnyNode, x: AnyNode) -> tuple[AnyNode, bool] | None:

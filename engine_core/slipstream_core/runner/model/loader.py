@@ -419,7 +419,8 @@ def _weights(
 
 
 def _distributed_config(plan: ShardingPlan, rank: Rank) -> Any:
-    from transformers.distributed import DistributedConfig  # imports much, for this alone
+    # imports much, for this alone
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     return DistributedConfig(tp_size=rank.size, tp_plan=plan.for_transformers())
 
