@@ -1,4 +1,4 @@
-"""Where the members of a fleet are: a list, a file that may change, or a DNS name.
+"""Where the members of a fleet are: a list, a file that may change, a DNS name, or a server's word.
 
 A source is asked for the addresses regularly. It never blocks: a name is resolved in a thread, one
 at a time. Where a source fails it keeps to what it said before, so that a fault of the list is no
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.transport.addresses import TCP
+from slipstream_ipc.transport.addresses import IPC, TCP
 
 MAX_MEMBERS = 64
 FILE = "file:"
@@ -56,7 +56,7 @@ def member_source(address: str, check: Check) -> MemberSource:
         return DnsMembers(address, check)
     if address.startswith(FILE):
         return FileMembers(Path(address.removeprefix(FILE)).expanduser(), check)
-    return ListedMembers(_checked([each.strip() for each in address.split(",")], check))
+    return ListedMembers(checked_members([each.strip() for each in address.split(",")], check))
 
 
 class ListedMembers:
@@ -68,6 +68,38 @@ class ListedMembers:
     def addresses(self, now: float) -> tuple[str, ...]:
         """See `MemberSource`."""
         return self._addresses
+
+
+class LearnedMembers:
+    """Members that a server names: those whose addresses are of the same kind as the server's own,
+    and may be connected to.
+    """
+
+    def __init__(self, address: str, check: Check) -> None:
+        """address: the server's own."""
+        self._kind = IPC if address.startswith(IPC) else TCP
+        self._check = check
+        self._addresses: tuple[str, ...] = ()
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """A server has named these. Where none of them is of use, nothing changes."""
+        found = [each for each in dict.fromkeys(addresses) if each.startswith(self._kind)]
+        usable = [each for each in found[:MAX_MEMBERS] if self._is_usable(each)]
+        self._addresses = tuple(usable) or self._addresses
+
+    def addresses(self, now: float) -> tuple[str, ...]:
+        """See `MemberSource`."""
+        return self._addresses
+
+    def _is_usable(self, address: str) -> bool:
+        try:
+            self._check(address)
+        except BadRequest as error:
+            logger.warning(
+                "a server names %s as a replica, which is not usable: %s", address, error
+            )
+            return False
+        return True
 
 
 class FileMembers:
@@ -115,7 +147,7 @@ class FileMembers:
         except UnicodeDecodeError:
             raise BadRequest("address", f"{FILE}{self._path}", f"{_FILE_FORM}, in UTF-8") from None
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-        return _checked([line for line in lines if line], self._check)
+        return checked_members([line for line in lines if line], self._check)
 
 
 class DnsMembers:
@@ -147,7 +179,7 @@ class DnsMembers:
     def _ask(self) -> None:
         try:
             hosts = sorted(set(self._resolve(self._host, self._port)))
-            found = _checked([_tcp_address(host, self._port) for host in hosts], self._check)
+            found = checked_members([_tcp_address(host, self._port) for host in hosts], self._check)
         except (BadRequest, OSError, UnicodeError) as error:
             logger.warning("the members at %s stay as they were: %s", self._address, error)
             return
@@ -165,7 +197,8 @@ def _tcp_address(host: str, port: int) -> str:
     return f"{TCP}[{host}]:{port}" if is_ipv6 else f"{TCP}{host}:{port}"
 
 
-def _checked(addresses: Sequence[str], check: Check) -> tuple[str, ...]:
+def checked_members(addresses: Sequence[str], check: Check) -> tuple[str, ...]:
+    """The addresses, without repetitions. Raises: BadRequest, also for too many."""
     found = tuple(dict.fromkeys(addresses))
     if len(found) > MAX_MEMBERS:
         allowed = f"at most {MAX_MEMBERS} members"

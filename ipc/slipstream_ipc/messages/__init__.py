@@ -109,9 +109,12 @@ from slipstream_ipc.messages.kept import (
     KeptAnswer,
 )
 from slipstream_ipc.messages.replica import (
+    ANSWERS_INSPECT,
     WANTS_LOAD,
     WANTS_MEMBERS,
     Gauge,
+    Inspect,
+    Inspected,
     Load,
     Locate,
     Located,
@@ -148,6 +151,7 @@ from slipstream_ipc.messages.tokenizer import (
 )
 
 __all__ = [
+    "ANSWERS_INSPECT",
     "FRAMED",
     "KEPT_ENTRY_BYTES",
     "MAX_CALLS",
@@ -206,6 +210,8 @@ __all__ = [
     "GrammarProcessConfig",
     "GrammarToTry",
     "Hello",
+    "Inspect",
+    "Inspected",
     "Keep",
     "KeepOptions",
     "Kept",
