@@ -95,6 +95,7 @@ def assemble_worker(
         index=config.index,
         num_workers=config.num_workers,
         replica=config.replica.encode(),
+        members=config.members,
         stack_incarnation=config.stack_incarnation,
     )
 

@@ -28,6 +28,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     predecessor_ended_s: when the worker before this one ended (CLOCK_MONOTONIC); 0.0: there was
     none.
     replica: the stack's name among replicas, the same after a restart; empty: it has none.
+    members: addresses of all replicas, for clients that know one of them.
     stack_incarnation: another one after each start of the stack.
     may_return: another stack may start at these addresses after this one has stopped, so clients
     are told to wait for it.
@@ -42,6 +43,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_workers: Annotated[int, Meta(ge=1)] = 1
     incarnation: Annotated[int, Meta(ge=0)] = 0
     replica: Annotated[str, Meta(pattern=r"^[!-~]{0,64}$")] = ""
+    members: tuple[str, ...] = ()
     stack_incarnation: Annotated[int, Meta(ge=0)] = 0
     stream_interval: Annotated[int, Meta(ge=1)] | Literal["auto"] = "auto"
     client_timeout_s: Annotated[float, Meta(gt=0)] = 5.0

@@ -34,6 +34,7 @@ from slipstream_ipc.process import (
     settle_memory,
     start_child,
 )
+from slipstream_ipc.telemetry.statistics import Statistics
 from slipstream_ipc.transport.connections import Connections, raise_file_limit
 from slipstream_ipc.transport.poller import Poller
 from slipstream_worker.build import assemble_worker, detokenizers_from
@@ -184,6 +185,8 @@ def _serve(
         if not is_ready and worker.card is not None:
             is_ready = True
             report(Status(ready=True, detail=f"serving {worker.card.name}"))
+        if worker.take_inspection():
+            report(Status(wants_statistics=True))
         if draining is not None:
             draining.turn(now)
         events = dict(poller.poll(max(1, math.ceil((beat_at - time.monotonic()) * 1e3))))
@@ -206,6 +209,8 @@ def _obey(worker: Worker, commands: ParentCommands) -> _Draining | None:
             draining = _Draining(worker, time.monotonic() + command.within_s)
         elif isinstance(command, CoreEnded):
             worker.core_ended(died_within=command.died_within, suspects=command.suspects)
+        elif isinstance(command, Statistics):
+            worker.inspected(command)
     return draining
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import Fault, ModelCard, Rendered, Step
-from slipstream_ipc.telemetry.statistics import WorkerNumbers
+from slipstream_ipc.telemetry.statistics import Statistics, WorkerNumbers
 from slipstream_ipc.telemetry.timeline import RecentSpans
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
 from slipstream_ipc.transport.sockets import ServerSockets
@@ -71,14 +71,15 @@ class Worker:
         index: int = 0,
         num_workers: int = 1,
         replica: bytes = b"",
+        members: tuple[str, ...] = (),
         stack_incarnation: int = 0,
     ) -> None:
         """`sockets` are those that `front` accepts on; `tokenizer` is the folder or hub id that
         clients load, `answer_format` the format of answers as clients see it on the model's card.
 
         response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, predecessor_ended_s,
-        index, num_workers, replica, stack_incarnation: see `WorkerConfig`. spans: of the requests
-        that are traced; None if none is.
+        index, num_workers, replica, members, stack_incarnation: see `WorkerConfig`. spans: of the
+        requests that are traced; None if none is.
         """
         self._spans = spans
         self._may_return = may_return
@@ -152,6 +153,7 @@ class Worker:
             index=index,
             num_workers=num_workers,
             replica=replica,
+            members=members,
             stack_incarnation=stack_incarnation,
         )
 
@@ -263,6 +265,14 @@ class Worker:
         """
         self._set_relay_aside()
         self._load_notices.core_ended(died_within=died_within, suspects=suspects)
+
+    def take_inspection(self) -> bool:
+        """Whether the statistics of the stack are asked for; once for all clients that wait."""
+        return self._from_clients.inspections.take_due()
+
+    def inspected(self, statistics: Statistics) -> None:
+        """The statistics of the stack."""
+        self._from_clients.inspections.answer(statistics)
 
     def end_drain(self) -> None:
         """Call it at the drain's deadline. Ends the running streams with an error, after releasing

@@ -103,10 +103,12 @@ class FakeWorker:
         address: str,
         script: Callable[[FakeWorker, Any], None] | None = None,
         model: ModelCard = MODEL,
+        members: tuple[str, ...] = (),
     ) -> None:
         self.address = address
         self.script = script
         self.model = model
+        self.members = members
         self.is_silent = False  # leave Hellos unanswered
         self.hellos: queue.Queue[Hello] = queue.Queue()  # of attaches after a client's first
         self._received: queue.Queue[Any] = queue.Queue()
@@ -223,7 +225,7 @@ class FakeWorker:
             for session, body in self._acceptor.receive(time.monotonic()):
                 if isinstance(body, Hello):
                     if not self.is_silent:
-                        self._acceptor.welcome(session, self.model)
+                        self._acceptor.welcome(session, self.model, members=self.members)
                     if not body.fresh:
                         self.hellos.put(body)
                 elif isinstance(body, Goodbye):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.cli.event_printer import EventPrinter, key_hint, write_line
@@ -98,20 +99,24 @@ def serve(arguments: argparse.Namespace) -> int:
         form=settings.log_format,
     )
     if fleet is not None:
-        return FleetSupervisor(fleet, printer).run()
+        return _traced(FleetSupervisor(fleet, printer), fleet.traces)
     assert config is not None
-    supervisor = Supervisor(config, printer)
     trace = checked_trace(settings.trace)
-    if trace is None:
-        return supervisor.run()
-    discard_parts(trace)
-    code = supervisor.run()
-    from slipstream.tracing.parts import merge_parts  # with numpy, which a supervisor does without
+    return _traced(Supervisor(config, printer), () if trace is None else (trace,))
 
-    if merge_parts(trace):
-        write_line(
-            sys.stdout, f"timeline in {trace}; `slipstream trace` and ui.perfetto.dev show it"
-        )
+
+def _traced(supervisor: Supervisor | FleetSupervisor, traces: Sequence[str]) -> int:
+    """Run to the end, and put each of these traces together. Returns the exit code."""
+    for trace in traces:
+        discard_parts(trace)
+    code = supervisor.run()
+    for trace in traces:
+        # with numpy, which a supervisor does without
+        from slipstream.tracing.parts import merge_parts
+
+        if merge_parts(trace):
+            what = f"timeline in {trace}; `slipstream trace` and ui.perfetto.dev show it"
+            write_line(sys.stdout, what)
     return code
 
 

@@ -18,7 +18,7 @@ from slipstream_ipc.transport.addresses import (
     check_server_address,
     check_socket_folder,
 )
-from slipstream_ipc.transport.curve import Access, load_client_keys, load_server_keys
+from slipstream_ipc.transport.curve import Access, keys_for, load_client_keys, load_server_keys
 
 ADDRESS_VARIABLE = "SLIPSTREAM_ADDRESS"
 KEYS_VARIABLE = "SLIPSTREAM_KEYS"
@@ -112,7 +112,8 @@ def server_endpoint(
         check_server_address(found, has_keys=given is not None, insecure=insecure)
         check_socket_folder(found)
         if given is not None:
-            return ServerEndpoint(found, Access(load_client_keys(Path(given).expanduser())))
+            keys_here = load_client_keys(Path(given).expanduser())
+            return ServerEndpoint(found, access_to(found, Access(keys_here)))
     except BadRequest as error:
         raise bad_request(error) from None
     except OSError as error:
@@ -145,6 +146,15 @@ def check_member(address: str, *, access: Access | None) -> None:
     has_keys = is_tcp and access is not None and access.keys is not None
     insecure = is_tcp and access is not None and access.insecure
     check_server_address(address, has_keys=has_keys, insecure=insecure)
+
+
+def access_to(address: str, access: Access | None) -> Access | None:
+    """How the server at this address is connected to: for tcp://, with its own public key where
+    there is one. Raises: BadRequest, PermissionError, OSError.
+    """
+    if not address.startswith(TCP) or access is None:
+        return None
+    return access if access.keys is None else Access(keys_for(access.keys, address))
 
 
 def _has_socket(address: str) -> bool:

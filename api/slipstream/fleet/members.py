@@ -1,4 +1,5 @@
-"""Where the members of a fleet are: a list, a file that may change, a DNS name, or a fleet on Ray.
+"""Where the members of a fleet are: a list, a file that may change, a DNS name, a fleet on Ray, or
+a server's word.
 
 A source is asked for the addresses regularly. It never blocks: a name is resolved in a thread, one
 at a time, and Ray is asked by another process. Where a source fails it keeps to what it said
@@ -21,7 +22,7 @@ from typing import Protocol
 
 from slipstream.fleet.member_feed import MemberFeed
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.transport.addresses import TCP
+from slipstream_ipc.transport.addresses import IPC, TCP
 
 MAX_MEMBERS = 64
 FILE = "file:"
@@ -75,7 +76,7 @@ def member_source(address: str, check: Check) -> MemberSource:
         return RayMembers(address, check)
     if address.startswith(FILE):
         return FileMembers(Path(address.removeprefix(FILE)).expanduser(), check)
-    return ListedMembers(_checked([each.strip() for each in address.split(",")], check))
+    return ListedMembers(checked_members([each.strip() for each in address.split(",")], check))
 
 
 class ListedMembers(MemberSource):
@@ -87,6 +88,38 @@ class ListedMembers(MemberSource):
     def addresses(self, now: float) -> tuple[str, ...]:
         """See `MemberSource`."""
         return self._addresses
+
+
+class LearnedMembers(MemberSource):
+    """Members that a server names: those whose addresses are of the same kind as the server's own,
+    and may be connected to.
+    """
+
+    def __init__(self, address: str, check: Check) -> None:
+        """address: the server's own."""
+        self._kind = IPC if address.startswith(IPC) else TCP
+        self._check = check
+        self._addresses: tuple[str, ...] = ()
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """A server has named these. Where none of them is of use, nothing changes."""
+        found = [each for each in dict.fromkeys(addresses) if each.startswith(self._kind)]
+        usable = [each for each in found[:MAX_MEMBERS] if self._is_usable(each)]
+        self._addresses = tuple(usable) or self._addresses
+
+    def addresses(self, now: float) -> tuple[str, ...]:
+        """See `MemberSource`."""
+        return self._addresses
+
+    def _is_usable(self, address: str) -> bool:
+        try:
+            self._check(address)
+        except BadRequest as error:
+            logger.warning(
+                "a server names %s as a replica, which is not usable: %s", address, error
+            )
+            return False
+        return True
 
 
 class FileMembers(MemberSource):
@@ -134,7 +167,7 @@ class FileMembers(MemberSource):
         except UnicodeDecodeError:
             raise BadRequest("address", f"{FILE}{self._path}", f"{_FILE_FORM}, in UTF-8") from None
         lines = [line.partition("#")[0].strip() for line in text.splitlines()]
-        return _checked([line for line in lines if line], self._check)
+        return checked_members([line for line in lines if line], self._check)
 
 
 class DnsMembers(MemberSource):
@@ -166,7 +199,7 @@ class DnsMembers(MemberSource):
     def _ask(self) -> None:
         try:
             hosts = sorted(set(self._resolve(self._host, self._port)))
-            found = _checked([_tcp_address(host, self._port) for host in hosts], self._check)
+            found = checked_members([_tcp_address(host, self._port) for host in hosts], self._check)
         except (BadRequest, OSError, UnicodeError) as error:
             logger.warning("the members at %s stay as they were: %s", self._address, error)
             return
@@ -209,7 +242,7 @@ class RayMembers(MemberSource):
     def _take(self, said: Sequence[str] | str) -> None:
         """Take the addresses, or what is the matter, from the process."""
         try:
-            found = () if isinstance(said, str) else _checked(said, self._check)
+            found = () if isinstance(said, str) else checked_members(said, self._check)
             why = said if isinstance(said, str) else "it has none"
         except BadRequest as error:
             found, why = (), str(error)
@@ -235,7 +268,8 @@ def _tcp_address(host: str, port: int) -> str:
     return f"{TCP}[{host}]:{port}" if is_ipv6 else f"{TCP}{host}:{port}"
 
 
-def _checked(addresses: Sequence[str], check: Check) -> tuple[str, ...]:
+def checked_members(addresses: Sequence[str], check: Check) -> tuple[str, ...]:
+    """The addresses, without repetitions. Raises: BadRequest, also for too many."""
     found = tuple(dict.fromkeys(addresses))
     if len(found) > MAX_MEMBERS:
         allowed = f"at most {MAX_MEMBERS} members"

@@ -18,8 +18,9 @@ import time
 from datetime import UTC, datetime
 from importlib.metadata import version
 from math import inf
-from urllib.parse import unquote
+from urllib.parse import parse_qs, unquote
 
+import msgspec
 from msgspec import UNSET
 
 from slipstream.client.connection.loop_io import LoopIO
@@ -50,6 +51,7 @@ from slipstream_ipc.telemetry.statistics import Statistics
 _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
+_INSPECT_S = 3.0  # for replicas to tell their statistics
 _RESTARTABLE = ("core", "worker")
 _HAS_SERVED = frozenset(("ready", "silent", "restarting"))
 _STREAMING = frozenset(
@@ -98,6 +100,7 @@ class App:
         self.health = StackHealth(hang_timeout_s)
         self.live = LiveStatistics()
         self._metrics = Metrics()
+        self._inspectors: list[tuple[Exchange, str]] = []  # wait for the metrics of all replicas
         self.statistics = Statistics()  # latest of the whole stack; empty before the first report
         self._handlers: dict[str, dict[str, Handler]] = {
             "/health": {"GET": self._get_health},
@@ -228,9 +231,26 @@ class App:
     def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
         model_name = self._model_name if self._io.model is None else self._io.model.name
         accept = request.headers.get(b"accept", b"").decode("latin-1")
+        if self._io.replicas and parse_qs(request.query).get("replicas") == ["all"]:
+            self._inspectors.append((exchange, accept))
+            if len(self._inspectors) == 1:  # else the replicas are being asked already
+                self._io.inspect(_INSPECT_S, self._respond_with_all)
+            return
         exchange.respond(
             self._metrics.response(self.statistics, model_name, accept, self._io.replicas)
         )
+
+    def _respond_with_all(self, found: dict[str, bytes | None]) -> None:
+        """Answer those that wait for the metrics of all replicas."""
+        model_name = self._model_name if self._io.model is None else self._io.model.name
+        inspected = {name: _decoded(each) for name, each in found.items()}
+        waiting, self._inspectors = self._inspectors, []
+        for exchange, accept in waiting:
+            exchange.respond(
+                self._metrics.response_of_all(
+                    self.statistics, model_name, accept, self._io.replicas, inspected
+                )
+            )
 
     def _get_ready(self, _request: HttpRequest, exchange: Exchange) -> None:
         if self.is_draining:
@@ -289,3 +309,11 @@ def _check_content_type(request: HttpRequest) -> ApiError | None:
 def _method_of(request: HttpRequest) -> str:
     """The method that handles a request: GET for HEAD."""
     return "GET" if request.method == "HEAD" else request.method
+
+
+def _decoded(statistics: bytes | None) -> Statistics | None:
+    """What a replica has told; None where it is nothing, or not to be read."""
+    try:
+        return msgspec.json.decode(statistics, type=Statistics) if statistics else None
+    except msgspec.MsgspecError:
+        return None

@@ -83,6 +83,10 @@ class RoleStatistics:
         self._due_at = now + (REST_S if is_at_rest else STATISTICS_S)
         self._load_due_at = now + LOAD_CHANGE_S
         self._reported_loads = loads
+        return self.encoded(now)
+
+    def encoded(self, now: float) -> bytes:
+        """The statistics at `now`, as children are sent them."""
         return msgspec.json.encode(self.statistics(now))
 
     def _loads(self) -> list[tuple[int, int]]:

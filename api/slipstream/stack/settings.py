@@ -386,6 +386,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         _about(NETWORK, "folder with the keys for tcp://, made by `slipstream keys`", "DIR"),
     ] = None
+    members: Annotated[
+        str | None,
+        _about(
+            NETWORK,
+            "addresses of all replicas, this one included, for clients that know one of them",
+            "ADDRESS,...",
+        ),
+    ] = None
     insecure: Annotated[
         bool,
         _about(
@@ -465,6 +473,7 @@ class StackOptions(TypedDict, total=False):
     drain_s: float
     listen: str | None
     keys: str | None
+    members: str | None
     insecure: bool
     http_port: int | None
     http_workers: int

@@ -2,7 +2,7 @@
 
 Every change of a role's condition is sent to the serving fronts; so are changes of the processes
 that a child runs itself, as the child reports them. Statistics are sent when they are due, and only
-to fronts that have read everything before.
+to fronts that have read everything before, and to a child that asks for them.
 """
 
 from __future__ import annotations
@@ -41,3 +41,8 @@ class StatusBroadcast:
         if receivers and (statistics := self._statistics.due(now)):
             for receiver in receivers:
                 receiver.offer(statistics)
+        askers = [each.active for each in self._roles.values() if each.active is not None]
+        for asker in askers:
+            if asker.wants_statistics:
+                asker.wants_statistics = False
+                asker.offer(self._statistics.encoded(now))

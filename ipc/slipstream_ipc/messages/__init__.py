@@ -110,9 +110,12 @@ from slipstream_ipc.messages.kept import (
     KeptAnswer,
 )
 from slipstream_ipc.messages.replica import (
+    ANSWERS_INSPECT,
     WANTS_LOAD,
     WANTS_MEMBERS,
     Gauge,
+    Inspect,
+    Inspected,
     Load,
     Locate,
     Located,
@@ -149,6 +152,7 @@ from slipstream_ipc.messages.tokenizer import (
 )
 
 __all__ = [
+    "ANSWERS_INSPECT",
     "FRAMED",
     "KEPT_ENTRY_BYTES",
     "MAX_CALLS",
@@ -207,6 +211,8 @@ __all__ = [
     "GrammarProcessConfig",
     "GrammarToTry",
     "Hello",
+    "Inspect",
+    "Inspected",
     "Keep",
     "KeepOptions",
     "Kept",

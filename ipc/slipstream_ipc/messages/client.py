@@ -30,7 +30,7 @@ from slipstream_ipc.messages.handshake import (
     Welcome,
 )
 from slipstream_ipc.messages.kept import KeepOptions, KeptAnswer
-from slipstream_ipc.messages.replica import Load, Locate, Located
+from slipstream_ipc.messages.replica import Inspect, Inspected, Load, Locate, Located
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import End, Fault, LogprobColumns, TraceContext
 
@@ -267,6 +267,7 @@ ClientToWorker = (
     | Cancel
     | Recall
     | Locate
+    | Inspect
 )
 WorkerToClient = (
     Welcome
@@ -285,5 +286,6 @@ WorkerToClient = (
     | Cancelled
     | Recalled
     | Located
+    | Inspected
     | Load
 )

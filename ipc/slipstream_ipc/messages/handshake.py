@@ -35,6 +35,7 @@ class Welcome(Struct, array_like=True, frozen=True, tag=tags.WELCOME):
     replica: Identity = b""  # the stack's name, the same after a restart; empty: it has none
     incarnation: U64 = 0  # another one after each start of the stack
     members: tuple[str, ...] = ()  # addresses of the fleet's replicas, to who wants them
+    answers: U32 = 0  # later messages that it answers: ANSWERS_INSPECT
 
 
 class Reattach(Struct, array_like=True, frozen=True, tag=tags.REATTACH):

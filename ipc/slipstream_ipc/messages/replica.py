@@ -11,6 +11,7 @@ from slipstream_ipc.messages.fields import MAX_LOCATED, U32, Count, Identity, St
 
 WANTS_LOAD = 1  # bits of `Hello.wants`
 WANTS_MEMBERS = 2
+ANSWERS_INSPECT = 1  # a bit of `Welcome.answers`
 
 ReplicaState = Literal[
     "serving",
@@ -71,3 +72,18 @@ class Located(Struct, array_like=True, frozen=True, tag=tags.LOCATED):
 
     number: U32
     moves: Annotated[tuple[U32, ...], Meta(max_length=MAX_LOCATED)]
+
+
+class Inspect(Struct, array_like=True, frozen=True, tag=tags.INSPECT):
+    """Asks for the statistics of the worker's stack."""
+
+    number: U32
+
+
+class Inspected(Struct, array_like=True, frozen=True, tag=tags.INSPECTED):
+    """Answers an Inspect. statistics: a `Statistics` as JSON; empty where the client leaves too
+    much unread.
+    """
+
+    number: U32
+    statistics: bytes = b""

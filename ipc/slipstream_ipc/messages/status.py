@@ -37,6 +37,7 @@ class Status(Struct, frozen=True, omit_defaults=True):
     last_words: the exception that ends it.
     numbers: its statistics, sent with beats.
     processes: the processes that it runs itself, by name, sent with beats.
+    wants_statistics: it asks for the statistics of the whole stack, once.
     """
 
     ready: bool = False
@@ -51,3 +52,4 @@ class Status(Struct, frozen=True, omit_defaults=True):
     processes: Annotated[dict[StatisticName, OwnProcess], Meta(max_length=16)] = {}
     num_running: int | None = None
     num_cut: int = 0
+    wants_statistics: bool = False

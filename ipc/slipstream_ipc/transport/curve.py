@@ -8,6 +8,7 @@ pyzmq and czmq:
     server.key_secret    the server's secret key      never leaves the server
     NAME.key             a client's public key        admits that client
     NAME.key_secret      that client's secret key     stays with the client
+    servers/HOST:PORT.key   the public key of the server at tcp://HOST:PORT, where it is another one
 
 - CURVE alone admits every client that knows the server's public key. So there is always a gate, and
   with ZAP_ENFORCE_DOMAIN a socket refuses all clients if the gate fails.
@@ -27,7 +28,7 @@ import logging
 import os
 import stat
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import zmq
@@ -36,6 +37,7 @@ from zmq.utils import z85
 from slipstream_ipc.errors import BadRequest
 
 SERVER = "server"
+SERVERS = "servers"  # the folder of servers' own public keys
 DEFAULT_CLIENT = "client"
 PUBLIC_SUFFIX = ".key"
 SECRET_SUFFIX = ".key_secret"  # noqa: S105  (a file's suffix)
@@ -66,10 +68,13 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """What a client's socket needs: its key pair, and the server's public key."""
+    """What a client's socket needs: its key pair, and the server's public key; empty where only the
+    servers' own are known (`keys_for`). folder: of the files; None without files.
+    """
 
     server: bytes
     pair: KeyPair
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +94,34 @@ def load_server_keys(folder: Path) -> ServerKeys:
 def load_client_keys(path: Path) -> ClientKeys:
     """A client's keys; `path` is its secret file, or a folder with a client.key_secret.
 
-    The server's public key is read from the same folder. Raises: BadRequest, PermissionError,
-    OSError.
+    The server's public key is read from the same folder; it may be missing where that has a folder
+    `servers`. Raises: BadRequest, PermissionError, OSError.
     """
     if path.is_dir():
         path = path / f"{DEFAULT_CLIENT}{SECRET_SUFFIX}"
     _check_folder(path.parent)
     pair = _read_pair(path)
-    server = _read(path.parent / f"{SERVER}{PUBLIC_SUFFIX}").get("public-key")
-    if server is None:
-        raise _no_key(path.parent / f"{SERVER}{PUBLIC_SUFFIX}", "public-key")
-    return ClientKeys(server, pair)
+    own = path.parent / f"{SERVER}{PUBLIC_SUFFIX}"
+    has_none = (path.parent / SERVERS).is_dir() and not own.exists()
+    return ClientKeys(b"" if has_none else _read_public(own), pair, path.parent)
+
+
+def keys_for(keys: ClientKeys, address: str) -> ClientKeys:
+    """The keys for the server at this tcp:// address, which may have a pair of its own.
+
+    Raises: BadRequest, PermissionError, OSError.
+    """
+    if keys.folder is None:
+        return keys
+    path = keys.folder / SERVERS / f"{address.partition('://')[2]}{PUBLIC_SUFFIX}"
+    if path.parent.name == SERVERS and path.exists():
+        _check_folder(path.parent)
+        return replace(keys, server=_read_public(path))
+    own = keys.folder / f"{SERVER}{PUBLIC_SUFFIX}"
+    if not own.exists():
+        allowed = f"a folder with the server's public key, {SERVERS}/{path.name} or {own.name}"
+        raise BadRequest("keys", str(keys.folder), allowed)
+    return replace(keys, server=_read_public(own))
 
 
 def secure_server(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
@@ -215,6 +237,13 @@ def _read_pair(path: Path) -> KeyPair:
     if zmq.curve_public(secret) != public:
         raise BadRequest("keys", str(path), "a secret key beside its own public one")
     return KeyPair(public, secret)
+
+
+def _read_public(path: Path) -> bytes:
+    public = _read(path).get("public-key")
+    if public is None:
+        raise _no_key(path, "public-key")
+    return public
 
 
 def _read(path: Path) -> dict[str, bytes]:

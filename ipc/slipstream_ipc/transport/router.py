@@ -33,6 +33,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
     MAX_IDENTITY_BYTES,
     PROTOCOL_VERSION,
+    WANTS_MEMBERS,
     AttachRefused,
     Control,
     Fault,
@@ -266,9 +267,15 @@ class Router(Generic[Out, In, Receipt]):
         num_workers: int = 1,
         replica: bytes = b"",
         incarnation: int = 0,
+        members: tuple[str, ...] = (),
+        answers: int = 0,
     ) -> None:
         """Answer a session's Hello. For what follows the model, see `Welcome`."""
-        welcome = Welcome(PROTOCOL_VERSION, model, worker, num_workers, replica, incarnation)
+        if not session.wants & WANTS_MEMBERS:
+            members = ()
+        welcome = Welcome(
+            PROTOCOL_VERSION, model, worker, num_workers, replica, incarnation, members, answers
+        )
         self._send_control(session, welcome)
 
     def send(self, session: Session[Receipt], body: Out, receipt: Receipt) -> bool:

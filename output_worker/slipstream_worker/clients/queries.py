@@ -17,6 +17,7 @@ from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
     Fault,
+    Inspected,
     KeptAnswer,
     Located,
     ModelCard,
@@ -106,14 +107,14 @@ class ClientQueries:
 
     def why_refused(self, client: bytes) -> Fault | None:
         """Why no answer is looked up for this client: it has left much unread."""
-        is_refused = self._is_here(client) and _leaves_much_unread(
+        is_refused = self._readers.is_here(client) and _leaves_much_unread(
             self._readers.port(client).unsent
         )
         return _UNREAD if is_refused else None
 
     def respond(self, client: bytes, found: Recalled) -> None:
         """Send the answer of a Recall."""
-        if self._is_here(client):
+        if self._readers.is_here(client):
             self._readers.port(client).enqueue(found)
 
     def withdraw(self, client: bytes) -> None:
@@ -131,7 +132,7 @@ class ClientQueries:
         """Withdraw the queries of clients that are not attached."""
         for queue in self._queues.values():
             for client in queue.clients:
-                if not self._is_here(client):
+                if not self._readers.is_here(client):
                     self.withdraw(client)
 
     def _add(self, client: bytes, number: int, render: Render) -> None:
@@ -150,14 +151,8 @@ class ClientQueries:
         while (query := queue.next()) is not None:
             self._in_process[self._prompts.ask(query.render)] = query
 
-    def _is_here(self, client: bytes) -> bool:
-        try:
-            return self._readers.port(client).session.is_open
-        except KeyError:
-            return False
-
     def _answer(self, query: QueuedQuery, answer: Rendered) -> None:
-        if not self._is_here(query.client):
+        if not self._readers.is_here(query.client):
             return  # its client has gone
         port = self._readers.port(query.client)
         if _leaves_much_unread(port.unsent):
@@ -181,6 +176,8 @@ def _num_bytes(answer: WorkerToClient) -> int:
             return len(answer.text)
         case Located():
             return 8 * len(answer.moves)
+        case Inspected():
+            return len(answer.statistics)
         case Recalled(_, KeptAnswer() as kept):
             num_chars = len(kept.text) + sum([len(event.text) for event in kept.events])
             return len(kept.keep.record) + num_chars

@@ -96,6 +96,11 @@ class StreamReaders:
                     # it may have all of it, or have dropped it, and its message was lost
                     self._retention.expire_after_grace(stream)
 
+    def is_here(self, client: bytes) -> bool:
+        """Whether a client is attached."""
+        port = self._clients.get(client)
+        return port is not None and port.session.is_open
+
     def port(self, client: bytes) -> ClientPort:
         """The port of an attached client. Raises KeyError if there is none."""
         return self._clients[client]

@@ -17,6 +17,7 @@ from msgspec import structs
 
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
+    ANSWERS_INSPECT,
     Abort,
     Accepted,
     Cancel,
@@ -26,6 +27,7 @@ from slipstream_ipc.messages import (
     Fault,
     Goodbye,
     Hello,
+    Inspect,
     Locate,
     Located,
     ModelCard,
@@ -43,6 +45,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.transport.router import Session
+from slipstream_worker.clients.inspections import Inspections
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
 from slipstream_worker.clients.queries import ClientQueries
@@ -91,14 +94,16 @@ class ClientMessages:
         index: int = 0,
         num_workers: int = 1,
         replica: bytes = b"",
+        members: tuple[str, ...] = (),
         stack_incarnation: int = 0,
     ) -> None:
         """`may_return`: requests rejected during a drain may be sent again, to the next stack.
 
         is_traced: whether spans are made of requests. index, num_workers: this one among the
-        stack's workers. replica, stack_incarnation: the stack's, see `Welcome`.
+        stack's workers. replica, members, stack_incarnation: the stack's, see `Welcome`.
         """
         self._replica = replica
+        self._members = members
         self._stack_incarnation = stack_incarnation
         self._index = index
         self._num_workers = num_workers
@@ -113,6 +118,7 @@ class ClientMessages:
         self._detokenizers = detokenizers
         self._load_notices = load_notices
         self._queries = ClientQueries(readers, prompts)
+        self.inspections = Inspections(readers)
         self._recalls: deque[tuple[Session[Receipt], Recall]] = deque()  # not answered yet
         self.is_draining = False  # new requests are rejected
 
@@ -129,6 +135,8 @@ class ClientMessages:
                     worker=self._index,
                     num_workers=self._num_workers,
                     replica=self._replica,
+                    members=self._members,
+                    answers=ANSWERS_INSPECT,
                     incarnation=self._stack_incarnation,
                 )
                 if self._index == 0:  # which speaks for the stack
@@ -156,6 +164,9 @@ class ClientMessages:
                 self._readers.port(session.identity).enqueue(Cancelled(body.number, found))
             case Locate():
                 self._locate(session, body)
+            case Inspect():
+                is_refused = self._queries.why_refused(session.identity) is not None
+                self.inspections.ask(session.identity, body.number, is_refused=is_refused)
             case Recall():
                 self._recalls.append((session, body))
                 self._answer_recalls()

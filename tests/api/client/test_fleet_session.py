@@ -56,8 +56,8 @@ OTHER = replace(MODEL, fingerprint=b"other weights")
 class Replica(FakeWorker):
     """A replica that accepts what it is asked for, and sends what the test tells it to."""
 
-    def __init__(self, address: str, card: Any = CARD) -> None:
-        super().__init__(address, model=card)
+    def __init__(self, address: str, card: Any = CARD, members: tuple[str, ...] = ()) -> None:
+        super().__init__(address, model=card, members=members)
         self.handle = -1  # of the stream that `spread` begins here
 
     def tell_again(self) -> None:
@@ -75,8 +75,8 @@ def place(tmp_path: Path) -> Iterator[Any]:
     tmp_path.chmod(0o700)
     with ExitStack() as opened:
 
-        def make(name: str, card: Any = CARD) -> Replica:
-            replica = Replica(f"ipc://{tmp_path}/{name}", card)
+        def make(name: str, card: Any = CARD, members: tuple[str, ...] = ()) -> Replica:
+            replica = Replica(f"ipc://{tmp_path}/{name}", card, members)
             opened.callback(replica.stop)
             return replica
 
@@ -161,6 +161,56 @@ def test_a_stream_of_a_lost_replica_goes_on_at_another_with_its_tokens(place) ->
         assert (submit.was_accepted, submit.num_chars, submit.moves) == (True, 1, 1)
         assert u32(submit.output_ids).tolist() == [ord("a")]
         assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def grown(client: Client) -> None:
+    """Wait until the client knows that its server belongs to a fleet."""
+    patience = Patience()
+    while not isinstance(client._io._session, FleetSession):
+        patience.check()
+
+
+def test_a_client_of_one_address_learns_the_others_from_its_welcome(place) -> None:
+    first, second = place("a"), place("b")
+    first.members = second.members = (
+        first.address,
+        second.address,
+        "tcp://10.0.0.1:7001",  # another kind than its own
+        "ipc:///nowhere/" + "x" * 200,  # too long
+    )
+    with Client(first.address) as client:
+        early = client.stream("early")
+        grown(client)
+        assert client._io.model == CARD
+        assert client._io._session.members == [first.address, second.address]
+        replica, submit = first_submit([first, second], Patience())
+        replica.send(deltas(Entry(replica.accept(submit), "abc", end=end_of("abc"))))
+        assert "".join([delta.text for delta in early]) == "abc"
+        streams = spread(client, [first, second])
+        first.stop()
+        submit = expect(second, Submit)
+        assert submit.stream_id.hex() == streams[first].id
+        assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def test_members_that_come_later_are_learned_too(place) -> None:
+    first, second = place("a"), place("b")
+    third = place("c")
+    first.members = second.members = (first.address, second.address)
+    with Client(first.address) as client:
+        grown(client)
+        attached(client, 2)
+        second.stop()
+        place("b", members=(first.address, second.address, third.address))
+        attached(client, 3)
+
+
+def test_a_server_that_names_itself_alone_is_no_fleet(place) -> None:
+    first = place("a")
+    first.members = (first.address,)
+    with Client(first.address) as client:
+        client._io.connect().result()
+        assert not isinstance(client._io._session, FleetSession)
 
 
 def test_hostile_replica_harms_only_its_streams(place, caplog) -> None:

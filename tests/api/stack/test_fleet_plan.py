@@ -77,6 +77,7 @@ def test_replicas_have_names_sockets_ports_and_cores_of_their_own(
     assert config_of(fronts, "http-1")["client_address"] == plan.address
     assert not fronts.cpus
     assert not any(stack.config.listen for stack in replicas)
+    assert [config["members"][:2] for config in workers] == [addresses] * 2
 
 
 def test_replicas_of_two_machines_have_different_names(
@@ -99,6 +100,16 @@ def test_without_http_there_are_replicas_alone(folder: Path) -> None:
     assert plan.listen is None
 
 
+def test_each_replica_has_a_trace_and_the_members_of_its_own(folder: Path, tmp_path: Path) -> None:
+    given = {"trace": str(tmp_path / "t.json"), "listen": "tcp://127.0.0.1:7001", "insecure": True}
+    plan = plan_fleet(settings_from({"model": MODEL, **given}), folder, 2)
+    traces = [str(tmp_path / f"t-replica-{index}.json") for index in range(2)]
+    assert plan.traces == tuple(traces)
+    assert [config_of(stack, "worker")["trace"] for stack in plan.stacks] == traces
+    members = [*plan.address.split(","), "tcp://127.0.0.1:7001", "tcp://127.0.0.1:7002"]
+    assert [config_of(stack, "worker")["members"] for stack in plan.stacks] == [members] * 2
+
+
 def test_cards_are_dealt_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,GPU-x,7")
     assert visible_cards() == ["4", "5", "GPU-x", "7"]
@@ -116,7 +127,7 @@ def test_cards_are_dealt_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     [
         ({}, "", 0, "replicas"),
         ({}, "", 65, "replicas"),
-        ({"trace": "/tmp/a-trace.json"}, "", 2, "trace"),
+        ({"trace": "/nowhere/a-trace.json"}, "", 2, "trace"),
         ({}, "a,b", 2, "runtime_dir"),
         ({"listen": "tcp://127.0.0.1:65535", "insecure": True}, "", 2, "listen"),
     ],

@@ -159,7 +159,7 @@ def test_every_option_reaches_a_process(tmp_path):
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere.add("log_format")  # in the environment of all processes
     elsewhere.add("output_workers")  # decides how many there are
-    assert {*given, "keys"} == {*StackSettings.__struct_fields__} - elsewhere
+    assert {*given, "keys", "members"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}
     assert {name: arrived[name] for name in given} == given
@@ -173,6 +173,14 @@ def test_what_is_on_can_be_switched_off(words):
     add_settings(parser)
     assert given_settings(parser.parse_args(words)) == {"enable_prefix_caching": False}
     assert given_settings(parser.parse_args([])) == {}
+
+
+def test_the_members_reach_the_worker_one_by_one(tmp_path):
+    _, worker = configs(tmp_path, members="tcp://10.0.0.5:7001, tcp://10.0.0.6:7001")
+    assert worker.members == ("tcp://10.0.0.5:7001", "tcp://10.0.0.6:7001")
+    with pytest.raises(BadRequestError) as refused:
+        plan_stack(settings_from({"members": "tcp://10.0.0.5"}), tmp_path)
+    assert refused.value.field == "members"
 
 
 def test_the_folder_of_keys_reaches_the_worker_and_no_key_does(tmp_path):

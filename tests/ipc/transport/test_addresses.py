@@ -40,6 +40,7 @@ from slipstream_ipc.transport.curve import (
     KeyPair,
     ServerKeys,
     admits,
+    keys_for,
     load_client_keys,
     load_server_keys,
     open_gate,
@@ -238,6 +239,24 @@ def test_keys_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
     assert client.server == server.pair.public != client.pair.public
     assert admits(tmp_path, client.pair.public)
     assert not admits(tmp_path, server.pair.public)
+
+
+def test_a_server_may_have_a_key_of_its_own(folder: Path) -> None:
+    public, _ = zmq.curve_keypair()
+    (folder / "servers").mkdir(mode=0o700)
+    write_key(folder / "servers" / "10.0.0.5:7001.key", public)
+    shared = load_client_keys(folder)
+    own = keys_for(shared, "tcp://10.0.0.5:7001")
+    assert (own.server, own.pair) == (public, shared.pair)
+    assert keys_for(own, "tcp://10.0.0.6:7001").server == shared.server != public
+    (folder / "server.key").unlink()
+    keys = load_client_keys(folder)
+    assert keys_for(keys, "tcp://10.0.0.5:7001").server == public
+    with pytest.raises(BadRequest, match=r"10\.0\.0\.6:7001\.key"):
+        keys_for(keys, "tcp://10.0.0.6:7001")
+    (folder / "servers").chmod(0o777)
+    with pytest.raises(PermissionError):
+        keys_for(keys, "tcp://10.0.0.5:7001")
 
 
 def test_a_secret_is_in_no_repr(folder: Path) -> None:

@@ -23,6 +23,7 @@ from tests.helpers.ports import free_port
 from tests.helpers.processes import started
 
 from slipstream import Client
+from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.demo_model import MODEL_PATH
 
 MODEL = f"simulated:step_ms=10,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
@@ -126,6 +127,29 @@ def test_replica_killed_under_load_comes_back_and_texts_are_the_same() -> None:
         assert streamed_through(fleet, signal.SIGKILL) == (plain, 1)
         assert fleet.texts() == plain
         assert post(fleet.port) == plain[0]
+
+
+@pytest.mark.slow
+def test_a_client_of_one_replica_goes_on_at_the_other() -> None:
+    with served() as fleet:
+        plain = fleet.texts()
+        with Client(fleet.address.split(",")[0]) as client:
+            patience = Patience()
+            while not isinstance(client._io._session, FleetSession):
+                patience.check("it learns the members")
+            while len(client._io._session._moves.open_members()) < 2:
+                patience.check("both are attached")
+            streams = [client.stream(prompt, max_tokens=120, seed=1) for prompt in PROMPTS]
+            texts = [next(stream).text for stream in streams]
+            assert {stream._state.member for stream in streams} == {0, 1}
+            supervisor = fleet.supervisor(0)
+            for process in [*supervisor.children(recursive=True), supervisor]:
+                os.kill(process.pid, signal.SIGKILL)
+            texts = [
+                text + "".join([delta.text for delta in stream])
+                for text, stream in zip(texts, streams, strict=True)
+            ]
+        assert texts == plain
 
 
 def said_by(*words: str) -> tuple[int, str]:

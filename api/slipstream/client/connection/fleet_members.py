@@ -23,7 +23,7 @@ from slipstream.fleet.members import MemberSource
 from slipstream.fleet.moves import Hold, Moves
 from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import Fault, Load, ModelCard, Welcome
+from slipstream_ipc.messages import ANSWERS_INSPECT, Fault, Load, ModelCard, Welcome
 from slipstream_ipc.transport.addresses import IPC
 
 _SHUT_S = 10.0  # until a closed member is tried again
@@ -50,6 +50,7 @@ class FleetMember:
     shut_because: Callable[[], SlipstreamError] | None = None
     opens_at: float = inf
     can_locate: bool = False
+    can_inspect: bool = False
     said: Load | None = None
 
     @property
@@ -82,7 +83,7 @@ class FleetMembers:
         self, address: str, source: MemberSource, connect: Connect, moves: Moves[StreamState]
     ) -> None:
         """address: of the fleet, for messages. connect: opens a connection to a member, and may
-        raise BadRequest or PermissionError.
+        raise BadRequest or OSError.
         """
         self.card: ModelCard | None = None
         self._address = address
@@ -169,7 +170,7 @@ class FleetMembers:
     def _open(self, member: FleetMember, now: float) -> None:
         try:
             member.session = self._connect(member, now)
-        except (BadRequest, PermissionError) as error:
+        except (BadRequest, OSError) as error:
             logger.warning("the replica at %s cannot be used: %s", member.address, error)
             member.opens_at = now + _SHUT_S
         else:
@@ -241,6 +242,7 @@ class FleetMembers:
             member.load.note_restarted(now)
         member.name, member.incarnation = welcome.replica, welcome.incarnation
         member.can_locate = bool(welcome.model.fingerprint)
+        member.can_inspect = bool(welcome.answers & ANSWERS_INSPECT)
         member.has_attached = True
         member.card = welcome.model
         self._note_card(member)

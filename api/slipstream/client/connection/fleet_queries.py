@@ -13,6 +13,7 @@ from slipstream_ipc.messages import (
     Cancel,
     Cancelled,
     CancelledState,
+    Inspect,
     Locate,
     Recall,
     Recalled,
@@ -25,7 +26,7 @@ class AnswerOfAll:
     - Cancel: a stream runs if it does at any replica; those that it has left have ended it.
     - Recall: the complete answer, else that of a stream that still runs, else the longest copy that
       a replica has of one that was ended.
-    - Locate: a list of the answers; None for a replica that did not answer.
+    - Locate, Inspect: a list of the answers; None for a replica that did not answer.
     - A replica that fails counts as one that knows nothing, unless all of them fail.
     """
 
@@ -48,7 +49,7 @@ class AnswerOfAll:
             self._fulfil()
 
     def give_up(self) -> None:
-        """Do without the answers that have not come. For a Locate."""
+        """Do without the answers that have not come. For a Locate or an Inspect."""
         if self._num_left > 0:
             self._num_left = 0
             self._fulfil()
@@ -56,7 +57,7 @@ class AnswerOfAll:
     def _fulfil(self) -> None:
         if not self._future.set_running_or_notify_cancel():
             return
-        if isinstance(self._query, Locate):
+        if isinstance(self._query, Locate | Inspect):
             self._future.set_result(self._found)
             return
         answers = [each for each in self._found if each is not None]
@@ -121,7 +122,7 @@ def ask_all(
 def ask_elsewhere(members: FleetMembers, now: float) -> None:
     """Ask another member what was asked of one that is closed, or not attached."""
     for each in members.take_unasked():
-        if isinstance(each.query, Locate):
+        if isinstance(each.query, Locate | Inspect):  # only that member could have told
             each.future.set_result(None)
         else:
             ask(each.query, members, each.future, each.since, each.post)

@@ -20,18 +20,26 @@ from slipstream.client.connection import fleet_queries
 from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
 from slipstream.client.connection.queries import Post, Query
 from slipstream.client.connection.session import TICK_S, LinkOptions
-from slipstream.client.connection.stack_session import StackSession
+from slipstream.client.connection.stack_session import Handover, StackSession
 from slipstream.client.connection.stream_router import StreamRouter
 from slipstream.client.connection.stream_search import StreamSearch
-from slipstream.client.endpoints import check_member
+from slipstream.client.endpoints import access_to, check_member
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import SlipstreamError
-from slipstream.fleet.members import MemberSource, member_source, names_fleet
+from slipstream.fleet.members import LearnedMembers, MemberSource, member_source
 from slipstream.fleet.moves import Moves, MoveSettings, ReaderProgress
 from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream.fleet.router_counters import RouterCounters
-from slipstream_ipc.messages import WANTS_LOAD, Load, ModelCard, Submit, Welcome
+from slipstream_ipc.messages import (
+    WANTS_LOAD,
+    WANTS_MEMBERS,
+    Inspect,
+    Load,
+    ModelCard,
+    Submit,
+    Welcome,
+)
 from slipstream_ipc.transport.addresses import TCP
 from slipstream_ipc.transport.curve import Access
 
@@ -39,6 +47,7 @@ _ABSENT_S = 1.0  # as in `ClientSession`
 # a machine that is lost says nothing: its streams move after three seconds of silence
 _TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_s": 2.0}
 _LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
+Statements = dict[str, bytes | None]
 _ACCEPTED_WAIT = 6  # times `timeout_s`, as in `ClientSession`
 
 
@@ -57,9 +66,11 @@ class FleetSession:
         fails_early: bool = False,
         settings: MoveSettings | None = None,
         source: MemberSource | None = None,
+        handover: Handover | None = None,
     ) -> None:
         """address: see `member_source`. access: for the tcp:// members. The rest: see
-        `ClientSession`. source: in place of the one that `address` names.
+        `ClientSession`. source: in place of the one that `address` names. handover: of the session
+        before this one.
 
         Raises: BadRequest.
         """
@@ -82,7 +93,20 @@ class FleetSession:
         self._held = ClientStreamTable(self._group_ids, self.over)
         self._router = StreamRouter(self._members, self._moves, self._held)
         self._search = StreamSearch(self._members, self._router, self._held, settings)
+        self._learned = source if isinstance(source, LearnedMembers) else None
         self._members.refresh(now)
+        if handover is not None:
+            self._members.card = handover.model
+            self._take_over(handover, now)
+
+    def _take_over(self, handover: Handover, now: float) -> None:
+        for carried in handover.streams:
+            if carried.state.group is not None:
+                carried.state.group.group_id = 0  # it was one of the other session's numbers
+        for carried in handover.streams:
+            self._router.carry_on(carried, now)
+        for each in handover.queries:
+            self.ask(each.query, each.future, each.since, each.post)
 
     def _read(self, state: StreamState) -> ReaderProgress:
         return self._router.read(state)
@@ -92,16 +116,19 @@ class FleetSession:
 
     def _connect(self, member: FleetMember, now: float) -> StackSession:
         is_tcp = member.address.startswith(TCP)
+        link: LinkOptions = {**(_TCP_LINK if is_tcp else _LOCAL_LINK)}
+        if self._learned is not None:
+            link["wants"] |= WANTS_MEMBERS
         return StackSession(
             self._context,
             member.address,
             self.timeout_s,
             self._poller,
             now,
-            access=self._access if is_tcp else None,
+            access=access_to(member.address, self._access),
             group_ids=self._group_ids,
             observer=_Watch(self, member),
-            **(_TCP_LINK if is_tcp else _LOCAL_LINK),
+            **link,
         )
 
     @property
@@ -160,6 +187,26 @@ class FleetSession:
     def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
         """Fulfil `future` with the answer of a member, or of all that may know it."""
         fleet_queries.ask(query, self._members, future, now, post)
+
+    def inspect(self, use: Callable[[Statements], None], now: float) -> Callable[[], None]:
+        """Ask the replicas for the statistics of their stacks, and call `use` with them by the
+        replicas' names: JSON, empty where a replica has none; None where it is not attached, or
+        has not answered before the function returned is called.
+        """
+        found: Statements = {each.status.shown_name: None for each in self._members.listed}
+        able = [each for each in self._members.attached if each.can_inspect]
+        answers: Future[Any] = Future()
+
+        def fulfil(answers: Future[Any]) -> None:
+            for member, answer in zip(able, answers.result(), strict=True):
+                found[member.status.shown_name] = None if answer is None else answer.statistics
+            use(found)
+
+        answers.add_done_callback(fulfil)
+        if not able:
+            answers.set_result([])
+            return _nothing
+        return fleet_queries.ask_all(Inspect(0), able, answers, now, _call).give_up
 
     def abort(self, state: StreamState) -> None:
         """Ask the stream's member to end it; it then still receives its End."""
@@ -240,6 +287,8 @@ class FleetSession:
         holds = self._members.welcomed(member, welcome, self._now)
         if holds is None:
             return
+        if self._learned is not None and welcome.members:
+            self._learned.learn(welcome.members)
         for hold in holds:
             self._router.take(hold)
         callers, self._callers = self._callers, {}
@@ -291,6 +340,14 @@ class FleetSession:
             future.set_exception(error())
 
 
+def _nothing() -> None:
+    pass
+
+
+def _call(command: Callable[[], None]) -> None:
+    command()
+
+
 class _Watch:
     """Tells a fleet's session about one of its members."""
 
@@ -310,31 +367,3 @@ class _Watch:
     def refused(self, error: Callable[[], SlipstreamError]) -> bool:
         self._fleet.refused(self._member, error)
         return True
-
-
-def open_session(
-    context: zmq.Context[zmq.Socket[bytes]],
-    address: str,
-    timeout_s: float,
-    poller: zmq.Poller,
-    now: float,
-    *,
-    access: Access | None = None,
-    outlives_server: bool = True,
-    fails_early: bool = False,
-) -> StackSession | FleetSession:
-    """A session with the stack at this address, or with the fleet that it names."""
-    if names_fleet(address):
-        return FleetSession(
-            context, address, timeout_s, poller, now, access=access, fails_early=fails_early
-        )
-    return StackSession(
-        context,
-        address,
-        timeout_s,
-        poller,
-        now,
-        access=access,
-        outlives_server=outlives_server,
-        fails_early=fails_early,
-    )

@@ -19,8 +19,9 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.fleet_session import FleetSession, open_session
+from slipstream.client.connection.fleet_session import FleetSession, Statements
 from slipstream.client.connection.queries import Query
+from slipstream.client.connection.server_session import ServerSession, SessionOpener
 from slipstream.client.connection.session import GOODBYE_S, TICK_S
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
@@ -50,16 +51,16 @@ class LoopIO:
         self.loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = _LoopPoller(self.loop, self._turn)
-        self._session = open_session(
+        self._opener = SessionOpener(
             self._context,
             address,
             timeout_s,
             self._poller,
-            time.monotonic(),
             access=access,
             outlives_server=outlives_server,
             fails_early=fails_early,
         )
+        self._session: ServerSession = self._opener.open(time.monotonic())
         self._is_turn_due = False
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None  # a reference, as the loop keeps none
@@ -91,6 +92,18 @@ class LoopIO:
     def router_counters(self) -> RouterCounters | None:
         """What is counted of the placing of streams; None for a single server."""
         return self._session.counters if isinstance(self._session, FleetSession) else None
+
+    def inspect(self, within_s: float, use: Callable[[Statements], None]) -> None:
+        """Ask the replicas of a fleet for their statistics; see `FleetSession.inspect`. `use` is
+        called within `within_s`.
+        """
+        session = self._session
+        if isinstance(session, FleetSession) and not self._is_closed:
+            give_up = session.inspect(use, time.monotonic())
+            self.loop.call_later(within_s, give_up)
+            self._schedule()
+        else:
+            use({})
 
     async def connect(self) -> ModelCard:
         """Wait until the server answers.
@@ -186,7 +199,8 @@ class LoopIO:
             return
         begin_ns = time.monotonic_ns()
         try:
-            has_deltas = self._session.turn(time.monotonic(), arrived)
+            has_deltas = self._session.turn(now := time.monotonic(), arrived)
+            self._session = self._opener.next(self._session, now)
         except Exception as error:  # our own fault: end all streams, so that none waits for ever
             why = f"the client's connection failed: {type(error).__name__}: {error}"
             self._session.end_all(partial(EngineError, Fault("engine", why)))

@@ -1,4 +1,4 @@
-"""A client's queries beside its streams: tokenize, detokenize; cancel, recall, locate by stream id.
+"""A client's queries beside its streams: tokenize, detokenize, inspect; cancel, recall, locate.
 
 - A query is sent again after each attach until it is answered, so it survives what a stream
   survives. Other answers are ignored.
@@ -30,6 +30,8 @@ from slipstream_ipc.messages import (
     Cancelled,
     Detokenize,
     Detokenized,
+    Inspect,
+    Inspected,
     Locate,
     Located,
     ModelCard,
@@ -43,8 +45,8 @@ from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.chat_template import check_token_ids, template_options
 from slipstream_ipc.validation.sampling_params import token_ids_from
 
-Query = Tokenize | Detokenize | Cancel | Recall | Locate
-Found = Tokenized | Detokenized | Cancelled | Recalled | Located
+Query = Tokenize | Detokenize | Cancel | Recall | Locate | Inspect
+Found = Tokenized | Detokenized | Cancelled | Recalled | Located | Inspected
 
 Send = Callable[[Query], bool]
 Post = Callable[[Callable[[], None]], None]
@@ -113,7 +115,7 @@ class PendingQueries:
         self.due.pop(found.number, None)
         if not asked.future.set_running_or_notify_cancel():
             return
-        fault = None if isinstance(found, Cancelled | Located) else found.fault
+        fault = None if isinstance(found, Cancelled | Located | Inspected) else found.fault
         if fault is not None:
             asked.future.set_exception(error_from(fault))
         elif isinstance(found, Recalled) and isinstance(asked.query, Recall):
@@ -232,7 +234,7 @@ def _check(query: Query, found: Found) -> None:
             is_right = True
         case Cancel(), Cancelled():
             is_right = len(found.found) == len(query.stream_ids)
-        case Recall(), Recalled():
+        case (Recall(), Recalled()) | (Inspect(), Inspected()):
             is_right = True
         case Locate(), Located():
             is_right = len(found.moves) in (0, len(query.stream_ids))  # 0: nothing was looked up

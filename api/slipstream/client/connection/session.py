@@ -54,6 +54,7 @@ from slipstream_ipc.messages import (
     Detokenized,
     Fault,
     Goodbye,
+    Inspected,
     Load,
     Located,
     ModelCard,
@@ -373,7 +374,9 @@ class ClientSession:
                 case UnknownStreams():
                     for state in table.lose(body):
                         self._requests.add(state)
-                case Tokenized() | Detokenized() | Cancelled() | Recalled() | Located():
+                case (
+                    Tokenized() | Detokenized() | Cancelled() | Recalled() | Located() | Inspected()
+                ):
                     self._queries.answer(body)
                     self._num_breaches = 0
                 case Welcome():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Unpack
@@ -44,6 +45,15 @@ from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.worker_deal import worker_address, worker_of
 
 
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """What a session gives to that of the fleet to which its server belongs, with its model."""
+
+    model: ModelCard
+    streams: list[CarriedStream]
+    queries: list[PendingQuery]
+
+
 class StackSession:
     """Carries all streams of one client. Starts to attach to the stack's first worker at once."""
 
@@ -60,10 +70,15 @@ class StackSession:
         fails_early: bool = False,
         group_ids: Iterator[int] | None = None,
         observer: SessionObserver | None = None,
+        names_fleet: Callable[[tuple[str, ...]], bool] | None = None,
         **link_options: Unpack[LinkOptions],
     ) -> None:
-        """address: of the first worker. The rest: see `ClientSession`."""
+        """address: of the first worker. names_fleet: whether the members that a Welcome lists are a
+        fleet, to which this client then belongs (`handover`). The rest: see `ClientSession`.
+        """
         self.address = address
+        self.handover: Handover | None = None
+        self._names_fleet = names_fleet
         self._open = partial(
             ClientSession,
             context,
@@ -200,7 +215,13 @@ class StackSession:
         return self._sessions[state.worker]
 
     def _note_num_workers(self, welcome: Welcome) -> None:
-        """Deal anew where the number of workers has changed."""
+        """Deal anew where the number of workers has changed. Nothing was said to the server yet."""
+        names_fleet, self._names_fleet = self._names_fleet, None  # only the first one may
+        if names_fleet is not None and names_fleet(welcome.members):
+            [session] = self._sessions
+            carried = [session.take(state) for state in session.streams]
+            self.handover = Handover(welcome.model, carried, self.take_queries())
+            return
         # at the address of another worker than the first, the others' addresses are not known
         num = welcome.num_workers if welcome.worker == 0 else 1
         before = list(self._sessions)

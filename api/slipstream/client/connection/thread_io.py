@@ -16,11 +16,10 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection.fleet_session import FleetSession, open_session
 from slipstream.client.connection.mailbox import Mailbox
 from slipstream.client.connection.queries import Query
+from slipstream.client.connection.server_session import ServerSession, SessionOpener
 from slipstream.client.connection.session import GOODBYE_S, TICK_S
-from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
@@ -54,15 +53,15 @@ class ThreadIO:
         self._ending: Callable[[], SlipstreamError] | None = None  # set when the thread has ended
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = Poller()
-        self._session = open_session(
+        self._opener = SessionOpener(
             self._context,
             address,
             timeout_s,
             self._poller,
-            time.monotonic(),
             access=access,
             fails_early=fails_early,
         )
+        self._session: ServerSession = self._opener.open(time.monotonic())
         self._thread = threading.Thread(target=self._run, name="slipstream-client", daemon=True)
         atexit.register(self.close)
         self._thread.start()
@@ -93,11 +92,11 @@ class ThreadIO:
 
     def abort(self, state: StreamState) -> None:
         """Ask the server to end the stream, which then still receives its End."""
-        self._commands.post(partial(self._session.abort, state))
+        self._commands.post(partial(self._abort, state))
 
     def abandon(self, state: StreamState) -> None:
         """End the stream at once, without waiting for the server."""
-        self._commands.post(partial(self._session.abandon, state))
+        self._commands.post(partial(self._abandon, state))
 
     def release(self, state: StreamState) -> None:
         """Abandon the stream from a finalizer."""
@@ -130,6 +129,12 @@ class ThreadIO:
         if self._ending is not None:
             self._session.end_all(self._ending)
 
+    def _abort(self, state: StreamState) -> None:
+        self._session.abort(state)
+
+    def _abandon(self, state: StreamState) -> None:
+        self._session.abandon(state)
+
     def _begin_close(self) -> None:
         self._is_closing = True
 
@@ -138,7 +143,7 @@ class ThreadIO:
     def _run(self) -> None:
         ending: Callable[[], SlipstreamError]
         ending = partial(ClosedError, Fault("engine", "the client was closed"))
-        session, poller = self._session, self._poller
+        poller = self._poller
         try:
             poller.register(self._commands.fd, zmq.POLLIN)
             while not self._is_closing:
@@ -147,14 +152,14 @@ class ThreadIO:
                 self._commands.run(is_rung=is_rung)
                 self._turn(None if is_rung else arrived)
             poller.unregister(self._commands.fd)
-            session.end_all(ending)
-            _say_goodbye(session, poller)
+            self._session.end_all(ending)
+            _say_goodbye(self._session, poller)
         except Exception as error:
             why = f"the client's I/O thread failed: {type(error).__name__}: {error}"
             ending = partial(EngineError, Fault("engine", why))
         finally:
             self._ending = ending
-            session.end_all(ending)
+            self._session.end_all(ending)
             self._commands.end()
             self._context.destroy(linger=0)
             if self._tracer is not None:
@@ -163,12 +168,13 @@ class ThreadIO:
 
     def _turn(self, arrived: Container[object] | None) -> None:
         begin_ns = time.monotonic_ns()
-        has_deltas = self._session.turn(time.monotonic(), arrived)
+        has_deltas = self._session.turn(now := time.monotonic(), arrived)
+        self._session = self._opener.next(self._session, now)
         if self._tracer is not None and has_deltas:
             self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
 
 
-def _say_goodbye(session: StackSession | FleetSession, poller: zmq.Poller) -> None:
+def _say_goodbye(session: ServerSession, poller: zmq.Poller) -> None:
     deadline = time.monotonic() + GOODBYE_S
     while not session.say_goodbye(now := time.monotonic()) and now < deadline:
         poller.poll(1 + int((deadline - now) * 1e3))

@@ -11,7 +11,7 @@ The numbers are those of `slipstream_ipc.telemetry.statistics`; every front serv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from types import UnionType
 from typing import Any
@@ -41,6 +41,7 @@ PREFIX = "slipstream:"
 
 _PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 _OPEN = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
+_TYPES = {False: _PLAIN, True: _OPEN}
 _BUCKET_BOUNDS = (*map(str, BOUNDS_S), "+Inf")
 _NO_COUNTS = (0,) * len(_BUCKET_BOUNDS)
 
@@ -269,6 +270,7 @@ def _router_metrics() -> Iterator[_Family]:
 
 
 _REPLICA_STATE = "replica_state"
+_REPLICA_INSPECTED = "replica_inspected"
 
 
 def _cache_share(load: Load) -> float:
@@ -359,6 +361,7 @@ _FAMILIES = (
 METRIC_NAMES = (
     *[family.name for family in _FAMILIES],
     _REPLICA_STATE,
+    _REPLICA_INSPECTED,
     *[name for name, _, _ in _REPLICA_GAUGES],
 )
 
@@ -367,8 +370,6 @@ class Metrics:
     """Renders and caches the metrics."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(self))
         self._rendered: dict[bytes, bytes] = {}  # of `statistics`, by content type
         self.statistics = Statistics()
         self.about: tuple[str, Sequence[ReplicaStatus]] = ("", ())  # model and replicas
@@ -387,38 +388,87 @@ class Metrics:
         if statistics is not self.statistics or (model_name, replicas) != self.about:
             self.statistics, self.about = statistics, (model_name, replicas)
             self._rendered.clear()
-        is_open = _OPEN.partition(b";")[0].decode() in accept
-        content_type = _OPEN if is_open else _PLAIN
+        is_open = _is_open(accept)
+        content_type = _TYPES[is_open]
         body = self._rendered.get(content_type)
         if body is None:
-            body = self._rendered[content_type] = self._render(is_open=is_open)
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(_Collector(statistics, model_name, replicas))
+            body = self._rendered[content_type] = _render(registry, is_open=is_open)
         return Response(200, body, content_type=content_type)
 
-    def _render(self, *, is_open: bool) -> bytes:
-        if is_open:
-            # other escapings replace the colons in names (prometheus_client 0.26)
-            render: Callable[..., bytes] = openmetrics.generate_latest
-            return render(self._registry, openmetrics.ALLOWUTF8, "1.0.0")
-        return generate_latest(self._registry)
+    def response_of_all(
+        self,
+        statistics: Statistics,
+        model_name: str,
+        accept: str,
+        replicas: Sequence[ReplicaStatus],
+        inspected: Mapping[str, Statistics | None],
+    ) -> Response:
+        """The metrics of this front's stack and of the replicas', with a label that names the
+        replica. inspected: by their names; None for one that has not told them.
+        """
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Collector(statistics, model_name, replicas, inspected))
+        is_open = _is_open(accept)
+        return Response(200, _render(registry, is_open=is_open), content_type=_TYPES[is_open])
+
+
+def _is_open(accept: str) -> bool:
+    return _OPEN.partition(b";")[0].decode() in accept
+
+
+def _render(registry: CollectorRegistry, *, is_open: bool) -> bytes:
+    if is_open:
+        # other escapings replace the colons in names (prometheus_client 0.26)
+        render: Callable[..., bytes] = openmetrics.generate_latest
+        return render(registry, openmetrics.ALLOWUTF8, "1.0.0")
+    return generate_latest(registry)
 
 
 class _Collector(Collector):
     """The statistics as metrics of Prometheus' client library."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(
+        self,
+        statistics: Statistics,
+        model_name: str,
+        replicas: Sequence[ReplicaStatus],
+        inspected: Mapping[str, Statistics | None] | None = None,
+    ) -> None:
+        """inspected: by the names of replicas; None: they are not asked for."""
+        self._model_name = model_name
+        self._replicas = replicas
+        self._inspected = inspected
+        self._labels: tuple[str, ...] = ("model_name", "process")
+        self._rows = [([model_name, name], each) for name, each in statistics.processes.items()]
+        if inspected is not None:
+            self._labels = ("model_name", "replica", "process")
+            stacks = {"": statistics, **inspected}
+            self._rows = [
+                ([model_name, replica, name], each)
+                for replica, stack in stacks.items()
+                if stack is not None
+                for name, each in stack.processes.items()
+            ]
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, with or without samples."""
-        metrics = self._metrics
-        model_name, replicas = metrics.about
         for family in _FAMILIES:
-            labels = ("model_name", "process", *family.labels)
+            labels = (*self._labels, *family.labels)
             metric: Any = family.kind(PREFIX + family.name, family.help, labels=labels)
-            for name, process in metrics.statistics.processes.items():
-                _add_sample(metric, family, [model_name, name], process)
+            for values, process in self._rows:
+                _add_sample(metric, family, values, process)
             yield metric
-        yield from _replica_metrics(model_name, replicas)
+        yield from _replica_metrics(self._model_name, self._replicas)
+        inspected = GaugeMetricFamily(
+            PREFIX + _REPLICA_INSPECTED,
+            "Whether the statistics of the replica are among these (?replicas=all).",
+            labels=("model_name", "replica"),
+        )
+        for replica, stack in (self._inspected or {}).items():
+            inspected.add_metric([self._model_name, replica], float(stack is not None))
+        yield inspected
 
 
 def _add_sample(

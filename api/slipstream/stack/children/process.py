@@ -119,6 +119,7 @@ class Child:
         self.is_active = False  # whether it was activated; a spare is not
         self.is_drained = not spec.drains
         self.num_running: int | None = None  # requests, when it was told to drain
+        self.wants_statistics = False  # and has not got them yet
         self.num_cut = 0  # of them, what the drain's end cut off
         self.detail = ""
         self.error = ""  # why it cannot serve, for the user
@@ -200,6 +201,7 @@ class Child:
             if status.num_running is not None:
                 self.num_running = status.num_running
             self.numbers = status.numbers or self.numbers
+            self.wants_statistics |= status.wants_statistics
             if status.beat:
                 self.last_beat_at = time.monotonic()
                 self._cpu_start = None

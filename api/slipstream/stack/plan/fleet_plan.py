@@ -16,11 +16,14 @@ from typing import TypeVar
 
 import msgspec
 
+from slipstream.client.endpoints import client_address
 from slipstream.errors import wrong_option
 from slipstream.fleet.members import MAX_MEMBERS
 from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.plan.process_plan import plan_fronts, plan_stack
 from slipstream.stack.settings import StackSettings
+from slipstream.tracing.part_files import checked_trace
+from slipstream_ipc.transport.addresses import TCP
 from slipstream_ipc.validation.simulated_model import SIMULATED
 from slipstream_ipc.worker_deal import worker_address
 
@@ -46,7 +49,7 @@ class PlannedStack(msgspec.Struct, frozen=True):
 
 class FleetPlan(msgspec.Struct, frozen=True):
     """The stacks of a fleet. address: of all replicas, as `Client` takes it. listen: the same over
-    TCP; None without `listen`.
+    TCP; None without `listen`. traces: files that the replicas' timelines go to.
     """
 
     stacks: tuple[PlannedStack, ...]
@@ -57,20 +60,20 @@ class FleetPlan(msgspec.Struct, frozen=True):
     restart_window_s: float
     log_format: str
     listen: str | None = None
+    traces: tuple[str, ...] = ()
 
 
 def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) -> FleetPlan:
     """The plan of a fleet, whose replicas get equal shares of this machine's cores and cards.
 
-    A replica listens at `listen`, each one on the ports behind those of the one before.
+    A replica listens at `listen`, each one on the ports behind those of the one before. Each writes
+    a trace of its own, where one is wanted.
 
-    Raises: BadRequestError, as `plan_stack`, for a number of replicas that is out of range or
-    larger than that of the cards, and for a trace.
+    Raises: BadRequestError, as `plan_stack`, and for a number of replicas that is out of range or
+    larger than that of the cards.
     """
     if not 1 <= num_replicas <= MAX_MEMBERS:
         raise wrong_option("replicas", num_replicas, f"an integer >= 1 and <= {MAX_MEMBERS}")
-    if settings.trace is not None:
-        raise wrong_option("trace", settings.trace, "None with replicas: a timeline is one stack's")
     if "," in str(runtime_dir):
         raise wrong_option("runtime_dir", str(runtime_dir), "a path without a comma")
     cards = [] if _needs_no_card(settings) else visible_cards()
@@ -80,13 +83,19 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
     cpus = shares(sorted(os.sched_getaffinity(0)), num_replicas)
     card_shares = shares(cards, num_replicas)
     stacks = []
-    for index in range(num_replicas):
-        name = f"replica-{index}"
+    names = [f"replica-{index}" for index in range(num_replicas)]
+    members = [client_address(runtime_dir / name) for name in names]
+    alone = [_of_replica(settings, index, name) for index, name in enumerate(names)]
+    listens = [each.listen or "" for each in alone]
+    if settings.members is None and settings.listen is not None and _is_address(settings.listen):
+        members += listens
+    for index, name in enumerate(names):
         config = plan_stack(
-            _of_replica(settings, index),
+            alone[index],
             runtime_dir / name,
             os.getpid(),
             replica=_replica_id(name, runtime_dir),
+            members=tuple(members),
         )
         environment = {_CARDS_VARIABLE: ",".join(card_shares[index])} if cards else {}
         stacks.append(PlannedStack(name, config, frozenset(cpus[index]), environment))
@@ -94,7 +103,6 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
     if settings.http_port is not None or settings.uds is not None:
         fronts = plan_fronts(settings, address, runtime_dir / FRONTS, os.getpid())
         stacks.append(PlannedStack(FRONTS, fronts))
-    listens = [_of_replica(settings, index).listen or "" for index in range(num_replicas)]
     return FleetPlan(
         tuple(stacks),
         address,
@@ -104,6 +112,7 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
         settings.restart_window_s,
         settings.log_format,
         None if settings.listen is None else ",".join(listens),
+        tuple([each.trace for each in alone if each.trace is not None]),
     )
 
 
@@ -131,19 +140,30 @@ def _replica_id(name: str, runtime_dir: Path) -> str:
     return f"{name}.{blake2b(where.encode(), digest_size=6).hexdigest()}"
 
 
+def _is_address(listen: str) -> bool:
+    """Whether clients can connect to what is listened on: it is not every address."""
+    host = listen.removeprefix(TCP).rpartition(":")[0]
+    return host not in ("0.0.0.0", "[::]")  # noqa: S104  (compared, not bound)
+
+
 def _needs_no_card(settings: StackSettings) -> bool:
     is_simulated = f"{settings.model}:".startswith(SIMULATED)
     return settings.device == "cpu" or is_simulated
 
 
-def _of_replica(settings: StackSettings, index: int) -> StackSettings:
+def _of_replica(settings: StackSettings, index: int, name: str) -> StackSettings:
     """The settings of one replica, which has no HTTP fronts."""
+    trace = checked_trace(settings.trace)
+    if trace is not None:
+        path = Path(trace)
+        trace = str(path.with_name(f"{path.stem}-{name}{path.suffix}"))
     listen = settings.listen
     if listen is not None:
         listen = worker_address(listen, index * settings.output_workers)
     return msgspec.structs.replace(
         settings,
         listen=listen,
+        trace=trace,
         http_port=None,
         uds=None,
         http_workers=1,

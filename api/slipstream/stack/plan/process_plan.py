@@ -17,6 +17,7 @@ import psutil
 from slipstream.client.endpoints import check_listener, client_address
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import bad_request, wrong_option
+from slipstream.fleet.members import checked_members
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.children.roles import CORE, WORKER
 from slipstream.stack.events import SupervisorConfig
@@ -31,6 +32,7 @@ from slipstream.tracing.part_files import checked_trace
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.choose import check_format_names
 from slipstream_ipc.process import process_name
+from slipstream_ipc.transport.addresses import TCP, check_server_address
 from slipstream_ipc.transport.sockets import check_address
 from slipstream_ipc.validation.simulated_model import SIMULATED
 from slipstream_ipc.worker_deal import worker_address
@@ -81,13 +83,14 @@ def plan_stack(
     *,
     may_return: bool = True,
     replica: str = "",
+    members: tuple[str, ...] = (),
 ) -> SupervisorConfig:
     """The supervisor's config. may_return: another stack may follow in `runtime_dir`. replica: the
-    stack's name among replicas.
+    stack's name among replicas. members: the addresses of all of them, beside those in `settings`.
 
     Raises: BadRequestError for a model or tokenizer that is invalid or cannot be had, an invalid
-    format, trace, listener, API key or log level, or a `runtime_dir` whose path is too long for a
-    socket.
+    format, trace, listener, list of members, API key or log level, or a `runtime_dir` whose path is
+    too long for a socket.
     """
     check_log_level()
     try:
@@ -142,6 +145,7 @@ def plan_stack(
                 "insecure": settings.insecure,
                 "may_return": may_return or settings.listen is not None,
                 "replica": replica,
+                "members": [*members, *_given_members(settings)],
                 "stack_incarnation": secrets.randbits(_INCARNATION_BITS),
                 "trace": trace,
                 "otlp_traces_endpoint": otlp_traces_endpoint,
@@ -249,6 +253,22 @@ def _worker_specs(settings: StackSettings, config: dict[str, Any], address: str)
 def _model_name(settings: StackSettings) -> str:
     """The model's name, as clients and metrics have it."""
     return settings.served_model_name or settings.model or MODEL_NAME
+
+
+def _given_members(settings: StackSettings) -> tuple[str, ...]:
+    """The addresses of `members`. Raises: BadRequestError."""
+    if settings.members is None:
+        return ()
+    given = [each.strip() for each in settings.members.split(",")]
+    try:
+        return checked_members(given, _check_member_form)
+    except BadRequest as error:
+        allowed = f"addresses separated by commas ({error})"
+        raise wrong_option("members", settings.members, allowed) from None
+
+
+def _check_member_form(address: str) -> None:
+    check_server_address(address, has_keys=address.startswith(TCP), insecure=False)
 
 
 def _check_cache(settings: StackSettings, model: str) -> None:
