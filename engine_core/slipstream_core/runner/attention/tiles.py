@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 MAX_GROUP = 128  # query heads per key head
-MAX_DIM = 256
-MAX_SPLITS = 32
+MAX_DIM = 512
+_WIDE = 256  # heads that are wider have fewer rows to a tile, for the registers' sake
+_MAX_WIDE_GROUP = 32
+MAX_SPLITS = 32  # of a prefill row
 H100_SHARED_LIMIT = 227 * 1024  # bytes of shared memory per program; also of an H200
 # The block table is read one stage ahead of the keys it names, so five stages keep two tiles of
 # keys and values in shared memory: one is loaded while the other is used.
@@ -54,7 +56,8 @@ class Heads:
 
 def supports(heads: Heads, shared_limit: int) -> bool:
     """Whether there are tiles for the layer in `shared_limit` bytes per program."""
-    if heads.group > MAX_GROUP or max(heads.key_dim, heads.value_dim) > MAX_DIM:
+    widest = max(heads.key_dim, heads.value_dim)
+    if widest > MAX_DIM or heads.group > (MAX_GROUP if widest <= _WIDE else _MAX_WIDE_GROUP):
         return False
     tiles = (decode_tile(heads, shared_limit), prefill_tile(heads, shared_limit))
     return all(shared_bytes(tile, heads) <= shared_limit for tile in tiles)
@@ -64,7 +67,7 @@ def decode_tile(heads: Heads, shared_limit: int) -> Tile:
     """The tile for decode rows: bound by reading keys, so few rows and many loads in flight."""
     rows = padded(heads.group)
     widest = max(padded(heads.key_dim), padded(heads.value_dim))
-    warps = 4 if rows <= 32 else 8
+    warps = 4 if rows <= (32 if widest <= _WIDE else 16) else 8
     if heads.itemsize == 4:
         best = Tile(rows, 32 if widest <= 64 else 16, warps, 2)
     else:
@@ -79,7 +82,7 @@ def prefill_tile(heads: Heads, shared_limit: int) -> Tile:
     if heads.itemsize == 4:  # no matrix units for float32
         best = Tile(max(32, rows), 32 if widest <= 64 else 16, 8, 2)
     elif padded(heads.value_dim) > 128:  # the accumulator alone takes half the registers
-        best = Tile(max(64, rows), 32, 8, _STAGES)
+        best = Tile(max(64 if widest <= _WIDE else 32, rows), 32, 8, _STAGES)
     else:
         best = Tile(128, 64 if widest <= 128 else 32, 8, _STAGES)
     return _fitting(best, heads, shared_limit)
@@ -128,8 +131,13 @@ def _smaller(best: Tile, fewest_rows: int) -> Iterator[Tile]:
         block_n //= 2
 
 
+def item_budget(num_kv_heads: int, num_processors: int) -> int:
+    """The number of parts that all decode rows' keys are cut into, each row's rest aside."""
+    return -(-_WAVES * num_processors // num_kv_heads)
+
+
 def num_splits(num_programs: int, num_tiles: int, num_processors: int) -> int:
-    """The number of programs that share each row's keys.
+    """The number of programs that share each prefill row's keys.
 
     `num_programs` is the number without splitting, each with up to `num_tiles` tiles of keys. All
     of it follows from shapes known on the host; shorter rows leave some splits without work.
