@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from slipstream_core.runner.attention.fixed_shape import DecodeColumns
+from slipstream_core.runner.attention.fixed_shape import DecodeColumns, MixedColumns
 from slipstream_core.runner.attention.geometry import read_geometry
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, AttentionParams, register
 from slipstream_core.runner.attention.kv_cache import LayerCache
@@ -181,6 +181,11 @@ class MetaAttention:
     def of_decode(self, layers: Sequence[LayerCache], columns: DecodeColumns) -> MetaAttention:
         return self
 
+    def of_mixed(self, layers: Sequence[LayerCache], columns: MixedColumns) -> MetaAttention:
+        assert columns.query_starts.shape == (len(columns.kv_lens) + 1,)
+        assert len(columns.block_tables) == len(columns.kv_lens)
+        return self
+
     def attend(
         self,
         layer: int,
@@ -232,9 +237,12 @@ class MetaDraws:
 
 @contextlib.contextmanager
 def meta_runner(
-    model: LoadedModel, graph_sizes: Sequence[int] = (), max_num_seqs: int = 8
+    model: LoadedModel,
+    graph_sizes: Sequence[int] = (),
+    max_num_seqs: int = 8,
+    token_buckets: Sequence[int] = (),
 ) -> Iterator[tuple[TorchRunner, WatchedRecorder]]:
-    """A runner on the meta device; steps of `graph_sizes` are recorded under `Watch`."""
+    """A runner on the meta device; steps of these sizes are recorded under `Watch`."""
     runner = TorchRunner(
         model,
         num_blocks=100,
@@ -251,7 +259,7 @@ def meta_runner(
         runner._triton, runner._whole = attention, draws
         if graph_sizes:
             with torch.inference_mode():  # modes are per thread, so not on the device's thread
-                runner._record(graph_sizes, recorder)
+                runner._record(graph_sizes, token_buckets, recorder)
         yield runner, recorder
     finally:
         runner.close()

@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.runner.cuda import mixed_forwards
 from slipstream_core.runner.cuda.decode_graphs import static_bytes
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
 from slipstream_core.runner.model.loader import LoadedModel
@@ -117,11 +118,12 @@ def blocks_on_card(
     *,
     free_before: int,
     sizes: Sequence[int],
+    buckets: Sequence[int] = (),
 ) -> int:
     """The number of blocks that the cache may have. Raises ModelLoadError.
 
     `runner` runs the largest steps on the loaded model, with PROFILE_BLOCKS blocks. `sizes` are the
-    batch sizes of the decode steps that will be recorded.
+    batch sizes of the decode steps that will be recorded, `buckets` the tokens of other steps.
     """
     size, vocab = block_bytes(model, config.block_size), model.vocab_size
     share = config.gpu_memory_utilization
@@ -135,6 +137,8 @@ def blocks_on_card(
     largest = [costliest_plan(plan(num_rows, config.max_num_batched_tokens), vocab)]
     if sizes:  # recorded steps keep their memory
         largest.append(plan(max(sizes), max(sizes)))
+    if buckets:  # in the same memory
+        largest.append(plan(min(max(sizes), max(buckets)), max(buckets)))
     try:
         peaks = [meter.peak_of(partial(_run, runner, plan)) for plan in largest]
     except torch.OutOfMemoryError as error:
@@ -149,7 +153,8 @@ def blocks_on_card(
     graphs = 0
     if sizes:
         max_blocks = -(-model.max_model_len // config.block_size)
-        graphs = peaks[1] + static_bytes(sizes, vocab, max_blocks)
+        graphs = max(peaks[1:]) + static_bytes(sizes, vocab, max_blocks)
+        graphs += mixed_forwards.static_bytes(buckets, max(sizes), max_blocks)
     free, total = meter.free_and_total()
     use = DeviceMemoryUse(total, free_before, free, peaks[0] + state_slots, graphs)
     given = cache_bytes(use, share)

@@ -12,6 +12,7 @@ import torch
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.cpu.cpu_threads import num_cores
 from slipstream_core.runner.cuda.graph_support import graph_sizes
+from slipstream_core.runner.cuda.mixed_forwards import token_buckets
 from slipstream_core.runner.host_memory import HostMemory, read_host_memory, refuse_cache
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
@@ -62,11 +63,18 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     )
 
     sizes = graph_sizes(model, config)
+    buckets = token_buckets(config.max_num_batched_tokens) if sizes else ()
     num_blocks = config.num_blocks
     if num_blocks is None and model.device.type == "cuda":
         with closing(make(num_blocks=PROFILE_BLOCKS)) as small:
             num_blocks = blocks_on_card(
-                model, config, Meter(model.device), small, free_before=free_before, sizes=sizes
+                model,
+                config,
+                Meter(model.device),
+                small,
+                free_before=free_before,
+                sizes=sizes,
+                buckets=buckets,
             )
     elif num_blocks is None:
         # of all ranks together
@@ -89,6 +97,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
             num_blocks=num_blocks,
             tracer=open_tracer(config.trace, "device") if rank is None or rank.leads else None,
             graph_sizes=sizes,
+            token_buckets=buckets,
             packs=packs,
         )
         if model.device.type == "cpu":

@@ -32,7 +32,7 @@ import torch
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.backend_choice import triton_attention
 from slipstream_core.runner.attention.cpu_backend import CpuContext
-from slipstream_core.runner.attention.fixed_shape import DecodeBackend, FixedShapeDecode
+from slipstream_core.runner.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
 from slipstream_core.runner.attention.interface import AttentionContext
 from slipstream_core.runner.attention.torch_backend import Scratch, TorchAttention, scratch_bytes
 from slipstream_core.runner.batch_order import Selector, begun_blocks, by_length, plan_order
@@ -88,6 +88,7 @@ class TorchRunner:
         native: bool = True,
         packs: bool = True,
         graph_sizes: Sequence[int] = (),
+        token_buckets: Sequence[int] = (),
         copies: Copies | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -95,7 +96,8 @@ class TorchRunner:
 
         `tracer` is used by the device's thread only. Without `native`, torch's operators replace
         our kernels; without `packs`, weights stay laid out as loaded. `graph_sizes` are the numbers
-        of rows whose decode steps are recorded. `copies` and `recorder` replace a card's in tests;
+        of rows whose decode steps are recorded, `token_buckets` the numbers of tokens of
+        other steps, if any are. `copies` and `recorder` replace a card's in tests;
         given `copies`, a CPU takes the same path as a card. Raises ModelLoadError.
         """
         if num_blocks < 2:
@@ -175,7 +177,7 @@ class TorchRunner:
             self._thread = CudaThread("device", prepare)
         self._graphs: DecodeGraphs | None = None
         if graph_sizes:
-            self._on_device(partial(self._record, graph_sizes, recorder))
+            self._on_device(partial(self._record, graph_sizes, token_buckets, recorder))
 
     def _forward_of(self, model: LoadedModel) -> Forward:
         recorded = None
@@ -271,8 +273,10 @@ class TorchRunner:
         self._thread.submit(job)
         self._thread.collect()
 
-    def _record(self, sizes: Sequence[int], recorder: Recorder | None) -> None:
-        backend = self._decode_backend()
+    def _record(
+        self, sizes: Sequence[int], buckets: Sequence[int], recorder: Recorder | None
+    ) -> None:
+        backend = self._fixed_shape_backend()
         if backend is None or self._copies is None:
             logger.warning("CUDA graphs are disabled: this attention backend has no fixed shapes")
             return
@@ -287,14 +291,15 @@ class TorchRunner:
             max_blocks=-(-self.info.max_model_len // self._block_size),
             block_size=self._block_size,
             whole=self._whole,
+            buckets=buckets,
         )
         self._graphs.record(recorder or CudaRecorder(self._device))
 
-    def _decode_backend(self) -> DecodeBackend | None:
+    def _fixed_shape_backend(self) -> FixedShapeBackend | None:
         """Attention for recorded steps; None where recording them does not pay."""
         if self._triton is not None:
-            return self._triton.of_decode
-        return FixedShapeDecode if self._device.type == "cpu" else None
+            return FixedShapeBackend(self._triton.of_decode, self._triton.of_mixed)
+        return FIXED_SHAPE if self._device.type == "cpu" else None
 
     def _run(self, plan: StepPlan) -> Any:
         begin_ns = time.monotonic_ns()

@@ -129,6 +129,12 @@ def test_the_largest_steps_are_run_and_counted(model: LoadedModel, small: TorchR
     without = CountingMeter(6 * GIB, 10 * GIB, [GIB])
     more = blocks_on_card(model, config(), without, small, free_before=7 * GIB, sizes=())
     assert more > blocks + GIB // 2 // size
+    with_buckets = CountingMeter(6 * GIB, 10 * GIB, [GIB, GIB // 2, GIB * 3 // 4])
+    fewer = blocks_on_card(
+        model, config(), with_buckets, small, free_before=7 * GIB, sizes=(1, 8), buckets=(16, 64)
+    )
+    assert with_buckets.num_worked == 3
+    assert GIB // 4 // size <= blocks - fewer <= (GIB // 4 + 64 * 1024) // size, "the larger one"
     small.close()
 
 

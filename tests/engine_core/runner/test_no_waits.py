@@ -40,6 +40,7 @@ from slipstream_ipc.history.token_log import TokenLog
 SERVED = [each for each in ARCHITECTURES if each.refused is None]
 VOCAB = 600  # more than there are candidates
 SIZES = (1, 4)
+BUCKETS = (16, 64)
 
 
 @pytest.mark.parametrize(
@@ -51,9 +52,9 @@ SIZES = (1, 4)
 )
 def test_a_models_steps_are_enqueued_and_recorded(architecture: Any) -> None:
     model = meta_model(architecture.config())
-    with meta_runner(model, SIZES) as (runner, recorder):
-        assert recorder.num_recorded == len(SIZES) * (1 + len(KINDS))
-        for num_tokens in (3, 40):  # decode rows alone, and with a prompt
+    with meta_runner(model, SIZES, token_buckets=BUCKETS) as (runner, recorder):
+        assert recorder.num_recorded == len(SIZES) * (1 + len(KINDS)) + len(BUCKETS)
+        for num_tokens in (3, 40, 100):  # decode rows alone, with a prompt, with a longer one
             plan = largest_plan(
                 3,
                 num_tokens,

@@ -1,9 +1,10 @@
-"""Attention of a decode step whose shapes never change, in torch's operators only.
+"""Attention of a step whose shapes never change, in torch's operators only.
 
-Defines what a recorded decode step needs of an attention backend (`DecodeColumns`, `DecodeBackend`)
-and the simplest implementation. Everything depends on values of tensors that stay in place; the
-host knows no lengths. Each row's whole block table is gathered, however little of it the row uses:
-on a card this is the reference for kernels that follow the tables, not an alternative.
+Defines what a recorded step needs of an attention backend (`DecodeColumns`, `MixedColumns`,
+`FixedShapeBackend`) and the simplest implementation. Everything depends on values of tensors that
+stay in place; the host knows no lengths. Each row's whole block table is gathered, however little
+of it the row uses: on a card this is the reference for kernels that follow the tables, not an
+alternative.
 
 - A row of length 0 is padding: its output is not used and contains no NaN.
 - Table entries behind a row's end may name other rows' blocks; their content has no effect.
@@ -31,8 +32,30 @@ class DecodeColumns:
     block_size: int
 
 
-# Makes one context for many decode steps, over columns that stay in place.
-DecodeBackend = Callable[[Sequence[LayerCache], DecodeColumns], AttentionContext]
+@dataclass(frozen=True, slots=True)
+class MixedColumns:
+    """Cache positions of T tokens of R rows, decode rows first, each with one token.
+
+    The tokens that no request has are the last ones. They belong to one row of length 0 behind the
+    requests' and write to the null block; rows behind that have no tokens.
+    """
+
+    kv_slots: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64, of each token in its row
+    kv_lens: torch.Tensor  # [R] int32, this step's tokens included; 0 is padding
+    query_starts: torch.Tensor  # [R + 1] int32
+    num_decodes: torch.Tensor  # [1] int32
+    block_tables: torch.Tensor  # [R, W] int32
+    block_size: int
+    num_prefills: int  # the most rows that do not decode, with the one of padding
+
+
+@dataclass(frozen=True, slots=True)
+class FixedShapeBackend:
+    """Makes contexts over columns that stay in place, one for each time that a step is recorded."""
+
+    decode: Callable[[Sequence[LayerCache], DecodeColumns], AttentionContext]
+    mixed: Callable[[Sequence[LayerCache], MixedColumns], AttentionContext]
 
 
 class FixedShapeDecode:
@@ -82,3 +105,18 @@ class FixedShapeDecode:
             probs = with_sinks.softmax(-1)[..., :-1]
         output = torch.matmul(probs.to(values.dtype), values)
         return output.reshape(rows, query.shape[1], -1)
+
+
+def fixed_shape_mixed(layers: Sequence[LayerCache], columns: MixedColumns) -> FixedShapeDecode:
+    """The context of a step with prefill rows: each token is a row that ends with it."""
+    tokens = torch.arange(len(columns.kv_slots), dtype=torch.int32, device=columns.kv_slots.device)
+    rows = torch.searchsorted(columns.query_starts, tokens, right=True) - 1
+    rows = rows.clamp(max=len(columns.kv_lens) - 1)  # while recorded, no row has a token
+    lens = torch.where(columns.kv_lens[rows] > 0, columns.positions + 1, 0).to(torch.int32)
+    tables = columns.block_tables[rows]
+    return FixedShapeDecode(
+        layers, DecodeColumns(columns.kv_slots, lens, tables, columns.block_size)
+    )
+
+
+FIXED_SHAPE = FixedShapeBackend(FixedShapeDecode, fixed_shape_mixed)

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 MAX_GROUP = 128  # query heads per key head
-MAX_DIM = 256
-MAX_SPLITS = 32
+MAX_DIM = 512
+_WIDE = 256  # heads that are wider have fewer rows to a tile, for the registers' sake
+_MAX_WIDE_GROUP = 32
+MAX_SPLITS = 32  # of a prefill row
 H100_SHARED_LIMIT = 227 * 1024  # bytes of shared memory per program; also of an H200
 # The block table is read one stage ahead of the keys it names, so five stages keep two tiles of
 # keys and values in shared memory: one is loaded while the other is used.
@@ -70,19 +72,22 @@ class TileRule(NamedTuple):
 
 # The first rule that matches holds. Decode is bound by reading keys, so it has few rows and many
 # loads in flight; prefill by the matrix units, so it has as many rows as registers hold. There are
-# no matrix units for float32, and values of 256 take half the registers for their sums alone.
+# no matrix units for float32, and wide values take the registers for their sums alone.
 TILE_TABLE: tuple[TileRule, ...] = (
     TileRule("decode", 2, 128, 128, 32, Tile(16, 64, 4, _STAGES)),
     TileRule("decode", 2, 128, 128, MAX_GROUP, Tile(16, 64, 8, _STAGES)),
-    TileRule("decode", 2, MAX_DIM, MAX_DIM, 32, Tile(16, 32, 4, _STAGES)),
+    TileRule("decode", 2, _WIDE, _WIDE, 32, Tile(16, 32, 4, _STAGES)),
+    TileRule("decode", 2, MAX_DIM, MAX_DIM, 16, Tile(16, 32, 4, _STAGES)),
     TileRule("decode", 2, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(16, 32, 8, _STAGES)),
     TileRule("decode", 4, 64, 64, 32, Tile(16, 32, 4, 2)),
     TileRule("decode", 4, 64, 64, MAX_GROUP, Tile(16, 32, 8, 2)),
-    TileRule("decode", 4, MAX_DIM, MAX_DIM, 32, Tile(16, 16, 4, 2)),
+    TileRule("decode", 4, _WIDE, _WIDE, 32, Tile(16, 16, 4, 2)),
+    TileRule("decode", 4, MAX_DIM, MAX_DIM, 16, Tile(16, 16, 4, 2)),
     TileRule("decode", 4, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(16, 16, 8, 2)),
     TileRule("prefill", 2, 128, 128, MAX_GROUP, Tile(128, 64, 8, _STAGES)),
     TileRule("prefill", 2, MAX_DIM, 128, MAX_GROUP, Tile(128, 32, 8, _STAGES)),
-    TileRule("prefill", 2, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(64, 32, 8, _STAGES)),
+    TileRule("prefill", 2, _WIDE, _WIDE, MAX_GROUP, Tile(64, 32, 8, _STAGES)),
+    TileRule("prefill", 2, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(32, 32, 8, _STAGES)),
     TileRule("prefill", 4, 64, 64, MAX_GROUP, Tile(32, 32, 8, 2)),
     TileRule("prefill", 4, MAX_DIM, MAX_DIM, MAX_GROUP, Tile(32, 16, 8, 2)),
 )
@@ -90,7 +95,8 @@ TILE_TABLE: tuple[TileRule, ...] = (
 
 def supports(heads: Heads, shared_limit: int) -> bool:
     """Whether there are tiles for the layer in `shared_limit` bytes per program."""
-    if heads.group > MAX_GROUP or max(heads.key_dim, heads.value_dim) > MAX_DIM:
+    widest = max(heads.key_dim, heads.value_dim)
+    if widest > MAX_DIM or heads.group > (MAX_GROUP if widest <= _WIDE else _MAX_WIDE_GROUP):
         return False
     tiles = (decode_tile(heads, shared_limit), prefill_tile(heads, shared_limit))
     return all(shared_bytes(tile, heads) <= shared_limit for tile in tiles)
@@ -172,8 +178,13 @@ def _smaller(best: Tile, fewest_rows: int) -> Iterator[Tile]:
         block_n //= 2
 
 
+def item_budget(num_kv_heads: int, num_processors: int) -> int:
+    """The number of parts that all decode rows' keys are cut into, each row's rest aside."""
+    return -(-_WAVES * num_processors // num_kv_heads)
+
+
 def num_splits(num_programs: int, num_tiles: int, num_processors: int) -> int:
-    """The number of programs that share each row's keys.
+    """The number of programs that share each prefill row's keys.
 
     `num_programs` is the number without splitting, each with up to `num_tiles` tiles of keys. All
     of it follows from shapes known on the host; shorter rows leave some splits without work.

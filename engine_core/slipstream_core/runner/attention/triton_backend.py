@@ -3,17 +3,20 @@
 This module decides which kernel runs on which rows, and with which tiles, one layer at a time.
 Under Triton's interpreter (TRITON_INTERPRET=1) the same code runs on a CPU, slowly.
 
-A step is one launch to store keys and values, one for its decode rows, one for its prefill rows,
-and one more for each of the two whose keys are split over several programs. Rows are in the
-plan's order, of any length and in any blocks; nothing is gathered, sorted, padded or cleared.
+A layer is one launch to store keys and values, two for its decode rows, whose keys are dealt out to
+programs by what there is of them, and one for its prefill rows, or two where their keys are split.
+What is dealt out depends on the rows alone: a launch in the first of all layers that see as much.
+Rows are in the plan's order, of any length and in any blocks; nothing is gathered, sorted, padded
+or cleared.
 
 - Grids and splits come from shapes and from the plan on the host, so nothing waits for the device.
 - For a CUDA graph, these must be the same at each replay: the tensors of StepRows (in place; their
-  content may change), `num_decodes`, and the addresses of query, key and value. A graph of N decode
-  rows serves fewer: a padding row has kv_len 0, gives zeros and stores into the null block. Rows
-  may be as long as the block table is wide; a row's cost depends on its actual length.
-- The number of splits depends on the number of rows and the width of the table, so a row's result
-  may differ in its last bits between batches, as with any matrix product library.
+  content may change), `num_decodes`, `num_prefills`, and the addresses of query, key and value. A
+  graph of N decode rows serves fewer: a padding row has kv_len 0, gives zeros and stores into the
+  null block. Rows may be as long as the block table is wide; a row's cost depends on its actual
+  length.
+- In how many parts a row is read depends on the other rows, so its result may differ in its last
+  bits between batches, as with any matrix product library.
 """
 
 from __future__ import annotations
@@ -23,14 +26,14 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from slipstream_core.runner.attention import triton_kernels as kernels
-from slipstream_core.runner.attention.fixed_shape import DecodeColumns
+from slipstream_core.runner.attention.fixed_shape import DecodeColumns, MixedColumns
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.attention.kv_cache import LayerCache
@@ -41,6 +44,7 @@ from slipstream_core.runner.attention.tiles import (
     Tile,
     TileRule,
     decode_tile,
+    item_budget,
     num_splits,
     padded,
     prefill_tile,
@@ -55,6 +59,8 @@ _LOG2E = math.log2(math.e)
 _PROCESSORS = 132  # multiprocessors of an H100 or H200, used without a card
 _INTERPRETED_PROCESSORS = 8  # enough to split keys sometimes, few enough to stay fast
 
+_Parts = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
+
 
 def is_interpreted() -> bool:
     """Whether Triton's kernels run in its interpreter in this process."""
@@ -65,7 +71,9 @@ def is_interpreted() -> bool:
 class StepRows:
     """A step's rows and tokens as tensors on the device, decode rows first.
 
-    Decode row r has one token, token r. R may exceed the plan's rows; padding has kv_lens 0.
+    Decode row r has one token, token r. R may exceed the plan's rows; padding has kv_lens 0. With
+    `num_prefills` the host does not know how many rows decode: `num_decodes` and it are the most
+    that there can be, and a last prefill row has the padding tokens.
     """
 
     num_decodes: int
@@ -73,6 +81,8 @@ class StepRows:
     kv_lens: torch.Tensor  # [R] int32, with this step's tokens
     block_tables: torch.Tensor  # [R, widest] int32, with stride 1 within a row
     query_starts: torch.Tensor | None = None  # [R + 1] int32; None: decode rows only
+    decodes: torch.Tensor | None = None  # [1] int32: the rows that decode; None: num_decodes do
+    num_prefills: int | None = None  # None: all rows behind num_decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +144,45 @@ class TritonAttention:
 
     def of_plan(self, plan: StepPlan) -> TritonContext:
         """The context of a plan; copies its columns to the device."""
-        starts = None
+        starts = decodes = None
         if plan.num_decodes < plan.num_requests:
-            starts = np.zeros(plan.num_requests + 1, np.int32)
-            np.cumsum(plan.query_lens, out=starts[1:])
+            both = np.zeros(plan.num_requests + 2, np.int32)
+            np.cumsum(plan.query_lens, out=both[1:-1])
+            both[-1] = plan.num_decodes
+            sent = self._to(both)
+            starts, decodes = sent[:-1], sent[-1:]
         return self.context(
             StepRows(
                 plan.num_decodes,
                 self._to(plan.kv_slots),
                 self._to(plan.kv_lens),
                 self._to(np.ascontiguousarray(plan.block_tables)),
-                None if starts is None else self._to(starts),
+                starts,
+                decodes,
             )
         )
 
     def of_decode(self, layers: Sequence[LayerCache], columns: DecodeColumns) -> TritonContext:
-        """The context of decode steps whose columns stay in place; a DecodeBackend."""
+        """The context of a decode step whose columns stay in place; see FixedShapeBackend."""
         assert layers is self._layers
         num_rows = len(columns.kv_lens)
         return self.context(
             StepRows(num_rows, columns.kv_slots, columns.kv_lens, columns.block_tables)
+        )
+
+    def of_mixed(self, layers: Sequence[LayerCache], columns: MixedColumns) -> TritonContext:
+        """The context of a step with prefill rows whose columns stay in place."""
+        assert layers is self._layers
+        return self.context(
+            StepRows(
+                len(columns.kv_lens) - 1,  # the last one is padding
+                columns.kv_slots,
+                columns.kv_lens,
+                columns.block_tables,
+                columns.query_starts,
+                columns.num_decodes,
+                columns.num_prefills,
+            )
         )
 
     def compile(self, geometry: Sequence[LayerGeometry], dtype: torch.dtype) -> None:
@@ -188,15 +217,18 @@ class TritonAttention:
         )
         launches = []
         for width in (1, 1 << 16):  # one tile of keys, and a great many
-            rows = StepRows(
-                1,
-                empty(num_tokens, dtype=torch.int64),
-                empty(2, dtype=torch.int32),
-                empty(1, 1, dtype=torch.int32).expand(2, width),
-                empty(3, dtype=torch.int32),
-            )
-            _, made = self.context(rows).launches(index, *tensors, params)
-            launches.extend(made)
+            for most in (None, 1):
+                rows = StepRows(
+                    1,
+                    empty(num_tokens, dtype=torch.int64),
+                    empty(2, dtype=torch.int32),
+                    empty(1, 1, dtype=torch.int32).expand(2, width),
+                    empty(3, dtype=torch.int32),
+                    empty(1, dtype=torch.int32),
+                    most,
+                )
+                _, made = self.context(rows).launches(index, *tensors, params)
+                launches.extend(made)
         return launches
 
     def _to(self, column: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -217,10 +249,14 @@ class TritonContext:
     ) -> None:
         self._tiles = tiles
         self._layers = layers
+        if rows.query_starts is not None and rows.decodes is None:
+            decodes = rows.query_starts.new_full((1,), rows.num_decodes)
+            rows = replace(rows, decodes=decodes)
         self._rows = rows
         self._block_size = block_size
         self._processors = processors
         self._shared_limit = shared_limit
+        self._dealt: dict[_Dealt, torch.Tensor] = {}
 
     def attend(
         self,
@@ -262,14 +298,56 @@ class TritonContext:
         launches = [_store(key, value, cache, rows)]
         if rows.num_decodes > 0:
             tile = decode_tile(heads, self._shared_limit, self._tiles)
-            launches += call.over(tile, 0, rows.num_decodes, 0, rows.num_decodes, True)
-        if rows.query_starts is not None and rows.num_decodes < num_tokens:
+            dealt = _Dealt(
+                window=params.window or 0,
+                block_n=tile.block_n,
+                budget=item_budget(num_kv_heads, self._processors),
+            )
+            if dealt not in self._dealt:
+                work = self._dealt[dealt] = dealt.room(rows)
+                launches.append(dealt.launch(work, rows))
+            launches += call.decoding(tile, self._dealt[dealt])
+        has_prefills = rows.num_prefills is not None or rows.num_decodes < num_tokens
+        if rows.query_starts is not None and has_prefills:
             tile = prefill_tile(heads, self._shared_limit, self._tiles)
-            first, num_rows = rows.num_decodes, len(rows.kv_lens) - rows.num_decodes
-            tokens = num_tokens - first
-            num_tiles = tokens // tile.queries(heads.group) + num_rows
-            launches += call.over(tile, first, num_rows, first, num_tiles, False)
+            launches += call.prefilling(tile)
         return output, launches
+
+
+@dataclass(frozen=True, slots=True)
+class _Dealt:
+    """On what it depends, beside the rows, how decode rows' keys are dealt out to programs."""
+
+    window: int  # 0: all
+    block_n: int
+    budget: int
+
+    def num_items(self, rows: StepRows) -> int:
+        """The most parts that there can be."""
+        return rows.num_decodes + self.budget
+
+    def room(self, rows: StepRows) -> torch.Tensor:
+        """Room for what `deal` writes."""
+        size = 2 + rows.num_decodes + self.num_items(rows)
+        return torch.empty(size, dtype=torch.int32, device=rows.kv_lens.device)
+
+    def launch(self, work: torch.Tensor, rows: StepRows) -> Launch:
+        """Deals out the keys of all decode rows."""
+        return Launch(
+            kernels.deal,
+            (rows.num_decodes,),
+            {
+                "work": work,
+                "kv_lens": rows.kv_lens,
+                "num_decodes": None if rows.num_prefills is None else rows.decodes,
+                "num_rows": rows.num_decodes,
+                "num_items": self.num_items(rows),
+                "budget": self.budget,
+                "WINDOW": self.window,
+                "BLOCK_N": self.block_n,
+                "COUNTED": rows.num_prefills is not None,
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,52 +362,86 @@ class _Call:
     block_size: int
     processors: int
 
-    def over(
-        self, tile: Tile, first_row: int, num_rows: int, first_token: int, width: int, decode: bool
-    ) -> list[Launch]:
-        """The launches for these rows, which have at most `width` tiles of queries."""
-        num_heads, value_dim = self.output.shape[1:]
-        num_kv_heads, key_dim = self.cache.keys.shape[1:]
-        rows, params = self.rows, self.params
+    def decoding(self, tile: Tile, work: torch.Tensor) -> list[Launch]:
+        """The launches for decode rows, whose keys `work` deals out."""
+        num_rows = self.rows.num_decodes
+        num_items = len(work) - 2 - num_rows
+        num_heads = self.output.shape[1]
+        shared = self._shared(work, 1, self._parts(num_items, num_heads), decode=True)
+        attend = self._attend(shared, tile, (num_items, 1), num_rows)
+        return [attend, self._combine(shared, num_rows)]
+
+    def prefilling(self, tile: Tile) -> list[Launch]:
+        """The launches for prefill rows, whose keys are split where there are few tiles."""
+        num_heads, rows = self.output.shape[1], self.rows
+        num_kv_heads = self.cache.keys.shape[1]
+        num_tokens, most = len(self.output), rows.num_prefills
+        if most is None:
+            num_tokens -= rows.num_decodes
+            most = len(rows.kv_lens) - rows.num_decodes
+        num_tiles = num_tokens // tile.queries(num_heads // num_kv_heads) + most
         longest = rows.block_tables.shape[1] * self.block_size
-        splits = num_splits(width * num_kv_heads, -(-longest // tile.block_n), self.processors)
-        num_tokens = num_rows if decode else len(self.output) - first_token
-        parts: list[torch.Tensor | None] = [None, None, None]
+        splits = num_splits(num_tiles * num_kv_heads, -(-longest // tile.block_n), self.processors)
+        parts: _Parts = (None, None, None)
         if splits > 1:
-            partial = (num_tokens, num_heads, splits)
-            parts = [
-                self.output.new_empty(size, dtype=torch.float32)
-                for size in ((*partial, value_dim), partial, partial)
-            ]
-        scale, cap = params.scale * _LOG2E, 0.0
-        if params.softcap is not None:  # in the form that the kernel expects
-            scale, cap = 2 * scale / params.softcap, params.softcap * _LOG2E
-        shared: dict[str, object] = {
+            parts = self._parts(num_tokens, num_heads, splits)
+        shared = self._shared(None, splits, parts, decode=False)
+        attend = self._attend(shared, tile, (num_tiles, splits), len(rows.kv_lens))
+        return [attend] if splits == 1 else [attend, self._combine(shared, num_tokens)]
+
+    def _parts(self, *shape: int) -> _Parts:
+        """Room for partial results: sums of values, highest scores, sums of weights."""
+        value_dim = self.output.shape[2]
+        sums = self.output.new_empty((*shape, value_dim), dtype=torch.float32)
+        tops, totals = (self.output.new_empty(shape, dtype=torch.float32) for _ in range(2))
+        return sums, tops, totals
+
+    def _shared(
+        self, work: torch.Tensor | None, splits: int, parts: _Parts, *, decode: bool
+    ) -> dict[str, object]:
+        """What `attend` and `combine` are both given."""
+        value_dim = self.output.shape[2]
+        return {
             "output": self.output,
             "part_acc": parts[0],
             "part_top": parts[1],
             "part_total": parts[2],
-            "sinks": params.sinks,
-            "first_token": first_token,
+            "work": work,
+            "num_decodes": None if decode else self.rows.decodes,
+            "sinks": self.params.sinks,
             "num_splits": splits,
             "VALUE_DIM": value_dim,
             "VALUE_PAD": padded(value_dim),
-            "SINKS": params.sinks is not None,
+            "SINKS": self.params.sinks is not None,
+            "DECODE": decode,
         }
-        attend = Launch(
+
+    def _attend(
+        self,
+        shared: dict[str, object],
+        tile: Tile,
+        grid: tuple[int, int],
+        num_rows: int,
+    ) -> Launch:
+        num_heads = self.output.shape[1]
+        num_kv_heads, key_dim = self.cache.keys.shape[1:]
+        rows, params = self.rows, self.params
+        scale, cap = params.scale * _LOG2E, 0.0
+        if params.softcap is not None:  # in the form that the kernel expects
+            scale, cap = 2 * scale / params.softcap, params.softcap * _LOG2E
+        return Launch(
             kernels.attend,
-            (width, num_kv_heads, splits),
+            (grid[0], num_kv_heads, grid[1]),
             shared
             | {
                 "query": self.query,
                 "keys": self.cache.keys,
                 "values": self.cache.values,
                 "block_tables": rows.block_tables,
-                "query_starts": None if decode else rows.query_starts,
+                "query_starts": None if shared["DECODE"] else rows.query_starts,
                 "kv_lens": rows.kv_lens,
                 "scale": scale,
                 "cap": cap,
-                "first_row": first_row,
                 "num_rows": num_rows,
                 "table_stride": rows.block_tables.stride(0),
                 "query_token": self.query.stride(0),
@@ -344,8 +456,7 @@ class _Call:
                 "BLOCK_SIZE": self.block_size,
                 "WINDOW": params.window or 0,
                 "SOFTCAP": params.softcap is not None,
-                "DECODE": decode,
-                "SPLIT": splits > 1,
+                "SPLIT": grid[1] > 1,
                 "UPCAST": is_interpreted() and self.query.dtype == torch.bfloat16,
                 "BLOCK_M": tile.block_m,
                 "BLOCK_N": tile.block_n,
@@ -353,12 +464,13 @@ class _Call:
                 "num_stages": tile.num_stages,
             },
         )
-        if splits == 1:
-            return [attend]
-        combine = Launch(
-            kernels.combine, (num_tokens, num_heads), shared | {"MAX_SPLITS": MAX_SPLITS}
+
+    def _combine(self, shared: dict[str, object], num_tokens: int) -> Launch:
+        return Launch(
+            kernels.combine,
+            (num_tokens, self.output.shape[1]),
+            shared | {"num_tokens": len(self.output), "AT_ONCE": MAX_SPLITS},
         )
-        return [attend, combine]
 
 
 def _store(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, rows: StepRows) -> Launch:

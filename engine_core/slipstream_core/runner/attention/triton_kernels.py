@@ -1,14 +1,15 @@
 # mypy: ignore-errors
-"""Triton kernels of paged attention: attend, combine splits, store keys and values.
+"""Triton kernels of paged attention: deal out keys, attend, combine parts, store keys and values.
 
-`triton_backend` launches them as `attend`, `combine` and `store`, with pointers, strides and sizes.
+`triton_backend` launches them, with pointers, strides and sizes.
 
 One kernel attends for decode and prefill. A program has a tile of BLOCK_M rows, which are queries
 times the query heads of one key head, so a key is loaded once for all of them. It walks the row's
 keys BLOCK_N at a time with the online softmax of Flash Attention (Dao 2023, arXiv 2307.08691), and
 finds each key through the block table (Kwon et al. 2023, arXiv 2309.06180), so BLOCK_N is
-independent of BLOCK_SIZE. With SPLIT the keys of a row are shared by several programs
-(Flash-Decoding, Dao et al. 2023), whose partial results `combine` joins.
+independent of BLOCK_SIZE. The keys of a row may be shared by several programs (Flash-Decoding, Dao
+et al. 2023), whose partial results `combine` joins: a decode row's by as many as `deal` says, which
+sees all rows' lengths, and a prefill row's, with SPLIT, by equally many each.
 
 - Scores are multiplied by log2(e), for exp2; sums, maxima and the accumulator are float32.
 - A row that sees no key (padding: kv_len 0) gives zeros, not NaN.
@@ -24,6 +25,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+AT_ONCE = tl.constexpr(1024)  # rows or items that one program of `deal` looks at
 STORED_AT_ONCE = 1024  # elements that one program of `store` moves
 
 
@@ -114,14 +116,76 @@ def _tiles(
 
 
 @triton.jit(
-    do_not_specialize=["first_row", "num_rows", "first_token", "table_stride", "num_splits"],
-    do_not_specialize_on_alignment=["block_tables", "query_starts", "kv_lens"],
+    do_not_specialize=["num_rows", "num_items", "budget"],
+    do_not_specialize_on_alignment=["kv_lens", "num_decodes"],
+)
+def deal(
+    work,  # [2 + num_rows + num_items] int32
+    kv_lens,  # [num_rows] int32
+    num_decodes,  # [1] int32, with COUNTED: the rows behind are not dealt out
+    num_rows,
+    num_items,  # num_rows + budget at least
+    budget,  # programs that all rows' keys are cut for, each row's rest aside
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    COUNTED: tl.constexpr,
+):
+    """Deal out decode rows' keys in items of equal size. Grid: (num_rows,).
+
+    work[0] is the tiles of an item, work[1 + r] the first item of row r, up to and with the number
+    of items; behind them is each item's row, -1 where there is no more.
+    """
+    row = tl.program_id(0)
+    lanes = tl.arange(0, AT_ONCE)
+    real = num_rows
+    if COUNTED:
+        real = tl.load(num_decodes)
+    total = 0
+    for start in range(0, num_rows, AT_ONCE):
+        total += tl.sum(_tiles_of(kv_lens, start + lanes, real, WINDOW, BLOCK_N), 0)
+    share = tl.maximum(tl.cdiv(total, budget), 1)
+    first = 0
+    mine = 0
+    for start in range(0, num_rows, AT_ONCE):
+        rows = start + lanes
+        tiles = _tiles_of(kv_lens, rows, real, WINDOW, BLOCK_N)
+        parts = tl.where(rows < real, tl.maximum(tl.cdiv(tiles, share), 1), 0)
+        first += tl.sum(tl.where(rows < row, parts, 0), 0)
+        mine += tl.sum(tl.where(rows == row, parts, 0), 0)
+    items = work + 2 + num_rows
+    for start in range(0, mine, AT_ONCE):
+        at = start + lanes
+        tl.store(items + first + at, at * 0 + row, mask=at < mine)
+    tl.store(work + 1 + row, first)
+    if row == num_rows - 1:
+        end = first + mine
+        tl.store(work, share)
+        tl.store(work + 1 + num_rows, end)
+        for start in range(end, num_items, AT_ONCE):
+            at = start + lanes
+            tl.store(items + at, at * 0 - 1, mask=at < num_items)
+
+
+@triton.jit
+def _tiles_of(kv_lens, rows, real, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The tiles of keys that these decode rows see."""
+    lens = tl.load(kv_lens + rows, mask=rows < real, other=0)
+    if WINDOW > 0:
+        lens = lens - tl.maximum(lens - WINDOW, 0) // BLOCK_N * BLOCK_N
+    return tl.cdiv(lens, BLOCK_N)
+
+
+@triton.jit(
+    do_not_specialize=["num_rows", "table_stride", "num_splits"],
+    do_not_specialize_on_alignment=["block_tables", "query_starts", "kv_lens", "num_decodes"],
 )
 def attend(
     output,  # [T, heads, VALUE_DIM]
-    part_acc,  # [tokens, heads, num_splits, VALUE_DIM] float32, with SPLIT
-    part_top,  # [tokens, heads, num_splits] float32, with SPLIT
+    part_acc,  # [items, heads, VALUE_DIM] or [tokens, heads, num_splits, VALUE_DIM] float32
+    part_top,  # [items, heads] or [tokens, heads, num_splits] float32
     part_total,  # likewise
+    work,  # of `deal`, with DECODE
+    num_decodes,  # [1] int32, not with DECODE: the first prefill row, and token
     query,  # [T, heads, KEY_DIM]
     keys,  # [slots, kv heads, KEY_DIM]
     values,  # [slots, kv heads, VALUE_DIM]
@@ -131,9 +195,7 @@ def attend(
     sinks,  # [heads], with SINKS
     scale,
     cap,
-    first_row,
-    num_rows,
-    first_token,
+    num_rows,  # with DECODE those that `work` is for, else all
     table_stride,
     num_splits,
     query_token,
@@ -152,23 +214,32 @@ def attend(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     DECODE: tl.constexpr,  # row r has one token, token r
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr,  # of prefill rows
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid: (rows or query tiles, kv heads, splits)."""
+    """Grid: (items or query tiles, kv heads, splits)."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
     num_heads = tl.num_programs(1) * GROUP
 
     # the row and queries of this tile
+    split = tl.program_id(2)
     if DECODE:
-        row = tl.program_id(0)
+        item = tl.program_id(0)
+        row = tl.load(work + 2 + num_rows + item)
+        if row < 0:
+            return
+        split = item - tl.load(work + 1 + row)
+        num_parts = tl.load(work + 2 + row) - tl.load(work + 1 + row)
         begin = row
         query_len = 1
         first_query = 0
     else:
+        first_row = tl.load(num_decodes)
+        first_token = first_row
+        num_rows -= first_row
         # Row i has its tiles from (its first token) // BLOCK_Q + i on, which leaves room for any
         # length. The last tile comes first, as it has the most keys.
         tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -211,8 +282,11 @@ def attend(
     if WINDOW > 0:
         low_key = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
     high_key = tl.minimum(kv_len, first_position + BLOCK_Q)
-    split = tl.program_id(2)
-    if SPLIT:
+    if DECODE:
+        share = tl.load(work) * BLOCK_N
+        low_key = low_key + split * share
+        high_key = tl.minimum(high_key, low_key + share)
+    elif SPLIT:
         share = tl.cdiv(tl.cdiv(high_key - low_key, BLOCK_N), num_splits) * BLOCK_N
         low_key = low_key + split * share
         high_key = tl.minimum(high_key, low_key + share)
@@ -220,6 +294,9 @@ def attend(
     if SINKS and not SPLIT:
         top = tl.load(sinks + heads, mask=real, other=0.0).to(tl.float32) * LOG2E
         total = tl.full([BLOCK_M], 1.0, tl.float32)
+        if DECODE:  # of a row in parts, `combine` takes the sink
+            top = tl.where(num_parts > 1, -float("inf"), top)
+            total = tl.where(num_parts > 1, 0.0, total)
     else:
         top = tl.full([BLOCK_M], -float("inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -248,55 +325,102 @@ def attend(
     wanted = real[:, None] & (value_dims[None, :] < VALUE_DIM)
     if SPLIT:
         part = ((tokens - first_token) * num_heads + heads) * num_splits + split
-        tl.store(part_top + part, top, mask=real)
-        tl.store(part_total + part, total, mask=real)
-        wanted = wanted & (top > -float("inf"))[:, None]
-        tl.store(part_acc + part[:, None] * VALUE_DIM + value_dims[None, :], acc, mask=wanted)
+        _store_part(part_acc, part_top, part_total, part, acc, top, total, real, wanted, VALUE_DIM)
+    elif DECODE:
+        if num_parts > 1:
+            part = item.to(tl.int64) * num_heads + heads
+            _store_part(
+                part_acc, part_top, part_total, part, acc, top, total, real, wanted, VALUE_DIM
+            )
+        else:
+            _store_result(output, tokens * num_heads + heads, acc, total, wanted, VALUE_DIM)
     else:
-        acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-        at = output + (tokens * num_heads + heads)[:, None] * VALUE_DIM + value_dims[None, :]
-        tl.store(at, acc.to(output.dtype.element_ty), mask=wanted)
+        _store_result(output, tokens * num_heads + heads, acc, total, wanted, VALUE_DIM)
 
 
-@triton.jit(do_not_specialize=["first_token", "num_splits"])
+@triton.jit
+def _store_result(output, places, acc, total, wanted, VALUE_DIM: tl.constexpr):
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    at = output + places[:, None] * VALUE_DIM + tl.arange(0, acc.shape[1])[None, :]
+    tl.store(at, acc.to(output.dtype.element_ty), mask=wanted)
+
+
+@triton.jit
+def _store_part(
+    part_acc, part_top, part_total, part, acc, top, total, real, wanted, VALUE_DIM: tl.constexpr
+):
+    tl.store(part_top + part, top, mask=real)
+    tl.store(part_total + part, total, mask=real)
+    wanted = wanted & (top > -float("inf"))[:, None]
+    at = part_acc + part[:, None] * VALUE_DIM + tl.arange(0, acc.shape[1])[None, :]
+    tl.store(at, acc, mask=wanted)
+
+
+@triton.jit(
+    do_not_specialize=["num_tokens", "num_splits"],
+    do_not_specialize_on_alignment=["num_decodes"],
+)
 def combine(
     output,  # [T, heads, VALUE_DIM]
     part_acc,
     part_top,
     part_total,
+    work,
+    num_decodes,
     sinks,
-    first_token,
+    num_tokens,  # of the whole step
     num_splits,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
     SINKS: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
+    DECODE: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # parts
 ):
     """Join the partial results of a token's head. Grid: (tokens, heads)."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
-    splits = tl.arange(0, MAX_SPLITS)
+    if DECODE:
+        first = tl.load(work + 1 + token)
+        num_splits = tl.load(work + 2 + token) - first
+        if num_splits <= 1:
+            return
+        first = first.to(tl.int64) * num_heads + head
+        step = num_heads
+        row = token
+    else:
+        row = token + tl.load(num_decodes)
+        if row >= num_tokens:
+            return
+        first = (token * num_heads + head) * num_splits
+        step = 1
     dims = tl.arange(0, VALUE_PAD)
-    parts = (token * num_heads + head) * num_splits + splits
-    tops = tl.load(part_top + parts, mask=splits < num_splits, other=-float("inf"))
-    totals = tl.load(part_total + parts, mask=splits < num_splits, other=0.0)
-    top = tl.max(tops, 0)
+    top = -float("inf")
     if SINKS:
-        sink = tl.load(sinks + head).to(tl.float32) * LOG2E
-        top = tl.maximum(top, sink)
-    top = tl.where(top == -float("inf"), 0.0, top)
-    weights = tl.exp2(tops - top)
-    total = tl.sum(totals * weights, 0)
+        top = tl.load(sinks + head).to(tl.float32) * LOG2E
+    total = 0.0
     if SINKS:
-        total = total + tl.exp2(sink - top)
-    acc = tl.load(
-        part_acc + parts[:, None] * VALUE_DIM + dims[None, :],
-        mask=(tops > -float("inf"))[:, None] & (dims[None, :] < VALUE_DIM),
-        other=0.0,
-    )
-    joined = tl.sum(acc * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    at = output + ((token + first_token) * num_heads + head) * VALUE_DIM + dims
+        total = 1.0
+    acc = tl.zeros([VALUE_PAD], tl.float32)
+    for start in range(0, num_splits, AT_ONCE):
+        splits = start + tl.arange(0, AT_ONCE)
+        parts = first + splits * step
+        tops = tl.load(part_top + parts, mask=splits < num_splits, other=-float("inf"))
+        totals = tl.load(part_total + parts, mask=splits < num_splits, other=0.0)
+        higher = tl.maximum(top, tl.max(tops, 0))
+        level = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp2(tops - level)
+        shrink = tl.exp2(top - level)
+        total = total * shrink + tl.sum(totals * weights, 0)
+        values = tl.load(
+            part_acc + parts[:, None] * VALUE_DIM + dims[None, :],
+            mask=(tops > -float("inf"))[:, None] & (dims[None, :] < VALUE_DIM),
+            other=0.0,
+        )
+        acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+        top = higher
+    joined = acc / tl.where(total == 0.0, 1.0, total)
+    at = output + (row * num_heads + head) * VALUE_DIM + dims
     tl.store(at, joined.to(output.dtype.element_ty), mask=dims < VALUE_DIM)
 
 

@@ -1,6 +1,7 @@
-"""Decode steps over tensors that stay in place, recorded for a set of batch sizes.
+"""Steps over tensors that stay in place: decode steps by batch size, others by number of tokens.
 
-A plan is padded to the next recorded size. A step is two recordings. The forward pass is recorded
+A plan is padded to the next recorded size; `takes` says which plans are. A step is two recordings,
+and the forward of one with prefill tokens is in `mixed_forwards`. The forward pass is recorded
 once per size, whatever its rows ask for. Sampling is recorded per size and kind (greedy, drawn,
 truncated; with or without log-probabilities), as the kind depends on the requests and changes from
 step to step. One recording of both would need six times as many recordings of the forward, which
@@ -25,6 +26,7 @@ from __future__ import annotations
 import bisect
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -32,10 +34,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from slipstream_core.runner.attention.fixed_shape import DecodeBackend, DecodeColumns
+from slipstream_core.runner.attention.fixed_shape import DecodeColumns, FixedShapeBackend
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.compilation.trace import Forward
 from slipstream_core.runner.cuda.graph_capture import CAPTURE_S, Recorder, Work, record_all
+from slipstream_core.runner.cuda.mixed_forwards import MixedForwards
 from slipstream_core.runner.cuda.readback import StepReadback, fetch, packed_layout, write_logprobs
 from slipstream_core.runner.sampling.noise import row_keys
 from slipstream_core.runner.sampling.sampler import (
@@ -85,7 +88,7 @@ class DecodeGraphs:
         self,
         *,
         forward: Forward,
-        backend: DecodeBackend,
+        backend: FixedShapeBackend,
         layers: Sequence[LayerCache],
         last_token: torch.Tensor,  # [max_num_seqs + 1]; the last is the padding rows' slot
         vocab: torch.Tensor,  # arange(vocab) int32
@@ -95,6 +98,7 @@ class DecodeGraphs:
         block_size: int,
         kinds: Sequence[GraphKind] = KINDS,
         whole: WholeVocabSampler | None = None,
+        buckets: Sequence[int] = (),  # tokens of steps with prefill rows, ascending
     ) -> None:
         self._forward = forward
         self._backend = backend
@@ -125,13 +129,27 @@ class DecodeGraphs:
         }
         self._piece = torch.zeros(self._pieces[largest].size, dtype=torch.uint8, device=device)
         self._last_fetch: CopyEvent | None = None
+        self._mixed: MixedForwards | None = None
+        if buckets:
+            self._mixed = MixedForwards(
+                forward=forward,
+                backend=backend,
+                layers=layers,
+                last_token=last_token,
+                logits=self._logits,
+                copies=copies,
+                buckets=buckets,
+                table_width=width,
+                block_size=block_size,
+            )
 
     def record(self, recorder: Recorder) -> None:
         """Record as much as time allows, largest first. Raises if the device is unusable."""
         # all rows are padding: their tables and lengths are zeros
         self._staging.device_buffer.zero_()
-        total = len(self._sizes) * (1 + len(self._kinds))
-        record_all(recorder, self._work(), total, within_s=CAPTURE_S)
+        mixed = [] if self._mixed is None else self._mixed.work()
+        total = len(self._sizes) * (1 + len(self._kinds)) + len(mixed)
+        record_all(recorder, self._work(mixed), total, within_s=CAPTURE_S)
         self._recorded = sorted(self._forwards)
         if not self._recorded:
             logger.warning("no CUDA graphs are recorded: decode steps run eagerly")
@@ -139,17 +157,26 @@ class DecodeGraphs:
     def takes(self, plan: StepPlan) -> bool:
         """Whether `forward` can compute this plan."""
         num = plan.num_requests
+        if not self._recorded or np.count_nonzero(plan.samples) > self._recorded[-1]:
+            return False
+        if plan.num_decodes < num:
+            return self._mixed is not None and self._mixed.takes(plan)
         return (
-            bool(self._recorded)
-            and 0 < num == plan.num_decodes <= self._recorded[-1]
+            num > 0
             and plan.prompt is None
             and plan.block_tables.shape[1] <= self._tables.shape[1]
             and bool(plan.samples.all())
         )
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of a plan that `takes` accepts, float32 [R, vocab], until the next call."""
+        """Logits of a plan that `takes` accepts, float32 [S, vocab], until the next call."""
         num = plan.num_requests
+        if plan.num_decodes < num:
+            assert self._mixed is not None
+            logits = self._mixed.forward(plan)
+            if len(logits):
+                self._send_sampling(plan, len(logits))
+            return logits
         size = self._size_for(num)
         layout = self._layouts[size]
         num_blocks = plan.block_tables.shape[1]
@@ -167,7 +194,7 @@ class DecodeGraphs:
 
     def sample(self, plan: StepPlan) -> StepReadback | None:
         """Sample the plan whose forward ran last; None if no recorded kind covers it."""
-        size = self._size_for(plan.num_requests)
+        size = self._size_for(int(np.count_nonzero(plan.samples)))
         kind = self._kind_of(plan)
         if kind is None or (size, kind) not in self._samplers:
             return None
@@ -241,10 +268,15 @@ class DecodeGraphs:
         replay(steps)
         return time.perf_counter() - started
 
-    def _work(self) -> Iterator[tuple[str, Work, Callable[[Work], None]]]:
+    def _work(
+        self, mixed: Sequence[tuple[int, str, Work, Callable[[Work], None]]]
+    ) -> Iterator[tuple[str, Work, Callable[[Work], None]]]:
         """The work to record, largest first. A kind that failed is skipped for smaller sizes."""
-        kinds = self._kinds
+        kinds, others = self._kinds, deque(mixed)
         for size in reversed(self._sizes):
+            while others and others[0][0] >= size:
+                _, name, work, keep = others.popleft()
+                yield name, work, keep
             columns = self._layouts[size].in_device(self._staging.device_buffer)
             yield (
                 f"the forward of {size} rows",
@@ -261,17 +293,17 @@ class DecodeGraphs:
                     partial(self._samplers.__setitem__, (size, kind)),
                 )
             kinds = tuple(kind for kind in kinds if (size, kind) in self._samplers)
+        for _, name, work, keep in others:
+            yield name, work, keep
 
     def _forward_of(self, size: int, columns: dict[str, torch.Tensor]) -> Work:
-        context = self._backend(
-            self._layers,
-            DecodeColumns(
-                columns["kv_slots"], columns["kv_lens"], self._tables[:size], self._block_size
-            ),
+        at = DecodeColumns(
+            columns["kv_slots"], columns["kv_lens"], self._tables[:size], self._block_size
         )
         token_ids, gather_slots = columns["token_ids"], columns["gather_slots"]
 
         def forward() -> None:
+            context = self._backend.decode(self._layers, at)
             from_last = self._last_token[gather_slots.clamp(min=0)]
             ids = torch.where(gather_slots < 0, token_ids, from_last)
             positions = columns["positions"][None]
@@ -319,11 +351,21 @@ class DecodeGraphs:
         columns["gather_slots"][:num] = plan.gather_slots
         columns["positions"][:num] = plan.positions
         columns["kv_slots"][:num] = plan.kv_slots
-        columns["slots"][:num] = plan.slots
         columns["kv_lens"][:num] = plan.kv_lens
         for name in ("token_ids", "positions", "kv_slots", "kv_lens"):
             columns[name][num:] = 0
         columns["gather_slots"][num:] = -1
+        self._fill_sampling(plan, columns, num)
+
+    def _send_sampling(self, plan: StepPlan, num: int) -> None:
+        """Send what sampling reads of a plan whose forward has columns of its own."""
+        layout = self._layouts[self._size_for(num)]
+        self._fill_sampling(plan, layout.in_host(self._staging.open(layout.size)), num)
+        self._staging.send(layout.size)
+
+    def _fill_sampling(self, plan: StepPlan, columns: Mapping[str, AnyArray], num: int) -> None:
+        """Write what sampling reads of the `num` rows that are sampled, and padding."""
+        columns["slots"][:num] = plan.slots[plan.samples]
         columns["slots"][num:] = len(self._last_token) - 1
         if plan.all_greedy:
             return  # the columns below are only read when drawing
@@ -332,7 +374,7 @@ class DecodeGraphs:
         columns["drawn"][:num] = plan.temperatures > 0
         columns["drawn"][num:] = 0
         keys = columns["keys"].reshape(2, -1)
-        keys[:, :num] = row_keys(plan.seeds, plan.kv_lens)
+        keys[:, :num] = row_keys(plan.seeds, plan.kv_lens[plan.samples])
         keys[:, num:] = 0
         if plan.any_truncation:
             columns["top_ks"][:num] = effective_top_ks(plan, len(self._vocab))

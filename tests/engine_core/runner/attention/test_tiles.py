@@ -24,14 +24,22 @@ from slipstream_core.runner.attention.tiles import (
 
 # bytes of shared memory a program: very little; of the capabilities 8.6, 8.9 and 12.0; 8.0; 9.0
 LIMITS = (65_536, 101_376, 166_912, H100_SHARED_LIMIT)
-DIMS = st.integers(1, MAX_DIM)
-HEADS = st.builds(
+SIZES = st.sampled_from([2, 4])
+NARROW = st.builds(
     Heads,
     group=st.integers(1, MAX_GROUP),
-    key_dim=DIMS,
-    value_dim=DIMS,
-    itemsize=st.sampled_from([2, 4]),
+    key_dim=st.integers(1, 256),
+    value_dim=st.integers(1, 256),
+    itemsize=SIZES,
 )
+WIDE = st.builds(
+    Heads,
+    group=st.integers(1, 32),
+    key_dim=st.integers(257, MAX_DIM),
+    value_dim=st.integers(1, MAX_DIM),
+    itemsize=SIZES,
+)
+HEADS = NARROW | WIDE
 
 
 @given(HEADS, st.sampled_from(LIMITS))
@@ -53,19 +61,23 @@ def test_a_tile_holds_the_whole_group_and_what_the_matrix_units_take(
 def test_what_is_supported(heads: Heads, limit: int) -> None:
     """All of it on an H100 and an A100; elsewhere all but very many wide heads to a key head."""
     most = 64 if heads.itemsize == 2 or limit > 65_536 else 32
-    if limit >= 166_912 or heads.group <= most:
+    is_wide = max(heads.key_dim, heads.value_dim) > 256
+    if limit >= 166_912 or (heads.group <= most and not is_wide):
+        assert supports(heads, limit)
+    if is_wide and limit >= 101_376 and heads.itemsize == 2:
         assert supports(heads, limit)
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_what_is_too_large_is_not_supported(limit: int) -> None:
     assert not supports(heads(group=MAX_GROUP + 1), limit)
+    assert not supports(heads(group=33, key_dim=257), limit)
     assert not supports(heads(key_dim=MAX_DIM + 1), limit)
     assert not supports(heads(value_dim=MAX_DIM + 1), limit)
 
 
 def test_what_no_tile_of_fits_is_not_supported() -> None:
-    widest = heads(group=MAX_GROUP, key_dim=MAX_DIM, value_dim=MAX_DIM)
+    widest = heads(group=MAX_GROUP, key_dim=256, value_dim=256)
     assert supports(widest, 166_912)
     assert not supports(widest, 101_376)
 
@@ -90,6 +102,7 @@ def test_where_there_is_as_much_as_on_an_h100_tiles_are_those_that_were_chosen_f
         (heads(1, 192, 128), Tile(16, 32, 4, 5), Tile(128, 32, 8, 5)),
         (heads(2, 256, 256), Tile(16, 32, 4, 5), Tile(64, 32, 8, 5)),
         (heads(128, 256, 256), Tile(128, 32, 8, 5), Tile(128, 32, 8, 5)),
+        (heads(8, 512, 512), Tile(16, 32, 4, 5), Tile(32, 32, 8, 5)),
         (heads(4, 128, 128, 4), Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
         (heads(128, 256, 256, 4), Tile(128, 16, 8, 2), Tile(128, 16, 8, 2)),
     ],

@@ -31,6 +31,7 @@ from tests.helpers.torch_driver import (
     save_model,
 )
 
+from slipstream_core.runner.cuda import mixed_forwards
 from slipstream_core.runner.cuda.decode_graphs import KINDS, DecodeGraphs
 from slipstream_core.runner.cuda.graph_capture import (
     Recorder,
@@ -38,10 +39,12 @@ from slipstream_core.runner.cuda.graph_capture import (
     batch_sizes,
     record_all,
 )
+from slipstream_core.runner.cuda.mixed_forwards import MixedForwards, token_buckets
 from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.model.loader import LoadedModel, load_model
 from slipstream_core.runner.sampling import sampler
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.step.plan import StepPlan
 
 MakeRunner = Callable[..., TorchRunner]
 
@@ -65,7 +68,9 @@ def expected(folder: Path) -> list[list[int]]:
 def make(model: LoadedModel) -> Iterator[MakeRunner]:
     made: list[TorchRunner] = []
 
-    def make(sizes: Sequence[int] = (), recorder: Recorder | None = None) -> TorchRunner:
+    def make(
+        sizes: Sequence[int] = (), recorder: Recorder | None = None, buckets: Sequence[int] = ()
+    ) -> TorchRunner:
         runner = TorchRunner(
             model,
             num_blocks=400,
@@ -74,6 +79,7 @@ def make(model: LoadedModel) -> Iterator[MakeRunner]:
             threads=1,
             native=False,
             graph_sizes=sizes,
+            token_buckets=buckets,
             copies=HostCopies(),
             recorder=recorder,
         )
@@ -164,11 +170,119 @@ def test_kept_sets_beyond_the_candidates(
     assert (temperature < 1) in found
 
 
-@pytest.mark.parametrize("rubbish", [torch.nan, torch.inf])
-def test_what_others_left_in_the_cache_never_shows(
-    make: MakeRunner, expected: list[list[int]], rubbish: float
+@pytest.fixture
+def mixed(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """The plans whose forward with prefill tokens was recorded."""
+    found: list[StepPlan] = []
+    forward = MixedForwards.forward
+
+    def noted(self: MixedForwards, plan: StepPlan) -> torch.Tensor:
+        found.append(plan)
+        return forward(self, plan)
+
+    monkeypatch.setattr(MixedForwards, "forward", noted)
+    return found
+
+
+@pytest.mark.parametrize("buckets", [(16, 32), (32,), (8, 16, 64)], ids=str)
+@pytest.mark.parametrize(("budget", "depth"), [(9, 1), (32, 0), (31, 2)])
+def test_arrivals_are_recorded(
+    make: MakeRunner,
+    expected: list[list[int]],
+    mixed: list[StepPlan],
+    monkeypatch: pytest.MonkeyPatch,
+    buckets: tuple[int, ...],
+    budget: int,
+    depth: int,
 ) -> None:
-    runner = make((1, 4, 16), OpRecorder())
+    runner = make((1, 4, 16), OpRecorder(), buckets)
+    eager: list[StepPlan] = []
+    forward = runner._forward
+    monkeypatch.setattr(runner, "_forward", lambda plan: (eager.append(plan), forward(plan))[1])
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    driver = Driver(runner, budget=budget, depth=depth, seed=budget)
+    driver.run(requests)
+    assert [r.output for r in requests] == expected
+    assert not eager
+    assert driver.num_mixed > 0
+    assert any(plan.num_decodes for plan in mixed)
+    if budget < 10:
+        assert any(not plan.samples.any() for plan in mixed), "a chunk that samples nothing"
+
+
+def test_arrivals_with_samples_and_log_probabilities(
+    make: MakeRunner, mixed: list[StepPlan]
+) -> None:
+    outputs, logprobs = [], []
+    for runner in (make(), make((2, 8), OpRecorder(), (16, 64))):
+        requests = mixed_requests()
+        Driver(runner, budget=60, seed=5).run(requests)
+        outputs.append([r.output for r in requests])
+        logprobs.append([[ids for _, ids, _ in r.logprobs] for r in requests])
+    assert outputs[0] == outputs[1]
+    assert logprobs[0] == logprobs[1]
+    assert any(plan.samples.any() and not plan.all_greedy for plan in mixed)
+
+
+def test_steps_beyond_what_is_recorded_run_eagerly(
+    make: MakeRunner, expected: list[list[int]], mixed: list[StepPlan]
+) -> None:
+    """More tokens than the largest bucket, more rows than the largest batch, more prefills."""
+    runner = make((4,), OpRecorder(), (16,))
+    requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
+    Driver(runner, budget=1000).run(requests, arrivals_per_step=3)
+    assert [r.output for r in requests] == expected
+    assert all(plan.num_tokens <= 16 and plan.num_requests <= 4 for plan in mixed)
+    graphs = runner._graphs
+    assert graphs is not None
+
+    def takes(rows: int, tokens: int) -> bool:
+        plan = largest_plan(rows, tokens, max_model_len=64, block_size=BLOCK, vocab_size=199)
+        return graphs.takes(plan)
+
+    assert takes(1, 16)
+    assert takes(4, 16)
+    assert not takes(1, 17)
+    assert not takes(5, 16)
+    prefills = largest_plan(1, 12, max_model_len=4, block_size=BLOCK, vocab_size=199)
+    assert prefills.num_requests - prefills.num_decodes == 3
+    assert graphs.takes(prefills)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mixed_forwards, "MAX_PREFILLS", 2)
+        assert not graphs.takes(prefills)
+
+
+def test_padding_writes_to_the_null_block_alone(make: MakeRunner, mixed: list[StepPlan]) -> None:
+    runner = make((4,), OpRecorder(), (64,))
+    known = 0.5
+    for layer in runner._layers:
+        for cache in (layer.keys, layer.values):
+            cache.fill_(known)
+    requests = [Request(prompt, 6) for prompt in PROMPTS[:4]]
+    Driver(runner, budget=30).run(requests)
+    assert len(mixed) > 2
+    blocks = {0, *(block for request in requests for block in request.table)}
+    slots = torch.tensor(sorted(blocks))[:, None] * BLOCK + torch.arange(BLOCK)
+    for layer in runner._layers:
+        for cache in (layer.keys, layer.values):
+            others = torch.ones(len(cache), dtype=torch.bool)
+            others[slots.flatten()] = False
+            assert (cache[others] == known).all()
+
+
+def test_token_buckets() -> None:
+    assert token_buckets(8192) == (16, 32, 64, 128, 256, 512)
+    assert token_buckets(512) == (16, 32, 64, 128, 256, 512)
+    assert token_buckets(100) == (16, 32, 64, 128)
+    assert token_buckets(1) == (16,)
+
+
+@pytest.mark.parametrize("rubbish", [torch.nan, torch.inf])
+@pytest.mark.parametrize("buckets", [(), (16, 32)], ids=str)
+def test_what_others_left_in_the_cache_never_shows(
+    make: MakeRunner, expected: list[list[int]], rubbish: float, buckets: tuple[int, ...]
+) -> None:
+    runner = make((1, 4, 16), OpRecorder(), buckets)
     for layer in runner._layers:
         for blocks in (layer.key_blocks, layer.value_blocks):
             blocks[1:] = rubbish  # all but the null block

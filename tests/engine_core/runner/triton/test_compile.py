@@ -34,14 +34,33 @@ from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
 from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
-from slipstream_core.runner.attention.triton_kernels import attend, combine, store
-from slipstream_core.runner.cuda.forward_kernels import rms_norm, rotate, silu_mul
+from slipstream_core.runner.attention.triton_kernels import attend, combine, deal, store
+from slipstream_core.runner.compilation.expert_patterns import RouteForm
+from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
+from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
+    combination_arguments,
     gate_arguments,
+    layer_norm_arguments,
     norm_arguments,
+    order_arguments,
     rotation_arguments,
+    route_arguments,
 )
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
+
+FORWARD = [
+    getattr(forward_kernels, name)
+    for name in (
+        "rms_norm",
+        "add_layer_norm",
+        "gate_mul",
+        "rotate",
+        "route",
+        "order_experts",
+        "combine_experts",
+    )
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +74,7 @@ def for_sm90(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def set_active(driver: TargetDriver) -> None:
     """Kernels remember for which card they were compiled last."""
     triton.runtime.driver.set_active(driver)
-    for kernel in (attend, combine, store, rms_norm, silu_mul, rotate):
+    for kernel in (attend, combine, deal, store, *FORWARD):
         kernel.device_caches.clear()
 
 
@@ -83,6 +102,7 @@ LAYERS = {
     "80 wide": layer(32, 32, 80),
     "StarCoder, one key head": layer(48, 1, 128),
     "one key head for 128": layer(128, 1, 256),
+    "512 wide": layer(16, 2, 512),
     "small": layer(4, 2, 16),
 }
 CASES = [(torch.bfloat16, name) for name in LAYERS]
@@ -110,10 +130,12 @@ def test_fits(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
     layers = kv_cache.allocate([geometry], num_blocks=2, block_size=16, dtype=dtype, device=device)
     attention = TritonAttention(layers, block_size=16, device=device)
     launches = attention.every_launch(0, geometry, dtype)
-    names = [launch.kernel.__name__ for launch in launches]
-    assert names.count("attend") == 4  # decode and prefill, whole and split
+    forms = {launch.compile().hash: launch for launch in launches}
+    names = [launch.kernel.__name__ for launch in forms.values()]
+    assert names.count("attend") == 3  # decode, and prefill, whole and split
     assert names.count("combine") == 2
-    for launch in launches:
+    assert names.count("deal") == 2  # where the host knows how many rows decode, or not
+    for launch in forms.values():
         used = resources(launch.compile(), tmp_path)
         tile = {n: launch.arguments.get(n) for n in ("DECODE", "SPLIT", "BLOCK_M", "BLOCK_N")}
         print(name, dtype, launch.kernel.__name__, tile, used)
@@ -134,7 +156,9 @@ def most_shared(launch: Launch, layer: LayerGeometry, dtype: torch.dtype) -> int
     return shared_bytes(Tile(*sizes, *layout), heads)
 
 
-@pytest.mark.parametrize("name", ["Gemma 2 9B", "one key head for 128", "DeepSeek V3", "small"])
+@pytest.mark.parametrize(
+    "name", ["Gemma 2 9B", "one key head for 128", "DeepSeek V3", "512 wide", "small"]
+)
 @pytest.mark.parametrize(
     ("capability", "limit", "dtype"),
     [
@@ -176,27 +200,60 @@ def test_draws_fit(vocab_size: int, tmp_path: Path) -> None:
         for each in (80, 89, 90, 100, 120)
     ],
 )
-def test_norms_and_gates_fit(capability: int, tmp_path: Path) -> None:
+def test_forwards_kernels_fit(capability: int, tmp_path: Path) -> None:
     set_active(TargetDriver(capability))
-    for num in (64, 128, 1024, 2880, 4096, 8192, 16384):
-        weight = torch.empty(num, dtype=torch.bfloat16)
-        x, more, total, output = (weight.expand(2, 1, num).transpose(0, 1) for _ in range(4))
-        found = [
-            rms_norm.warmup(
-                grid=(1,),
-                **norm_arguments(output, total, x, more if adds else None, weight, 1e-6, *kind),
+    compiled = [
+        (name, getattr(forward_kernels, name).warmup(grid=(1,), **arguments))
+        for name, arguments in every_argument()
+    ]
+    for name, kernel in compiled:
+        used = resources(kernel, tmp_path)
+        assert used["spills"] == 0, (name, used)
+        assert used["shared"] <= 2048, (name, used)
+
+
+def every_argument() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Kernels of forwards, with arguments as large models have them."""
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.bfloat16)
+
+    for num in (64, 1024, 2880, 8192, 16384):
+        x, more, total, output = (half(1, 2, num) for _ in range(4))
+        for adds in (False, True):
+            for kind in ((True, False), (False, False), (False, True)):
+                added = more if adds else None
+                yield "rms_norm", norm_arguments(output, total, x, added, half(num), 1e-6, *kind)
+        yield (
+            "add_layer_norm",
+            layer_norm_arguments(output, total, x, more, half(num), half(num), 1e-5),
+        )
+        for kind_of_gate in ("silu", "gelu", "tanh gelu"):
+            yield "gate_mul", gate_arguments(kind_of_gate, output, x, more)
+    for dim, width in ((64, 64), (128, 128), (96, 48), (256, 256)):
+        both = [half(1, heads, 2, dim) for heads in (4, 2)]
+        outputs = [half(2, heads, dim) for heads in (4, 2)]
+        angles = [half(1, 2, width) for _ in range(2)]
+        for norm in (None, NormForm(1e-6, True, False)):
+            weights = [None, None] if norm is None else [half(dim), half(dim)]
+            for interleaved, by_pair, wide in ((False, False, False), (True, True, True)):
+                form = RopeForm(width, interleaved, by_pair, wide)
+                yield "rotate", rotation_arguments(outputs, both, weights, angles, form, norm)
+    for experts, chosen in ((8, 2), (128, 8), (256, 8), (32, 4)):
+        ids = torch.empty((2, chosen), dtype=torch.int64)
+        weights_of = half(2, chosen)
+        for scores, weighs in (("softmax", "sum"), ("sigmoid", "sum"), ("logits", "softmax")):
+            bias = half(experts) if scores == "sigmoid" else None
+            form_of = RouteForm(chosen, scores, weighs, 1.0)
+            yield "route", route_arguments(weights_of, ids, half(2, experts), bias, form_of)
+        flat = [ids.view(-1) for _ in range(4)]
+        yield "order_experts", order_arguments(flat, ids.view(-1).int(), ids)
+        for added_bias in (None, half(experts, 2880)):
+            rows, out = half(2 * chosen, 2880), half(2, 2880)
+            yield (
+                "combine_experts",
+                combination_arguments(out, rows, weights_of, ids.view(-1), ids, added_bias),
             )
-            for adds in (False, True)
-            for kind in ((True, False), (False, False), (False, True))
-        ]
-        found.append(silu_mul.warmup(grid=(1,), **gate_arguments(output, x, more)))
-        if num <= 256:  # a head's
-            heads = x[:, None]
-            found.append(rotate.warmup(grid=(1,), **rotation_arguments(output, heads, x, more)))
-        for compiled in found:
-            used = resources(compiled, tmp_path)
-            assert used["spills"] == 0, (num, used)
-            assert used["shared"] <= 1024, (num, used)
 
 
 STEPS: list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = [
@@ -218,7 +275,7 @@ def test_no_step_compiles_what_was_not_compiled_at_the_start() -> None:
         if not known:
             launches = attention.every_launch(0, case.geometry(), torch.bfloat16)
             known = {launch.compile().hash for launch in launches}
-            assert len(known) == 6  # store, combine, and four that attend
+            assert len(known) == 8  # store, deal and combine twice, and three that attend
         rows = StepRows(
             scene.num_decodes,
             scene.kv_slots,

@@ -17,6 +17,8 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
+import triton.language as tl
+
 from slipstream_bench.gpu_check.reference_cases import (
     LIMITS,
     AttentionCase,
@@ -26,7 +28,7 @@ from slipstream_bench.gpu_check.reference_cases import (
     make_scene,
     relative_error,
 )
-from slipstream_core.runner.attention import kv_cache
+from slipstream_core.runner.attention import kv_cache, triton_kernels
 from slipstream_core.runner.attention.backend_choice import triton_attention
 from slipstream_core.runner.attention.triton_backend import StepRows, TritonAttention
 
@@ -48,6 +50,15 @@ def test_equals_float64(case: AttentionCase, dtype: torch.dtype) -> None:
     error = check_case(case, DEVICE, dtype)
     print(f"{error:.1e}")
     assert error < LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_heads_of_512(dtype: torch.dtype) -> None:
+    """As of Gemma 4's layers without a window."""
+    case = AttentionCase(
+        name="", key_dim=512, value_dim=512, decodes=(1, 70), chunks=((0, 19), (20, 7)), group=4
+    )
+    assert check_case(case, DEVICE, dtype) < LIMITS[dtype]
 
 
 CASES = st.builds(
@@ -109,7 +120,7 @@ def test_launches_made_once_serve_other_rows() -> None:
     output, launches = attention.context(rows_of(fixed)).launches(
         0, fixed.query, fixed.key, fixed.value, fixed.params
     )
-    assert len(launches) == 3, "keys are split"
+    assert len(launches) == 4, "store, deal, attend, combine"
     for seed, decodes in enumerate([(300, 1, 40, 64), (5, 200, 0, 0), (0, 0, 0, 0), (17, 16, 15)]):
         lens = (*decodes, *[0] * (4 - len(decodes)))
         small = AttentionCase(name="", decodes=lens, num_kv_heads=1, seed=seed)
@@ -129,6 +140,100 @@ def test_launches_made_once_serve_other_rows() -> None:
         for launch in launches:
             launch.run()
         assert relative_error(output, scene.expected) < 1e-4, lens
+
+
+def dealt(
+    lens: list[int], *, budget: int, window: int = 0, decodes: int | None = None
+) -> tuple[int, list[list[int]]]:
+    """The tiles of 16 keys to an item, and each row's items."""
+    num_rows = len(lens)
+    num_items = num_rows + budget
+    work = torch.full((2 + num_rows + num_items,), 99, dtype=torch.int32, device=DEVICE)
+    triton_kernels.deal[(num_rows,)](
+        work,
+        torch.tensor(lens, dtype=torch.int32, device=DEVICE),
+        None if decodes is None else torch.tensor([decodes], dtype=torch.int32, device=DEVICE),
+        num_rows,
+        num_items,
+        budget,
+        WINDOW=window,
+        BLOCK_N=16,
+        COUNTED=decodes is not None,
+    )
+    share, *firsts = work[: 2 + num_rows].tolist()
+    rows = work[2 + num_rows :].tolist()
+    assert rows[firsts[-1] :] == [-1] * (num_items - firsts[-1])
+    items = [list(range(*firsts[row : row + 2])) for row in range(num_rows)]
+    assert [row for row in range(num_rows) for _ in items[row]] == rows[: firsts[-1]]
+    return share, items
+
+
+@given(
+    lens=st.lists(st.integers(0, 5000), min_size=1, max_size=9),
+    budget=st.integers(1, 40),
+    window=st.sampled_from([0, 1, 40, 700]),
+    hidden=st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=15)
+def test_keys_are_dealt_out_by_what_there_is(
+    lens: list[int], budget: int, window: int, hidden: int
+) -> None:
+    decodes = max(0, len(lens) - hidden)
+    share, items = dealt(lens, budget=budget, window=window, decodes=decodes)
+    tiles = []
+    for num in lens[:decodes]:
+        low = max(num - window, 0) // 16 * 16 if window else 0
+        tiles.append(-(-(num - low) // 16))
+    assert share == max(1, -(-sum(tiles) // budget))
+    assert [len(each) for each in items[:decodes]] == [max(1, -(-it // share)) for it in tiles]
+    assert all(not each for each in items[decodes:])
+
+
+def test_one_long_row_among_short_ones_is_read_by_many() -> None:
+    """And the short ones by no more than they need."""
+    _, items = dealt([*[300] * 20, 100_000, *[300] * 11], budget=33)
+    assert len(items[20]) > 28
+    assert {len(each) for row, each in enumerate(items) if row != 20} == {1}
+
+
+@pytest.mark.skipif(not IS_INTERPRETED, reason="a compiled kernel looks at 1,024 rows at once")
+def test_more_rows_and_items_than_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_kernels, "AT_ONCE", tl.constexpr(4))
+    lens = [160, 16, 0, 160, 16, 3200, 1, 160, 160]
+    _, items = dealt(lens, budget=243)
+    assert [len(each) for each in items] == [10, 1, 1, 10, 1, 200, 1, 10, 10]
+
+
+@pytest.mark.parametrize("decodes", [(), (1, 45), (700, 3, 90)], ids=str)
+@pytest.mark.parametrize("chunks", [((0, 5), (30, 21)), ((500, 9),)], ids=str)
+@pytest.mark.parametrize("spare", [0, 3])
+def test_rows_that_are_counted_on_the_device(
+    decodes: tuple[int, ...], chunks: tuple[tuple[int, int], ...], spare: int
+) -> None:
+    """As in a recorded step: padded to its most rows and tokens, any of which may decode."""
+    case = AttentionCase(name="", decodes=decodes, chunks=chunks, num_kv_heads=1, window=None)
+    scene = make_scene(case, DEVICE, torch.float32)
+    num, tokens = len(scene.kv_lens), len(scene.query)
+    size, most = tokens + 5 * spare, num + spare
+
+    def padded(tensor: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
+        more = tensor.new_full((length - len(tensor), *tensor.shape[1:]), value)
+        return torch.cat([tensor, more])
+
+    rows = StepRows(
+        most,
+        padded(scene.kv_slots, size),
+        padded(scene.kv_lens, most + 1),
+        padded(scene.block_tables, most + 1),
+        padded(scene.query_starts, most + 2, size),
+        torch.tensor([scene.num_decodes], dtype=torch.int32, device=DEVICE),
+        len(chunks) + 1,
+    )
+    attention = TritonAttention([scene.layer], block_size=16, device=DEVICE)
+    given = (padded(tensor, size) for tensor in (scene.query, scene.key, scene.value))
+    output = attention.context(rows).attend(0, *given, scene.params)
+    assert relative_error(output[:tokens], scene.expected) < 1e-4
+    assert (output[tokens:] == 0).all()
 
 
 def test_what_is_launched_hangs_on_nothing_that_is_on_the_device() -> None:
@@ -169,6 +274,6 @@ def test_a_model_with_larger_heads_is_left_to_torch() -> None:
             [geometry], layers, block_size=4, dtype=torch.float32, device=DEVICE, model="it"
         )
 
-    assert chosen(key_dim=256) is not None
-    assert chosen(key_dim=257) is None
+    assert chosen(key_dim=512) is not None
+    assert chosen(key_dim=513) is None
     assert chosen(group=129, num_kv_heads=1) is None

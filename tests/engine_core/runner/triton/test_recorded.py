@@ -27,8 +27,12 @@ from slipstream_core.step.plan import StepPlan
 NUM_TOKENS = 6
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral"])
-def test_equals_generate(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "buckets"), [("llama", ()), ("mistral", ()), ("llama", (16, 32)), ("mistral", (32,))]
+)
+def test_equals_generate(
+    kind: str, buckets: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     taken = []
     forward = DecodeGraphs.forward
 
@@ -47,9 +51,13 @@ def test_equals_generate(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         max_num_seqs=16,
         threads=1,
         graph_sizes=(1, 4),
+        token_buckets=buckets,
         copies=HostCopies(),
         recorder=HostRecorder(),
     )
+    eager: list[StepPlan] = []
+    as_it_comes = runner._forward
+    monkeypatch.setattr(runner, "_forward", lambda plan: (eager.append(plan), as_it_comes(plan))[1])
     requests = [Request(prompt, NUM_TOKENS - n) for n, prompt in enumerate(prompts)]
     Driver(runner, budget=32).run(requests)
     caches = [weakref.ref(layer.keys) for layer in runner._layers]
@@ -60,6 +68,7 @@ def test_equals_generate(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         tokens[: NUM_TOKENS - n] for n, tokens in enumerate(expected)
     ]
     assert 3 in taken  # padded to 4
+    assert bool(eager) == (not buckets), "prefills are recorded too"
 
 
 def test_draws_as_torchs_operators_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
