@@ -17,7 +17,7 @@ import zmq
 
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.factory import import_runner, load_runner
+from slipstream_core.runner.factory import import_runner, load_runner, settled
 from slipstream_core.runner.load_error import NoRoomError
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
@@ -56,6 +56,7 @@ def main() -> int:
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
+        config = settled(config)
         core = assemble_core(config, load_runner(config), context, poller)
     except NoRoomError as error:
         report(Status(error=str(error)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 from contextlib import closing
 from functools import partial
 
@@ -28,6 +29,10 @@ from slipstream_ipc.telemetry.trace import open_tracer
 
 logger = logging.getLogger(__name__)
 
+# How long a thread on a card may hold the GIL while another wants it, in seconds. By default 5 ms:
+# several steps of a small model, for which the thread that enqueues them would wait.
+_SWITCH_S = 0.0002
+
 
 def load_runner(config: CoreConfig) -> TorchRunner:
     """Load the model and size its cache. Raises ModelLoadError.
@@ -38,6 +43,8 @@ def load_runner(config: CoreConfig) -> TorchRunner:
     """
     threads = config.threads or num_cores()
     torch.set_num_threads(1)
+    if config.device != "cpu" and torch.cuda.is_available():
+        sys.setswitchinterval(_SWITCH_S)
     free_before = free_before_loading(config)
     model = load_model(
         config.model,
@@ -54,6 +61,7 @@ def load_runner(config: CoreConfig) -> TorchRunner:
         max_num_seqs=config.max_num_seqs,
         threads=threads,
         native=config.native,
+        attention_backend=config.attention_backend,
     )
 
     sizes = graph_sizes(model, config)

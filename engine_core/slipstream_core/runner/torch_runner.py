@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.backend_choice import triton_attention
+from slipstream_core.runner.attention.backend_choice import AttentionBackend, triton_attention
 from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.fixed_shape import DecodeBackend, FixedShapeDecode
 from slipstream_core.runner.attention.interface import AttentionContext
@@ -81,6 +81,7 @@ class TorchRunner:
         threads: int | None = None,
         tracer: Tracer | None = None,
         native: bool = True,
+        attention_backend: AttentionBackend = "auto",
         packs: bool = True,
         graph_sizes: Sequence[int] = (),
         copies: Copies | None = None,
@@ -89,9 +90,10 @@ class TorchRunner:
         """Allocate the cache, compile the kernels and record decode steps.
 
         `tracer` is used by the device's thread only. Without `native`, torch's operators replace
-        our kernels; without `packs`, weights stay laid out as loaded. `graph_sizes` are the numbers
-        of rows whose decode steps are recorded. `copies` and `recorder` replace a card's in tests;
-        given `copies`, a CPU takes the same path as a card. Raises ModelLoadError.
+        our kernels; `attention_backend` is what attends. Without `packs`, weights stay laid out as
+        loaded. `graph_sizes` are the numbers of rows whose decode steps are recorded. `copies` and
+        `recorder` replace a card's in tests; given `copies`, a CPU takes the same path as a card.
+        Raises ModelLoadError.
         """
         if num_blocks < 2:
             raise ModelLoadError(
@@ -127,7 +129,7 @@ class TorchRunner:
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_plain = model.device.type == "cpu" and model.dtype == torch.float32
         self._triton = None
-        if native:
+        if native or attention_backend == "triton":
             self._triton = triton_attention(
                 model.geometry,
                 self._layers,
@@ -135,11 +137,13 @@ class TorchRunner:
                 dtype=model.dtype,
                 device=model.device,
                 model=model.name,
+                wanted=attention_backend,
             )
         self._whole = None
         if native:
             self._whole = whole_vocab_sampler(model.vocab_size, model.device, model=model.name)
-        self._kernels = kernels() if native and is_plain and self._triton is None else None
+        has_kernels = native and attention_backend != "torch" and self._triton is None
+        self._kernels = kernels() if has_kernels and is_plain else None
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
@@ -260,7 +264,16 @@ class TorchRunner:
             block_size=self._block_size,
             whole=self._whole,
         )
+        free = self._free_bytes()
         self._graphs.record(recorder or CudaRecorder(self._device))
+        if free is not None and (left := self._free_bytes()) is not None:
+            logger.info("recorded steps take %.2f GiB of the card", (free - left) / 2**30)
+
+    def _free_bytes(self) -> int | None:
+        """Free memory of the card; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def _decode_backend(self) -> DecodeBackend | None:
         """Attention for recorded steps; None where recording them does not pay."""
