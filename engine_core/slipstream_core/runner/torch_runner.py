@@ -263,6 +263,7 @@ class TorchRunner:
             max_blocks=-(-self.info.max_model_len // self._block_size),
             block_size=self._block_size,
             whole=self._whole,
+            logits_processors=self._logits_processors,
         )
         free = self._free_bytes()
         self._graphs.record(recorder or CudaRecorder(self._device))
@@ -319,9 +320,9 @@ class TorchRunner:
             if self._copies is None:
                 return replace(nothing, prompt=tuple(map(arrived, prompt)))
             return EndedStep(nothing, self._copies.record(), prompt)
-        if graphs is not None and (sampled := graphs.sample(plan)) is not None:
-            return sampled
         masks = self._masks_of(plan) if plan.awaits_masks else None
+        if graphs is not None and (sampled := graphs.sample(plan, masks)) is not None:
+            return sampled
         logits, constraints = logits.float(), plan.constraints
         allowed = (
             None if constraints is None else self._logits_processors.apply(logits, constraints)
