@@ -16,6 +16,10 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
     memory that this core may use in all; `num_blocks` overrides both (tests).
     `touches_cache` takes the memory of a CPU's cache, and of prompts, before the first request.
+    `card_defaults` names those of `max_num_seqs` and `max_num_batched_tokens` that nobody set: a
+    large card replaces them (runner/card_defaults).
+    `attention_backend` is what attends: Triton's kernels, which need a card, or torch's operators;
+    auto takes the first where they can serve.
     `enforce_eager` disables CUDA graphs; `cuda_graph_sizes` are the batch sizes to capture (empty:
     see `batch_sizes` in runner/cuda/graph_capture).
     `enable_prefix_caching` lets requests with equal prefixes share blocks.
@@ -69,6 +73,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     predecessor_ended_s: Annotated[float, Meta(ge=0)] = 0.0
     gpu_memory_utilization: Annotated[float, Meta(gt=0, lt=1)] = 0.9
     enable_prefix_caching: bool = True
+    card_defaults: tuple[Literal["max_num_seqs", "max_num_batched_tokens"], ...] = ()
+    attention_backend: Literal["auto", "triton", "torch"] = "auto"
     enforce_eager: bool = False
     cuda_graph_sizes: Annotated[tuple[Positive, ...], Meta(max_length=1024)] = ()
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1

@@ -18,7 +18,7 @@ import zmq
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.processes import Ranks
-from slipstream_core.runner.factory import import_runner, load_runner
+from slipstream_core.runner.factory import import_runner, load_runner, settled
 from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.messages import Status
@@ -62,6 +62,7 @@ def main() -> int:
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
+        config = settled(config)
         core = assemble_core(config, _load(config, ranks), context, poller)
     except (ValueError, MemoryError) as error:
         report(load_status(config.model, error))

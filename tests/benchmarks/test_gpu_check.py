@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -210,6 +211,14 @@ def test_dry_run_of_tiles(tmp_path: Path) -> None:
         assert rows[-1]["skipped"] == "Triton is not installed"
 
 
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is not None, reason="it is there")
+def test_dry_run_of_sanitizer(tmp_path: Path) -> None:
+    """The cases themselves: tests/engine_core/runner/triton."""
+    rows = rows_of("sanitizer", tmp_path)
+    assert [row["case"] for row in rows[-2:]] == ["memcheck", "racecheck"]
+    assert {row["skipped"] for row in rows[-2:]} == {"there is no compute-sanitizer on the PATH"}
+
+
 def test_the_largest_load_fits_the_reference_card() -> None:
     """Qwen3-0.6B at 1,024 requests of 1,024 tokens and 32 more, with 139 GiB in all. The step's
     and the graphs' share is worked out from their tensors: nobody has measured it yet."""
@@ -303,7 +312,7 @@ def test_a_section_that_fails_stops_no_other_and_is_told(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["speed"], "no part 'speed'; there are exactness, decode, census, tiles, steady, prefill"),
+        (["speed"], f"no part 'speed'; there are {', '.join(PARTS)}"),
         (["prefill", "--sections", "overlap"], "no section 'overlap'; there are bench gc"),
     ],
 )

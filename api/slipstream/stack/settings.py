@@ -192,13 +192,21 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = False
     max_num_seqs: Annotated[
-        int, Meta(ge=1), _about(SCHEDULING, "maximum number of requests that run at the same time")
-    ] = 256
+        Annotated[int, Meta(ge=1)] | None,
+        _about(
+            SCHEDULING,
+            "maximum number of requests that run at the same time (default: 256; 1024 on a large "
+            "GPU)",
+        ),
+    ] = None
     max_num_batched_tokens: Annotated[
-        int,
-        Meta(ge=1),
-        _about(SCHEDULING, "maximum number of tokens in one step, over all requests"),
-    ] = 2048
+        Annotated[int, Meta(ge=1)] | None,
+        _about(
+            SCHEDULING,
+            "maximum number of tokens in one step, over all requests (default: 2048; 8192 on a "
+            "large GPU)",
+        ),
+    ] = None
     max_waiting: Annotated[
         int,
         Meta(ge=1),
@@ -307,6 +315,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "use Slipstream's own kernels: Triton on a GPU, C for float32 on a CPU; else torch's",
         ),
     ] = True
+    attention_backend: Annotated[
+        Literal["auto", "triton", "torch"],
+        _about(
+            COMPUTATION,
+            "what attends: Triton's kernels, which need a GPU, or torch's operators; auto takes "
+            "Triton's where they can serve",
+        ),
+    ] = "auto"
     enforce_eager: Annotated[
         bool, _about(COMPUTATION, "use no CUDA graphs; small steps are slower without them")
     ] = False
@@ -439,8 +455,8 @@ class StackOptions(TypedDict, total=False):
     tokenizer: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Literal["auto", "cpu", "cuda"]
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
     max_model_len: int | None
     max_waiting: int
     max_waiting_tokens: int | None
@@ -449,6 +465,7 @@ class StackOptions(TypedDict, total=False):
     response_store_mib: float
     kv_cache_gib: float | None
     gpu_memory_utilization: float
+    attention_backend: Literal["auto", "triton", "torch"]
     enforce_eager: bool
     cuda_graph_sizes: Sequence[int]
     enable_prefix_caching: bool

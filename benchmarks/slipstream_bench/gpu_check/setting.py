@@ -63,6 +63,7 @@ PARTS: dict[str, tuple[Section, ...]] = {
         Section(f"steady {_SMALL}", "steady", 80, _SMALL),
         Section(f"steady {_MIDDLE}", "steady", 100, _MIDDLE),
     ),
+    "sanitizer": (_ENVIRONMENT, Section("sanitizer", "sanitizer", 240)),
     "prefill": (
         _ENVIRONMENT,
         Section(f"prefill {_MIDDLE}", "prefill", 35, _MIDDLE),

@@ -13,7 +13,7 @@ from functools import partial
 from slipstream_core.config import RankConfig
 from slipstream_core.ranks.bus import PlanReader
 from slipstream_core.ranks.plan_check import PlanBounds
-from slipstream_core.runner.factory import import_runner
+from slipstream_core.runner.factory import import_runner, settled
 from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.process import prepare, report, run_child, settle_memory, start_child
@@ -33,6 +33,7 @@ def main() -> int:
     from slipstream_core.runner.sharding.rank import Rank
     from slipstream_core.runner.torch_factory import load_runner
 
+    core = settled(core)  # as the core's own settings are
     rank = Rank(config.index, core.tensor_parallel_size)
     exchange_fd = config.exchange_fd if core.native else None
     join_group(rank, device_type(core), config.meeting_fd, exchange_fd, JOIN_S)

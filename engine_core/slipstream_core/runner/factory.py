@@ -26,6 +26,10 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
         # libgomp reads it when torch is imported. By default its idle threads spin for
         # milliseconds, on cores that our kernels' team and other processes need.
         os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
+    if kind == "torch_factory" and config.device != "cpu":
+        # read when torch first uses a card: segments that grow leave no holes between the memory of
+        # the largest step, of recordings and of the cache
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     if is_awaited and kind == "torch_factory" and "torch" not in sys.modules:
         _logger.info("importing torch and transformers")
     # ranks use more of torch
@@ -35,6 +39,19 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
 
         leave_out_unused()
     importlib.import_module(f"slipstream_core.runner.{kind}")
+
+
+def settled(config: CoreConfig) -> CoreConfig:
+    """The settings with the defaults of this machine's card, if it computes on one."""
+    if config.model.startswith(SIMULATED) or config.device == "cpu" or not config.card_defaults:
+        return config
+    import torch
+
+    if not torch.cuda.is_available():
+        return config
+    from slipstream_core.runner.card_defaults import with_card_defaults
+
+    return with_card_defaults(config, int(torch.cuda.mem_get_info()[1]))
 
 
 def load_runner(config: CoreConfig) -> Runner:

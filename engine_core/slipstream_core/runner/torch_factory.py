@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import sys
 from contextlib import closing
 from functools import partial
 
@@ -32,6 +33,10 @@ from slipstream_ipc.telemetry.trace import open_tracer
 
 logger = logging.getLogger(__name__)
 
+# How long a thread on a card may hold the GIL while another wants it, in seconds. By default 5 ms:
+# several steps of a small model, for which the thread that enqueues them would wait.
+_SWITCH_S = 0.0002
+
 
 def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     """Load the model, or a rank's slice of it, and size its cache. Raises ModelLoadError.
@@ -43,6 +48,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     size = 1 if rank is None else rank.size
     threads = config.threads or max(1, num_cores() // size)
     torch.set_num_threads(1)
+    if config.device != "cpu" and torch.cuda.is_available():
+        sys.setswitchinterval(_SWITCH_S)
     free_before = free_before_loading(config)
     model = load_model(
         config.model,
@@ -60,6 +67,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         max_num_seqs=config.max_num_seqs,
         threads=threads,
         native=config.native,
+        attention_backend=config.attention_backend,
     )
 
     sizes = graph_sizes(model, config)

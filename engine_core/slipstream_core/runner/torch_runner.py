@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.backend_choice import triton_attention
+from slipstream_core.runner.attention.backend_choice import AttentionBackend, triton_attention
 from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
 from slipstream_core.runner.attention.interface import AttentionContext
@@ -86,6 +86,7 @@ class TorchRunner:
         threads: int | None = None,
         tracer: Tracer | None = None,
         native: bool = True,
+        attention_backend: AttentionBackend = "auto",
         packs: bool = True,
         graph_sizes: Sequence[int] = (),
         token_buckets: Sequence[int] = (),
@@ -95,10 +96,11 @@ class TorchRunner:
         """Allocate the cache, compile the kernels and record decode steps.
 
         `tracer` is used by the device's thread only. Without `native`, torch's operators replace
-        our kernels; without `packs`, weights stay laid out as loaded. `graph_sizes` are the numbers
-        of rows whose decode steps are recorded, `token_buckets` the numbers of tokens of
-        other steps, if any are. `copies` and `recorder` replace a card's in tests;
-        given `copies`, a CPU takes the same path as a card. Raises ModelLoadError.
+        our kernels; `attention_backend` is what attends. Without `packs`, weights stay laid out as
+        loaded. `graph_sizes` are the numbers of rows whose decode steps are recorded,
+        `token_buckets` the numbers of tokens of other steps, if any are. `copies` and `recorder`
+        replace a card's in tests; given `copies`, a CPU takes the same path as a card. Raises
+        ModelLoadError.
         """
         if num_blocks < 2:
             raise ModelLoadError(
@@ -135,7 +137,7 @@ class TorchRunner:
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_plain = model.device.type == "cpu" and model.dtype == torch.float32
         self._triton = None
-        if native:
+        if native or attention_backend == "triton":
             self._triton = triton_attention(
                 model.geometry,
                 self._layers,
@@ -143,11 +145,13 @@ class TorchRunner:
                 dtype=model.dtype,
                 device=model.device,
                 model=model.name,
+                wanted=attention_backend,
             )
         self._whole = None
         if native:
             self._whole = whole_vocab_sampler(model.vocab_size, model.device, model=model.name)
-        self._kernels = kernels() if native and is_plain and self._triton is None else None
+        has_kernels = native and attention_backend != "torch" and self._triton is None
+        self._kernels = kernels() if has_kernels and is_plain else None
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
@@ -292,8 +296,18 @@ class TorchRunner:
             block_size=self._block_size,
             whole=self._whole,
             buckets=buckets,
+            logits_processors=self._logits_processors,
         )
+        free = self._free_bytes()
         self._graphs.record(recorder or CudaRecorder(self._device))
+        if free is not None and (left := self._free_bytes()) is not None:
+            logger.info("recorded steps take %.2f GiB of the card", (free - left) / 2**30)
+
+    def _free_bytes(self) -> int | None:
+        """Free memory of the card; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        return int(torch.cuda.mem_get_info(self._device)[0])
 
     def _fixed_shape_backend(self) -> FixedShapeBackend | None:
         """Attention for recorded steps; None where recording them does not pay."""
@@ -360,9 +374,9 @@ class TorchRunner:
             if self._copies is None:
                 return replace(nothing, prompt=tuple(map(arrived, prompt)))
             return EndedStep(nothing, self._copies.record(), prompt)
-        if graphs is not None and (sampled := graphs.sample(plan)) is not None:
-            return sampled
         masks = self._masks_of(plan) if plan.awaits_masks else None
+        if graphs is not None and (sampled := graphs.sample(plan, masks)) is not None:
+            return sampled
         logits, constraints = logits.float(), plan.constraints
         allowed = (
             None if constraints is None else self._logits_processors.apply(logits, constraints)

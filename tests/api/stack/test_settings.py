@@ -96,6 +96,7 @@ def test_defaults_are_those_of_the_processes(tmp_path):
         served_model_name="slipstream-demo",
         threads=1,
         dtype="float32",  # the demo model's texts do not depend on the batch
+        card_defaults=("max_num_seqs", "max_num_batched_tokens"),  # nobody set them
     )
     assert worker == WorkerConfig(
         tokenizer=DEMO,
@@ -134,6 +135,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "step_timeout_s": 12.5,
         "kv_cache_gib": 0.25,
         "gpu_memory_utilization": 0.5,
+        "attention_backend": "torch",
         "enforce_eager": True,
         "cuda_graph_sizes": (1, 8),
         "enable_prefix_caching": False,

@@ -37,7 +37,11 @@ _OURS = {
     "--ssl-cert-file": "--ssl-certfile",
 }
 _SEVERAL_DEVICES = "of several devices only --tensor-parallel-size is supported yet"
-_QUANTISED = "quantised weights and caches are not supported yet"
+_QUANTISED = (
+    "a checkpoint says how its weights are quantised: FP8, MXFP4 and compressed-tensors are "
+    "dequantised when it is loaded, others are not supported"
+)
+_QUANTISED_CACHE = "quantised caches are not supported yet"
 _LORA = "LoRA is not supported yet"
 _SPECULATIVE = "speculative decoding is not supported yet"
 _MISSING = {
@@ -47,7 +51,7 @@ _MISSING = {
     "--enable-expert-parallel": _SEVERAL_DEVICES,
     "--tensor-split": _SEVERAL_DEVICES,
     "--quantization": _QUANTISED,
-    "--kv-cache-dtype": _QUANTISED,
+    "--kv-cache-dtype": _QUANTISED_CACHE,
     "--load-in-4bit": _QUANTISED,
     "--load-in-8bit": _QUANTISED,
     "--enable-lora": _LORA,

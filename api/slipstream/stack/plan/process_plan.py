@@ -42,6 +42,7 @@ _INCARNATION_BITS = 48
 _KV_CACHE_GIB = 1.0  # by default
 _CARDS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # device files of their drivers
 _FORKED = ("slipstream_core.main", "slipstream_worker.main")  # in the order of their imports
+_CARD_DEFAULTS = ("max_num_seqs", "max_num_batched_tokens")
 _CORE_OPTIONS = (
     "dtype",
     "device",
@@ -50,6 +51,7 @@ _CORE_OPTIONS = (
     "max_model_len",
     "block_size",
     "gpu_memory_utilization",
+    "attention_backend",
     "enforce_eager",
     "cuda_graph_sizes",
     "enable_prefix_caching",
@@ -127,7 +129,7 @@ def plan_stack(
                 "address": core_address,
                 "runtime_dir": str(runtime_dir),
                 "trace": trace,
-                **{name: getattr(settings, name) for name in _CORE_OPTIONS},
+                **_core_options(settings),
                 "kv_cache_gib": _kv_cache_gib(settings),
                 "touches_cache": _has_cache_size(settings),
                 **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
@@ -248,6 +250,15 @@ def _worker_specs(settings: StackSettings, config: dict[str, Any], address: str)
         )
         for index in range(num)
     ]
+
+
+def _core_options(settings: StackSettings) -> dict[str, Any]:
+    """What is set of the core's options; it knows the defaults of the others."""
+    given = {name: getattr(settings, name) for name in _CORE_OPTIONS}
+    return {
+        **{name: value for name, value in given.items() if value is not None},
+        "card_defaults": [name for name in _CARD_DEFAULTS if given[name] is None],
+    }
 
 
 def _model_name(settings: StackSettings) -> str:

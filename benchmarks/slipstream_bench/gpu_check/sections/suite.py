@@ -15,7 +15,10 @@ from slipstream_bench.gpu_check.setting import GpuSetting
 _ROOT = Path(__file__).resolve().parents[4]
 _FOLDER = "tests/engine_core/runner/triton"
 # those that a card runs; the others compile, or want the interpreter
-_TESTS = tuple(f"{_FOLDER}/test_{name}.py" for name in ("draws", "forward_kernels", "kernels"))
+_TESTS = (
+    "tests/engine_core/runner/cuda/test_nothing_waits_on_a_card.py",
+    *(f"{_FOLDER}/test_{name}.py" for name in ("draws", "forward_kernels", "kernels")),
+)
 _NOTHING_COLLECTED = 5  # pytest's exit code
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -26,11 +26,14 @@ from slipstream_core.runner.attention.triton_support import (
     shared_limit,
     unready,
 )
+from slipstream_core.runner.load_error import ModelLoadError
 
 if TYPE_CHECKING:
     from slipstream_core.runner.attention.triton_backend import TritonAttention
 
 logger = logging.getLogger(__name__)
+
+AttentionBackend = Literal["auto", "triton", "torch"]
 
 
 def triton_attention(
@@ -41,21 +44,46 @@ def triton_attention(
     dtype: torch.dtype,
     device: torch.device,
     model: str,
+    wanted: AttentionBackend = "auto",
 ) -> TritonAttention | None:
     """Attention by compiled Triton kernels; None where TorchAttention has to serve.
 
     None on a CPU, without Triton or what it needs, and for heads too large for any tile in the
-    card's shared memory. Raises ModelLoadError if the kernels cannot be compiled.
+    card's shared memory. Raises ModelLoadError if the kernels cannot be compiled, or if `wanted` is
+    triton and they cannot serve.
     """
+    if wanted == "torch":
+        return None
+    why = _why_not(geometry, dtype, device)
+    if why is not None and wanted == "triton":
+        raise ModelLoadError(
+            model, f"attention_backend is 'triton', but {why}; allowed here are 'auto' and 'torch'"
+        )
     if not is_wanted(device):
         return None
-    if (missing := unready()) is not None:
+    if why is not None:
         logger.warning(
-            "%s; until then attention uses torch instead of Triton, without CUDA graphs, which is "
-            "several times slower",
-            missing,
+            "%s: attention uses torch's operators instead of Triton's kernels, without CUDA "
+            "graphs, which is several times slower",
+            why,
         )
         return None
+    with compiling(model, "attention"):
+        from slipstream_core.runner.attention.triton_backend import TritonAttention
+
+        attention = TritonAttention(layers, block_size=block_size, device=device)
+        attention.compile(geometry, dtype)
+    return attention
+
+
+def _why_not(
+    geometry: Sequence[LayerGeometry], dtype: torch.dtype, device: torch.device
+) -> str | None:
+    """Why Triton's kernels cannot serve; None if they can."""
+    if not is_wanted(device):
+        return "its kernels need an NVIDIA card, and the device is the CPU"
+    if (missing := unready()) is not None:
+        return missing
     limit = shared_limit(device)
     for layer in geometry:
         heads = Heads(
@@ -65,22 +93,10 @@ def triton_attention(
             itemsize=dtype.itemsize,
         )
         if not supports(heads, limit):
-            logger.warning(
-                "head dimensions %d and %d in %s with %d heads to a KV head exceed what the Triton "
-                "kernels support on this card (%d, %d heads, %d bytes of shared memory): attention "
-                "uses torch instead, which is slower",
-                heads.key_dim,
-                heads.value_dim,
-                str(dtype).removeprefix("torch."),
-                heads.group,
-                MAX_DIM,
-                MAX_GROUP,
-                limit,
+            kind = str(dtype).removeprefix("torch.")
+            return (
+                f"head dimensions {heads.key_dim} and {heads.value_dim} in {kind} with "
+                f"{heads.group} heads to a KV head exceed what its kernels support on this card "
+                f"({MAX_DIM}, {MAX_GROUP} heads, {limit} bytes of shared memory)"
             )
-            return None
-    with compiling(model, "attention"):
-        from slipstream_core.runner.attention.triton_backend import TritonAttention
-
-        attention = TritonAttention(layers, block_size=block_size, device=device)
-        attention.compile(geometry, dtype)
-    return attention
+    return None

@@ -8,11 +8,16 @@ step to step. One recording of both would need six times as many recordings of t
 are the slow ones.
 
 Sampling is recorded because it is about twenty small kernels, which the host launches no faster
-than a small model computes. What no kind covers (constraints, masks, grammars, very many
-log-probabilities) is sampled by `sampler.sample` after the recorded forward. Tokens outside the
-candidates (top_p or min_p without top_k) are drawn by `whole_vocab_sampling`,
-recorded with the rest. Without it (on a CPU, in tests) the host waits to learn whether a kept set
-reached further, and then samples such a step with `sampler.sample`.
+than a small model computes. What no kind covers (very many log-probabilities, listed ones) is
+sampled by `sampler.sample` after the recorded forward.
+
+With Triton (`whole_vocab_sampling`) any kind takes rows that are edited. Bits of allowed ids, of
+grammars and below min_tokens, and logits that biases and penalties changed are put into buffers
+before the replay, row by row of those that have some; two columns name them. So one such row costs
+a few small kernels, and the others nothing. Tokens outside the candidates (top_p or min_p without
+top_k) are drawn there too. Without Triton (on a CPU, in tests) steps with edited rows are sampled
+by `sampler.sample`, and the host waits to learn whether a kept set reached further, and then does
+the same.
 
 - Padding rows have length 0, write their keys to the null block, and their tokens to a slot that
   belongs to no request.
@@ -40,6 +45,7 @@ from slipstream_core.runner.compilation.trace import Forward
 from slipstream_core.runner.cuda.graph_capture import CAPTURE_S, Recorder, Work, record_all
 from slipstream_core.runner.cuda.mixed_forwards import MixedForwards
 from slipstream_core.runner.cuda.readback import StepReadback, fetch, packed_layout, write_logprobs
+from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
 from slipstream_core.runner.sampling.noise import row_keys
 from slipstream_core.runner.sampling.sampler import (
     NUM_CANDIDATES,
@@ -48,13 +54,26 @@ from slipstream_core.runner.sampling.sampler import (
     draw_candidates,
     effective_top_ks,
     limited_twice,
-    logprob_columns,
     may_reach_further,
 )
+from slipstream_core.runner.sampling.token_bitmask import masked_rows, masks_of
+from slipstream_core.runner.sampling.top_tokens import logprob_columns
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
-from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
-from slipstream_core.runner.staging import AnyArray, Copies, CopyEvent, Field, Layout, Staging
-from slipstream_core.step.plan import StepPlan
+from slipstream_core.runner.sampling.whole_vocab_sampling import (
+    Draws,
+    RowEdits,
+    WholeVocabSampler,
+)
+from slipstream_core.runner.staging import (
+    AnyArray,
+    Copies,
+    CopyEvent,
+    Field,
+    Layout,
+    Staging,
+    to_device,
+)
+from slipstream_core.step.plan import Int32s, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +95,16 @@ KINDS = tuple(
 )
 
 
+MAX_EDITED = 64  # rows of a recorded step whose logits are changed; with more it is sampled eagerly
+
+
 def static_bytes(sizes: Sequence[int], vocab_size: int, max_blocks: int) -> int:
     """Bytes of the tensors that recorded steps read and write, mostly the logits."""
-    return max(sizes, default=0) * (4 * vocab_size + 2 * 4 * max_blocks + 8 * 64)
+    largest = max(sizes, default=0)
+    masks = 2 * largest * -(-vocab_size // 32)  # and as much on their way
+    edited = min(largest, MAX_EDITED) * vocab_size
+    rows = largest * (vocab_size + 2 * max_blocks + 2 * 64)
+    return 4 * (masks + edited + rows)
 
 
 class DecodeGraphs:
@@ -99,7 +125,9 @@ class DecodeGraphs:
         kinds: Sequence[GraphKind] = KINDS,
         whole: WholeVocabSampler | None = None,
         buckets: Sequence[int] = (),  # tokens of steps with prefill rows, ascending
+        logits_processors: LogitsProcessors | None = None,  # with `whole`
     ) -> None:
+        self._logits_processors = logits_processors
         self._forward = forward
         self._backend = backend
         self._layers = layers
@@ -122,7 +150,16 @@ class DecodeGraphs:
         self._staging = Staging(copies, device, self._layouts[largest].size + table_bytes)
         self._tables = torch.zeros((largest, width), dtype=torch.int32, device=device)
         self._rows = torch.arange(largest, device=device)
-        self._logits = torch.zeros((largest, len(vocab)), dtype=torch.float32, device=device)
+        # of the model's type where kernels read it: a pass over bfloat16 moves half of the bytes
+        dtype = torch.float32 if whole is None else layers[0].keys.dtype
+        self._logits = torch.zeros((largest, len(vocab)), dtype=dtype, device=device)
+        words = -(-len(vocab) // 32)
+        num_edited = 0 if whole is None else min(largest, MAX_EDITED)
+        self._edited = torch.zeros((num_edited, len(vocab)), device=device)
+        self._masks = torch.zeros(
+            (0 if whole is None else largest, words), dtype=torch.int32, device=device
+        )
+        self._mask_staging = Staging(copies, device, 4 * words)  # grows with what is asked
         self._pieces = {
             size: packed_layout(size, size, 1 + self._num_logprobs, with_covered=True)
             for size in self._sizes
@@ -169,7 +206,7 @@ class DecodeGraphs:
         )
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of a plan that `takes` accepts, float32 [S, vocab], until the next call."""
+        """Logits of a plan that `takes` accepts, [S, vocab], until the next call."""
         num = plan.num_requests
         if plan.num_decodes < num:
             assert self._mixed is not None
@@ -192,15 +229,23 @@ class DecodeGraphs:
         self._forwards[size]()
         return self._logits[:num]
 
-    def sample(self, plan: StepPlan) -> StepReadback | None:
-        """Sample the plan whose forward ran last; None if no recorded kind covers it."""
+    def sample(self, plan: StepPlan, masks: Int32s | None = None) -> StepReadback | None:
+        """Sample the plan whose forward ran last; None if no recorded kind covers it.
+
+        masks: as in `Runner.sample`, if the plan awaits some.
+        """
         size = self._size_for(int(np.count_nonzero(plan.samples)))
         kind = self._kind_of(plan)
         if kind is None or (size, kind) not in self._samplers:
             return None
         if self._last_fetch is not None:
             self._copies.wait_for(self._last_fetch)
+        self._send_edits(plan, masks)
         self._samplers[size, kind]()
+        if plan.constraints is not None:
+            assert self._logits_processors is not None
+            slots = to_device(plan.slots[plan.samples], self._last_token.device)
+            self._logits_processors.sampled(self._last_token[slots])
         layout, rows = self._pieces[size], None
         if kind.logprobs:
             rows = np.flatnonzero(plan.num_logprobs >= 0)
@@ -212,6 +257,19 @@ class DecodeGraphs:
         if asks and not self._is_covered(plan, layout, target, event):
             return None
         return StepReadback(plan, layout, rows, self._piece, target, event)
+
+    def _send_edits(self, plan: StepPlan, masks: Int32s | None) -> None:
+        """Fill the buffers that the columns `edit_rows` and `mask_rows` of this plan name."""
+        if (constraints := plan.constraints) is not None:
+            assert self._logits_processors is not None
+            logits = self._logits[: int(np.count_nonzero(plan.samples))]
+            changed = self._logits_processors.changed_rows(logits, constraints)
+            self._edited[: len(changed)].copy_(changed)
+        bits = masks_of(plan, masks, len(self._vocab))
+        if len(bits):
+            self._mask_staging.open(bits.nbytes)[: bits.nbytes].view(np.int32)[...] = bits.ravel()
+            sent = self._mask_staging.send(bits.nbytes)[: bits.nbytes].view(torch.int32)
+            self._masks[: len(bits)].copy_(sent.view(bits.shape))
 
     def _is_covered(
         self, plan: StepPlan, layout: Layout, target: torch.Tensor, event: CopyEvent
@@ -250,6 +308,7 @@ class DecodeGraphs:
         offset = (context - 1) % self._block_size
         columns["kv_slots"][:batch] = tables[:, -1] * self._block_size + offset
         columns["divisors"][...] = 1
+        columns["edit_rows"][...] = columns["mask_rows"][...] = -1
         columns["drawn"][...] = kind.drawn
         columns["top_ps"][...] = 1
         self._staging.send(layout.size)
@@ -319,24 +378,17 @@ class DecodeGraphs:
         columns: dict[str, torch.Tensor],
         piece: dict[str, torch.Tensor],
     ) -> None:
-        logits = self._logits[:size]
+        logits, whole = self._logits[:size], self._whole
+        if whole is not None:
+            self._sample_edited(whole, size, kind, columns, piece)
+            return
         token_ids = logits.argmax(-1)
         if kind.drawn:
             scaled = logits / columns["divisors"][:, None]
             keys = columns["keys"].view(2, size)
             if kind.truncated:
-                limits = TruncationLimits(
-                    scaled, columns["top_ks"], columns["top_ps"], columns["min_ps"]
-                )
-                drawn, covered = draw_candidates(limits, keys)
+                drawn, covered = draw_candidates(_limits_of(scaled, columns), keys)
                 piece["covered"].copy_(covered)
-                if self._whole is not None and len(self._vocab) > NUM_CANDIDATES:
-                    # no row has both top_k and top_p here: see _kind_of
-                    bounded = (columns["top_ks"] > 0) & (columns["top_ks"] <= NUM_CANDIDATES)
-                    further = (columns["drawn"] > 0) & ~bounded & ~covered
-                    self._whole.further(limits, keys, further, drawn, limits.top_ps)
-            elif self._whole is not None:
-                drawn = self._whole.all(scaled, keys, columns["drawn"])
             else:
                 drawn = draw(scaled, keys, self._vocab)
             token_ids = torch.where(columns["drawn"] > 0, drawn, token_ids)
@@ -344,6 +396,40 @@ class DecodeGraphs:
         piece["token_ids"].copy_(token_ids)
         if kind.logprobs:
             write_logprobs(piece, *logprob_columns(logits, token_ids, self._num_logprobs))
+
+    def _sample_edited(
+        self,
+        whole: WholeVocabSampler,
+        size: int,
+        kind: GraphKind,
+        columns: dict[str, torch.Tensor],
+        piece: dict[str, torch.Tensor],
+    ) -> None:
+        """As `_sample`, by Triton's kernels, which also apply what rows edit."""
+        logits, keys = self._logits[:size], columns["keys"].view(2, size)
+        edits = RowEdits(self._edited, columns["edit_rows"], self._masks, columns["mask_rows"])
+        draws = None
+        if kind.drawn and not kind.truncated:
+            draws = Draws(columns["divisors"], columns["drawn"], keys)
+        chosen = whole.choose(logits, draws=draws, edits=edits, totals=kind.logprobs)
+        token_ids = chosen.token_ids
+        if kind.truncated:
+            scaled = whole.scaled(logits, columns["divisors"], edits)
+            limits = _limits_of(scaled, columns)
+            drawn, covered = draw_candidates(limits, keys, whole)
+            if len(self._vocab) > NUM_CANDIDATES:
+                # no row has both top_k and top_p here: see _kind_of
+                bounded = (columns["top_ks"] > 0) & (columns["top_ks"] <= NUM_CANDIDATES)
+                further = (columns["drawn"] > 0) & ~bounded & ~covered
+                whole.further(limits, keys, further, drawn, limits.top_ps)
+            token_ids = torch.where(columns["drawn"] > 0, drawn, token_ids)
+            if chosen.own is not None:
+                own = logits.gather(1, token_ids[:, None])[:, 0].float()
+                chosen = chosen._replace(token_ids=token_ids, own=own)
+        self._last_token.index_copy_(0, columns["slots"], token_ids)
+        piece["token_ids"].copy_(token_ids)
+        if kind.logprobs:
+            write_logprobs(piece, *whole.logprob_columns(logits, chosen, self._num_logprobs))
 
     def _fill(self, plan: StepPlan, columns: Mapping[str, AnyArray], num: int) -> None:
         """Write a plan's columns and the padding behind them."""
@@ -367,6 +453,12 @@ class DecodeGraphs:
         """Write what sampling reads of the `num` rows that are sampled, and padding."""
         columns["slots"][:num] = plan.slots[plan.samples]
         columns["slots"][num:] = len(self._last_token) - 1
+        for name in ("edit_rows", "mask_rows"):
+            columns[name][...] = -1
+        if (constraints := plan.constraints) is not None:
+            columns["edit_rows"][constraints.rows] = np.arange(len(constraints.rows))
+        if len(rows := masked_rows(plan)):
+            columns["mask_rows"][rows] = np.arange(len(rows))
         if plan.all_greedy:
             return  # the columns below are only read when drawing
         columns["divisors"][:num] = divisors(plan.temperatures)
@@ -385,14 +477,15 @@ class DecodeGraphs:
             columns["min_ps"][num:] = 0
 
     def _kind_of(self, plan: StepPlan) -> GraphKind | None:
-        if (
-            plan.constraints is not None
-            or len(plan.masked_rows)
-            or plan.awaits_masks
-            or plan.any_wide
-        ):
+        if plan.any_wide or plan.listed is not None:
             return None
-        if plan.listed is not None:
+        constraints = plan.constraints
+        if self._whole is None:
+            if constraints is not None or len(plan.masked_rows) or plan.awaits_masks:
+                return None
+        elif constraints is not None and (
+            self._logits_processors is None or len(constraints.rows) > len(self._edited)
+        ):
             return None
         if plan.max_logprobs > self._num_logprobs:
             return None
@@ -415,6 +508,8 @@ def _columns_layout(size: int) -> Layout:
                 for name in ("token_ids", "gather_slots", "positions", "kv_slots", "slots")
             ),
             Field("kv_lens", np.int32, size),
+            Field("edit_rows", np.int32, size),
+            Field("mask_rows", np.int32, size),
             Field("divisors", np.float32, size),
             Field("drawn", np.int32, size),
             Field("top_ks", np.int32, size),
@@ -423,6 +518,10 @@ def _columns_layout(size: int) -> Layout:
             Field("keys", np.int32, 2 * size),
         ]
     )
+
+
+def _limits_of(scaled: torch.Tensor, columns: Mapping[str, torch.Tensor]) -> TruncationLimits:
+    return TruncationLimits(scaled, columns["top_ks"], columns["top_ps"], columns["min_ps"])
 
 
 def _name(kind: GraphKind) -> str:

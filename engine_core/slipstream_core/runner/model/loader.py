@@ -45,6 +45,7 @@ from slipstream_core.runner.host_memory import read_host_memory, refuse_weights,
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError, brief
 from slipstream_core.runner.model.attention_check import check_independence
 from slipstream_core.runner.model.hub import Source, incomplete, locate
+from slipstream_core.runner.model.quantization import dequantise, widen
 from slipstream_core.runner.model.random_weights import is_random, random_config, random_module
 from slipstream_core.runner.model.rope import freeze_frequencies
 from slipstream_core.runner.model.unsupported import (
@@ -119,6 +120,7 @@ def load_model(
             raise ModelLoadError(name, str(error)) from error
         if config is None:
             config = _config(name, source, trust_remote_code)
+        is_quantised = dequantise(name, config)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
@@ -130,13 +132,14 @@ def load_model(
         refuse_longrope(name, config, text, limit)
         refuse_unseen_windows(name, config, text, geometry, limit)
         logger.info("loading %s in %s", name, str(torch_dtype).removeprefix("torch."))
-        if target.type == "cuda" and getattr(config, "quantization_config", None) is None:
+        if target.type == "cuda":
             refuse_larger(name, num_parameters * torch_dtype.itemsize // share, target)
         kept = 0
-        if target.type == "cpu" and getattr(config, "quantization_config", None) is None:
-            kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
-            if rank is not None:  # a slice is a copy, and each rank finds its memory free
-                kept = num_parameters * torch_dtype.itemsize
+        if target.type == "cpu":
+            kept = num_parameters * torch_dtype.itemsize
+            # a rank's slice is a copy, and each rank finds its memory free
+            if not is_quantised and rank is None:
+                kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
             refuse_weights(name, kept, read_host_memory())
         if is_random(name):
             module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
@@ -144,6 +147,8 @@ def load_model(
             module = _weights(
                 name, source, config, torch_dtype, target, trust_remote_code, plan, rank
             )
+            if is_quantised:
+                widen(module, torch_dtype)
         try:
             module = module.to(target).eval()  # type: ignore[arg-type]
         except torch.OutOfMemoryError as error:

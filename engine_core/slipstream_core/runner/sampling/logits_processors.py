@@ -32,6 +32,13 @@ class LogitsProcessors:
 
     def apply(self, logits: torch.Tensor, plan: ConstraintPlan) -> torch.Tensor:
         """A copy of the model's logits, float32 [S, vocab], with the plan's constraints applied."""
+        changed = self.changed_rows(logits, plan)
+        if len(changed) == len(logits):
+            return changed  # rows are in ascending order, so these are all of them
+        return logits.index_put((self._rows,), changed)
+
+    def changed_rows(self, logits: torch.Tensor, plan: ConstraintPlan) -> torch.Tensor:
+        """The plan's constrained rows of `logits` [S, vocab], changed; float32 [C, vocab]."""
         if plan.refill is not None:
             self._biases.refill(plan.refill)
             self._penalties.refill(plan.refill)
@@ -40,12 +47,10 @@ class LogitsProcessors:
             self._penalties.load(plan.constraints)
             self._loaded = plan.constraints
         self._rows = to_device(plan.rows, self._device)
-        changed = logits[self._rows]
+        changed = logits[self._rows].float()
         self._biases.apply(changed)
         self._penalties.apply(changed)
-        if len(changed) == len(logits):
-            return changed  # rows are in ascending order, so these are all of them
-        return logits.index_put((self._rows,), changed)
+        return changed
 
     def sampled(self, token_ids: torch.Tensor) -> None:
         """Record the tokens sampled by the step applied last, int64 [S]."""

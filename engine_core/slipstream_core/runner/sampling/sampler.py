@@ -30,8 +30,9 @@ import torch
 
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_core.runner.sampling.token_bitmask import apply_masks
-from slipstream_core.runner.sampling.top_tokens import most_likely
+from slipstream_core.runner.sampling.top_tokens import logprob_columns, most_likely
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
+from slipstream_core.runner.sampling.whole_vocab_sampling import Draws
 from slipstream_core.runner.staging import to_device
 from slipstream_core.step.plan import (
     Bools,
@@ -89,13 +90,27 @@ def sample(
         allowed = allowed.index_put(index, torch.full((), -torch.inf, device=logits.device))
     if masks is not None:
         allowed = apply_masks(allowed, plan.grammar_rows, masks)
-    token_ids = _argmax(allowed)
-    if not plan.all_greedy:
-        drawn = _draw_rows(allowed, plan, vocab, whole)
-        token_ids = torch.where(_to(plan.temperatures > 0, logits), drawn, token_ids)
+    if whole is not None and (plan.all_greedy or not plan.any_truncation):
+        token_ids = whole.choose(allowed, draws=_draws_of(plan, logits)).token_ids
+    else:
+        token_ids = _argmax(allowed)
+        if not plan.all_greedy:
+            drawn = _draw_rows(allowed, plan, vocab, whole)
+            token_ids = torch.where(_to(plan.temperatures > 0, logits), drawn, token_ids)
     if plan.max_logprobs < 0:
         return token_ids, None
     return token_ids, _raw_logprobs(logits, token_ids, plan)
+
+
+def _draws_of(plan: StepPlan, logits: torch.Tensor) -> Draws | None:
+    """How a card's kernels draw the plan's rows; None if all are greedy."""
+    if plan.all_greedy:
+        return None
+    return Draws(
+        _to(divisors(plan.temperatures), logits),
+        _to((plan.temperatures > 0).astype(np.int32), logits),
+        _to(row_keys(plan.seeds, plan.kv_lens[plan.samples]), logits),
+    )
 
 
 def _argmax(values: torch.Tensor) -> torch.Tensor:
@@ -144,19 +159,6 @@ def _listed_columns(
     return logits.gather(1, ids) - logits.logsumexp(-1, keepdim=True), ids, ranks
 
 
-def logprob_columns(
-    logits: torch.Tensor, token_ids: torch.Tensor, num: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values, ids and ranks as in RawLogprobs, for each row's token and the `num` most likely."""
-    sampled = logits.gather(1, token_ids[:, None])
-    ranks = (logits > sampled).sum(-1) + 1
-    values, ids = sampled, token_ids[:, None]
-    if num > 0:
-        top_values, top_ids = most_likely(logits, num)
-        values, ids = torch.cat([sampled, top_values], 1), torch.cat([ids, top_ids], 1)
-    return values - logits.logsumexp(-1, keepdim=True), ids, ranks
-
-
 def _draw_rows(
     logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor, whole: WholeVocabSampler | None
 ) -> torch.Tensor:
@@ -164,17 +166,13 @@ def _draw_rows(
     scaled = logits / _to(divisors(plan.temperatures), logits)[:, None]
     positions = plan.kv_lens[plan.samples]  # the index of the sampled token
     if not plan.any_truncation:
-        keys = _to(row_keys(plan.seeds, positions), logits)
-        if whole is None:
-            return draw(scaled, keys, vocab)
-        not_greedy = (plan.temperatures > 0).astype(np.int32)
-        return whole.all(scaled, keys, _to(not_greedy, logits))
+        return draw(scaled, _to(row_keys(plan.seeds, positions), logits), vocab)
     top_ks = effective_top_ks(plan, logits.shape[1])
     limits = TruncationLimits(
         scaled, _to(top_ks, logits), _to(plan.top_ps, logits), _to(plan.min_ps, logits)
     )
     keys = _to(row_keys(plan.seeds, positions), logits)
-    token_ids, covered = draw_candidates(limits, keys)
+    token_ids, covered = draw_candidates(limits, keys, whole)
     open_ended = may_reach_further(plan, top_ks, logits.shape[1])
     if not open_ended.any():
         return token_ids
@@ -228,7 +226,7 @@ def limited_twice(plan: StepPlan, top_ks: Int32s, vocab_size: int) -> Int64s:
 
 
 def draw_candidates(
-    limits: TruncationLimits, keys: torch.Tensor
+    limits: TruncationLimits, keys: torch.Tensor, whole: WholeVocabSampler | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw among the candidates; returns tokens int64 [S] and bool [S].
 
@@ -236,7 +234,8 @@ def draw_candidates(
     top_k, see `may_reach_further`. `keys` is int32 [2, S].
     """
     width = min(NUM_CANDIDATES, limits.scaled.shape[1])
-    values, ids = most_likely(limits.scaled, width)
+    likeliest = most_likely if whole is None else whole.most_likely
+    values, ids = likeliest(limits.scaled, width)
     probs = (values - limits.log_total).exp_()
     bounded = (limits.top_ks > 0) & (limits.top_ks <= width)
     ranks = torch.arange(width, device=values.device)

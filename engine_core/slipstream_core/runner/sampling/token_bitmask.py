@@ -6,10 +6,11 @@ many rows have masks.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from slipstream_core.runner.staging import to_device
-from slipstream_core.step.plan import Int32s, Int64s
+from slipstream_core.step.plan import Int32s, Int64s, StepPlan
 
 _LOGITS_AT_ONCE = 2**25  # temporaries of 128 MiB each
 
@@ -23,6 +24,26 @@ def apply_masks(logits: torch.Tensor, rows: Int64s, masks: Int32s) -> torch.Tens
     result = logits.clone()
     keep_allowed(result, index, words)
     return result
+
+
+def masked_rows(plan: StepPlan) -> Int64s:
+    """The sampled rows that have a mask of their own: of a grammar, or of masked ids; ascending."""
+    return np.union1d(plan.grammar_rows, plan.masked_rows)
+
+
+def masks_of(plan: StepPlan, masks: Int32s | None, vocab_size: int) -> Int32s:
+    """What `masked_rows` may sample, int32 [M, ceil(vocab / 32)]: grammars' masks, which are given
+    if the plan awaits some, without masked ids.
+    """
+    rows = masked_rows(plan)
+    found = np.full((len(rows), -(-vocab_size // 32)), -1, np.int32)
+    if masks is not None:
+        found[np.searchsorted(rows, plan.grammar_rows), : masks.shape[1]] = masks
+    if len(plan.masked_rows):
+        at = np.searchsorted(rows, plan.masked_rows), plan.masked_ids >> 5
+        bits = (np.uint32(1) << (plan.masked_ids & 31).astype(np.uint32)).view(np.int32)
+        np.bitwise_and.at(found, at, ~bits)
+    return found
 
 
 def keep_allowed(

@@ -50,3 +50,18 @@ def _first_of_equals(logits: torch.Tensor, values: torch.Tensor, ids: torch.Tens
     is_least = values == least
     nth = (is_least.cumsum(-1) - 1).clamp_(min=0)
     return torch.where(is_least, first.gather(1, nth).long(), ids)
+
+
+def logprob_columns(
+    logits: torch.Tensor, token_ids: torch.Tensor, num: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values, ids and ranks as in `sampler.RawLogprobs`, for each row's token and the `num` most
+    likely.
+    """
+    sampled = logits.gather(1, token_ids[:, None])
+    ranks = (logits > sampled).sum(-1) + 1
+    values, ids = sampled, token_ids[:, None]
+    if num > 0:
+        top_values, top_ids = most_likely(logits, num)
+        values, ids = torch.cat([sampled, top_values], 1), torch.cat([ids, top_ids], 1)
+    return values - logits.logsumexp(-1, keepdim=True), ids, ranks

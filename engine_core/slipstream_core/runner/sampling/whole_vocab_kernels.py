@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A Triton kernel that draws a token from a whole row of logits, one program per row.
+"""A Triton kernel that draws a token from a row's whole kept set, one program per row.
 
 The noise is that of `noise.py`, bit for bit up to the conversion to float. The truncated draw is
 that of `sampler._draw_by_rejection`, in the same rounds with the same streams.
@@ -54,13 +54,12 @@ def redraw(
     token_ids,  # [S] int64, written for wanted rows only
     wanted,  # [S] int32
     keys,  # [S] int32: the first key of each row, for stream 0
-    log_totals,  # [S] float32; this and those below with TRUNCATED only
+    log_totals,  # [S] float32
     mass_limits,  # [S] float32: a token is kept if the mass of likelier ones is less
     top_ks,  # [S] int32: ... and they are fewer; 0 is no bound
     leasts,  # [S] float32: the least logit of a kept token
     vocab_size,
     row_stride,
-    TRUNCATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Grid: (rows,)."""
@@ -72,11 +71,10 @@ def redraw(
     going = is_wanted
     chosen = tl.zeros([], tl.int32)
     floor = tl.full([], -float("inf"), tl.float32)
-    if TRUNCATED:
-        log_total = tl.load(log_totals + row)
-        mass_limit = tl.load(mass_limits + row)
-        top_k = tl.load(top_ks + row)
-        least = tl.load(leasts + row)
+    log_total = tl.load(log_totals + row)
+    mass_limit = tl.load(mass_limits + row)
+    top_k = tl.load(top_ks + row)
+    least = tl.load(leasts + row)
     while going:
         key_0 = _mixed(key)
         key_1 = _mixed(key_0 ^ 0x3C6EF372)
@@ -86,27 +84,24 @@ def redraw(
             ids = start + lanes
             value = tl.load(logits + ids, mask=ids < vocab_size, other=-float("inf"))
             score = value - tl.log(_noise(ids, key_0, key_1))
-            if TRUNCATED:
-                score = tl.where((value >= least) & (value > floor), score, -float("inf"))
+            score = tl.where((value >= least) & (value > floor), score, -float("inf"))
             better = score > best
             best = tl.where(better, score, best)
             best_ids = tl.where(better, ids, best_ids)
         top = tl.max(best, 0)
         chosen = tl.min(tl.where(best == top, best_ids, 0x7FFFFFFF), 0)
-        going = top != top  # False, as a tensor
-        if TRUNCATED:
-            threshold = tl.load(logits + chosen)
-            mass = tl.zeros([BLOCK], tl.float32)
-            count = tl.zeros([BLOCK], tl.int32)
-            for start in range(0, vocab_size, BLOCK):
-                ids = start + lanes
-                value = tl.load(logits + ids, mask=ids < vocab_size, other=-float("inf"))
-                likelier = value > threshold
-                mass += tl.where(likelier, tl.exp(value - log_total), 0.0)
-                count += likelier.to(tl.int32)
-            num = tl.sum(count, 0)
-            kept = (tl.sum(mass, 0) < mass_limit) & ((top_k == 0) | (num < top_k))
-            going = (num > 0) & (top > -float("inf")) & (kept == 0)
-            floor = threshold
-            key = key + 0x9E3779B9  # the next stream
+        threshold = tl.load(logits + chosen)
+        mass = tl.zeros([BLOCK], tl.float32)
+        count = tl.zeros([BLOCK], tl.int32)
+        for start in range(0, vocab_size, BLOCK):
+            ids = start + lanes
+            value = tl.load(logits + ids, mask=ids < vocab_size, other=-float("inf"))
+            likelier = value > threshold
+            mass += tl.where(likelier, tl.exp(value - log_total), 0.0)
+            count += likelier.to(tl.int32)
+        num = tl.sum(count, 0)
+        kept = (tl.sum(mass, 0) < mass_limit) & ((top_k == 0) | (num < top_k))
+        going = (num > 0) & (top > -float("inf")) & (kept == 0)
+        floor = threshold
+        key = key + 0x9E3779B9  # the next stream
     tl.store(token_ids + row, chosen.to(tl.int64), mask=is_wanted)

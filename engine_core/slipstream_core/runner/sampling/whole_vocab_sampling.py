@@ -1,23 +1,27 @@
-"""Draws tokens from whole rows of logits on a card with one Triton kernel.
+"""Samples whole rows of logits on a card with a few Triton kernels, which read them once.
 
-Without Triton, `sampler` draws with torch's operators instead and has to ask the device which rows
-reach beyond the candidates.
+Without Triton, `sampler` uses torch's operators instead and has to ask the device which rows reach
+beyond the candidates.
 
 - Nothing here depends on values on the device, so all of it can be recorded.
-- A row's token depends only on its own logits, limits and key, not on the other rows of a launch.
+- A row's results depend only on its own logits, edits, limits and key, not on the other rows of a
+  launch.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from slipstream_core.runner.attention.triton_support import compiling, is_wanted, unready
+from slipstream_core.runner.sampling.top_tokens import logprob_columns, most_likely
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 
 _INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
+_ID_BITS = 0x7FFFFFFF
+_FEWEST_TOP = 16  # tokens kept of a slice; a power of two
 
 
 def whole_vocab_sampler(
@@ -35,25 +39,201 @@ def whole_vocab_sampler(
     return draws
 
 
+class RowEdits(NamedTuple):
+    """What requests change of the rows that they are sampled from; -1 in a column is nothing."""
+
+    edited: torch.Tensor  # [E, vocab] float32, rows in place of logits
+    edit_rows: torch.Tensor  # [S] int32
+    masks: torch.Tensor  # [M, ceil(vocab / 32)] int32, a bit for each allowed id
+    mask_rows: torch.Tensor  # [S] int32
+
+
+class Draws(NamedTuple):
+    """How rows are drawn, [S] each."""
+
+    divisors: torch.Tensor  # float32
+    drawn: torch.Tensor  # int32; where it is 0, the most likely token is taken
+    keys: torch.Tensor  # int32 [2, S]
+
+
+class Chosen(NamedTuple):
+    """Tokens, and what their log-probabilities are made of; [S] each."""
+
+    token_ids: torch.Tensor  # int64
+    own: torch.Tensor | None  # float32, their logits, without edits
+    totals: torch.Tensor | None  # float32, the logarithm of the sum of exp(logit)
+
+
+class _Launch(NamedTuple):
+    """One kernel, ready to run."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](**self.arguments)
+
+    def compile(self) -> Any:
+        return self.kernel.warmup(grid=self.grid, **self.arguments)
+
+
 class WholeVocabSampler:
-    """Draws from whole rows of logits, for `sampler.sample` and recorded sampling."""
+    """Samples whole rows of logits, for `sampler.sample` and recorded sampling."""
 
     def __init__(self) -> None:
-        from slipstream_core.runner.sampling import whole_vocab_kernels
+        from slipstream_core.runner.sampling import vocab_scan_kernels, whole_vocab_kernels
 
-        self._kernel: Any = whole_vocab_kernels.redraw
+        self._redraw: Any = whole_vocab_kernels.redraw
+        self._scans: Any = vocab_scan_kernels
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        self._block = _INTERPRETED_BLOCK if interpreted else whole_vocab_kernels.BLOCK
-        self._num_warps = whole_vocab_kernels.NUM_WARPS
+        # a slice's largest take the interpreter half a second
+        self._has_top = not interpreted
+        self._redraw_block = _INTERPRETED_BLOCK if interpreted else whole_vocab_kernels.BLOCK
+        self._redraw_warps = whole_vocab_kernels.NUM_WARPS
+        self._block = 64 if interpreted else vocab_scan_kernels.BLOCK
+        self._top_block = 64 if interpreted else vocab_scan_kernels.TOP_BLOCK
 
-    def all(self, scaled: torch.Tensor, keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        """One token per row from softmax(scaled), int64 [S]; keys int32 [2, S].
-
-        wanted: int32 [S]; rows where it is 0 are skipped and get token 0.
+    def choose(
+        self,
+        logits: torch.Tensor,
+        *,
+        draws: Draws | None = None,
+        edits: RowEdits | None = None,
+        totals: bool = False,
+    ) -> Chosen:
+        """One token per row of `logits` [S, vocab], of any float type; the most likely without
+        `draws`. `totals` asks for what log-probabilities need.
         """
-        token_ids = torch.zeros(len(scaled), dtype=torch.int64, device=scaled.device)
-        self._kernel[(len(scaled),)](**self._arguments(scaled, token_ids, wanted, keys))
-        return token_ids
+        chosen, launches = self._choosing(logits, draws, edits, totals)
+        for launch in launches:
+            launch.run()
+        return chosen
+
+    def scaled(
+        self, logits: torch.Tensor, divisors: torch.Tensor, edits: RowEdits | None = None
+    ) -> torch.Tensor:
+        """The rows that are sampled from, over `divisors` [S]; float32 [S, vocab]."""
+        output, launch = self._scaling(logits, divisors, edits)
+        launch.run()
+        return output
+
+    def _choosing(
+        self, logits: torch.Tensor, draws: Draws | None, edits: RowEdits | None, totals: bool
+    ) -> tuple[Chosen, list[_Launch]]:
+        num, vocab_size = logits.shape
+        parts = -(-vocab_size // (self._scans.NUM_BLOCKS * self._block))
+        best, tops, sums = (logits.new_empty((num, parts), dtype=torch.float32) for _ in range(3))
+        token_ids = logits.new_empty(num, dtype=torch.int64)
+        own, total = (logits.new_empty(num, dtype=torch.float32) for _ in range(2))
+        partial = {
+            "part_best": best,
+            "part_ids": logits.new_empty((num, parts), dtype=torch.int32),
+            "part_tops": tops if totals else None,
+            "part_sums": sums if totals else None,
+            "logits": logits,
+            "row_stride": logits.stride(0),
+            "TOTALS": totals,
+        }
+        chosen = Chosen(token_ids, own if totals else None, total if totals else None)
+        scan = {
+            **partial,
+            **_edit_arguments(edits),
+            "divisors": None if draws is None else draws.divisors,
+            "drawn": None if draws is None else draws.drawn,
+            "keys_0": None if draws is None else draws.keys[0],
+            "keys_1": None if draws is None else draws.keys[1],
+            "vocab_size": vocab_size,
+            "DRAWN": draws is not None,
+            "BLOCK": self._block,
+            "NUM_BLOCKS": self._scans.NUM_BLOCKS,
+            "num_warps": self._scans.NUM_WARPS,
+        }
+        join = {
+            **partial,
+            "token_ids": token_ids,
+            "own": chosen.own,
+            "totals": chosen.totals,
+            "num_slices": parts,
+            "MAX_SLICES": _power_of_two(parts),
+            "num_warps": 1,
+        }
+        return chosen, [
+            _Launch(self._scans.scan_slices, (num, parts), scan),
+            _Launch(self._scans.join_slices, (num,), join),
+        ]
+
+    def _scaling(
+        self, logits: torch.Tensor, divisors: torch.Tensor, edits: RowEdits | None
+    ) -> tuple[torch.Tensor, _Launch]:
+        num, vocab_size = logits.shape
+        output = logits.new_empty((num, vocab_size), dtype=torch.float32)
+        arguments = {
+            "logits": logits,
+            **_edit_arguments(edits),
+            "divisors": divisors,
+            "scaled": output,
+            "vocab_size": vocab_size,
+            "row_stride": logits.stride(0),
+            "BLOCK": self._block,
+            "num_warps": self._scans.NUM_WARPS,
+        }
+        grid = (num, -(-vocab_size // self._block))
+        return output, _Launch(self._scans.scale_rows, grid, arguments)
+
+    def most_likely(self, logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `top_tokens.most_likely`: by value, then by id. Values are float32."""
+        if not self._has_top:
+            return most_likely(logits.float(), num)
+        values, ids, _ = self.top(logits, num)
+        return values, ids
+
+    def logprob_columns(
+        self, logits: torch.Tensor, chosen: Chosen, num: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `sampler.logprob_columns`, of tokens that `choose` took with `totals`."""
+        assert chosen.own is not None
+        assert chosen.totals is not None
+        if not self._has_top:
+            return logprob_columns(logits.float(), chosen.token_ids, num)
+        values, ids, ranks = self.top(logits, num, chosen.own)
+        values = torch.cat([chosen.own[:, None], values], 1) - chosen.totals[:, None]
+        return values, torch.cat([chosen.token_ids[:, None], ids], 1), ranks
+
+    def top(
+        self, logits: torch.Tensor, num: int, own: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The `num` largest values and their ids, [S, num], and ranks of `own` [S], if given."""
+        keys, counts, launch = self._topping(logits, num, own)
+        launch.run()
+        best = keys.topk(num, dim=-1).values
+        ordered = (best >> 32).int()
+        values = (ordered ^ ((ordered >> 31) & _ID_BITS)).view(torch.float32)
+        ranks = counts if own is None else counts.sum(-1) + 1
+        return values, _ID_BITS - (best & _ID_BITS), ranks
+
+    def _topping(
+        self, logits: torch.Tensor, num: int, own: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, _Launch]:
+        num_rows, vocab_size = logits.shape
+        kept = max(_FEWEST_TOP, _power_of_two(num))
+        block = max(self._top_block, kept)
+        parts = -(-vocab_size // block)
+        keys = logits.new_empty((num_rows, parts * kept), dtype=torch.int64)
+        counts = logits.new_empty((num_rows, parts), dtype=torch.int32)
+        arguments = {
+            "logits": logits,
+            "keys": keys,
+            "own": own,
+            "counts": None if own is None else counts,
+            "vocab_size": vocab_size,
+            "row_stride": logits.stride(0),
+            "RANKS": own is not None,
+            "NUM": kept,
+            "BLOCK": block,
+            "num_warps": self._scans.TOP_WARPS,
+        }
+        return keys, counts, _Launch(self._scans.top_of_slices, (num_rows, parts), arguments)
 
     def further(
         self,
@@ -67,49 +247,80 @@ class WholeVocabSampler:
 
         wanted: bool [S]. mass_limits: float32 [S, 1]; a token is kept if likelier ones have less.
         """
-        arguments = self._arguments(limits.scaled, token_ids, wanted.to(torch.int32), keys)
-        arguments |= {
-            "log_totals": limits.log_total.reshape(-1),
-            "mass_limits": mass_limits.reshape(-1),
-            "top_ks": limits.top_ks.to(torch.int32).reshape(-1),
-            "leasts": limits.scaled.amax(-1) + limits.min_ps[:, 0].log(),
-            "TRUNCATED": True,
-        }
-        self._kernel[(len(token_ids),)](**arguments)
+        self._redraw[(len(token_ids),)](
+            **self._redraw_arguments(
+                limits.scaled,
+                token_ids,
+                wanted.to(torch.int32),
+                keys,
+                log_totals=limits.log_total.reshape(-1),
+                mass_limits=mass_limits.reshape(-1),
+                top_ks=limits.top_ks.to(torch.int32).reshape(-1),
+                leasts=limits.scaled.amax(-1) + limits.min_ps[:, 0].log(),
+            )
+        )
 
-    def compile(self, vocab_size: int, device: torch.device) -> list[Any]:
-        """Compile both forms ahead of the first step; returns what Triton made of them."""
-        scaled = torch.empty((1, vocab_size), device=device)
-        ids, ints = (torch.empty(1, dtype=it, device=device) for it in (torch.int64, torch.int32))
-        plain = self._arguments(scaled, ids, ints, ints[None])
-        floats = scaled[:, 0]
-        names = ("log_totals", "mass_limits", "leasts")
-        truncated = plain | dict.fromkeys(names, floats) | {"top_ks": ints, "TRUNCATED": True}
-        made = [self._kernel.warmup(grid=(1,), **each) for each in (plain, truncated)]
+    def compile(
+        self, vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> list[Any]:
+        """Compile what steps that are not recorded need; returns what Triton made of it.
+
+        With another `dtype` of logits: what recorded ones need, which compile it as they begin.
+        """
+        logits = torch.empty((1, vocab_size), dtype=dtype, device=device)
+        floats, ints = (
+            torch.empty(1, dtype=it, device=device) for it in (torch.float32, torch.int32)
+        )
+        scaled, ids = logits.float(), ints.long()
+        limits = dict.fromkeys(("log_totals", "mass_limits", "leasts"), floats)
+        redraw = self._redraw_arguments(scaled, ids, ints, ints[None], top_ks=ints, **limits)
+        launches = [_Launch(self._redraw, (1,), redraw)]
+        draws = Draws(floats, ints, torch.stack([ints, ints]))
+        edits = None
+        if dtype != torch.float32:
+            words = torch.empty((1, -(-vocab_size // 32)), dtype=torch.int32, device=device)
+            edits = RowEdits(scaled, ints, words, ints)
+            launches.append(self._scaling(logits, floats, edits)[1])
+            launches.append(self._topping(logits, min(20, vocab_size), floats)[2])
+        for each in (None, draws):
+            for totals in (False, True) if edits is not None else (False,):
+                launches += self._choosing(logits, each, edits, totals)[1]
+        if self._has_top:
+            launches.append(self._topping(scaled, min(256, vocab_size), None)[2])
+        made = [launch.compile() for launch in launches]
         if device.type == "cuda":  # `run` is a property that compiles the launcher on first access
             for each in made:
                 each.run  # noqa: B018
         return made
 
-    def _arguments(
+    def _redraw_arguments(
         self,
         scaled: torch.Tensor,
         token_ids: torch.Tensor,
         wanted: torch.Tensor,
         keys: torch.Tensor,
+        **limits: torch.Tensor,
     ) -> dict[str, Any]:
         return {
             "scaled": scaled,
             "token_ids": token_ids,
             "wanted": wanted,
             "keys": keys[0],
-            "log_totals": None,
-            "mass_limits": None,
-            "top_ks": None,
-            "leasts": None,
+            **limits,
             "vocab_size": scaled.shape[1],
             "row_stride": scaled.stride(0),
-            "TRUNCATED": False,
-            "BLOCK": self._block,
-            "num_warps": self._num_warps,
+            "BLOCK": self._redraw_block,
+            "num_warps": self._redraw_warps,
         }
+
+
+def _edit_arguments(edits: RowEdits | None) -> dict[str, Any]:
+    if edits is None:
+        names = ("edited", "edit_rows", "masks", "mask_rows")
+        return {**dict.fromkeys(names), "mask_stride": 0, "EDITS": False}
+    return {**edits._asdict(), "mask_stride": edits.masks.stride(0), "EDITS": True}
+
+
+def _power_of_two(num: int) -> int:
+    """The least power of two that is at least `num`."""
+    return 1 << (num - 1).bit_length()

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from slipstream_core.runner.attention import backend_choice
-from slipstream_core.runner.attention.backend_choice import triton_attention
+from slipstream_core.runner.attention.backend_choice import AttentionBackend, triton_attention
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.attention.triton_support import is_wanted, unready
@@ -98,10 +98,34 @@ def test_for_whom_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_wanted(torch.device("cpu"))
 
 
-def choose() -> Any:
+def choose(wanted: AttentionBackend = "auto", device: torch.device = CARD) -> Any:
     return triton_attention(
-        GEOMETRY, [], block_size=16, dtype=torch.bfloat16, device=CARD, model="it"
+        GEOMETRY, [], block_size=16, dtype=torch.bfloat16, device=device, model="it", wanted=wanted
     )
+
+
+def test_what_is_asked_for_and_cannot_serve_is_refused(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    allowed = "allowed here are 'auto' and 'torch'"
+    with pytest.raises(ModelLoadError, match=f"the device is the CPU; {allowed}"):
+        choose("triton", torch.device("cpu"))
+    machine.programs = set()
+    with pytest.raises(ModelLoadError, match=rf"\(apt-get install gcc\).*; {allowed}"):
+        choose("triton")
+    machine.programs = {"gcc"}
+    monkeypatch.setattr(backend_choice, "shared_limit", lambda _device: 1000)
+    with pytest.raises(ModelLoadError, match=f"1000 bytes of shared memory.; {allowed}"):
+        choose("triton")
+
+
+def test_torch_is_taken_where_it_is_asked_for(
+    machine: Machine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert choose("torch") is None
+    assert caplog.text == ""
 
 
 def test_without_a_compiler_it_serves_slowly_and_says_so(

@@ -12,13 +12,18 @@ pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-te
 if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
+from msgspec.structs import replace
 from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.runner.sampling import sampler
 from slipstream_core.runner.sampling.noise import row_keys
 from slipstream_core.runner.sampling.sampler import NUM_CANDIDATES, draw, sample
+from slipstream_core.runner.sampling.token_bitmask import masked_rows, masks_of
+from slipstream_core.runner.sampling.top_tokens import most_likely
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 from slipstream_core.runner.sampling.whole_vocab_sampling import (
+    Draws,
+    RowEdits,
     WholeVocabSampler,
     whole_vocab_sampler,
 )
@@ -39,17 +44,109 @@ def logits_of(rows: int, scale: float, seed: int) -> torch.Tensor:
     return (torch.randn(rows, VOCAB, generator=generator) * scale).to(DEVICE)
 
 
-def test_draws_from_whole_rows(whole: WholeVocabSampler) -> None:
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
+
+
+def keys_of(rows: int) -> torch.Tensor:
+    return torch.from_numpy(row_keys(np.arange(rows) - 5, np.arange(rows) * 1000)).to(DEVICE)
+
+
+@DTYPES
+def test_draws_from_whole_rows(whole: WholeVocabSampler, dtype: torch.dtype) -> None:
+    """Rows that are not drawn get their most likely token, of equals the first."""
     rows = 24
-    scaled = logits_of(rows, 2.0, 1)
-    keys = row_keys(np.arange(rows) - 5, np.arange(rows) * 1000)
-    keys = torch.from_numpy(keys).to(DEVICE)
+    logits = logits_of(rows, 2.0, 1).to(dtype)
+    divisors = torch.linspace(0.3, 2.0, rows, device=DEVICE)
     vocab = torch.arange(VOCAB, dtype=torch.int32, device=DEVICE)
-    expected = draw(scaled, keys, vocab)
-    wanted = torch.ones(rows, dtype=torch.int32, device=DEVICE)
-    assert whole.all(scaled, keys, wanted).tolist() == expected.tolist()
-    wanted[::2] = 0
-    assert whole.all(scaled, keys, wanted)[1::2].tolist() == expected[1::2].tolist()
+    expected = draw(logits.float() / divisors[:, None], keys_of(rows), vocab)
+    drawn = torch.ones(rows, dtype=torch.int32, device=DEVICE)
+    drawn[::2] = 0
+    expected[::2] = logits.float()[::2].argmax(-1)
+    chosen = whole.choose(logits, draws=Draws(divisors, drawn, keys_of(rows)))
+    assert chosen.token_ids.tolist() == expected.tolist()
+    assert chosen.own is chosen.totals is None
+
+
+@DTYPES
+def test_one_pass_tells_what_log_probabilities_need(
+    whole: WholeVocabSampler, dtype: torch.dtype
+) -> None:
+    logits = logits_of(9, 3.0, 4).to(dtype)
+    logits[1] = -torch.inf
+    logits[1, 17] = 2.5
+    logits[2, 600:] = -torch.inf
+    logits[3] = 7.0  # all equal
+    chosen = whole.choose(logits, totals=True)
+    assert chosen.own is not None
+    assert chosen.totals is not None
+    ids = logits.float().argmax(-1)
+    assert chosen.token_ids.tolist() == ids.tolist()
+    assert chosen.own.tolist() == logits.float().gather(1, ids[:, None])[:, 0].tolist()
+    torch.testing.assert_close(chosen.totals, logits.double().logsumexp(-1).float())
+
+
+@DTYPES
+def test_edits_are_applied_while_reading(whole: WholeVocabSampler, dtype: torch.dtype) -> None:
+    """Other logits for row 1 and 3, a mask for 2 and 3; log-probabilities are of the model's."""
+    rows = 5
+    logits = logits_of(rows, 2.0, 2).to(dtype)
+    edited = logits_of(2, 2.0, 3)
+    allowed = torch.rand(2, VOCAB, generator=torch.Generator().manual_seed(5)) < 0.1
+    padded = torch.zeros(2, -(-VOCAB // 32) * 32, dtype=torch.bool)
+    padded[:, :VOCAB] = allowed
+    bits = np.packbits(padded.numpy(), axis=1, bitorder="little").view(np.int32)
+    edits = RowEdits(
+        edited,
+        torch.tensor([-1, 1, -1, 0, -1], dtype=torch.int32, device=DEVICE),
+        torch.from_numpy(bits).to(DEVICE),
+        torch.tensor([-1, -1, 0, 1, -1], dtype=torch.int32, device=DEVICE),
+    )
+    values = logits.float()
+    values[1], values[3] = edited[1], edited[0]
+    values[2:4] = values[2:4].masked_fill(~allowed.to(DEVICE), -torch.inf)
+    chosen = whole.choose(logits, edits=edits, totals=True)
+    assert chosen.token_ids.tolist() == values.argmax(-1).tolist()
+    assert chosen.totals is not None
+    torch.testing.assert_close(chosen.totals, logits.float().logsumexp(-1))
+    divisors = torch.linspace(0.5, 2.0, rows, device=DEVICE)
+    vocab = torch.arange(VOCAB, dtype=torch.int32, device=DEVICE)
+    draws = Draws(divisors, torch.ones(rows, dtype=torch.int32, device=DEVICE), keys_of(rows))
+    expected = draw(values / divisors[:, None], keys_of(rows), vocab)
+    drawn = whole.choose(logits, draws=draws, edits=edits)
+    assert drawn.token_ids.tolist() == expected.tolist()
+    scaled = whole.scaled(logits, divisors, edits)
+    assert torch.equal(scaled, values / divisors[:, None])
+
+
+def test_the_largest_of_slices_are_those_of_the_row(whole: WholeVocabSampler) -> None:
+    """By value, then by id; with zeros of both signs, and as many equals as there can be."""
+    logits = logits_of(2, 1.0, 6)[:, :130].bfloat16()
+    logits[0, ::3] = 0.0
+    logits[0, 1::3] = -0.0
+    logits[1, 100:] = -torch.inf
+    values, ids, ranks = whole.top(logits, 20, logits.float()[:, 7].contiguous())
+    expected_values, expected_ids = most_likely(logits.float(), 20)
+    assert ids.tolist() == expected_ids.tolist()
+    assert values.tolist() == expected_values.tolist()
+    own = logits.float()[:, 7:8]
+    assert ranks.tolist() == ((logits.float() > own).sum(-1) + 1).tolist()
+
+
+def test_masks_forbid_what_a_grammar_and_min_tokens_forbid() -> None:
+    plan = replace(
+        plan_of([Row(), Row(masked=(3, 64)), Row(), Row(masked=(699,))]),
+        grammar_rows=np.array([1, 2]),
+    )
+    given = np.random.default_rng(0).integers(-(2**31), 2**31, (2, 22)).astype(np.int32)
+    assert masked_rows(plan).tolist() == [1, 2, 3]
+    found = np.unpackbits(masks_of(plan, given, VOCAB).view(np.uint8), axis=1, bitorder="little")
+    expected = np.ones((3, 22 * 32), np.uint8)
+    expected[:2] = np.unpackbits(given.view(np.uint8), axis=1, bitorder="little")
+    expected[0, [3, 64]] = 0
+    expected[2, 699] = 0
+    assert found.tolist() == expected.tolist()
 
 
 ROWS = [
