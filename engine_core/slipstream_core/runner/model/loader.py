@@ -16,7 +16,8 @@
   - On another device the parameters move one by one from the mapping, or, where `accelerate` is
     installed, as they are read (transformers loads directly to a device only with it).
   - Experts are merged a layer at a time.
-  - Of several ranks each reads its slices from the mapping (`sharding`); they are copies of it.
+  - Of several ranks each takes its slices from the mapping (`sharding`): those of rows are parts of
+    it, those of columns copies.
   - The runner may later change the layout of some weights, one by one (`compilation/fuse.py`,
     `compilation/fuse_card.py`, `compilation/pack.py`).
 """
@@ -135,7 +136,7 @@ def load_model(
         kept = 0
         if target.type == "cpu" and getattr(config, "quantization_config", None) is None:
             kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
-            if rank is not None:  # a slice is a copy, and each rank finds its memory free
+            if rank is not None:  # a slice may be a copy, and each rank finds its memory free
                 kept = num_parameters * torch_dtype.itemsize
             refuse_weights(name, kept, read_host_memory())
         if is_random(name):
@@ -419,7 +420,8 @@ def _weights(
 
 
 def _distributed_config(plan: ShardingPlan, rank: Rank) -> Any:
-    from transformers.distributed import DistributedConfig  # imports much, for this alone
+    # imports much, for this alone
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     return DistributedConfig(tp_size=rank.size, tp_plan=plan.for_transformers())
 

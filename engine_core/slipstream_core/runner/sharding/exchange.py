@@ -46,7 +46,7 @@ def _library() -> ctypes.CDLL | None:
     path = compiled(CLibrary("ranks", (_SOURCE,), (), ("-pthread",), instead="gloo"))
     if path is None:
         return None
-    library = ctypes.CDLL(path)
+    library = ctypes.CDLL(str(path))
     library.slipstream_ranks_sum.argtypes = (_Pointer, _Pointer, _Pointer, _Int)
     library.slipstream_ranks_gather.argtypes = (_Pointer, _Pointer, _Pointer, _Int, _Int, _Int)
     library.slipstream_ranks_take.argtypes = (_Pointer, _Pointer, _Int)
