@@ -71,7 +71,6 @@ def measure_plans(num_rows: int, num_blocks: int, num_plans: int) -> Row:
             put = clock()
             taken = reader.take()
             viewed = clock()
-            assert taken is not None
             bounds.check(taken)
             spent[at] = checked - begin, put - checked, viewed - put, clock() - viewed
             reader.release()

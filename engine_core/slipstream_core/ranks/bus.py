@@ -25,9 +25,8 @@ from slipstream_core.step.plan import StepPlan
 
 NUM_SLOTS = 4  # one step runs, another one waits; two more that slower ranks still read
 
-_PLAN, _END = 1, 2  # what a slot holds
 _PAGE: Final = mmap.PAGESIZE
-_LINE: Final = 64  # bytes; what precedes the plan in a slot, and one rank's counter
+_LINE: Final = 64  # bytes of one rank's counter
 _MAX_READERS = _PAGE // _LINE
 _FOR_MASKED_IDS = 1 << 20  # bytes
 
@@ -58,8 +57,8 @@ class PlanBus:
     def allocate(self, slot_bytes: int) -> None:
         """Make room for plans of `slot_bytes`; before the first one."""
         self._memory.close()
-        slot = _LINE + slot_bytes
-        os.ftruncate(self.memory_fd, _PAGE + NUM_SLOTS * (slot + -slot % _PAGE))
+        size = slot_bytes + -slot_bytes % _PAGE
+        os.ftruncate(self.memory_fd, _PAGE + NUM_SLOTS * size)
         self._memory = _Memory(self.memory_fd)
 
     def put(self, plan: StepPlan, *, timeout_s: float) -> None:
@@ -70,17 +69,9 @@ class PlanBus:
         """
         self._wait_for_room(timeout_s)
         slot = self._memory.slots[self._num_written % NUM_SLOTS]
-        slot.plan.pack(plan)
-        slot.words[0] = _PLAN
+        slot.pack(plan)
         self._num_written += 1
         self._ring()
-
-    def end(self) -> None:
-        """Tell the ranks that no plan follows, if there is room for that."""
-        if self._num_free:
-            self._memory.slots[self._num_written % NUM_SLOTS].words[0] = _END
-            self._num_written += 1
-            self._ring()
 
     def close(self) -> None:
         """Close the descriptors. Idempotent."""
@@ -144,8 +135,8 @@ class PlanReader:
             select.select([self._doorbell], [], [])
             os.eventfd_read(self._doorbell)
 
-    def take(self) -> StepPlan | None:
-        """Wait for the next plan, whose arrays are good until it is released; None: none follows.
+    def take(self) -> StepPlan:
+        """Wait for the next plan, whose arrays are good until it is released.
 
         Raises PlanBytesError.
         """
@@ -154,7 +145,7 @@ class PlanReader:
             self._memory = _Memory(self._memory_fd)
         slot = self._memory.slots[self._num_taken % NUM_SLOTS]
         self._num_taken += 1
-        return None if slot.words[0] == _END else slot.plan.view()
+        return slot.view()
 
     def release(self) -> None:
         """Give back the slot of the oldest plan taken."""
@@ -163,14 +154,6 @@ class PlanReader:
         self._memory.released[self._at] = self._num_released
         with contextlib.suppress(BlockingIOError):  # it is full of wakings, which is one
             os.eventfd_write(self._room_fd, 1)
-
-
-class _Slot:
-    """A slot: words that precede the plan, and the plan."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self.words: Int64s = np.frombuffer(memory, np.int64, _LINE // 8)
-        self.plan = PlanBuffer(memory[_LINE:])
 
 
 class _Memory:
@@ -183,7 +166,7 @@ class _Memory:
         self.released: Int64s = np.frombuffer(whole, np.int64, _PAGE // 8)
         step = (size - _PAGE) // NUM_SLOTS
         starts = range(_PAGE, size, step) if step else ()
-        self.slots = [_Slot(whole[at : at + step]) for at in starts]
+        self.slots = [PlanBuffer(whole[at : at + step]) for at in starts]
 
     def close(self) -> None:
         """Unmap, once no array refers to it."""

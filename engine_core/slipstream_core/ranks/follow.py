@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 from functools import partial
+from typing import NoReturn
 
 from slipstream_core.config import RankConfig
 from slipstream_core.ranks.bus import PlanReader
@@ -22,7 +23,7 @@ _MOST_LAUNCHED = 2  # one that runs, and the next
 
 
 def main() -> int:
-    """Compute until the core ends. Exit code 1 where the model cannot be loaded."""
+    """Compute until the core ends, which ends this. Exit code 1 if the model cannot be loaded."""
     config, _ = start_child("rank", RankConfig)
     core = config.core
     reader = PlanReader(config.index - 1, config.memory_fd, config.doorbell, config.room_fd)
@@ -46,13 +47,12 @@ def main() -> int:
     bounds = PlanBounds(
         runner.num_blocks, runner.info.block_size, core.max_num_seqs, runner.info.vocab_size
     )
-    follow(runner, reader, bounds)
-    return 0
+    return follow(runner, reader, bounds)
 
 
-def follow(runner: Runner, reader: PlanReader, bounds: PlanBounds) -> None:
-    """Compute plans until none follows. Raises what a step raises, and for a plan that the first
-    rank would not have written.
+def follow(runner: Runner, reader: PlanReader, bounds: PlanBounds) -> NoReturn:
+    """Compute plans for ever. Raises what a step raises, and for a plan that the first rank would
+    not have written.
     """
     num_launched = 0
     fd = runner.fileno()
@@ -67,8 +67,6 @@ def follow(runner: Runner, reader: PlanReader, bounds: PlanBounds) -> None:
             num_launched -= 1
         elif reader.any_waiting:
             plan = reader.take()
-            if plan is None:
-                return
             bounds.check(plan)
             runner.launch(plan)
             num_launched += 1

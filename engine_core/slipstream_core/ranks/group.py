@@ -52,6 +52,8 @@ def join_group(
     on_card = device_type == "cuda"
     if on_card:
         torch.cuda.set_device(rank.index)
+    else:  # transformers loads slices onto cards where torch finds any
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     store = _Distributed.FileStore(f"/proc/self/fd/{meeting_fd}", rank.size)
     _Distributed.init_process_group(
         "nccl" if on_card else "gloo",

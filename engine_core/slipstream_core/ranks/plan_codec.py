@@ -82,8 +82,8 @@ class PlanBuffer:
         """buffer: begins at a multiple of 8 bytes."""
         self._buffer = buffer
         self._layout: tuple[int, ...] = ()  # the counts, and whether there is a prompt
-        self._columns: dict[str, Column] = {}
-        self._scored: dict[str, Column] = {}
+        self._columns: dict[str, Any] = {}
+        self._scored: dict[str, Any] = {}
         self._header: Column = np.frombuffer(buffer, np.int64, min(_WORDS, buffer.nbytes // 8))
 
     def pack(self, plan: StepPlan) -> int:

@@ -73,12 +73,12 @@ class RankWatch:
         found = [fd for fd, _ in ended.poll()]
         if self._stop_fd in found:
             return
-        rank = self._watched[found[0]]
+        ended_one = self._watched[found[0]]
         info = os.waitid(os.P_PIDFD, found[0], os.WEXITED | os.WNOWAIT)
         assert info is not None
         code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        status = _last_status(rank.status_fd)
-        self._on_end(RankEnd(rank.rank, rank.process.pid, code, status))
+        status = _last_status(ended_one.status_fd)
+        self._on_end(RankEnd(ended_one.rank, ended_one.process.pid, code, status))
 
 
 def _last_status(fd: int) -> Status:

@@ -172,7 +172,7 @@ class TorchRunner:
         self._copies = copies
         self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
         self._threads = Threads(threads or torch.get_num_threads(), self._kernels)
-        prepare = self._threads.prepare
+        prepare = self._prepare_thread
         self._thread: DeviceThread[StepResult] | CudaThread[StepResult]
         if copies is None:
             self._thread = DeviceThread("device", prepare)
@@ -191,6 +191,12 @@ class TorchRunner:
         elif self._triton is not None:
             recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)
         return eager(model.module) if recorded is None else recorded
+
+    def _prepare_thread(self) -> None:
+        """Settings of the device's thread: CUDA's current card is a thread's own."""
+        self._threads.prepare()
+        if self._device.index is not None:
+            torch.cuda.set_device(self._device)
 
     def launch(self, plan: StepPlan) -> None:
         """Enqueue a step. Returns at once."""

@@ -16,7 +16,8 @@
   - On another device the parameters move one by one from the mapping, or, where `accelerate` is
     installed, as they are read (transformers loads directly to a device only with it).
   - Experts are merged a layer at a time.
-  - Of several ranks each reads its slices from the mapping (`sharding`); they are copies of it.
+  - Of several ranks each takes its slices from the mapping (`sharding`): those of rows are parts of
+    it, those of columns copies.
   - The runner may later change the layout of some weights, one by one (`compilation/fuse.py`,
     `compilation/fuse_card.py`, `compilation/pack.py`).
 """
@@ -137,7 +138,7 @@ def load_model(
         kept = 0
         if target.type == "cpu":
             kept = num_parameters * torch_dtype.itemsize
-            # a rank's slice is a copy, and each rank finds its memory free
+            # a rank's slice may be a copy, and each rank finds its memory free
             if not is_quantised and rank is None:
                 kept = _kept_bytes(name, source, config, torch_dtype, num_parameters)
             refuse_weights(name, kept, read_host_memory())

@@ -68,15 +68,15 @@ def _as_plain_tensors(model: nn.Module) -> dict[int, int]:
     plain: dict[int, tuple[Any, nn.Parameter]] = {}  # by parameter, which is kept for its id
     heights: dict[int, int] = {}
     for module in model.modules():
-        parameters: dict[str, Any] = module._parameters
-        for name, parameter in list(parameters.items()):
+        own: dict[str, Any] = module._parameters  # torch's annotations know no DTensor here
+        for name, parameter in list(own.items()):
             if not isinstance(parameter, DTensor):
                 continue
             if isinstance(module, nn.Embedding):
                 heights[id(module)] = parameter.shape[0]
             if id(parameter) not in plain:  # tied parameters stay one
                 plain[id(parameter)] = (parameter, _plain(parameter.to_local().detach()))
-            parameters[name] = plain[id(parameter)][1]
+            own[name] = plain[id(parameter)][1]
     return heights
 
 
@@ -174,6 +174,5 @@ def _normed(self: Any, x: torch.Tensor, size: int) -> torch.Tensor:
     """The root mean square norm over what all ranks have, each the same share."""
     h = x.float()
     mean = sum_over_ranks(h.pow(2).sum(-1, keepdim=True)) / (size * x.shape[-1])
-    h = h * torch.rsqrt(mean + self.variance_epsilon)
-    normed: torch.Tensor = (self.weight * h).to(x.dtype)
-    return normed
+    normed: torch.Tensor = self.weight * (h * torch.rsqrt(mean + self.variance_epsilon))
+    return normed.to(x.dtype)

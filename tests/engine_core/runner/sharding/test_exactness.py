@@ -105,4 +105,5 @@ def test_a_rank_never_holds_more_than_its_slice(two_ranks: LockstepRanks, tmp_pa
     assert whole > 200 << 20
     for rank in two_ranks.load(tmp_path / "large"):
         assert 0.45 * whole < rank["weights"] < 0.55 * whole
-        assert 0.45 * whole < rank["peak"] < 0.6 * whole
+        # slices of columns are copies, those of rows stay mapped
+        assert 0.1 * whole < rank["peak"] < 0.6 * whole
