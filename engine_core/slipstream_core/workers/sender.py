@@ -201,7 +201,7 @@ class WorkerSender:
         rows = self._sampled
         if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
             return False
-        if not session.link.has_credit:
+        if not rows.array.size or not session.link.has_credit:
             return False
         logprobs, budget = None, _TOKEN_BUDGET
         if self._wants_logprobs:

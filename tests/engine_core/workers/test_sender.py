@@ -114,6 +114,17 @@ def test_two_steps_with_nobody_in_common_leave_together() -> None:
     assert side.received() == {0: [0], 2: [200], 3: [300]}
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_a_step_without_tokens_for_the_worker_sends_none(*, logprobs: bool) -> None:
+    """All of its rows have ended meanwhile."""
+    side = Side()
+    side.port.open(0, 0, logprobs=logprobs)
+    side.port.publish()
+    side.port.mark_dirty(RowSet(np.zeros(0, np.int64)))
+    side.port.publish()
+    assert side.received() == {}
+
+
 def test_two_steps_of_the_same_rows_leave_together() -> None:
     side = Side()
     side.port.publish()
