@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.fleet.moves import MoveSettings
 from slipstream.prompt_logprobs import prompt_logprobs_of
 from slipstream.request.requests import new_resume
-from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.messages import ModelCard, StructuredOutputs
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 EVERYTHING = {"max_tokens": 60, "logprobs": 1, "stop": ("q}",)}
@@ -312,6 +313,23 @@ def test_reader_back_at_its_front_while_the_replica_is_lost(
         fleet.start_again(1 - first)
     later = resumed(fleet, fleet.session, reading)
     assert_only_the_later_reads(fleet, reading, later, plain)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_client_waits_for_other_replicas_for_a_moment(make_fleet, comes: bool) -> None:
+    """Else a batch that is submitted at once goes to the first that answers."""
+    fleet = make_fleet(2)
+    stack = fleet.stacks[0]
+    stack.kill_worker()
+    (stack.directory / LOCK_NAME).write_text(str(os.getpid()))  # its supervisor is there
+    other, card = fleet.client(), Future[ModelCard]()
+    other.connect(card, fleet.now())
+    fleet.until(lambda: other.is_attached)
+    assert not card.done()
+    if comes:
+        stack.start_worker()
+    fleet.until(card.done)
+    assert card.result().name
 
 
 def test_request_made_again_after_its_stream_has_moved(make_fleet, expected) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any
 
 import zmq
@@ -48,6 +49,7 @@ _ABSENT_S = 1.0  # as in `ClientSession`
 _TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_s": 2.0}
 _LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
 Statements = dict[str, bytes | None]
+_GATHER_S = 0.25  # for the other members, once the first has answered
 _ACCEPTED_WAIT = 6  # times `timeout_s`, as in `ClientSession`
 
 
@@ -84,6 +86,7 @@ class FleetSession:
         self._now = self._began_at = now
         self._all_due_at = now
         self._callers: dict[Future[ModelCard], float] = {}  # since when each waits
+        self._welcomed_at = inf  # when the first member answered
         self._source = source or member_source(address, partial(check_member, access=access))
         settings = settings or MoveSettings(
             wait_s=timeout_s, accepted_wait_s=_ACCEPTED_WAIT * timeout_s
@@ -163,7 +166,7 @@ class FleetSession:
     # ---- what may be asked for ---------------------------------------------------------------
 
     def connect(self, future: Future[ModelCard], now: float) -> None:
-        """Fulfil `future` when a member answers; ConnectionLostError after `timeout_s`."""
+        """Fulfil `future` when members answer; ConnectionLostError after `timeout_s`."""
         if self.is_attached and self.model is not None:
             future.set_result(self.model)
         else:
@@ -266,6 +269,8 @@ class FleetSession:
                 self._fail_callers(why_none)
         if has_changed:
             fleet_queries.ask_elsewhere(self._members, now)
+        if self._callers:
+            self._answer_callers(now)
         self._held.wake()
         return has_deltas
 
@@ -291,9 +296,7 @@ class FleetSession:
             self._learned.learn(welcome.members)
         for hold in holds:
             self._router.take(hold)
-        callers, self._callers = self._callers, {}
-        for caller in callers:
-            caller.set_result(self.model or welcome.model)
+        self._welcomed_at = min(self._welcomed_at, self._now)
 
     def loaded(self, member: FleetMember, load: Load) -> None:
         """A member has told its load."""
@@ -319,6 +322,22 @@ class FleetSession:
         self._router.over(state)
 
     # ---- callers -----------------------------------------------------------------------------
+
+    def _answer_callers(self, now: float) -> None:
+        """Answer callers once all members are there, or soon after the first: what they submit at
+        once is spread over all.
+        """
+        if self.model is None or not self.is_attached:
+            return
+        is_any_away = any(
+            each.session and not each.is_attached and not each.is_gone
+            for each in self._members.listed
+        )
+        if is_any_away and now < self._welcomed_at + _GATHER_S:
+            return
+        callers, self._callers = self._callers, {}
+        for caller in callers:
+            caller.set_result(self.model)
 
     def _check_callers(self, now: float) -> None:
         """Fail callers that have waited for `timeout_s`, or for less where nothing can answer."""
