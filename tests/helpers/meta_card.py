@@ -28,6 +28,7 @@ from slipstream_core.runner.cuda.graph_capture import Work
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.model.rope import freeze_frequencies
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
+from slipstream_core.runner.sampling.whole_vocab_sampling import Chosen, Draws, RowEdits
 from slipstream_core.runner.staging import CopyEvent, to_device
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan
@@ -222,11 +223,50 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
 class MetaDraws:
     """In place of `WholeVocabSampler`: checks and computes shapes only."""
 
-    def all(self, scaled: torch.Tensor, keys: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        assert keys.shape == (2, len(scaled))
-        assert wanted.shape == (len(scaled),)
-        assert wanted.dtype == torch.int32
-        return scaled.new_empty(len(scaled), dtype=torch.int64)
+    def choose(
+        self,
+        logits: torch.Tensor,
+        *,
+        draws: Draws | None = None,
+        edits: RowEdits | None = None,
+        totals: bool = False,
+    ) -> Chosen:
+        num = len(logits)
+        if draws is not None:
+            assert draws.keys.shape == (2, num)
+            assert draws.divisors.shape == draws.drawn.shape == (num,)
+            assert draws.drawn.dtype == torch.int32
+        self._check(logits, edits)
+        own, total = (logits.new_empty(num, dtype=torch.float32) for _ in range(2))
+        token_ids = logits.new_empty(num, dtype=torch.int64)
+        return Chosen(token_ids, own if totals else None, total if totals else None)
+
+    def scaled(
+        self, logits: torch.Tensor, divisors: torch.Tensor, edits: RowEdits | None = None
+    ) -> torch.Tensor:
+        assert divisors.shape == (len(logits),)
+        self._check(logits, edits)
+        return logits.new_empty(logits.shape, dtype=torch.float32)
+
+    def _check(self, logits: torch.Tensor, edits: RowEdits | None) -> None:
+        if edits is not None:
+            num, vocab_size = logits.shape
+            assert edits.edit_rows.shape == edits.mask_rows.shape == (num,)
+            assert edits.edited.shape[1] == vocab_size
+            assert edits.masks.shape[1] == -(-vocab_size // 32)
+
+    def most_likely(self, logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (len(logits), num)
+        values = logits.new_empty(shape, dtype=torch.float32)
+        return values, logits.new_empty(shape, dtype=torch.int64)
+
+    def logprob_columns(
+        self, logits: torch.Tensor, chosen: Chosen, num: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert chosen.own is not None
+        assert chosen.totals is not None
+        values, ids = self.most_likely(logits, num + 1)
+        return values, ids, logits.new_empty(len(logits), dtype=torch.int64)
 
     def further(
         self, limits: TruncationLimits, keys: Any, wanted: Any, token_ids: Any, masses: Any

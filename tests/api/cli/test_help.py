@@ -80,7 +80,7 @@ def test_serve_shows_every_setting_in_its_group_with_its_default(capsys, monkeyp
             assert is_here == (group_of(name) == title) or name == "insecure"
     plain = " ".join(text.split())
     assert "--port PORT, --http-port PORT" in plain
-    assert "requests that run at the same time (default: 256)" in plain
+    assert "requests that run at the same time (default: 256; 1024 on a large GPU)" in plain
     assert "(1 to 256; default: 16)" in plain
     assert "(default: 127.0.0.1 ::1; may be given several times)" in plain
     assert "--dtype {auto,bfloat16,float16,float32}" in plain
