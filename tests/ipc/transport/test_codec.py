@@ -73,7 +73,10 @@ def within(kind: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
         return st.binary(max_size=min(limits.max_length, 24))
     if kind is str:
         return st.text(max_size=min(limits.max_length, 24))
-    return values_of(kind)  # lists of a few: fewer than any limit
+    # lists of a few: fewer than any limit
+    return st.lists(values_of(get_args(kind)[0]), min_size=limits.min_length or 0, max_size=3).map(
+        get_origin(kind) or list
+    )
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:

@@ -57,6 +57,9 @@ class Readers:
     def __init__(self) -> None:
         self.ports = {ME: Port()}
 
+    def is_here(self, client: bytes) -> bool:
+        return client in self.ports
+
     def port(self, client: bytes) -> Port:
         return self.ports[client]
 
