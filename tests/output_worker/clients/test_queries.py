@@ -58,7 +58,8 @@ class Readers:
         self.ports = {ME: Port()}
 
     def is_here(self, client: bytes) -> bool:
-        return client in self.ports
+        port = self.ports.get(client)
+        return port is not None and port.is_open
 
     def port(self, client: bytes) -> Port:
         return self.ports[client]

@@ -115,7 +115,7 @@ def launches_to_compile(
         launch
         for launch in attention.every_launch(0, layer, dtype)
         if launch.arguments.get("DECODE") is (step == "decode")
-        and (step == "decode" or not launch.arguments["SPLIT"])
+        and (step == "decode" or launch.arguments.get("SPLIT") is False)
     ]
 
 
