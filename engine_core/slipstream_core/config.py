@@ -16,7 +16,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
     memory that this core may use in all; `num_blocks` overrides both (tests).
     `touches_cache` takes the memory of a CPU's cache, and of prompts, before the first request.
-    `card_defaults` names those of `max_num_seqs` and `max_num_batched_tokens` that nobody set: a
+    `card_defaults` names those of `max_num_seqs` and `max_num_batched_tokens` that are not set: a
     large card replaces them (runner/card_defaults).
     `attention_backend` is what attends: Triton's kernels, which need a card, or torch's operators;
     auto takes the first where they can serve.

@@ -96,7 +96,7 @@ def test_defaults_are_those_of_the_processes(tmp_path):
         served_model_name="slipstream-demo",
         threads=1,
         dtype="float32",  # the demo model's texts do not depend on the batch
-        card_defaults=("max_num_seqs", "max_num_batched_tokens"),  # nobody set them
+        card_defaults=("max_num_seqs", "max_num_batched_tokens"),  # not set by the user
     )
     assert worker == WorkerConfig(
         tokenizer=DEMO,
