@@ -26,7 +26,6 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 import uvloop
-from msgspec import Struct
 
 from slipstream.cli.options.parser import Parser
 from slipstream.demo_model import MODEL_PATH
@@ -38,6 +37,7 @@ from slipstream_bench.common.load.http_client import (
     HttpClient,
     RequestFailedError,
 )
+from slipstream_bench.common.load.openai_target import StreamEvent
 from slipstream_bench.common.measures import Row, cannot_measure
 from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of, number
 from slipstream_bench.common.report import (
@@ -120,7 +120,7 @@ def bench_conversations(arguments: argparse.Namespace) -> int:
     def measure(router: str) -> list[Row]:
         seed = given["seed"] + num_runs.get(router, 0)
         num_runs[router] = num_runs.get(router, 0) + 1
-        load = _Load(given["rate"] * given["replicas"], given["seconds"], seed)
+        load = _Chats(given["rate"] * given["replicas"], given["seconds"], seed)
         with (
             _replicas(given["replicas"]) as stacks,
             _routed(router, stacks, arguments.sglang_python) as urls,
@@ -181,32 +181,10 @@ def _routed(router: str, stacks: Sequence[Stack], python: str | None) -> Iterato
         yield [f"http://127.0.0.1:{port}"]
 
 
-class _Details(Struct, gc=False):
-    cached_tokens: int = 0
+_decoder = msgspec.json.Decoder(StreamEvent)
 
 
-class _Usage(Struct, gc=False):
-    prompt_tokens: int = 0
-    prompt_tokens_details: _Details | None = None
-
-
-class _Delta(Struct, gc=False):
-    content: str | None = None
-
-
-class _Choice(Struct, gc=False):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-
-
-class _Event(Struct, gc=False):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-
-
-_decoder = msgspec.json.Decoder(_Event)
-
-
-class _Turn:
+class ChatTurn:
     """One request, and what has come of its answer. ideal_share: of the prompt, what other prompts
     and answers began with before.
     """
@@ -227,16 +205,16 @@ class _Turn:
                 continue
             event = _decoder.decode(data)
             for choice in event.choices:
-                if choice.delta.content:
+                if choice.delta is not None and choice.delta.content:
                     self.first_s = self.first_s or time.monotonic()
                     self.answer += choice.delta.content
             if event.usage is not None:
                 details = event.usage.prompt_tokens_details
-                self.prompt_tokens = event.usage.prompt_tokens
-                self.cached_tokens = details.cached_tokens if details is not None else 0
+                self.prompt_tokens = event.usage.prompt_tokens or 0
+                self.cached_tokens = (details and details.cached_tokens) or 0
 
 
-class _Load:
+class _Chats:
     """Conversations that begin at random times, and go on after each answer."""
 
     def __init__(self, rate: float, seconds: float, seed: int) -> None:
@@ -245,7 +223,7 @@ class _Load:
         self._workload = Workload(seed, is_popular=False)
         self._words = np.random.default_rng(seed)
         self._systems: dict[tuple[int, int], str] = {}
-        self._turns: list[_Turn] = []
+        self._turns: list[ChatTurn] = []
         self._counts_from = 0.0
         self._num_prompt_tokens: list[list[float]] = []  # of each replica, at both times
 
@@ -265,7 +243,7 @@ class _Load:
                 _, answer_len = self._workload.turn(conversation)
                 said = self._text(conversation.length - answer_len - length)
                 messages.append({"role": "user", "content": said})
-                turn = _Turn(known / sum(len(each["content"]) for each in messages))
+                turn = ChatTurn(known / sum(len(each["content"]) for each in messages))
                 await self._send(turn, next(targets), messages, answer_len)
                 if num_known and turn.prompt_tokens:
                     turn.ideal_share = min(1.0, num_known / turn.prompt_tokens)
@@ -318,7 +296,11 @@ class _Load:
         }
 
     async def _send(
-        self, turn: _Turn, client: HttpClient, messages: Sequence[dict[str, str]], answer_len: int
+        self,
+        turn: ChatTurn,
+        client: HttpClient,
+        messages: Sequence[dict[str, str]],
+        answer_len: int,
     ) -> None:
         body = {
             "model": _MODEL_NAME,

@@ -94,7 +94,7 @@ def bench_failover(arguments: argparse.Namespace) -> int:
     note = simulation_note()
     rows: list[Row] = []
     for run in range(arguments.runs):
-        load = _Load(given["streams"], given["output_len"], seed=run)
+        load = _OpenStreams(given["streams"], given["output_len"], seed=run)
         model = f"simulated:step_ms={given['step_ms']:g},prefill_us=20,mode=chain"
         with (
             log_level("ERROR"),
@@ -115,7 +115,7 @@ def bench_failover(arguments: argparse.Namespace) -> int:
     return 0 if all(row["identical"] == row["running"] for row in rows) else 1
 
 
-class _Load:
+class _OpenStreams:
     """Streams that follow one another, `num_streams` at a time."""
 
     def __init__(self, num_streams: int, output_len: int, seed: int) -> None:
@@ -194,7 +194,7 @@ def _prompt(answer: _Answer) -> str:
     return f"Chapter {answer.number}: how names are bound, and where."
 
 
-def _row(load: _Load, kill: _Kill, again: dict[int, str], steady_s: float) -> Row:
+def _row(load: _OpenStreams, kill: _Kill, again: dict[int, str], steady_s: float) -> Row:
     span = GapSpan("", kill.at_s, kill.back_s)
     gaps: dict[bool, list[float]] = {True: [], False: []}
     for answer in kill.running:
@@ -220,7 +220,7 @@ def _row(load: _Load, kill: _Kill, again: dict[int, str], steady_s: float) -> Ro
     }
 
 
-def _rate(load: _Load, begin_s: float, end_s: float) -> float:
+def _rate(load: _OpenStreams, begin_s: float, end_s: float) -> float:
     """Tokens a second that the client received."""
     num_tokens = sum(
         num
@@ -231,7 +231,7 @@ def _rate(load: _Load, begin_s: float, end_s: float) -> float:
     return num_tokens / (end_s - begin_s)
 
 
-def _draw(load: _Load, kills: Sequence[_Kill], num_replicas: int, file: str) -> None:
+def _draw(load: _OpenStreams, kills: Sequence[_Kill], num_replicas: int, file: str) -> None:
     edges = np.arange(load.begin_s, load.end_s, _BIN_S)
     rates: dict[str, list[float]] = {}
     for replica in range(num_replicas):

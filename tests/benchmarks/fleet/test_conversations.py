@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from slipstream.cli.main import main
-from slipstream_bench.fleet.conversations import _Turn
+from slipstream_bench.fleet.conversations import ChatTurn
 
 
 def test_a_turn_is_what_its_events_say():
-    turn = _Turn()
+    turn = ChatTurn()
     events = [
         {"choices": [{"delta": {"role": "assistant"}}]},
         {"choices": [{"delta": {"content": "one "}}]},

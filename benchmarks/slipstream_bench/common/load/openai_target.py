@@ -53,9 +53,14 @@ class StreamChoice(Struct, gc=False):
     finish_reason: str | None = None
 
 
+class _PromptDetails(Struct, gc=False):
+    cached_tokens: int | None = None
+
+
 class _Usage(Struct, gc=False):
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
 
 
 class StreamEvent(Struct, gc=False):
