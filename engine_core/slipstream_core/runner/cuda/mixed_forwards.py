@@ -51,7 +51,7 @@ class MixedForwards:
         backend: FixedShapeBackend,
         layers: Sequence[LayerCache],
         last_token: torch.Tensor,  # [max_num_seqs + 1]
-        logits: torch.Tensor,  # [max_rows, vocab] float32, which a forward fills from the first on
+        logits: torch.Tensor,  # [max_rows, vocab], which a forward fills from the first on
         copies: Copies,
         buckets: Sequence[int],  # ascending
         table_width: int,
@@ -84,7 +84,7 @@ class MixedForwards:
         )
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
-        """Logits of the sampled rows of a plan that `takes` accepts, float32 [S, vocab].
+        """Logits of the sampled rows of a plan that `takes` accepts, [S, vocab].
 
         They are valid until the next call.
         """
