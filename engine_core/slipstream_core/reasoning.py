@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from slipstream_core.reasoning_delimiters import Move, Place, delimiter_automaton
+from slipstream_core.reasoning_delimiters import DelimiterMove, IdPlace, delimiter_automaton
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.messages import Admit, ReasoningIds
 from slipstream_ipc.messages.answer import ReasoningPlace
@@ -93,7 +93,7 @@ class ReasoningState:
         self._has_called = False
         self.grammar_start: int | None = None
         place = (_GRAMMAR_PLACES if self.has_grammar else _PLACES)[ids.start]
-        if place is Place.GRAMMAR or self._is_in_grammar:
+        if place is IdPlace.GRAMMAR or self._is_in_grammar:
             self.grammar_start = 0
         self._state = self._automaton.state(place)
 
@@ -144,7 +144,7 @@ class ReasoningState:
     @property
     def num_held(self) -> int:
         """How many of the last outputs are the grammar's unless reasoning begins with them."""
-        return self._state.num_held if self._state.place is Place.START else 0
+        return self._state.num_held if self._state.place is IdPlace.START else 0
 
     @property
     def calls(self) -> CallFollower | None:
@@ -163,28 +163,28 @@ class ReasoningState:
         if self._is_in_grammar:
             return 0
         match self._state.place:
-            case Place.GRAMMAR:
+            case IdPlace.GRAMMAR:
                 assert self.grammar_start is not None
                 return self.grammar_start
-            case Place.REASONING if self._num_left < NEVER:
+            case IdPlace.REASONING if self._num_left < NEVER:
                 least = self._begin + self._num_left
                 return min(least, self._changed_at) if self._excludes else least
-            case Place.BORDER if not self._num_left:
+            case IdPlace.BORDER if not self._num_left:
                 return self._changed_at  # reasoning that begins has to end
-            case Place.START | Place.CALL:
+            case IdPlace.START | IdPlace.CALL:
                 return self._changed_at
         return self._changed_at if self._excludes else NEVER
 
     def allowed_at(self, index: int) -> Allowed:
         """What output `index` may be; all outputs before it have been taken."""
         match self._state.place:
-            case Place.GRAMMAR:
+            case IdPlace.GRAMMAR:
                 return Allowed.GRAMMAR
-            case Place.START:
+            case IdPlace.START:
                 return Allowed.GRAMMAR_OR_REASONING
-            case Place.CALL:
+            case IdPlace.CALL:
                 return Allowed.CALL
-            case Place.REASONING if index >= self._begin + self._num_left:
+            case IdPlace.REASONING if index >= self._begin + self._num_left:
                 return Allowed.END
         if self._is_in_grammar:
             return Allowed.GRAMMAR
@@ -230,7 +230,7 @@ class ReasoningState:
                     state = self._state
             index += 1
 
-    def _follow(self, move: Move, index: int) -> None:
+    def _follow(self, move: DelimiterMove, index: int) -> None:
         """Output `index` makes this move."""
         old, self._state = self._state, move.to
         self._changed_at = index + 1
@@ -243,14 +243,14 @@ class ReasoningState:
         elif move.to.is_grammar:
             self.grammar_start = index - old.num_held
         if move.trigger and self._calls is not None and not self.is_final and not self.masks_ids:
-            self._state = self._automaton.state(Place.CALL)
+            self._state = self._automaton.state(IdPlace.CALL)
             self._go_on(index, is_complete=self._calls.begin(move.trigger))
 
     def _go_on(self, index: int, *, is_complete: bool) -> None:
         """Output `index` is the call's."""
         self._changed_at = index + 1
         if is_complete:
-            self._state, self._has_called = self._automaton.state(Place.BORDER), True
+            self._state, self._has_called = self._automaton.state(IdPlace.BORDER), True
 
     def _end(self, end: int, behind: int) -> None:
         """Reasoning ends before output `end`; a grammar begins at `behind`."""
@@ -259,20 +259,20 @@ class ReasoningState:
             self._num_left = max(self._num_left - num, 0)
         if self.has_grammar:
             self.grammar_start = behind
-            self._state = self._automaton.state(Place.GRAMMAR)
+            self._state = self._automaton.state(IdPlace.GRAMMAR)
 
 
-_PLACES: Mapping[ReasoningPlace, Place] = {
-    "start": Place.BORDER,
-    "border": Place.BORDER,
-    "reasoning": Place.REASONING,
-    "content": Place.CONTENT,
+_PLACES: Mapping[ReasoningPlace, IdPlace] = {
+    "start": IdPlace.BORDER,
+    "border": IdPlace.BORDER,
+    "reasoning": IdPlace.REASONING,
+    "content": IdPlace.CONTENT,
 }
-_GRAMMAR_PLACES: Mapping[ReasoningPlace, Place] = {
-    "start": Place.START,
-    "border": Place.GRAMMAR,
-    "reasoning": Place.REASONING,
-    "content": Place.GRAMMAR,
+_GRAMMAR_PLACES: Mapping[ReasoningPlace, IdPlace] = {
+    "start": IdPlace.START,
+    "border": IdPlace.GRAMMAR,
+    "reasoning": IdPlace.REASONING,
+    "content": IdPlace.GRAMMAR,
 }
 
 

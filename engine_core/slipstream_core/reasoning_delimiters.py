@@ -20,7 +20,7 @@ Ids = tuple[int, ...]
 OTHER = -1  # stands for every id that no delimiter has
 
 
-class Place(IntEnum):
+class IdPlace(IntEnum):
     """Where the next id stands."""
 
     START = 0  # of an answer in a grammar, which begins here or behind reasoning
@@ -50,19 +50,19 @@ class DelimiterState:
         "watches_all",
     )
 
-    def __init__(self, place: Place, recent: Ids = (), num_held: int = 0) -> None:
+    def __init__(self, place: IdPlace, recent: Ids = (), num_held: int = 0) -> None:
         self.place = place
         self.recent = recent
         self.num_held = num_held
-        self.moves: dict[int, Move] = {}
-        self.is_reasoning = place is Place.REASONING
-        self.is_call = place is Place.CALL
-        self.is_grammar = place is Place.GRAMMAR
+        self.moves: dict[int, DelimiterMove] = {}
+        self.is_reasoning = place is IdPlace.REASONING
+        self.is_call = place is IdPlace.CALL
+        self.is_grammar = place is IdPlace.GRAMMAR
         # whether the next id has to be looked at, whatever it is
-        self.watches_all = bool(recent) or place in (Place.START, Place.BORDER, Place.CALL)
+        self.watches_all = bool(recent) or place in (IdPlace.START, IdPlace.BORDER, IdPlace.CALL)
 
 
-class Move(NamedTuple):
+class DelimiterMove(NamedTuple):
     """What an id does. num: ids of the delimiter that it completes. trigger: that delimiter, if it
     begins a call in the grammar. is_within: that delimiter ends reasoning without being its end.
     """
@@ -92,14 +92,14 @@ class DelimiterAutomaton:
         self._held_prefixes = self._begin_prefixes | _prefixes(self._ends)
         self.first_ids = frozenset(each[0] for each in every)
         self.known_ids = frozenset(token_id for each in every for token_id in each) | self._blanks
-        self._states: dict[tuple[Place, Ids, int], DelimiterState] = {}
+        self._states: dict[tuple[IdPlace, Ids, int], DelimiterState] = {}
 
-    def state(self, place: Place, recent: Ids = (), num_held: int = 0) -> DelimiterState:
+    def state(self, place: IdPlace, recent: Ids = (), num_held: int = 0) -> DelimiterState:
         """The one state that these make."""
         key = place, recent, num_held
         return self._states.get(key) or self._states.setdefault(key, DelimiterState(*key))
 
-    def move(self, state: DelimiterState, token_id: int) -> Move:
+    def move(self, state: DelimiterState, token_id: int) -> DelimiterMove:
         """What an id does in a state that is neither in a call nor in the grammar."""
         if token_id not in self.known_ids:
             token_id = OTHER
@@ -136,48 +136,48 @@ class DelimiterAutomaton:
         also = {each for each in found for part in parts if (*part, each) in self._others}
         return found - also
 
-    def _computed(self, state: DelimiterState, tail: Ids) -> Move:
+    def _computed(self, state: DelimiterState, tail: Ids) -> DelimiterMove:
         """tail: the recent ids and the new one."""
         match state.place:
-            case Place.REASONING:
+            case IdPlace.REASONING:
                 if num := _longest(tail, self._ends):
-                    return Move(self.state(Place.BORDER), num)
+                    return DelimiterMove(self.state(IdPlace.BORDER), num)
                 if num := _longest(tail, self._calls):
                     trigger = tail[-num:] if tail[-num:] in self._triggers else ()
-                    return Move(self.state(Place.CONTENT), num, trigger, is_within=True)
-                return Move(self._going_on(Place.REASONING, tail))
-            case Place.START:
+                    return DelimiterMove(self.state(IdPlace.CONTENT), num, trigger, is_within=True)
+                return DelimiterMove(self._going_on(IdPlace.REASONING, tail))
+            case IdPlace.START:
                 if _longest(tail, self._begins) == len(tail):
-                    return Move(self.state(Place.REASONING), len(tail))
+                    return DelimiterMove(self.state(IdPlace.REASONING), len(tail))
                 if tail in self._begin_prefixes:
-                    return Move(self.state(Place.START, tail, len(tail)))
-                return Move(self.state(Place.GRAMMAR))
+                    return DelimiterMove(self.state(IdPlace.START, tail, len(tail)))
+                return DelimiterMove(self.state(IdPlace.GRAMMAR))
             case _:
                 return self._outside(state, tail)
 
-    def _outside(self, state: DelimiterState, tail: Ids) -> Move:
+    def _outside(self, state: DelimiterState, tail: Ids) -> DelimiterMove:
         """The move in content, or at a border."""
         if num := _longest(tail, self._triggers):
-            return Move(self.state(Place.CONTENT), num, tail[-num:])
-        if state.place is Place.CONTENT:
+            return DelimiterMove(self.state(IdPlace.CONTENT), num, tail[-num:])
+        if state.place is IdPlace.CONTENT:
             if num := _longest(tail, self._borders):
-                return Move(self.state(Place.BORDER), num)
-            return Move(self._going_on(Place.CONTENT, tail))
+                return DelimiterMove(self.state(IdPlace.BORDER), num)
+            return DelimiterMove(self._going_on(IdPlace.CONTENT, tail))
         held = tail[len(state.recent) - state.num_held :]
         num = _longest(held, self._begins)
         if num and self._blanks.issuperset(held[:-num]):
-            return Move(self.state(Place.REASONING), num)
+            return DelimiterMove(self.state(IdPlace.REASONING), num)
         if num := _longest(tail, self._borders):
-            return Move(self.state(Place.BORDER), num)
+            return DelimiterMove(self.state(IdPlace.BORDER), num)
         num = _longest(held, self._ends)
         if num and self._blanks.issuperset(held[:-num]):
-            return Move(self.state(Place.BORDER), num)
+            return DelimiterMove(self.state(IdPlace.BORDER), num)
         num = _longest(held, self._held_prefixes)
         if self._blanks.issuperset(held[: len(held) - num]):
-            return Move(self._going_on(Place.BORDER, tail, num))
-        return Move(self._going_on(Place.CONTENT, tail))
+            return DelimiterMove(self._going_on(IdPlace.BORDER, tail, num))
+        return DelimiterMove(self._going_on(IdPlace.CONTENT, tail))
 
-    def _going_on(self, place: Place, tail: Ids, num_held: int = 0) -> DelimiterState:
+    def _going_on(self, place: IdPlace, tail: Ids, num_held: int = 0) -> DelimiterState:
         num = _longest(tail, self._prefixes)
         return self.state(place, tail[len(tail) - num :], num_held)
 

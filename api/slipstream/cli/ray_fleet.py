@@ -19,7 +19,7 @@ from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
 from slipstream.errors import missing_option, wrong_option
 from slipstream.fleet.members import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.ray_fleet.messages import FleetSpec, FleetStatus, ScaleGoal, decoded
-from slipstream.ray_fleet.scaling import Bounds
+from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import HTTP, StackSettings, group_of, settings_from
 from slipstream.stack.stack import StackError
@@ -198,13 +198,13 @@ def _add_within(parser: Parser) -> None:
     )
 
 
-def _bounds(arguments: argparse.Namespace, fewest: int) -> Bounds:
+def _bounds(arguments: argparse.Namespace, fewest: int) -> ReplicaBounds:
     """The numbers of replicas. Raises: BadRequestError."""
     given = str(arguments.replicas)
     allowed = f"N or MIN:MAX, from {fewest} to {MAX_MEMBERS}"
     if (found := _NUMBER.fullmatch(given)) is None:
         raise wrong_option("replicas", given, allowed)
-    bounds = Bounds(int(found[1]), int(found[2] or found[1]))
+    bounds = ReplicaBounds(int(found[1]), int(found[2] or found[1]))
     if not fewest <= bounds.least <= bounds.most <= MAX_MEMBERS:
         raise wrong_option("replicas", given, allowed)
     return bounds

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream.ray_fleet.messages import FleetSpec, FleetStatus, ReplicaReport, ScaleGoal
-from slipstream.ray_fleet.scaling import Autoscaler, Bounds
+from slipstream.ray_fleet.scaling import Autoscaler, ReplicaBounds
 from slipstream_ipc.backoff import RestartBackoff
 
 NoReport = Literal["unplaced", "silent", "away", "gone"]
@@ -28,7 +28,7 @@ restarted; its actor is gone for good.
 """
 _FIND_S = 30.0  # for replicas that were found to answer
 _DRAIN_MARGIN_S = 30.0  # beside the stack's own bound
-_NO_BOUNDS = Bounds(0, 0)
+_NO_BOUNDS = ReplicaBounds(0, 0)
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class Controller:
             if replica.due_at is not None and now >= replica.due_at:
                 self._start(replica)
 
-    def scale(self, bounds: Bounds) -> None:
+    def scale(self, bounds: ReplicaBounds) -> None:
         """Have as many replicas from now on."""
         self._goal = ScaleGoal(bounds, self._goal.version + 1)
         self._wanted = min(max(self._wanted, bounds.least), bounds.most)

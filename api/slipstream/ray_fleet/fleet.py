@@ -13,7 +13,7 @@ from slipstream.ray_fleet.cluster import NAMESPACE
 from slipstream.ray_fleet.controller import Controller
 from slipstream.ray_fleet.host import RayHost
 from slipstream.ray_fleet.messages import FleetSpec, decoded, encoded
-from slipstream.ray_fleet.scaling import Bounds
+from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream_ipc.telemetry.logs import configure_logging
 
 _EVERY_S = 0.5
@@ -52,7 +52,7 @@ class Fleet:
     def scale(self, least: int, most: int) -> None:
         """Have so many replicas; none: drain all."""
         with self._lock:
-            self._controller.scale(Bounds(least, most))
+            self._controller.scale(ReplicaBounds(least, most))
         self._acts.set()
 
     def remove_all(self) -> None:

@@ -11,7 +11,6 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from slipstream.ray_fleet import replica
 from slipstream.ray_fleet.cluster import (
     NAMESPACE,
     actors_of,
@@ -23,13 +22,14 @@ from slipstream.ray_fleet.cluster import (
 )
 from slipstream.ray_fleet.controller import NoReport, replica_name
 from slipstream.ray_fleet.messages import FleetSpec, ReplicaReport, ScaleGoal, decoded, encoded
+from slipstream.ray_fleet.replica import RayReplica
 from slipstream_ipc.telemetry.logs import configure_logging
 
 _ASK_S = 0.5  # for replicas to answer together
 _LITTLE = {"CPU": 0.01}  # a placement group has to ask for something
 
 
-class Replica(replica.Replica):
+class ReplicaActor(RayReplica):
     """The actor of a replica, which clients reach at the address of its Ray node."""
 
     def __init__(self, spec: bytes, name: str) -> None:
@@ -64,7 +64,7 @@ class RayHost:
             [bundle or _LITTLE], strategy="STRICT_PACK", name=name, lifetime="detached"
         )
         self._handles[index] = (
-            ray.remote(Replica)
+            ray.remote(ReplicaActor)
             .options(
                 name=name,
                 namespace=NAMESPACE,

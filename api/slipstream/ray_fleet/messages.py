@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from slipstream.fleet.replica_status import ReplicaStatus
-from slipstream.ray_fleet.scaling import Bounds
+from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.messages import Load
 
@@ -24,7 +24,7 @@ class ScaleGoal(Struct, frozen=True):
     for a fleet's actor that begins anew.
     """
 
-    bounds: Bounds
+    bounds: ReplicaBounds
     version: int = 0
 
 

@@ -35,7 +35,7 @@ _ATTACH_S = 10.0
 _CRASHED = 1  # exit code
 
 
-class Replica:
+class RayReplica:
     """Starts a stack that clients reach at `host`, and answers for it."""
 
     def __init__(

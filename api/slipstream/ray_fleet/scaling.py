@@ -10,7 +10,7 @@ FILL = 0.75  # of the requests that a replica runs at a time; the rest is room f
 CALM_S = 300.0  # for so long fewer replicas must do before there are fewer
 
 
-class Bounds(Struct, frozen=True):
+class ReplicaBounds(Struct, frozen=True):
     """The fewest and the most replicas; equal where the number is fixed."""
 
     least: int
@@ -32,7 +32,7 @@ class Autoscaler:
         self._asked: deque[tuple[float, int]] = deque()  # when, and for how many
 
     def wanted(
-        self, num_requests: int, max_num_seqs: int, current: int, bounds: Bounds, now: float
+        self, num_requests: int, max_num_seqs: int, current: int, bounds: ReplicaBounds, now: float
     ) -> int:
         """Replicas wanted at `now`, which never goes back. current: those wanted before."""
         self._asked.append((now, replicas_for(num_requests, max_num_seqs)))

@@ -25,14 +25,14 @@ class PlanBytesError(ValueError):
     """Bytes that are no plan, or a plan that has no place in its buffer."""
 
 
-class _Field(NamedTuple):
+class _PlanField(NamedTuple):
     name: str
     dtype: np.dtype[Any]
     shape: tuple[str, ...]  # names of counts
 
 
-def _fields(shape: tuple[str, ...], **dtypes: type[np.generic]) -> tuple[_Field, ...]:
-    return tuple(_Field(name, np.dtype(dtype), shape) for name, dtype in dtypes.items())
+def _fields(shape: tuple[str, ...], **dtypes: type[np.generic]) -> tuple[_PlanField, ...]:
+    return tuple(_PlanField(name, np.dtype(dtype), shape) for name, dtype in dtypes.items())
 
 
 _MAGIC: Final = 0x31_4E_41_4C_50_50_49_4C  # changes with the layout
@@ -222,7 +222,7 @@ def _size(counts: tuple[int, ...]) -> int:
     return size
 
 
-def _num_items(field: _Field, counts: dict[str, int]) -> int:
+def _num_items(field: _PlanField, counts: dict[str, int]) -> int:
     items = 1
     for name in field.shape:
         items *= counts[name]
@@ -242,7 +242,7 @@ def _write(source: StepPlan | PromptPlan, places: dict[str, Column]) -> None:
 
 
 def _columns_at(
-    fields: tuple[_Field, ...], counts: dict[str, int], buffer: memoryview, at: int
+    fields: tuple[_PlanField, ...], counts: dict[str, int], buffer: memoryview, at: int
 ) -> tuple[dict[str, Any], int]:
     """Views of the columns from `at` on, by name, and where the last one ends."""
     columns: dict[str, Any] = {}

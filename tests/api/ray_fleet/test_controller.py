@@ -20,7 +20,7 @@ from slipstream.ray_fleet.messages import (
     decoded,
     encoded,
 )
-from slipstream.ray_fleet.scaling import CALM_S, Bounds
+from slipstream.ray_fleet.scaling import CALM_S, ReplicaBounds
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.messages import Load
 
@@ -28,7 +28,7 @@ DRAIN_S = StackSettings().drain_s
 
 
 def spec(least: int, most: int | None = None) -> FleetSpec:
-    bounds = Bounds(least, least if most is None else most)
+    bounds = ReplicaBounds(least, least if most is None else most)
     return FleetSpec("demo", StackSettings(), 1.0, 0.0, ScaleGoal(bounds))
 
 
@@ -128,7 +128,7 @@ def test_as_many_as_wanted_are_started_once():
     for now in range(2, 20):
         controller.turn(float(now))
     assert host.num_started == 3
-    assert all(box.goal == ScaleGoal(Bounds(3, 3)) for box in host.boxes.values())
+    assert all(box.goal == ScaleGoal(ReplicaBounds(3, 3)) for box in host.boxes.values())
 
 
 def test_an_actor_that_is_restarted_keeps_its_address_until_it_has_another():
@@ -141,7 +141,7 @@ def test_an_actor_that_is_restarted_keeps_its_address_until_it_has_another():
     controller.turn(3.0)
     assert controller.addresses() == ["tcp://h:9", "tcp://h:2"]
     assert host.num_started == 2
-    assert host.boxes[0].goal == ScaleGoal(Bounds(2, 2))
+    assert host.boxes[0].goal == ScaleGoal(ReplicaBounds(2, 2))
 
 
 def test_one_that_is_gone_is_started_again_under_its_name():
@@ -173,7 +173,7 @@ def test_one_that_cannot_be_started_is_tried_again_after_longer_and_longer():
 
 def test_why_one_does_not_serve_is_shown():
     controller, host = started(1)
-    controller.scale(Bounds(2, 2))
+    controller.scale(ReplicaBounds(2, 2))
     controller.turn(2.0)
     assert controller.status().replicas[1].why == "it starts"
     host.boxes[1].answer = "unplaced"
@@ -186,7 +186,7 @@ def test_the_emptiest_drains_and_is_removed_when_it_has_ended():
     for index, running in enumerate((3, 1, 2)):
         host.serve(index, running)
     controller.turn(2.0)
-    controller.scale(Bounds(2, 2))
+    controller.scale(ReplicaBounds(2, 2))
     controller.turn(3.0)
     assert host.drained == [1]
     assert conditions(controller)[1] == ("replica-1", "draining")
@@ -200,11 +200,11 @@ def test_the_emptiest_drains_and_is_removed_when_it_has_ended():
 
 def test_those_that_do_not_serve_go_first_and_without_a_drain():
     controller, host = started(2)
-    controller.scale(Bounds(4, 4))
+    controller.scale(ReplicaBounds(4, 4))
     controller.turn(2.0)
     host.boxes[0].answer = "away"
     controller.turn(3.0)
-    controller.scale(Bounds(1, 1))
+    controller.scale(ReplicaBounds(1, 1))
     controller.turn(4.0)
     assert sorted(host.boxes) == [1]
     assert not host.drained
@@ -212,7 +212,7 @@ def test_those_that_do_not_serve_go_first_and_without_a_drain():
 
 def test_a_drain_outlives_a_restart_of_the_actor_and_has_a_bound():
     controller, host = started(2)
-    controller.scale(Bounds(1, 1))
+    controller.scale(ReplicaBounds(1, 1))
     controller.turn(2.0)
     assert host.drained == [1]
     host.boxes[1].is_draining = False  # its actor was restarted
@@ -224,7 +224,7 @@ def test_a_drain_outlives_a_restart_of_the_actor_and_has_a_bound():
 
 def test_none_is_left_when_the_fleet_ends():
     controller, host = started(2)
-    controller.scale(Bounds(0, 0))
+    controller.scale(ReplicaBounds(0, 0))
     controller.turn(2.0)
     host.end_drained()
     controller.turn(3.0)
@@ -238,7 +238,7 @@ def test_none_is_left_when_the_fleet_ends():
 
 def test_one_that_begins_anew_waits_for_what_it_finds():
     controller, host = started(1)
-    controller.scale(Bounds(2, 2))
+    controller.scale(ReplicaBounds(2, 2))
     controller.turn(2.0)
     host.serve_all()
     controller.turn(3.0)
@@ -251,7 +251,7 @@ def test_one_that_begins_anew_waits_for_what_it_finds():
     host.serve_all()
     again.turn(11.0)
     assert not again.is_finding
-    assert again.status().goal.bounds == Bounds(2, 2)  # not that of the start
+    assert again.status().goal.bounds == ReplicaBounds(2, 2)  # not that of the start
     again.turn(12.0)
     assert (sorted(host.boxes), host.num_started, host.drained) == ([0, 1], 2, [])
 
@@ -298,7 +298,7 @@ def test_whatever_happens_there_are_as_many_in_the_end(events, wanted: int):
             controller = Controller(spec(1), host, now)
         elif event == "scale":
             wanted = max(1, number)
-            controller.scale(Bounds(wanted, wanted))
+            controller.scale(ReplicaBounds(wanted, wanted))
         elif event == "gone":
             host.boxes.pop(number, None)
         elif event == "drained":
@@ -308,7 +308,7 @@ def test_whatever_happens_there_are_as_many_in_the_end(events, wanted: int):
         elif box is not None:
             box.answer = "away" if event == "away" else ReplicaReport(error="no")
         controller.turn(now)
-    controller.scale(Bounds(wanted, wanted))
+    controller.scale(ReplicaBounds(wanted, wanted))
     for _ in range(200):
         now += 1.0
         controller.turn(now)

@@ -15,23 +15,23 @@ from tests.helpers.ports import free_port
 
 from slipstream import Client
 from slipstream.ray_fleet.messages import FleetSpec, ReplicaReport, ScaleGoal, decoded, encoded
-from slipstream.ray_fleet.replica import LOWEST_PORT, Replica, listen_address
-from slipstream.ray_fleet.scaling import Bounds
+from slipstream.ray_fleet.replica import LOWEST_PORT, RayReplica, listen_address
+from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 
-GOAL = ScaleGoal(Bounds(1, 3), version=4)
+GOAL = ScaleGoal(ReplicaBounds(1, 3), version=4)
 
 
-def replica(model: str = "simulated:step_ms=5", **settings: Any) -> tuple[Replica, Event]:
+def replica(model: str = "simulated:step_ms=5", **settings: Any) -> tuple[RayReplica, Event]:
     """One on loopback, and whether its process would have ended."""
     has_ended = Event()
     given = settings_from({"model": model, "insecure": True, **SHORT_LIVED, **settings})
     spec = FleetSpec("demo", given, 1.0, 0.0, GOAL)
-    made = Replica(encoded(spec), "replica-3.demo", "127.0.0.1", lambda _: has_ended.set())
+    made = RayReplica(encoded(spec), "replica-3.demo", "127.0.0.1", lambda _: has_ended.set())
     return made, has_ended
 
 
-def said(made: Replica) -> ReplicaReport:
+def said(made: RayReplica) -> ReplicaReport:
     return decoded(made.report(), ReplicaReport)
 
 

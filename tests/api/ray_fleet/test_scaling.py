@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.ray_fleet.scaling import CALM_S, Autoscaler, Bounds, replicas_for
+from slipstream.ray_fleet.scaling import CALM_S, Autoscaler, ReplicaBounds, replicas_for
 
 
 @given(st.integers(0, 10**6), st.integers(1, 2048))
@@ -31,7 +31,7 @@ def test_of_replicas_that_run_32_at_a_time(num_requests: int, replicas: int):
     st.integers(0, 5),
 )
 def test_up_at_once_and_down_after_the_calm(history, least: int, room: int):
-    bounds = Bounds(least, least + room)
+    bounds = ReplicaBounds(least, least + room)
     scaler = Autoscaler(0.0)
     now, current = 0.0, least
     asked: list[tuple[float, int]] = []
@@ -54,7 +54,7 @@ def test_up_at_once_and_down_after_the_calm(history, least: int, room: int):
 
 
 def test_a_short_lull_takes_no_replica():
-    scaler, bounds = Autoscaler(0.0), Bounds(1, 8)
+    scaler, bounds = Autoscaler(0.0), ReplicaBounds(1, 8)
     current = scaler.wanted(12, 4, 1, bounds, 0.0)
     assert current == 4
     for now in range(1, 301):
@@ -64,7 +64,7 @@ def test_a_short_lull_takes_no_replica():
 
 
 def test_one_that_begins_anew_keeps_what_there_is():
-    scaler, bounds = Autoscaler(1000.0), Bounds(1, 8)
+    scaler, bounds = Autoscaler(1000.0), ReplicaBounds(1, 8)
     assert scaler.wanted(0, 4, 5, bounds, 1000.0) == 5
     assert scaler.wanted(0, 4, 5, bounds, 1299.0) == 5
     assert scaler.wanted(0, 4, 5, bounds, 1300.0) == 1

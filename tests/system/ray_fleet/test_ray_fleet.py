@@ -125,7 +125,7 @@ def answers(client: slipstream.Client, cluster: RayCluster, kill: bool) -> list[
         while len(received) < NUM_BEFORE:
             received += next(stream).token_ids
     if kill:
-        cluster.of_actors("Replica")[0].kill()
+        cluster.of_actors("ReplicaActor")[0].kill()
     for stream, received in zip(streams, ids, strict=True):
         for delta in stream:
             received += delta.token_ids
@@ -157,14 +157,14 @@ def test_streams_of_a_killed_replica_go_on_and_it_comes_back(
 def test_the_fleets_actor_may_be_killed(cluster: RayCluster, fleet: str) -> None:
     with Members() as members:
         before = members.until(2)
-        replicas = cluster.of_actors("Replica")
+        replicas = cluster.of_actors("ReplicaActor")
         [actor] = cluster.of_actors("Fleet")
         actor.kill()
         said = command("scale", "3", "--name", "demo")
         assert "replica-2 serves" in said
         after = members.until(3)
     assert before < after
-    assert set(replicas) < set(cluster.of_actors("Replica"))
+    assert set(replicas) < set(cluster.of_actors("ReplicaActor"))
 
 
 def test_one_program_and_one_request_are_those_of_a_server(
@@ -185,7 +185,7 @@ def test_one_program_and_one_request_are_those_of_a_server(
 def test_it_shrinks_and_follows_its_requests(cluster: RayCluster, fleet: str, keys: Path) -> None:
     said = command("scale", "1", "--name", "demo")
     assert "draining" in said
-    assert len(cluster.of_actors("Replica")) == 1
+    assert len(cluster.of_actors("ReplicaActor")) == 1
     assert groups_and_actors() == (1, 2)
     command("scale", "1:2", "--name", "demo")
     with Members() as members, slipstream.Client(fleet, keys=keys) as client:
@@ -205,7 +205,7 @@ def test_it_shrinks_and_follows_its_requests(cluster: RayCluster, fleet: str, ke
 def test_nothing_is_left_of_it(cluster: RayCluster, fleet: str) -> None:
     stacks = {
         process
-        for actor in cluster.of_actors("Replica")
+        for actor in cluster.of_actors("ReplicaActor")
         for process in [actor, *actor.children(recursive=True)]
     }
     assert len(stacks) > 6
@@ -213,7 +213,7 @@ def test_nothing_is_left_of_it(cluster: RayCluster, fleet: str) -> None:
     _, alive = psutil.wait_procs(stacks, PATIENCE_S)
     assert not alive
     assert groups_and_actors() == (0, 0)
-    assert not cluster.of_actors("Replica") + cluster.of_actors("Fleet")
+    assert not cluster.of_actors("ReplicaActor") + cluster.of_actors("Fleet")
 
 
 def test_a_fleet_that_is_not_there_is_no_server(cluster: RayCluster, keys: Path) -> None:

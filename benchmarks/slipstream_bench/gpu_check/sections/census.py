@@ -38,15 +38,15 @@ _NAMED = 16  # kernels with a row of their own
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _CensusSizes:
     batches: tuple[int, ...]
     context: int  # tokens in the cache of each decode row
     prefill: int  # tokens of one prompt
     mixed: tuple[int, int]  # decode rows, and tokens of a prompt beside them
 
 
-_SIZES = _Sizes((1, 32, 256), 1024, 8192, (256, 512))
-_QUICK = _Sizes((1, 4), 32, 128, (3, 16))
+_SIZES = _CensusSizes((1, 32, 256), 1024, 8192, (256, 512))
+_QUICK = _CensusSizes((1, 4), 32, 128, (3, 16))
 
 
 def run(setting: GpuSetting, shape: str) -> None:

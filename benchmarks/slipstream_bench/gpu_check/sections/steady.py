@@ -30,7 +30,7 @@ _VARIANT: Variant = "stop2_logprobs5"
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
+class _SteadySizes:
     places: int
     prompt_len: int  # the longest; the shortest is `spread` of it
     num_tokens: int  # likewise
@@ -39,8 +39,8 @@ class _Sizes:
     graph_sizes: tuple[int, ...]
 
 
-_SIZES = _Sizes(256, 256, 512, 0.125, 5, (64, 128, 192, 224, 240, 248, 256))
-_QUICK = _Sizes(4, 24, 32, 0.25, 5, (4,))
+_SIZES = _SteadySizes(256, 256, 512, 0.125, 5, (64, 128, 192, 224, 240, 248, 256))
+_QUICK = _SteadySizes(4, 24, 32, 0.25, 5, (4,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ _SOURCE = Path(__file__).with_name("exchange.c")
 _Pointer, _Int = ctypes.c_void_p, ctypes.c_int64
 
 
-class _State(ctypes.Structure):
+class _SharedState(ctypes.Structure):
     """Exchange of exchange.c, which documents the fields."""
 
     _fields_ = (
@@ -68,7 +68,7 @@ class SharedExchange:
         self._anchor = ctypes.c_char.from_buffer(self._memory)
         self._library: Any = library
         self._slot_bytes = slot_bytes
-        self._state = _State(
+        self._state = _SharedState(
             ctypes.addressof(self._anchor), rank.index, rank.size, slot_bytes, 0, int(timeout_s)
         )
         self._at = ctypes.addressof(self._state)
