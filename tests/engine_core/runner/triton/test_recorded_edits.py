@@ -19,7 +19,7 @@ from tests.helpers.host_device import HostCopies, HostRecorder
 from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.fixed_shape import FixedShapeDecode
+from slipstream_core.runner.attention.fixed_shape import FIXED_SHAPE
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.cuda.decode_graphs import DecodeGraphs, GraphKind
 from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
@@ -102,7 +102,7 @@ def test_a_step_is_sampled_as_by_torch(kind: GraphKind, rows: list[Row]) -> None
     vocab = torch.arange(VOCAB, dtype=torch.int32)
     graphs = DecodeGraphs(
         forward=lambda ids, *_: table[None, : ids.shape[1]],
-        backend=FixedShapeDecode,
+        backend=FIXED_SHAPE,
         layers=kv_cache.allocate(
             [layer], num_blocks=4, block_size=16, dtype=torch.float32, device=device
         ),
