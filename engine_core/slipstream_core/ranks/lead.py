@@ -14,6 +14,7 @@ from slipstream_core.ranks.processes import Ranks
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.runner.torch_runner import TorchRunner
+from slipstream_core.runner.warm_up import warm_up
 from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import Int32s, StepFailed, StepPlan, StepResult
 
@@ -103,4 +104,7 @@ def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
         )
     )
     ranks.are_ready = True
-    return LeadRunner(own, ranks, config)
+    runner = LeadRunner(own, ranks, config)
+    if kind == "cpu":
+        warm_up(runner, own, config)
+    return runner

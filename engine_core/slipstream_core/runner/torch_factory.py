@@ -93,7 +93,6 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         num_blocks = least_over_ranks(num_blocks, model.device)
     check_length(model, config, num_blocks)
     packs = True
-    weight_bytes = sum(weight.nbytes for weight in model.module.parameters())
     if model.device.type == "cpu":
         keep_freed_memory()
         memory = read_host_memory()
@@ -108,8 +107,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
             token_buckets=buckets,
             packs=packs,
         )
-        if model.device.type == "cpu":
-            warm_up(runner, config, weight_bytes)
+        if model.device.type == "cpu" and rank is None:  # ranks do it together
+            warm_up(runner, runner, config)
         return runner
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise no_room(model, config, num_blocks) from error

@@ -123,6 +123,7 @@ class TorchRunner:
         if model.device.type == "cuda":
             # cuDNN plans on the host for every new shape, and decode steps keep changing shape
             torch.backends.cuda.enable_cudnn_sdp(False)
+        self.weight_bytes = sum(weight.nbytes for weight in model.module.parameters())
         self._device = model.device
         self._rank = model.rank
         self._block_size = block_size

@@ -5,7 +5,7 @@
   take so long that the rest does not matter, and where a predecessor's streams wait.
 - Where the cache's size was asked for, so that memory may be taken, one of the steps is a prompt
   (libraries keep 18 MiB from their first large product on), and the cache is touched, the blocks
-  that are dealt out first at first, for at most `_TOUCH_S`.
+  that are dealt out first at first, for at most `_TOUCH_S`; of several ranks, the first one's.
 - Freed memory stays in the process: a step's buffers are those of the step before. The allocator
   would give the end of its heap back after one step and take it again, page by page, in the next.
 """
@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.kv_cache_size import largest_plan
 from slipstream_core.runner.torch_runner import TorchRunner
-from slipstream_core.step.plan import StepFailed, StepPlan
+from slipstream_core.step.plan import ModelInfo, Runner, StepFailed, StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -44,34 +44,37 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
 
 
-def warm_up(runner: TorchRunner, config: CoreConfig, weight_bytes: int) -> None:
-    """Run the steps and touch the cache, as far as `config` and the size of the weights allow."""
+def warm_up(runner: Runner, own: TorchRunner, config: CoreConfig) -> None:
+    """Run the steps and touch the cache, as far as `config` and the size of the weights allow.
+
+    runner: has all ranks compute a step. own: what computes in this process, whose cache it is.
+    """
     if config.predecessor_ended_s:
         return
-    if weight_bytes <= _LARGE_BYTES:
-        for plan in warm_up_plans(runner, config):
+    if own.weight_bytes <= _LARGE_BYTES:
+        for plan in warm_up_plans(runner.info, config):
             runner.launch(plan)
             try:
                 runner.collect()
             except StepFailed as error:  # requests will tell
                 logger.warning("a step before the first request failed: %s", error)
     if config.touches_cache:
-        num = runner.touch_cache(_TOUCH_S)
-        logger.debug("touched %d of %d cache blocks", num, runner.num_blocks)
+        num = own.touch_cache(_TOUCH_S)
+        logger.debug("touched %d of %d cache blocks", num, own.num_blocks)
 
 
-def warm_up_plans(runner: TorchRunner, config: CoreConfig) -> list[StepPlan]:
+def warm_up_plans(info: ModelInfo, config: CoreConfig) -> list[StepPlan]:
     """A greedy decode step, one that samples and wants log-probabilities, and perhaps a prompt."""
-    most = min(config.max_num_batched_tokens, runner.info.max_model_len)
+    most = min(config.max_num_batched_tokens, info.max_model_len)
     rows = min(_ROWS, config.max_num_seqs, most)
 
     def plan(num_rows: int, num_tokens: int) -> StepPlan:
         return largest_plan(
             num_rows,
             num_tokens,
-            max_model_len=runner.info.max_model_len,
-            block_size=runner.info.block_size,
-            vocab_size=runner.info.vocab_size,
+            max_model_len=info.max_model_len,
+            block_size=info.block_size,
+            vocab_size=info.vocab_size,
         )
 
     sampled = plan(rows, rows)
