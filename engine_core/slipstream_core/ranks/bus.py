@@ -28,7 +28,6 @@ NUM_SLOTS = 4  # one step runs, another one waits; two more that slower ranks st
 _PAGE: Final = mmap.PAGESIZE
 _LINE: Final = 64  # bytes of one rank's counter
 _MAX_READERS = _PAGE // _LINE
-_FOR_MASKED_IDS = 1 << 20  # bytes
 
 Int64s = npt.NDArray[np.int64]
 
@@ -182,6 +181,6 @@ def slot_bytes(
     max_blocks: of a request's table. max_scored: prompt positions that a step may score.
     """
     tokens = 4 * 8 * max_num_batched_tokens
-    rows = max_num_seqs * (64 + 4 * max_blocks)
-    scored = 2 * 8 * max_scored
-    return 2 * (tokens + rows + scored) + _FOR_MASKED_IDS
+    rows = max_num_seqs * (32 + 4 * max_blocks)
+    scored = 8 * max_scored
+    return 2 * (tokens + rows + scored) + _PAGE

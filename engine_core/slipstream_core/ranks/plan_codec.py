@@ -4,8 +4,8 @@ The bytes are a header of int64 and then the plan's columns, each at a multiple 
 native byte order. The header has the plan's counts and flags; dtypes and shapes of the columns
 follow from them, so the bytes hold no type, no name and no offset.
 
-Rank 0 alone samples, so what only sampling reads and has no flat form stays there: `constraints`
-and `listed`. A plan that is read has None for both.
+Rank 0 alone samples, so what only sampling reads stays there, as do a prompt's rows and targets. In
+a plan that is read these columns are empty, and flags and limits those of a greedy step.
 """
 
 from __future__ import annotations
@@ -35,35 +35,42 @@ def _fields(shape: tuple[str, ...], **dtypes: type[np.generic]) -> tuple[_PlanFi
     return tuple(_PlanField(name, np.dtype(dtype), shape) for name, dtype in dtypes.items())
 
 
-_MAGIC: Final = 0x31_4E_41_4C_50_50_49_4C  # changes with the layout
-_COUNTS: Final = ("T", "R", "W", "S", "M", "G", "P", "N")
-_FLAGS: Final = ("all_greedy", "any_truncation", "any_wide")
-_HAS_PROMPT: Final = 1 << len(_FLAGS)
+_MAGIC: Final = 0x32_4E_41_4C_50_50_49_4C  # changes with the layout
+_COUNTS: Final = ("T", "R", "W", "N")
 
-# magic, size in bytes, step, num_decodes, max_logprobs, flags; then the counts
-_NUM_SCALARS: Final = 6
+# magic, size in bytes, step, num_decodes, whether there is a prompt; then the counts
+_NUM_SCALARS: Final = 5
 _WORDS: Final = _NUM_SCALARS + len(_COUNTS)
 _HEADER_BYTES: Final = 8 * _WORDS
-_FLAG_VALUES: Final = tuple(
-    tuple(bool(flags >> bit & 1) for bit in range(len(_FLAGS))) for flags in range(_HAS_PROMPT)
-)
 
 _PLAN_FIELDS: Final = (
     *_fields(
         ("T",), token_ids=np.int64, gather_slots=np.int64, positions=np.int64, kv_slots=np.int64
     ),
-    *_fields(("R",), slots=np.int64, query_lens=np.int32, kv_lens=np.int32, prompt_lens=np.int32),
+    *_fields(("R",), slots=np.int64, query_lens=np.int32, kv_lens=np.int32),
     *_fields(("R", "W"), block_tables=np.int32),
     *_fields(("R",), samples=np.bool_),
-    *_fields(("S",), temperatures=np.float32, top_ks=np.int32, top_ps=np.float32),
-    *_fields(("S",), min_ps=np.float32, seeds=np.int64, num_logprobs=np.int32),
-    *_fields(("M",), masked_rows=np.int64, masked_ids=np.int64),
-    *_fields(("G",), grammar_rows=np.int64),
 )
-_PROMPT_FIELDS: Final = (
-    *_fields(("P",), rows=np.int64, starts=np.int64, counts=np.int64, num_logprobs=np.int64),
-    *_fields(("N",), tokens=np.int64, targets=np.int64),
-)
+_PROMPT_FIELDS: Final = _fields(("N",), tokens=np.int64)
+
+_NO_LONGS: Final = np.empty(0, np.int64)
+_NO_INTS: Final = np.empty(0, np.int32)
+_NO_FLOATS: Final = np.empty(0, np.float32)
+_UNSAMPLED: Final[dict[str, Any]] = {
+    "prompt_lens": _NO_INTS,
+    "temperatures": _NO_FLOATS,
+    "top_ks": _NO_INTS,
+    "top_ps": _NO_FLOATS,
+    "min_ps": _NO_FLOATS,
+    "seeds": _NO_LONGS,
+    "num_logprobs": _NO_INTS,
+    "masked_rows": _NO_LONGS,
+    "masked_ids": _NO_LONGS,
+    "grammar_rows": _NO_LONGS,
+    "all_greedy": True,
+    "any_truncation": False,
+    "max_logprobs": -1,
+}
 
 
 def packed_bytes(plan: StepPlan) -> int:
@@ -102,10 +109,7 @@ class PlanBuffer:
         _write(plan, self._columns)
         if prompt is not None:
             _write(prompt, self._scored)
-        flags = sum(1 << bit for bit, name in enumerate(_FLAGS) if getattr(plan, name))
-        if prompt is not None:
-            flags |= _HAS_PROMPT
-        header[1:] = (size, plan.step, plan.num_decodes, plan.max_logprobs, flags, *counts)
+        header[1:] = (size, plan.step, plan.num_decodes, prompt is not None, *counts)
         header[0] = _MAGIC
         return size
 
@@ -119,37 +123,34 @@ class PlanBuffer:
         space = self._buffer.nbytes
         if space < _HEADER_BYTES:
             raise PlanBytesError(f"{space} bytes are less than a header")
-        magic, size, step, num_decodes, max_logprobs, flags, *numbers = self._header.tolist()
+        magic, size, step, num_decodes, has_prompt, *numbers = self._header.tolist()
         if magic != _MAGIC:
             raise PlanBytesError("not a plan")
         # no count is larger than the buffer, so numpy is asked for no shape that overflows
         if min(numbers) < 0 or max(numbers) > space:
             raise PlanBytesError("a count lies beyond the buffer")
         counts = tuple(numbers)
-        has_prompt = bool(flags & _HAS_PROMPT)
-        if not 0 <= flags < 2 * _HAS_PROMPT or (not has_prompt and any(counts[-2:])):
-            raise PlanBytesError("unknown flags")
+        if not 0 <= has_prompt <= 1 or (not has_prompt and counts[-1]):
+            raise PlanBytesError("positions of no prompt")
         if size != _size(counts) or size > space:
             raise PlanBytesError("the columns do not have the size of the plan")
-        self._lay_out(counts, has_prompt=has_prompt)
-        named = dict(zip(_COUNTS, counts, strict=True))
-        _check_rows(self._columns, named, num_decodes)
+        self._lay_out(counts, has_prompt=bool(has_prompt))
+        num_tokens = counts[0]
+        _check_rows(self._columns, num_tokens, num_decodes)
         prompt = None
         if has_prompt:
-            _check_prompt(self._scored, named)
-            prompt = PromptPlan(**self._scored)
-        all_greedy, any_truncation, any_wide = _FLAG_VALUES[flags & (_HAS_PROMPT - 1)]
-        fields: dict[str, Any] = {**self._columns}
-        return StepPlan(
-            step=step,
-            num_decodes=num_decodes,
-            max_logprobs=max_logprobs,
-            prompt=prompt,
-            all_greedy=all_greedy,
-            any_truncation=any_truncation,
-            any_wide=any_wide,
-            **fields,
-        )
+            tokens = self._scored["tokens"]
+            _check_indices(tokens, num_tokens)
+            prompt = PromptPlan(
+                rows=_NO_LONGS,
+                starts=_NO_LONGS,
+                counts=_NO_LONGS,
+                num_logprobs=_NO_LONGS,
+                tokens=tokens,
+                targets=_NO_LONGS,
+            )
+        fields = {**_UNSAMPLED, **self._columns}
+        return StepPlan(step=step, num_decodes=num_decodes, prompt=prompt, **fields)
 
     def _lay_out(self, counts: tuple[int, ...], *, has_prompt: bool) -> None:
         """Find the columns of a plan with these counts, which fits."""
@@ -164,7 +165,7 @@ class PlanBuffer:
         self._layout = layout
 
 
-def _check_rows(columns: dict[str, Column], counts: dict[str, int], num_decodes: int) -> None:
+def _check_rows(columns: dict[str, Column], num_tokens: int, num_decodes: int) -> None:
     lens = columns["query_lens"]
     if not 0 <= num_decodes <= len(lens):
         raise PlanBytesError("more decode rows than rows")
@@ -173,23 +174,11 @@ def _check_rows(columns: dict[str, Column], counts: dict[str, int], num_decodes:
     chunks = lens[num_decodes:]
     if len(chunks) and int(chunks.min()) < 1:
         raise PlanBytesError("a row without tokens")
-    if num_decodes + int(chunks.sum(dtype=np.int64)) != counts["T"]:
+    if num_decodes + int(chunks.sum(dtype=np.int64)) != num_tokens:
         raise PlanBytesError("the rows do not have the tokens of the plan")
     samples = columns["samples"].view(np.uint8)
-    # each is 0 or 1 where as many are 1 as are not 0
-    if np.count_nonzero(samples) != counts["S"] or np.count_nonzero(samples == 1) != counts["S"]:
-        raise PlanBytesError("the sampled rows are not those of the plan")
-    _check_indices(columns["masked_rows"], counts["S"])
-    _check_indices(columns["grammar_rows"], counts["S"])
-
-
-def _check_prompt(columns: dict[str, Column], counts: dict[str, int]) -> None:
-    _check_indices(columns["rows"], counts["R"])
-    _check_indices(columns["tokens"], counts["T"])
-    # each is checked before the sum, which cannot overflow then
-    _check_indices(columns["counts"] - 1, counts["N"])
-    if int(columns["counts"].sum()) != counts["N"]:
-        raise PlanBytesError("the scored positions are not those of the rows")
+    if len(samples) and int(samples.max()) > 1:
+        raise PlanBytesError("a row is neither sampled nor not")
 
 
 def _check_indices(indices: Column, end: int) -> None:
@@ -199,17 +188,8 @@ def _check_indices(indices: Column, end: int) -> None:
 
 def _counts(plan: StepPlan) -> tuple[int, ...]:
     """The counts of `_COUNTS`, in their order."""
-    prompt = plan.prompt
-    return (
-        len(plan.token_ids),
-        len(plan.slots),
-        plan.block_tables.shape[1],
-        len(plan.temperatures),
-        len(plan.masked_rows),
-        len(plan.grammar_rows),
-        0 if prompt is None else len(prompt.rows),
-        0 if prompt is None else len(prompt.tokens),
-    )
+    num_scored = 0 if plan.prompt is None else len(plan.prompt.tokens)
+    return len(plan.token_ids), len(plan.slots), plan.block_tables.shape[1], num_scored
 
 
 @lru_cache(maxsize=64)

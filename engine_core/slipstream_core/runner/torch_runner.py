@@ -399,8 +399,9 @@ class TorchRunner:
 
     def _received(self, plan: StepPlan) -> Any:
         """Store what the first rank has sampled."""
-        token_ids = torch.empty(len(plan.temperatures), dtype=torch.int64, device=self._device)
-        if len(token_ids):
+        num = int(np.count_nonzero(plan.samples))
+        token_ids = torch.empty(num, dtype=torch.int64, device=self._device)
+        if num:
             ids_from_lead(token_ids)
             self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
         return deliver(self._copies, plan, token_ids, None, (), ())

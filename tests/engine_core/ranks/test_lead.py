@@ -111,11 +111,7 @@ def test_a_plan_that_ranks_could_not_compute_fails_alone(
 
 def test_a_plan_that_has_no_room_in_the_ring_fails_alone(lead: LeadRunner) -> None:
     plan = plan_of_one(lead, 1)
-    lead.launch(
-        replace(
-            plan, masked_rows=np.zeros(1 << 20, np.int64), masked_ids=np.zeros(1 << 20, np.int64)
-        )
-    )
+    lead.launch(replace(plan, block_tables=np.zeros((1, 1 << 20), np.int32)))
     with pytest.raises(StepFailed):
         lead.collect()
     lead.launch(plan)
