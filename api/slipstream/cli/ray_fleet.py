@@ -31,7 +31,7 @@ _COMMANDS = {
     "scale": Command("have more or fewer replicas", "slipstream.cli.ray_fleet:add_scale"),
     "down": Command("drain and end all replicas", "slipstream.cli.ray_fleet:add_down"),
 }
-_NOT_OF_REPLICAS = {"listen", "trace"}
+_NOT_OF_REPLICAS = {"listen", "members", "trace"}
 REPLICA_SETTINGS = frozenset(
     name
     for name in StackSettings.__struct_fields__
@@ -297,8 +297,11 @@ def _wait(fleet: Any, within_s: float, *, is_first: bool = False) -> int:
         if len(serving) == len(found.replicas) == found.wanted:
             return 0
         if time.monotonic() >= deadline:
-            late = f"{len(serving)} of {found.wanted} replicas serve after {within_s:g} s"
-            _say(f"{late}; `slipstream ray status` shows the others")
+            others = len(found.replicas) - len(serving)
+            late = (
+                f"{len(serving)} replicas serve, {others} start or drain, {found.wanted} are wanted"
+            )
+            _say(f"{late} after {within_s:g} s; `slipstream ray status` shows the others")
             return 1
         time.sleep(_LOOK_EVERY_S)
 

@@ -23,7 +23,7 @@ _EVERY_S = 1.0
 def main(name: str) -> int:
     """Print a line for each change. Returns when Ray is lost."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    name_process("members")
+    name_process("slip:members")
     say = _speaker()
     last: list[str] | str | None = None
     try:

@@ -6,7 +6,7 @@ Its parts, each within five minutes, are `exactness` (tests, and tokens against 
 `decode` (a stack against the card's bandwidth and matrix rate, and the overlap), `census` (the
 kernels of a step), `tiles` (a sweep of the attention kernels' settings), `steady` (a closed loop
 with prompts that arrive), `prefill` (against the card's matrix rate, then the peer and the
-benchmarks on the real device).
+benchmarks on the real device) and `sanitizer` (small launches under compute-sanitizer).
 Every section of a part runs in its own process (`section_process`), so that a card in an
 unrecoverable state, or a crash, costs one section and not the rest; the rows it had found are kept.
 """

@@ -49,7 +49,7 @@ class Status(Struct, frozen=True, omit_defaults=True):
     is_misconfigured: bool = False
     last_words: str = ""
     numbers: Numbers | None = None
-    processes: Annotated[dict[StatisticName, OwnProcess], Meta(max_length=16)] = {}
+    processes: Annotated[dict[StatisticName, OwnProcess], Meta(max_length=64)] = {}
     num_running: int | None = None
     num_cut: int = 0
     wants_statistics: bool = False

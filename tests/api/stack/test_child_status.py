@@ -38,6 +38,7 @@ GOOD = Status(
 OTHERS = (
     Status(ready=True),
     Status(beat=True, processes={"tokenizer": OwnProcess("silent", 7)}),
+    Status(beat=True, processes={f"rank-{n}": OwnProcess("ready", n) for n in range(1, 64)}),
     Status(beat=True, numbers=WorkerNumbers(counters=WorkerCounters(finished={"stop": 2}))),
     Status(beat=True, numbers=FrontNumbers(counters=FrontCounters({"200 /x": 1}))),
 )

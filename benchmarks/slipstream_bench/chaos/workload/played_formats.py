@@ -52,6 +52,7 @@ _FORMATS = (
     PlayedFormat("deepseek_v3", "deepseek_v3", "deepseek_v3", "deepseek_r1", opens_reasoning=True),
     PlayedFormat("hermes_text", "hermes", "hermes", "qwen3", has_tokens=False),
     PlayedFormat("kimi_k2", "kimi_k2", "kimi_k2", "kimi_k2"),
+    PlayedFormat("kimi_k3", "kimi_k3", "kimi_k3", "kimi_k3"),
 )
 PLAYED_FORMATS = {each.name: each for each in _FORMATS}
 ANY_FORMAT = "any"  # stands for the one that the seed chooses
