@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from operator import is_
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -57,6 +57,22 @@ class StepRelay(Protocol):
         ...
 
 
+class RelayBasis(NamedTuple):
+    """What a relay relies on."""
+
+    core: Any  # the link; `from_core`: its connection
+    from_core: LocalConnection
+    client: Any  # the link; `to_client`: its connection
+    to_client: LocalConnection
+    sending: Any  # [n] rows of the worker that the client is sent
+    limit: int | None  # of unacknowledged messages to the client
+    loops: Any
+    pages: Any
+    core_rows: Any
+    worker_rows: Any
+    deferred: Any
+
+
 class RelayMaker:
     """Keeps the relay for the rows of the latest step."""
 
@@ -79,38 +95,51 @@ class RelayMaker:
         self._counters = counters
         self._relay: StepRelay | None = None
         self._is_settled = False  # whether `_relay` is what there is to be had on this basis
-        self._basis: tuple[object, ...] = ()  # what it relies on, or what was found last
+        self._basis: RelayBasis | None = None  # what was found last
 
     def find(self) -> StepRelay | None:
         """The relay for steps like the latest one; None if there can be none now."""
         basis = None if self._native is None else self._found()
         if basis is None:
             return None
-        if len(basis) != len(self._basis) or not all(map(is_, basis, self._basis)):
+        if self._basis is None or not all(map(is_, basis, self._basis)):
             self._basis, self._relay, self._is_settled = basis, None, False
         elif not self._is_settled:
-            self._relay, self._is_settled = self._made(*basis), True
+            self._relay, self._is_settled = self._made(basis), True
         return self._relay
 
-    def _found(self) -> tuple[Any, ...] | None:
+    def _found(self) -> RelayBasis | None:
         """Links, connections, columns and rows as they are now; None if no step can be relayed."""
-        core, port, columns = self._core.quiet_end, self._readers.only_port, self._columns
-        if core is None or port is None or columns.has_detectors:
+        core_end, port, columns = self._core.quiet_end, self._readers.only_port, self._columns
+        if core_end is None or port is None or columns.has_detectors:
             return None
-        client, pages = port.quiet_end, columns.tokens.pages
-        if client is None or pages is None:
+        client_end, pages = port.quiet_end, columns.tokens.pages
+        if client_end is None or pages is None:
             return None
+        core, from_core = core_end
+        client, to_client, sending, limit = client_end
         core_rows, worker_rows = self._streams.latest_rows
         deferred = columns.logprobs.deferred_of(worker_rows) if columns.has_logprobs else None
-        return (*core, *client, columns.loops, pages, core_rows, worker_rows, deferred)
+        return RelayBasis(
+            core,
+            from_core,
+            client,
+            to_client,
+            sending,
+            limit,
+            columns.loops,
+            pages,
+            core_rows,
+            worker_rows,
+            deferred,
+        )
 
-    def _made(self, *basis: Any) -> StepRelay | None:
+    def _made(self, basis: RelayBasis) -> StepRelay | None:
         """The relay on this basis; None if its rows are not all the client's, or have different
         numbers of log-probabilities.
         """
-        core, from_core, client, to_client, sending, limit, loops, pages, *rest = basis
-        core_rows, worker_rows, deferred = rest
-        columns, counters, rows = self._columns, self._counters, worker_rows.array
+        columns, counters = self._columns, self._counters
+        rows, sending, deferred = basis.worker_rows.array, basis.sending, basis.deferred
         is_among = np.isin(sending, rows)
         if not 0 < len(rows) == is_among.sum() <= most_in_a_message(columns):
             return None
@@ -121,21 +150,21 @@ class RelayMaker:
         order = np.arange(len(rows)) if width else np.argsort(rows)  # as `deltas.build` has them
         assert self._native is not None
         relay: StepRelay = self._native.StepRelay(
-            core,
-            client,
-            loops,
-            pages,
+            basis.core,
+            basis.client,
+            basis.loops,
+            basis.pages,
             columns.tokens.table,
-            core_rows,
+            basis.core_rows,
             (rows, order, sending[~is_among]),
-            from_core.send,
-            to_client.send,
+            basis.from_core.send,
+            basis.to_client.send,
             [],
             (bounds, counters.itl_s.buckets, counters.itl_s.total, counters.sent),
             self._recent.columns,
-            _UNBOUNDED if limit is None else limit,
+            _UNBOUNDED if basis.limit is None else basis.limit,
             MAY_OWE,
-            from_core,
+            basis.from_core,
             (width, deferred, MAX_DEFERRED),
         )
         return relay

@@ -40,12 +40,14 @@ from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
     Fault,
+    Goodbye,
     Load,
     Locate,
     Located,
     Rejected,
     Resume,
     Submit,
+    UnknownStreams,
     Welcome,
 )
 
@@ -62,7 +64,11 @@ class Replica(FakeWorker):
 
     def tell_again(self) -> None:
         """Welcome a client whose Hello was left unanswered."""
-        self.do(lambda: self._acceptor.welcome(self._acceptor.sessions[-1], self.model))
+        self.do(
+            lambda: self._acceptor.welcome(
+                self._acceptor.sessions[-1], self.model, members=self.members
+            )
+        )
 
     def tell(self, load: Load) -> None:
         """Send an unnumbered Load."""
@@ -136,7 +142,7 @@ def expect(replica: Replica, kind: Any) -> Any:
         body = replica._received.get(timeout=Patience().left_s)
         if isinstance(body, kind):
             return body
-        assert isinstance(body, Abort), body
+        assert isinstance(body, Abort | Goodbye), body
 
 
 def expect_abort(replica: Replica, submit: Submit) -> bool:
@@ -441,6 +447,57 @@ def test_a_stream_resumed_while_no_replica_is_there_goes_on_when_one_is(place) -
         assert resume.moves == 2**16  # ahead of an earlier reader's copy at the first replica
         again.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
         assert rest_of(again, resume.handle, stream) == "bc"
+
+
+def test_a_stream_resumed_before_the_fleet_is_known_is_looked_for_in_all_of_it(place) -> None:
+    first, second = place("a"), place("b")
+    first.members = second.members = (first.address, second.address)
+    first.is_silent = True
+
+    def answer() -> None:
+        patience = Patience()
+        while not first.do(lambda: first.has_session):
+            patience.check()
+        first.do(lambda: setattr(first, "is_silent", False))
+        first.tell_again()
+        for replica, moves in ((first, 0), (second, 1)):
+            located = expect(replica, Locate)
+            assert located.stream_ids == (bytes.fromhex("ab" * 16),)
+            replica.send(Located(located.number, (moves,)))
+        resume = second.expect(Resume)
+        second.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
+        second.send(deltas(Entry(resume.handle, "bc", 1, end=end_of("abc"))))
+
+    async def read() -> str:
+        client = AsyncClient(first.address)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        client.resume("cd" * 16, num_chars=1, num_tokens=1).abort()
+        answering = asyncio.create_task(asyncio.to_thread(answer))
+        text = "".join([delta.text async for delta in stream])
+        await answering
+        await client.close()
+        return text
+
+    assert asyncio.run(read()) == "bc"
+
+
+def test_a_later_reader_of_a_stream_that_waits_is_as_accepted_as_the_first(place) -> None:
+    first = place("a")
+    with Client(f"{first.address},{first.address[:-1]}b") as client:
+        stream = client.stream("prompt", seed=1)
+        first.send(deltas(Entry(first.accept(first.expect(Submit)), "a")))
+        assert next(stream).text == "a"
+        first.stop()
+        patience = Patience()
+        while client._io._session.is_attached:
+            patience.check()
+        later = client.resume(stream.id, num_chars=1, num_tokens=1)
+        second = place("b")
+        resume = second.expect(Resume)
+        second.send(UnknownStreams((resume.handle,)))
+        submit = expect(second, Submit)
+        assert (submit.was_accepted, submit.num_tokens) == (True, 1)
+        assert rest_of(second, second.accept(submit), later) == "bc"
 
 
 def test_a_replica_with_too_much_unread_does_not_know_a_stream(place, caplog) -> None:

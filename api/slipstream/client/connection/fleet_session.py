@@ -107,7 +107,14 @@ class FleetSession:
             if carried.state.group is not None:
                 carried.state.group.group_id = 0  # it was one of the other session's numbers
         for carried in handover.streams:
-            self._router.carry_on(carried, now)
+            state = carried.state
+            if state.is_abort_wanted:
+                self._router.hold(state)
+                self._held.give_up(state, None)
+            elif isinstance(state.request, Submit):
+                self._router.carry_on(carried, now)
+            else:
+                self._resume(state, now)
         for each in handover.queries:
             self.ask(each.query, each.future, each.since, each.post)
 
@@ -177,7 +184,10 @@ class FleetSession:
         state.submitted_at = now
         if isinstance(state.request, Submit):
             self._router.submit(state, state.request, now)
-            return
+        else:
+            self._resume(state, now)
+
+    def _resume(self, state: StreamState, now: float) -> None:
         before = self._router.reader_of(state.stream_id, state.request.scope)
         if before is None:
             self._search.begin(state, now)

@@ -157,7 +157,7 @@ class PendingRequests:
         submit = replace(
             submit,
             handle=state.handle,
-            was_accepted=state.prompt_ids is not None,
+            was_accepted=state.was_accepted or state.prompt_ids is not None,
             num_chars=num_chars,
             moves=state.moves,
             strikes=state.strikes,

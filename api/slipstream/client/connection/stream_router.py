@@ -81,7 +81,7 @@ class StreamRouter:
         session = self.session_of(state)
         table = self._held if session is None else session
         _, num_tokens = table.position(state)
-        is_accepted = state.prompt_ids is not None or num_tokens > 0
+        is_accepted = state.was_accepted or state.prompt_ids is not None or num_tokens > 0
         return ReaderProgress(num_tokens, is_accepted, state.resubmittable is not None)
 
     def choose(self, state: StreamState, numbers: Sequence[int]) -> int:
@@ -156,6 +156,7 @@ class StreamRouter:
         """Resume a stream that has a reader here, in the place of that."""
         if state.resubmittable is None:
             state.resubmittable = before.resubmittable
+        state.was_accepted = before.was_accepted or before.prompt_ids is not None
         state.moves, state.strikes, state.member = before.moves, before.strikes, before.member
         self._moves.succeed(before, state)
         self._readers[state.stream_id] = state

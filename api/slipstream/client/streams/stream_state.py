@@ -38,6 +38,7 @@ class StreamState:
     push: Callable[[Delta], None] = field(init=False)
     wakeup: Wakeup[StreamState] | None = None  # set while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
+    was_accepted: bool = False  # for an earlier reader, whose place this one takes
     prompt_logprobs: PromptPieces | None = None  # where requested; complete before the first delta
     end: End | None = None
     error: SlipstreamError | None = None
