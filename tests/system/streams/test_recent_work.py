@@ -22,8 +22,8 @@ def test_every_turn_of_work_has_handled_a_step(
                 stack.step()
             assert stack.core is not None
             assert stack.worker is not None
-            num_steps = stack.core.counters.recent._num_added
-            num_turns = stack.worker._recent._num_added
+            num_steps = stack.core.counters.recent._num_added[0]
+            num_turns = stack.worker._recent._num_added[0]
         finally:
             stack.close()
     assert num_steps >= 60

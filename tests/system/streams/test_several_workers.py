@@ -195,7 +195,7 @@ def test_the_first_worker_tells_the_load_of_the_stack(make_stack) -> None:
         return len(session._sessions) == 2 and session.is_attached and len(heard) > 0
 
     stack.until(is_attached)
-    assert [len(each._sessions) for each in workers] == [1, 0]
+    assert [len(each.sessions) for each in workers] == [1, 0]
     session.close()
 
 

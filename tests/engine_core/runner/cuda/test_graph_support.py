@@ -61,7 +61,9 @@ def test_a_core_says_why_it_records_nothing(
     config = CoreConfig(model="it", address="", max_num_seqs=4)
 
     def sizes(dtype: torch.dtype, device: str = "cuda") -> tuple[int, ...]:
-        model: Any = SimpleNamespace(module=module, dtype=dtype, device=torch.device(device))
+        model: Any = SimpleNamespace(
+            module=module, dtype=dtype, device=torch.device(device), rank=None
+        )
         return graph_sizes(model, config)
 
     assert sizes(torch.bfloat16) == (1, 2, 4)
