@@ -40,7 +40,8 @@ import msgspec
 
 from slipstream_ipc.messages import OwnProcess, Status
 from slipstream_ipc.telemetry.logs import configure_logging
-from slipstream_ipc.telemetry.statistics import Numbers, Statistics
+from slipstream_ipc.telemetry.spans import Spans
+from slipstream_ipc.telemetry.statistics import CoreNumbers, Numbers, Statistics, WorkerNumbers
 from slipstream_ipc.transport.connections import raise_file_limit
 
 STATUS_FD_VARIABLE = "SLIPSTREAM_STATUS_FD"
@@ -402,7 +403,7 @@ def report(status: Status) -> None:
     fd = int(given)
     line = msgspec.json.encode(status) + b"\n"
     if status.beat and len(line) > select.PIPE_BUF:
-        line = msgspec.json.encode(msgspec.structs.replace(status, numbers=None)) + b"\n"
+        line = msgspec.json.encode(_shortened(status)) + b"\n"
     with contextlib.suppress(BrokenPipeError):  # the parent has closed its end, or is dying
         while line:
             try:
@@ -411,6 +412,18 @@ def report(status: Status) -> None:
                 if status.beat:
                     return  # the unread beats before it say the same
                 select.select([], [fd], [])
+
+
+def _shortened(beat: Status) -> Status:
+    """A beat of many processes without its latest spans; without numbers, if that is not enough."""
+    numbers = beat.numbers
+    if isinstance(numbers, CoreNumbers | WorkerNumbers):
+        short = msgspec.structs.replace(
+            beat, numbers=msgspec.structs.replace(numbers, recent=Spans())
+        )
+        if len(msgspec.json.encode(short)) < select.PIPE_BUF:
+            return short
+    return msgspec.structs.replace(beat, numbers=None)
 
 
 def _report_and_exit(

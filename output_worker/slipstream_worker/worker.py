@@ -272,6 +272,7 @@ class Worker:
 
     def inspected(self, statistics: Statistics) -> None:
         """The statistics of the stack."""
+        self._set_relay_aside()
         self._from_clients.inspections.answer(statistics)
 
     def end_drain(self) -> None:

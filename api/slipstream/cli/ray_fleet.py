@@ -121,7 +121,8 @@ def up(arguments: argparse.Namespace) -> int:
 
     num_gpus = arguments.num_gpus
     if num_gpus is None:
-        num_gpus = float(not _needs_no_card(settings) and has_cards())
+        needs_cards = not _needs_no_card(settings) and has_cards()
+        num_gpus = float(settings.tensor_parallel_size * needs_cards)
     if find(arguments.name) is not None:
         allowed = "a new name; `slipstream ray scale` and `down` are for the fleet of this one"
         raise wrong_option("name", arguments.name, allowed)
@@ -226,7 +227,8 @@ def _settings(arguments: argparse.Namespace) -> StackSettings:
     if arguments.num_cpus < 0:
         raise wrong_option("num_cpus", arguments.num_cpus, "a number >= 0")
     given.setdefault("spare_core", False)  # the other replicas are the spares
-    given.setdefault("threads", max(1, int(arguments.num_cpus)))
+    num_ranks = given.get("tensor_parallel_size") or 1
+    given.setdefault("threads", max(1, int(arguments.num_cpus) // num_ranks))
     for name in ("model", "tokenizer", "keys"):
         path = Path(given.get(name) or "").expanduser()
         if given.get(name) and path.is_dir():

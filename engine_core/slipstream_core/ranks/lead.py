@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 
+import torch
+
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.bus import slot_bytes
 from slipstream_core.ranks.group import JOIN_S, device_type, join_group, leave_group
 from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
 from slipstream_core.ranks.plan_codec import PlanBytesError
 from slipstream_core.ranks.processes import Ranks
+from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.runner.torch_runner import TorchRunner
@@ -90,6 +93,12 @@ def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
             "tensor parallelism has not been tried on cards: %d of them compute this model",
             config.tensor_parallel_size,
         )
+        if torch.cuda.device_count() < config.tensor_parallel_size:
+            raise ModelLoadError(
+                config.model,
+                f"tensor_parallel_size is {config.tensor_parallel_size}, and there are "
+                f"{torch.cuda.device_count()} cards",
+            )
     ranks.bus.wake()
     rank = Rank(0, config.tensor_parallel_size)
     exchange_fd = ranks.exchange_fd if config.native else None

@@ -12,6 +12,7 @@ import torch
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.cpu.cpu_threads import num_cores
+from slipstream_core.runner.cpu.kernels import kernels
 from slipstream_core.runner.cuda.graph_support import graph_sizes
 from slipstream_core.runner.cuda.mixed_forwards import token_buckets
 from slipstream_core.runner.host_memory import HostMemory, read_host_memory, refuse_cache
@@ -60,13 +61,17 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         rank=rank,
     )
 
+    native = config.native
+    if rank is not None and native and model.device.type == "cpu":
+        # one without a compiler would order its rows otherwise
+        native = bool(least_over_ranks(int(kernels() is not None), model.device))
     make = partial(
         TorchRunner,
         model,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         threads=threads,
-        native=config.native,
+        native=native,
         attention_backend=config.attention_backend,
     )
 

@@ -120,6 +120,8 @@ def test_cards_are_dealt_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
         assert not any(each.environment for each in plan_fleet(settings, folder, 5).stacks)
     with pytest.raises(BadRequestError, match=r"replicas: got 5, allowed: at most 4"):
         plan_fleet(settings_from({}), folder, 5)
+    with pytest.raises(BadRequestError, match=r"replicas: got 3, allowed: at most 2"):
+        plan_fleet(settings_from({"tensor_parallel_size": 2}), folder, 3)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.messages import Status
+from slipstream_ipc.messages import OwnProcess, Status
 from slipstream_ipc.process import STATUS_FD_VARIABLE, report
 from slipstream_ipc.telemetry.histogram import HistogramBuilder
 from slipstream_ipc.telemetry.spans import CAPACITY, Spans
@@ -122,13 +122,14 @@ def full(**options: bool) -> Spans:
     return recent.spans(2**40)
 
 
-def status_line(numbers: object) -> Status:
-    """What a parent reads of a beat with these numbers."""
+def status_line(numbers: object, num_ranks: int = 0) -> Status:
+    """What a parent reads of a beat with these numbers, of a process with so many children."""
+    processes = {f"rank-{n}": OwnProcess("ready", 2**22 - n) for n in range(num_ranks)}
     read_fd, write_fd = os.pipe()
     os.set_blocking(write_fd, False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATUS_FD_VARIABLE, str(write_fd))
-        report(Status(beat=True, numbers=numbers))  # type: ignore[arg-type]
+        report(Status(beat=True, numbers=numbers, processes=processes))  # type: ignore[arg-type]
     os.close(write_fd)
     line = os.read(read_fd, 2**16)
     os.close(read_fd)
@@ -148,6 +149,9 @@ def status_line(numbers: object) -> Status:
 )
 def test_a_beat_holds_a_process_numbers(numbers):
     told = status_line(numbers).numbers
+    crowded = status_line(numbers, 63).numbers
+    assert crowded is not None, "the latest spans make room for processes"
+    assert crowded.counters == numbers.counters
     assert told is not None
     assert msgspec.to_builtins(told.gauges) == msgspec.to_builtins(numbers.gauges)
     assert told.counters == numbers.counters

@@ -70,15 +70,17 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
     a trace of its own, where one is wanted.
 
     Raises: BadRequestError, as `plan_stack`, and for a number of replicas that is out of range or
-    larger than that of the cards.
+    that there are too few cards for.
     """
     if not 1 <= num_replicas <= MAX_MEMBERS:
         raise wrong_option("replicas", num_replicas, f"an integer >= 1 and <= {MAX_MEMBERS}")
     if "," in str(runtime_dir):
         raise wrong_option("runtime_dir", str(runtime_dir), "a path without a comma")
     cards = [] if _needs_no_card(settings) else visible_cards()
-    if cards and len(cards) < num_replicas:
-        allowed = f"at most {len(cards)}, as many as there are cards (or device=cpu)"
+    per_replica = settings.tensor_parallel_size
+    if cards and len(cards) < num_replicas * per_replica:
+        most = len(cards) // per_replica
+        allowed = f"at most {most}, as many as there are cards for (or device=cpu)"
         raise wrong_option("replicas", num_replicas, allowed)
     cpus = shares(sorted(os.sched_getaffinity(0)), num_replicas)
     card_shares = shares(cards, num_replicas)

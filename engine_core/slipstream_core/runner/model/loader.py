@@ -121,7 +121,7 @@ def load_model(
             raise ModelLoadError(name, str(error)) from error
         if config is None:
             config = _config(name, source, trust_remote_code)
-        is_quantised = dequantise(name, config)
+        is_quantised = dequantise(name, config, is_sliced=rank is not None)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)

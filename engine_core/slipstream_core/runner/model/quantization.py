@@ -24,10 +24,11 @@ _SERVED: dict[str, tuple[str, str] | None] = {
 }
 
 
-def dequantise(name: str, config: PreTrainedConfig) -> bool:
+def dequantise(name: str, config: PreTrainedConfig, *, is_sliced: bool = False) -> bool:
     """Have a quantised checkpoint dequantised when it is loaded; returns whether it is quantised.
 
-    Raises ModelLoadError for a method that is not served, and for a package that is missing.
+    is_sliced: a rank's slice is loaded. Raises ModelLoadError for that, for a method that is not
+    served, and for a package that is missing.
     """
     given = _quantization_config(config)
     if given is None:
@@ -47,6 +48,12 @@ def dequantise(name: str, config: PreTrainedConfig) -> bool:
             f"its weights are quantised by {method!r}, which transformers dequantises with "
             f"{needed[1]}; install it (pip install {needed[1]}), or give a checkpoint that is not "
             "quantised",
+        )
+    if is_sliced:  # transformers cuts before it dequantises, without regard to scales' blocks
+        raise ModelLoadError(
+            name,
+            "its weights are quantised, and such checkpoints are not cut for several devices; set "
+            "tensor_parallel_size to 1",
         )
     given["dequantize"] = True
     return True

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GptOssConfig, LlamaCo
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.model import quantization
 from slipstream_core.runner.model.loader import load_model
+from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.torch_runner import TorchRunner
 
 Weights = dict[str, torch.Tensor]
@@ -167,6 +168,12 @@ def test_a_method_that_is_not_served_is_refused_with_what_is(method: str, tmp_pa
         load_model(str(tmp_path), device="cpu")
     assert f"its weights are quantised by '{method}', which is not served" in str(refused.value)
     assert "compressed-tensors, fp8, mxfp4" in str(refused.value)
+
+
+def test_what_is_quantised_is_not_cut_into_slices(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, "mxfp4")
+    with pytest.raises(ModelLoadError, match="set tensor_parallel_size to 1"):
+        load_model(str(folder), device="cpu", rank=Rank(0, 2))
 
 
 @pytest.mark.parametrize("method", PACKAGES)

@@ -328,8 +328,8 @@ def test_fused_forwards_compute_what_the_model_does(
     tiny_models.save(architecture, tmp_path)
     module = load_model(str(tmp_path), device="cpu", dtype=dtype).module
     before = {name: each.clone() for name, each in module.state_dict().items()}
-    ids = torch.arange(17)[None] * 7 % tiny_models.VOCAB_SIZE
-    keep = torch.tensor([16, 3])
+    ids = torch.arange(6)[None] * 7 % tiny_models.VOCAB_SIZE
+    keep = torch.tensor([5, 3])
     with torch.inference_mode():
         expected = eager(module)(ids, ids, keep, OwnValue())
     weights: list[int] = []
