@@ -88,7 +88,7 @@ def preload(config: bytes) -> None:
 def _load(config: CoreConfig, ranks: Ranks | None) -> Runner:
     if ranks is None:
         return load_runner(config)
-    from slipstream_core.ranks.lead import load_lead  # imports torch, which not every core needs
+    from slipstream_core.ranks.leader import load_lead  # imports torch, which not every core needs
 
     return load_lead(config, ranks)
 

@@ -18,7 +18,7 @@ from slipstream.cli.replicas import show_replicas
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
 from slipstream.errors import missing_option, wrong_option
 from slipstream.fleet.members import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
-from slipstream.ray_fleet.messages import FleetSpec, FleetStatus, ScaleGoal, decoded
+from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import HTTP, StackSettings, group_of, settings_from

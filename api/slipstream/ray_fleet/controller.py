@@ -1,4 +1,4 @@
-"""Keeps as many replicas as a fleet is to have. No Ray and no clock: a `Host` starts and removes.
+"""Keeps as many replicas as a fleet is to have. No Ray and no clock: a launcher starts and removes.
 
 - A replica has an index, which is a part of its name. The lowest free one is taken.
 - One that could not be started, or whose actor is gone, is removed and started again after a
@@ -18,7 +18,7 @@ from itertools import count
 from typing import Literal, Protocol
 
 from slipstream.fleet.replica_status import ReplicaStatus
-from slipstream.ray_fleet.messages import FleetSpec, FleetStatus, ReplicaReport, ScaleGoal
+from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ReplicaReport, ScaleGoal
 from slipstream.ray_fleet.scaling import Autoscaler, ReplicaBounds
 from slipstream_ipc.backoff import RestartBackoff
 
@@ -33,7 +33,7 @@ _NO_BOUNDS = ReplicaBounds(0, 0)
 logger = logging.getLogger(__name__)
 
 
-class Host(Protocol):
+class ReplicaLauncher(Protocol):
     """Starts, asks and removes replicas. Its methods do not wait for what a replica does."""
 
     def found(self) -> Collection[int]:
@@ -88,11 +88,11 @@ class _Replica:
 class Controller:
     """Decides in turns."""
 
-    def __init__(self, spec: FleetSpec, host: Host, now: float) -> None:
+    def __init__(self, spec: FleetSpec, launcher: ReplicaLauncher, now: float) -> None:
         self._spec = spec
-        self._host = host
+        self._launcher = launcher
         self._goal = spec.goal
-        self._replicas = {index: _Replica(index) for index in sorted(host.found())}
+        self._replicas = {index: _Replica(index) for index in sorted(launcher.found())}
         self._finds_until: float | None = now + _FIND_S if self._replicas else None
         self._wanted = self._goal.bounds.least
         self._autoscaler = Autoscaler(now)
@@ -105,7 +105,7 @@ class Controller:
     def turn(self, now: float) -> None:
         """Ask all replicas, and do what is to be done."""
         existing = [each.index for each in self._replicas.values() if each.exists]
-        for index, answer in self._host.reports(existing).items():
+        for index, answer in self._launcher.reports(existing).items():
             self._note(self._replicas[index], answer, now)
         if self._finds_until is not None and not self._has_found(now):
             return
@@ -164,17 +164,17 @@ class Controller:
         if report.goal is not None and report.goal.version > self._goal.version:
             self._goal = report.goal  # this controller is the younger one
         elif report.goal is None or report.goal.version < self._goal.version:
-            self._host.tell_goal(replica.index, self._goal)
+            self._launcher.tell_goal(replica.index, self._goal)
         if report.is_draining and replica.drains_since is None:
             replica.drains_since = now
         elif replica.drains_since is not None and not report.is_draining:
-            self._host.drain(replica.index)  # its actor was restarted meanwhile
+            self._launcher.drain(replica.index)  # its actor was restarted meanwhile
 
     def _lost(self, replica: _Replica, why: str, now: float) -> None:
         if replica.drains_since is not None:
             self._remove(replica)
             return
-        self._host.remove(replica.index)
+        self._launcher.remove(replica.index)
         served_s = 0.0 if replica.serves_since is None else now - replica.serves_since
         replica.due_at = now + replica.backoff.after(served_s)
         replica.answer, replica.report, replica.serves_since = "silent", None, None
@@ -220,7 +220,7 @@ class Controller:
                 self._remove(replica)
             else:
                 replica.drains_since = now
-                self._host.drain(replica.index)
+                self._launcher.drain(replica.index)
         late_s = self._spec.settings.drain_s + _DRAIN_MARGIN_S
         for replica in list(self._replicas.values()):
             if replica.drains_since is not None and now > replica.drains_since + late_s:
@@ -229,11 +229,11 @@ class Controller:
 
     def _start(self, replica: _Replica) -> None:
         replica.due_at = None
-        self._host.start(replica.index)
+        self._launcher.start(replica.index)
 
     def _remove(self, replica: _Replica) -> None:
         if replica.exists:
-            self._host.remove(replica.index)
+            self._launcher.remove(replica.index)
         del self._replicas[replica.index]
 
 

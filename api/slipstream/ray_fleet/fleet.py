@@ -9,10 +9,10 @@ import time
 import ray
 from ray.actor import ActorHandle
 
+from slipstream.ray_fleet.actor_messages import FleetSpec, decoded, encoded
 from slipstream.ray_fleet.cluster import NAMESPACE
 from slipstream.ray_fleet.controller import Controller
-from slipstream.ray_fleet.host import RayHost
-from slipstream.ray_fleet.messages import FleetSpec, decoded, encoded
+from slipstream.ray_fleet.replica_launcher import RayLauncher
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream_ipc.telemetry.logs import configure_logging
 
@@ -32,7 +32,7 @@ class Fleet:
         """spec: a FleetSpec."""
         configure_logging("fleet")
         given = decoded(spec, FleetSpec)
-        self._controller = Controller(given, RayHost(given), time.monotonic())
+        self._controller = Controller(given, RayLauncher(given), time.monotonic())
         self._lock = threading.Lock()  # of the controller
         self._acts = threading.Event()
         threading.Thread(target=self._run, name="slipstream-fleet", daemon=True).start()

@@ -22,7 +22,13 @@ import zmq
 
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.errors import SlipstreamError
-from slipstream.ray_fleet.messages import FleetSpec, ReplicaReport, ScaleGoal, decoded, encoded
+from slipstream.ray_fleet.actor_messages import (
+    FleetSpec,
+    ReplicaReport,
+    ScaleGoal,
+    decoded,
+    encoded,
+)
 from slipstream.stack.stack import Stack
 from slipstream_ipc.messages import Load
 from slipstream_ipc.transport.addresses import TCP

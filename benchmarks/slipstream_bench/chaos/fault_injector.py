@@ -58,7 +58,7 @@ _TOGETHER_S = 1.0  # after its return a process has rebuilt its state from the o
 _SHORTAGE_S = 1.0, 4.0  # duration of a file limit or a full disk
 _SILENCE_S = 4.0, 8.0  # duration of a replica's stop, longer than clients wait for it
 _TOKENIZER_PROCESS = "slipstream_worker.tokenizer.process"  # in the process's command line
-_RANK = "slipstream_core.ranks.follow"  # likewise
+_RANK = "slipstream_core.ranks.follower"  # likewise
 
 
 class Volume:

@@ -48,8 +48,8 @@ from slipstream_bench.common.report import (
     print_rows,
 )
 from slipstream_bench.common.simulated_stack import simulation_note
+from slipstream_bench.fleet.chat_workload import ChatWorkload, Conversation
 from slipstream_bench.fleet.simulation import WARM_SHARE
-from slipstream_bench.fleet.workload import Conversation, Workload
 from slipstream_bench.peers.server_process import free_port, server_process
 
 # a quarter of the device of `fleet-simulation`, as all replicas share this machine's cores
@@ -220,7 +220,7 @@ class _Chats:
     def __init__(self, rate: float, seconds: float, seed: int) -> None:
         self._rate = rate
         self._seconds = seconds
-        self._workload = Workload(seed, is_popular=False)
+        self._workload = ChatWorkload(seed, is_popular=False)
         self._words = np.random.default_rng(seed)
         self._systems: dict[tuple[int, int], str] = {}
         self._turns: list[ChatTurn] = []

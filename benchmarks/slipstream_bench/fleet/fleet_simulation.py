@@ -1,7 +1,7 @@
 """`slipstream bench fleet-simulation`: policies of placing over simulated replicas.
 
 The replicas are a model (`slipstream_bench.fleet.replica`), the chats are made up
-(`slipstream_bench.fleet.workload`), the code that places requests is the product's own
+(`slipstream_bench.fleet.chat_workload`), the code that places requests is the product's own
 (`slipstream.fleet.placement`). Time is simulated in slices of 50 ms, so a TTFT is a multiple of it.
 """
 

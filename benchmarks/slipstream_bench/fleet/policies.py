@@ -12,8 +12,8 @@ from slipstream.fleet.placement import PREFIX_WEIGHT, Placement, PlacementPolicy
 from slipstream.fleet.prefix_memory import PrefixMemory
 from slipstream.fleet.prompt_keys import PromptKey
 from slipstream.fleet.rendezvous import homes
+from slipstream_bench.fleet.chat_workload import SimulatedKey
 from slipstream_bench.fleet.replica import SimulatedReplica
-from slipstream_bench.fleet.workload import SimulatedKey
 
 _MEMORY_CAPACITY = 2**17  # entries of a front, for minutes of a simulation
 _MOST_OVER_MEAN = 1.25  # load of a replica that a prefix's hash may name

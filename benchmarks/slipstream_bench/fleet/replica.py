@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.fleet.member_load import MemberLoad, SentRequest
-from slipstream_bench.fleet.workload import CHUNK, Conversation, SimulatedKey
+from slipstream_bench.fleet.chat_workload import CHUNK, Conversation, SimulatedKey
 
 SLICE_S = 0.05
 CACHE_CHUNKS = 3125

@@ -18,9 +18,9 @@ from slipstream.fleet.member_load import MemberLoad
 from slipstream.fleet.placement import PlacementPolicy
 from slipstream.fleet.rendezvous import homes
 from slipstream_bench.common.measures import Row
+from slipstream_bench.fleet.chat_workload import ChatWorkload, Conversation
 from slipstream_bench.fleet.policies import POLICIES
 from slipstream_bench.fleet.replica import SLICE_S, SimulatedReplica, SimulatedRequest
-from slipstream_bench.fleet.workload import Conversation, Workload
 
 WARM_SHARE = 0.4  # of the time, before anything is counted
 DRAIN_S = 8.0  # from when nothing new goes to a replica until what it runs is moved
@@ -79,7 +79,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, policy: str, seed: int) -> None:
         self._scenario = scenario
         self._policy = policy
-        self._workload = Workload(seed, is_popular=scenario.is_popular)
+        self._workload = ChatWorkload(seed, is_popular=scenario.is_popular)
         self._cells = [self._cell(at, seed) for at in range(scenario.num_cells)]
         salts = np.random.default_rng(seed).integers(0, 2**64, scenario.num_cells, np.uint64)
         self._cell_salts = salts

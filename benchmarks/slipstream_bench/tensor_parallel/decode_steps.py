@@ -67,7 +67,7 @@ def _runner(config: CoreConfig) -> Runner:
         return load_runner(config)
     ranks = Ranks(config)
     import_runner(config)
-    from slipstream_core.ranks.lead import load_lead
+    from slipstream_core.ranks.leader import load_lead
 
     return load_lead(config, ranks)
 

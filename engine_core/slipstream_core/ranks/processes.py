@@ -68,7 +68,7 @@ class Ranks:
         environment.pop(CONTROL_FD_VARIABLE, None)  # the core's own
         try:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "slipstream_core.ranks.follow"],
+                [sys.executable, "-P", "-m", "slipstream_core.ranks.follower"],
                 stdin=subprocess.PIPE,
                 stdout=_STANDARD_ERROR,
                 pass_fds=(

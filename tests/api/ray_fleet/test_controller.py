@@ -1,4 +1,4 @@
-"""The controller against a host in memory: what it starts, drains, removes and finds again."""
+"""The controller against a launcher in memory: what it starts, drains, removes and finds again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.ray_fleet.controller import Controller, NoReport
-from slipstream.ray_fleet.messages import (
+from slipstream.ray_fleet.actor_messages import (
     FleetSpec,
     FleetStatus,
     ReplicaReport,
@@ -20,6 +19,7 @@ from slipstream.ray_fleet.messages import (
     decoded,
     encoded,
 )
+from slipstream.ray_fleet.controller import Controller, NoReport
 from slipstream.ray_fleet.scaling import CALM_S, ReplicaBounds
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.messages import Load
@@ -44,8 +44,8 @@ class Box:
 
 
 @dataclass
-class MemoryHost:
-    """A host whose replicas serve, fail and end when the test says so."""
+class MemoryLauncher:
+    """A launcher whose replicas serve, fail and end when the test says so."""
 
     boxes: dict[int, Box] = field(default_factory=dict)
     num_started: int = 0
@@ -104,16 +104,16 @@ class MemoryHost:
                 box.answer = ReplicaReport("tcp://h:1", has_ended=True)
 
 
-def started(least: int, most: int | None = None) -> tuple[Controller, MemoryHost]:
+def started(least: int, most: int | None = None) -> tuple[Controller, MemoryLauncher]:
     """A fleet whose replicas serve, at time 1."""
-    host = MemoryHost()
-    controller = Controller(spec(least, most), host, 0.0)
+    launcher = MemoryLauncher()
+    controller = Controller(spec(least, most), launcher, 0.0)
     controller.turn(0.0)
-    assert sorted(host.boxes) == list(range(least))
+    assert sorted(launcher.boxes) == list(range(least))
     assert not controller.addresses()
-    host.serve_all()
+    launcher.serve_all()
     controller.turn(1.0)
-    return controller, host
+    return controller, launcher
 
 
 def conditions(controller: Controller) -> list[tuple[str, str]]:
@@ -122,47 +122,47 @@ def conditions(controller: Controller) -> list[tuple[str, str]]:
 
 
 def test_as_many_as_wanted_are_started_once():
-    controller, host = started(3)
+    controller, launcher = started(3)
     assert controller.addresses() == ["tcp://h:1", "tcp://h:2", "tcp://h:3"]
     assert [each for _, each in conditions(controller)] == ["serving"] * 3
     for now in range(2, 20):
         controller.turn(float(now))
-    assert host.num_started == 3
-    assert all(box.goal == ScaleGoal(ReplicaBounds(3, 3)) for box in host.boxes.values())
+    assert launcher.num_started == 3
+    assert all(box.goal == ScaleGoal(ReplicaBounds(3, 3)) for box in launcher.boxes.values())
 
 
 def test_an_actor_that_is_restarted_keeps_its_address_until_it_has_another():
-    controller, host = started(2)
-    host.boxes[0].answer = "away"
+    controller, launcher = started(2)
+    launcher.boxes[0].answer = "away"
     controller.turn(2.0)
     assert conditions(controller)[0] == ("replica-0", "away")
     assert controller.addresses() == ["tcp://h:1", "tcp://h:2"]
-    host.boxes[0].answer, host.boxes[0].goal = ReplicaReport("tcp://h:9"), None
+    launcher.boxes[0].answer, launcher.boxes[0].goal = ReplicaReport("tcp://h:9"), None
     controller.turn(3.0)
     assert controller.addresses() == ["tcp://h:9", "tcp://h:2"]
-    assert host.num_started == 2
-    assert host.boxes[0].goal == ScaleGoal(ReplicaBounds(2, 2))
+    assert launcher.num_started == 2
+    assert launcher.boxes[0].goal == ScaleGoal(ReplicaBounds(2, 2))
 
 
 def test_one_that_is_gone_is_started_again_under_its_name():
-    controller, host = started(2)
-    del host.boxes[0]
+    controller, launcher = started(2)
+    del launcher.boxes[0]
     controller.turn(2.0)
-    assert sorted(host.boxes) == [0, 1]
-    host.serve_all()
+    assert sorted(launcher.boxes) == [0, 1]
+    launcher.serve_all()
     controller.turn(3.0)
     assert controller.addresses() == ["tcp://h:3", "tcp://h:2"]
 
 
 def test_one_that_cannot_be_started_is_tried_again_after_longer_and_longer():
-    controller, host = started(1)
+    controller, launcher = started(1)
     begins = []
-    host.boxes[0].answer = ReplicaReport(error="no such model")
+    launcher.boxes[0].answer = ReplicaReport(error="no such model")
     for tenth in range(20, 400):
         controller.turn(tenth / 10)
-        if 0 in host.boxes and not isinstance(host.boxes[0].answer, ReplicaReport):
+        if 0 in launcher.boxes and not isinstance(launcher.boxes[0].answer, ReplicaReport):
             begins.append(tenth / 10)
-            host.boxes[0].answer = ReplicaReport(error="no such model")
+            launcher.boxes[0].answer = ReplicaReport(error="no such model")
     [shown] = controller.status().replicas
     assert (shown.condition, shown.why) == ("refused", "no such model")
     pauses = [later - sooner for sooner, later in pairwise(begins)]
@@ -172,113 +172,113 @@ def test_one_that_cannot_be_started_is_tried_again_after_longer_and_longer():
 
 
 def test_why_one_does_not_serve_is_shown():
-    controller, host = started(1)
+    controller, launcher = started(1)
     controller.scale(ReplicaBounds(2, 2))
     controller.turn(2.0)
     assert controller.status().replicas[1].why == "it starts"
-    host.boxes[1].answer = "unplaced"
+    launcher.boxes[1].answer = "unplaced"
     controller.turn(3.0)
     assert controller.status().replicas[1].why == "Ray has no room for it yet"
 
 
 def test_the_emptiest_drains_and_is_removed_when_it_has_ended():
-    controller, host = started(3)
+    controller, launcher = started(3)
     for index, running in enumerate((3, 1, 2)):
-        host.serve(index, running)
+        launcher.serve(index, running)
     controller.turn(2.0)
     controller.scale(ReplicaBounds(2, 2))
     controller.turn(3.0)
-    assert host.drained == [1]
+    assert launcher.drained == [1]
     assert conditions(controller)[1] == ("replica-1", "draining")
     assert len(controller.addresses()) == 3  # its clients are still there
     controller.turn(4.0)
-    assert host.drained == [1]
-    host.end_drained()
+    assert launcher.drained == [1]
+    launcher.end_drained()
     controller.turn(5.0)
-    assert sorted(host.boxes) == [0, 2]
+    assert sorted(launcher.boxes) == [0, 2]
 
 
 def test_those_that_do_not_serve_go_first_and_without_a_drain():
-    controller, host = started(2)
+    controller, launcher = started(2)
     controller.scale(ReplicaBounds(4, 4))
     controller.turn(2.0)
-    host.boxes[0].answer = "away"
+    launcher.boxes[0].answer = "away"
     controller.turn(3.0)
     controller.scale(ReplicaBounds(1, 1))
     controller.turn(4.0)
-    assert sorted(host.boxes) == [1]
-    assert not host.drained
+    assert sorted(launcher.boxes) == [1]
+    assert not launcher.drained
 
 
 def test_a_drain_outlives_a_restart_of_the_actor_and_has_a_bound():
-    controller, host = started(2)
+    controller, launcher = started(2)
     controller.scale(ReplicaBounds(1, 1))
     controller.turn(2.0)
-    assert host.drained == [1]
-    host.boxes[1].is_draining = False  # its actor was restarted
+    assert launcher.drained == [1]
+    launcher.boxes[1].is_draining = False  # its actor was restarted
     controller.turn(3.0)
-    assert host.drained == [1, 1]
+    assert launcher.drained == [1, 1]
     controller.turn(3.0 + DRAIN_S + 60.0)
-    assert sorted(host.boxes) == [0]
+    assert sorted(launcher.boxes) == [0]
 
 
 def test_none_is_left_when_the_fleet_ends():
-    controller, host = started(2)
+    controller, launcher = started(2)
     controller.scale(ReplicaBounds(0, 0))
     controller.turn(2.0)
-    host.end_drained()
+    launcher.end_drained()
     controller.turn(3.0)
-    assert not host.boxes
+    assert not launcher.boxes
     assert controller.status().replicas == ()
-    controller, host = started(2)
+    controller, launcher = started(2)
     controller.remove_all()
     controller.turn(2.0)
-    assert (host.boxes, host.drained) == ({}, [])
+    assert (launcher.boxes, launcher.drained) == ({}, [])
 
 
 def test_one_that_begins_anew_waits_for_what_it_finds():
-    controller, host = started(1)
+    controller, launcher = started(1)
     controller.scale(ReplicaBounds(2, 2))
     controller.turn(2.0)
-    host.serve_all()
+    launcher.serve_all()
     controller.turn(3.0)
     controller.turn(4.0)
-    for box in host.boxes.values():
+    for box in launcher.boxes.values():
         box.answer = "silent"
-    again = Controller(spec(1), host, 10.0)
+    again = Controller(spec(1), launcher, 10.0)
     again.turn(10.0)
     assert again.is_finding
-    host.serve_all()
+    launcher.serve_all()
     again.turn(11.0)
     assert not again.is_finding
     assert again.status().goal.bounds == ReplicaBounds(2, 2)  # not that of the start
     again.turn(12.0)
-    assert (sorted(host.boxes), host.num_started, host.drained) == ([0, 1], 2, [])
+    assert (sorted(launcher.boxes), launcher.num_started, launcher.drained) == ([0, 1], 2, [])
 
 
 def test_one_that_finds_nobody_in_time_goes_on():
-    _, host = started(1)
-    host.boxes[0].answer = "silent"
-    again = Controller(spec(2), host, 10.0)
+    _, launcher = started(1)
+    launcher.boxes[0].answer = "silent"
+    again = Controller(spec(2), launcher, 10.0)
     again.turn(39.0)
     assert again.is_finding
     again.turn(40.0)
-    assert sorted(host.boxes) == [0, 1]
+    assert sorted(launcher.boxes) == [0, 1]
 
 
 def test_requests_raise_the_number_at_once_and_their_end_lowers_it_later():
-    controller, host = started(1, 4)
-    host.serve(0, 7)
+    controller, launcher = started(1, 4)
+    launcher.serve(0, 7)
     controller.turn(2.0)
-    assert sorted(host.boxes) == [0, 1, 2]
-    host.serve_all()
-    host.serve(0, 0)
+    assert sorted(launcher.boxes) == [0, 1, 2]
+    launcher.serve_all()
+    launcher.serve(0, 0)
     for second in range(3, 300):
         controller.turn(float(second))
-    assert len(host.boxes) == 3
-    assert not host.drained
+    assert len(launcher.boxes) == 3
+    assert not launcher.drained
     controller.turn(3.0 + CALM_S)
-    assert len(host.drained) == 2
+    assert len(launcher.drained) == 2
 
 
 EVENTS = ["serve", "away", "gone", "fails", "drained", "restart", "scale"]
@@ -289,22 +289,22 @@ EVENTS = ["serve", "away", "gone", "fails", "drained", "restart", "scale"]
     st.integers(1, 3),
 )
 def test_whatever_happens_there_are_as_many_in_the_end(events, wanted: int):
-    host = MemoryHost()
-    controller, now = Controller(spec(wanted), host, 0.0), 0.0
+    launcher = MemoryLauncher()
+    controller, now = Controller(spec(wanted), launcher, 0.0), 0.0
     for event, number in events:
         now += 1.0
-        box = host.boxes.get(number)
+        box = launcher.boxes.get(number)
         if event == "restart":
-            controller = Controller(spec(1), host, now)
+            controller = Controller(spec(1), launcher, now)
         elif event == "scale":
             wanted = max(1, number)
             controller.scale(ReplicaBounds(wanted, wanted))
         elif event == "gone":
-            host.boxes.pop(number, None)
+            launcher.boxes.pop(number, None)
         elif event == "drained":
-            host.end_drained()
+            launcher.end_drained()
         elif box is not None and event == "serve":
-            host.serve(number)
+            launcher.serve(number)
         elif box is not None:
             box.answer = "away" if event == "away" else ReplicaReport(error="no")
         controller.turn(now)
@@ -312,11 +312,11 @@ def test_whatever_happens_there_are_as_many_in_the_end(events, wanted: int):
     for _ in range(200):
         now += 1.0
         controller.turn(now)
-        for index, box in host.boxes.items():
+        for index, box in launcher.boxes.items():
             if not isinstance(box.answer, ReplicaReport) or box.answer.error:
-                host.serve(index)
-        host.end_drained()
-    assert len(host.boxes) == wanted
+                launcher.serve(index)
+        launcher.end_drained()
+    assert len(launcher.boxes) == wanted
     assert [each for _, each in conditions(controller)] == ["serving"] * wanted
     assert len(controller.addresses()) == len(set(controller.addresses())) == wanted
 

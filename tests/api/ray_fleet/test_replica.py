@@ -14,7 +14,13 @@ from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ports import free_port
 
 from slipstream import Client
-from slipstream.ray_fleet.messages import FleetSpec, ReplicaReport, ScaleGoal, decoded, encoded
+from slipstream.ray_fleet.actor_messages import (
+    FleetSpec,
+    ReplicaReport,
+    ScaleGoal,
+    decoded,
+    encoded,
+)
 from slipstream.ray_fleet.replica import LOWEST_PORT, RayReplica, listen_address
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.settings import SHORT_LIVED, settings_from

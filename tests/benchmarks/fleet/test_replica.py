@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from slipstream.fleet.member_load import MemberLoad
+from slipstream_bench.fleet.chat_workload import CHUNK, ChatWorkload
 from slipstream_bench.fleet.replica import (
     CACHE_CHUNKS,
     SLICE_S,
     SimulatedReplica,
     SimulatedRequest,
 )
-from slipstream_bench.fleet.workload import CHUNK, Workload
 
 
 def _request(workload, conversation, now=0.0):
@@ -28,7 +28,7 @@ def _run(replica, seconds, begin=0.0):
 
 
 def test_a_request_takes_its_prompt_and_its_answer():
-    workload, replica = Workload(1, is_popular=False), SimulatedReplica(b"r")
+    workload, replica = ChatWorkload(1, is_popular=False), SimulatedReplica(b"r")
     request = _request(workload, workload.conversation())
     replica.submit(request)
     assert replica.queued_tokens == request.key.prompt_len
@@ -40,7 +40,7 @@ def test_a_request_takes_its_prompt_and_its_answer():
 
 
 def test_the_next_turn_finds_the_one_before_in_the_cache():
-    workload, replica = Workload(1, is_popular=False), SimulatedReplica(b"r")
+    workload, replica = ChatWorkload(1, is_popular=False), SimulatedReplica(b"r")
     conversation = workload.conversation()
     replica.submit(_request(workload, conversation))
     _run(replica, 60.0)
@@ -53,7 +53,7 @@ def test_the_next_turn_finds_the_one_before_in_the_cache():
 
 
 def test_the_cache_is_bounded_and_tells_how_long_it_keeps():
-    workload, replica = Workload(1, is_popular=False), SimulatedReplica(b"r")
+    workload, replica = ChatWorkload(1, is_popular=False), SimulatedReplica(b"r")
     load = MemberLoad(b"r")
     first = _request(workload, workload.conversation())
     replica.submit(first)
@@ -70,7 +70,7 @@ def test_the_cache_is_bounded_and_tells_how_long_it_keeps():
 
 
 def test_a_lost_replica_gives_back_what_it_computed():
-    workload, replica = Workload(1, is_popular=False), SimulatedReplica(b"r")
+    workload, replica = ChatWorkload(1, is_popular=False), SimulatedReplica(b"r")
     request = _request(workload, workload.conversation())
     replica.submit(request)
     _run(replica, 0.5)

@@ -59,8 +59,8 @@ from slipstream_core.runner.model.unsupported import (
     ropes,
 )
 from slipstream_core.runner.sharding.plain_modules import UnknownStyleError, as_plain_modules
-from slipstream_core.runner.sharding.plan import ShardingPlan, plan_for
 from slipstream_core.runner.sharding.rank import Rank
+from slipstream_core.runner.sharding.sharding_plan import ShardingPlan, plan_for
 from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]

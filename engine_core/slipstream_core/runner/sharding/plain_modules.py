@@ -23,8 +23,8 @@ from slipstream_core.runner.sharding.collectives import (
     sum_over_ranks,
 )
 from slipstream_core.runner.sharding.corrections import FUSED_HEADS, LEAD_ALONE, NORM_OVER_RANKS
-from slipstream_core.runner.sharding.plan import ShardingPlan, part_of
 from slipstream_core.runner.sharding.rank import Rank
+from slipstream_core.runner.sharding.sharding_plan import ShardingPlan, part_of
 
 _Forward = Callable[..., torch.Tensor]
 

@@ -15,8 +15,8 @@ from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.sharding import collectives
 from slipstream_core.runner.sharding.plain_modules import UnknownStyleError, as_plain_modules
-from slipstream_core.runner.sharding.plan import ShardingPlan, plan_for
 from slipstream_core.runner.sharding.rank import Rank
+from slipstream_core.runner.sharding.sharding_plan import ShardingPlan, plan_for
 
 LLAMA = {
     "model.layers.*.self_attn.q_proj": "colwise",

@@ -1,4 +1,4 @@
-"""A rank that is not the core: `python -m slipstream_core.ranks.follow`, started by the core.
+"""A rank that is not the core: `python -m slipstream_core.ranks.follower`, started by the core.
 
 It imports, waits until the core is activated, loads its slice of the model, and computes the plans
 that the core writes, at most one ahead. It knows no stream and no worker. It dies with the core,

@@ -60,7 +60,7 @@ class Conversation:
         return self.chunks[: length // CHUNK]
 
 
-class Workload:
+class ChatWorkload:
     """Makes conversations and their turns, the same ones for the same seed."""
 
     def __init__(self, seed: int, *, is_popular: bool) -> None:

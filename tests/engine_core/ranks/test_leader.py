@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.helpers.torch_driver import BLOCK, Driver, Request, prompts_of, save_model
 
 from slipstream_core.config import CoreConfig
-from slipstream_core.ranks.lead import LeadRunner, load_lead
+from slipstream_core.ranks.leader import LeadRunner, load_lead
 from slipstream_core.ranks.processes import Ranks
 from slipstream_core.ranks.watch import RankEnd
 from slipstream_core.runner import torch_runner

@@ -11,6 +11,13 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from slipstream.ray_fleet.actor_messages import (
+    FleetSpec,
+    ReplicaReport,
+    ScaleGoal,
+    decoded,
+    encoded,
+)
 from slipstream.ray_fleet.cluster import (
     NAMESPACE,
     actors_of,
@@ -21,7 +28,6 @@ from slipstream.ray_fleet.cluster import (
     remove_group,
 )
 from slipstream.ray_fleet.controller import NoReport, replica_name
-from slipstream.ray_fleet.messages import FleetSpec, ReplicaReport, ScaleGoal, decoded, encoded
 from slipstream.ray_fleet.replica import RayReplica
 from slipstream_ipc.telemetry.logs import configure_logging
 
@@ -37,8 +43,8 @@ class ReplicaActor(RayReplica):
         super().__init__(spec, name, ray.util.get_node_ip_address())
 
 
-class RayHost:
-    """The replicas of one fleet. See `controller.Host`."""
+class RayLauncher:
+    """The replicas of one fleet. See `controller.ReplicaLauncher`."""
 
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
@@ -51,12 +57,12 @@ class RayHost:
                 remove_group(name)
 
     def found(self) -> Collection[int]:
-        """See `Host`."""
+        """See `ReplicaLauncher`."""
         names = [name.rpartition("-")[2] for name in actors_of(self._spec.name)]
         return [int(number) for number in names]
 
     def start(self, index: int) -> None:
-        """See `Host`."""
+        """See `ReplicaLauncher`."""
         spec, name = self._spec, self._name(index)
         resources = {"CPU": spec.num_cpus, "GPU": spec.num_gpus}
         bundle = {kind: number for kind, number in resources.items() if number}
@@ -79,7 +85,7 @@ class RayHost:
         )
 
     def reports(self, indices: Collection[int]) -> Mapping[int, ReplicaReport | NoReport]:
-        """See `Host`. An answer that comes late is that of a later turn."""
+        """See `ReplicaLauncher`. An answer that comes late is that of a later turn."""
         found: dict[int, ReplicaReport | NoReport] = {}
         for index in indices:
             handle = self._handle(index)
@@ -93,17 +99,17 @@ class RayHost:
         return found | {index: self._answer(index) for index in indices if index not in found}
 
     def tell_goal(self, index: int, goal: ScaleGoal) -> None:
-        """See `Host`."""
+        """See `ReplicaLauncher`."""
         if handle := self._handle(index):
             handle.remember.remote(encoded(goal))
 
     def drain(self, index: int) -> None:
-        """See `Host`."""
+        """See `ReplicaLauncher`."""
         if handle := self._handle(index):
             handle.drain.remote()
 
     def remove(self, index: int) -> None:
-        """See `Host`."""
+        """See `ReplicaLauncher`."""
         self._handles.pop(index, None)
         self._asked.pop(index, None)
         kill(self._name(index))
