@@ -9,7 +9,7 @@ with the same effect.
   a relayed step. After any other turn `RelayMaker.find` tells whether it still holds.
 - A relay is made once the same things were found after two turns, so streams that come and go cost
   nothing here.
-- There are relays for one client whose connection, like the core's, is local.
+- There are relays for one client that reads all streams, over a local connection, as the core has.
 """
 
 from __future__ import annotations

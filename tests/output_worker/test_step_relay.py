@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from slipstream.client.connection.stack_session import StackSession
 from slipstream_bench.common.collection_watch import CollectionWatch
+from slipstream_bench.output_path import in_process_path
 from slipstream_bench.output_path.in_process_path import OutputPath
 from slipstream_bench.output_path.stopwatch import Stopwatch
 from slipstream_bench.output_path.workload import Workload
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import SamplingParams
+from slipstream_ipc.messages import WANTS_LOAD, SamplingParams
 from slipstream_worker import step_relay
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
 from slipstream_worker.detokenizer.table import TokenTable
@@ -150,6 +153,28 @@ def test_nearly_all_steps_of_streams_that_go_on_are_relayed(logprobs: int | None
     assert path.num_relayed > 150
     path.finish()
     path.check_whole()
+    path.close()
+
+
+@needs_relays
+@pytest.mark.parametrize("wants", [0, WANTS_LOAD])
+def test_a_client_that_reads_nothing_does_not_keep_steps_from_being_relayed(wants: int) -> None:
+    path = Path([[1 + step % 5 for step in range(100)]] * 3, SamplingParams(), relays=True)
+    with path._network.in_use() as context:
+        idle = StackSession(
+            context, in_process_path._CLIENTS, 60.0, zmq.Poller(), path._now, wants=wants
+        )
+    while not idle.is_attached:
+        idle.turn(path._now)
+        path.turn(worker=True, client=True, beat=False)
+    before = path.num_relayed
+    while not path.is_done:
+        path.turn(worker=True, client=True, beat=False)
+        idle.turn(path._now)
+    assert path.num_relayed > before + 60
+    path.finish()
+    path.check_whole()
+    idle.close()
     path.close()
 
 

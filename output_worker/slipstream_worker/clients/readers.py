@@ -68,10 +68,13 @@ class StreamReaders:
 
     @property
     def only_port(self) -> ClientPort | None:
-        """The port of the only client; None if there are others, or a stream whose reader waits."""
-        if len(self._clients) != 1 or self._awaiting:
+        """The port of the client that reads all streams, where nothing waits to be sent to others;
+        None if there is none, if a stream's reader waits, or if there are many clients.
+        """
+        if self._awaiting or len(self._clients) > _FEW_CLIENTS:
             return None
-        return next(iter(self._clients.values()))
+        busy = [port for port in self._clients.values() if port.streams or port.has_unsent]
+        return busy[0] if len(busy) == 1 else None
 
     @property
     def has_unsent(self) -> bool:
