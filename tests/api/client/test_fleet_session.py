@@ -199,6 +199,16 @@ def test_a_client_of_one_address_learns_the_others_from_its_welcome(place) -> No
         assert rest_of(second, second.accept(submit), streams[first]) == "bc"
 
 
+def test_what_is_asked_before_the_fleet_is_known_is_spread_over_it(place) -> None:
+    first, second = place("a"), place("b")
+    first.members = second.members = (first.address, second.address)
+    with Client(first.address) as client:
+        streams = [client.stream(f"{num} prompt") for num in range(8)]
+        patience = Patience()
+        asked = [first_submit([first, second], patience)[0] for _ in streams]
+        assert min(asked.count(first), asked.count(second)) >= 2
+
+
 def test_members_that_come_later_are_learned_too(place) -> None:
     first, second = place("a"), place("b")
     third = place("c")

@@ -98,6 +98,9 @@ class FleetSession:
         self._search = StreamSearch(self._members, self._router, self._held, settings)
         self._learned = source if isinstance(source, LearnedMembers) else None
         self._members.refresh(now)
+        # new streams wait for members that were just learned, to be spread over all
+        self._gathers = handover is not None
+        self._gathered: list[StreamState] = []
         if handover is not None:
             self._members.card = handover.model
             self._take_over(handover, now)
@@ -112,7 +115,7 @@ class FleetSession:
                 self._router.hold(state)
                 self._held.give_up(state, None)
             elif isinstance(state.request, Submit):
-                self._router.carry_on(carried, now)
+                self._gather(state)
             else:
                 self._resume(state, now)
         for each in handover.queries:
@@ -182,10 +185,24 @@ class FleetSession:
     def submit(self, state: StreamState, now: float) -> None:
         """Submit a new stream at the best member, or one to be resumed where it is."""
         state.submitted_at = now
-        if isinstance(state.request, Submit):
+        if isinstance(state.request, Submit) and self._gathers:
+            self._gather(state)
+        elif isinstance(state.request, Submit):
             self._router.submit(state, state.request, now)
         else:
             self._resume(state, now)
+
+    def _gather(self, state: StreamState) -> None:
+        self._router.hold(state)
+        self._gathered.append(state)
+
+    def _end_gathering(self, now: float) -> None:
+        """Submit the new streams that have waited for members."""
+        self._gathers, gathered, self._gathered = False, self._gathered, []
+        for state in gathered:
+            if not state.is_over and isinstance(state.request, Submit):
+                self._held.take(state)
+                self._router.submit(state, state.request, now)
 
     def _resume(self, state: StreamState, now: float) -> None:
         before = self._router.reader_of(state.stream_id, state.request.scope)
@@ -269,6 +286,8 @@ class FleetSession:
             if arrived is None or is_tick or session.is_among(arrived):
                 has_deltas |= session.turn(now, None if is_tick else arrived)
                 has_changed |= self._members.watch(member, now, is_tick=is_tick)
+        if self._gathers and (self._are_all_there(now) or now >= self._began_at + _ABSENT_S):
+            self._end_gathering(now)
         self._search.go_on(now)
         if now >= self._moves.next_at:
             self._router.decide(now)
@@ -337,17 +356,19 @@ class FleetSession:
         """Answer callers once all members are there, or soon after the first: what they submit at
         once is spread over all.
         """
-        if self.model is None or not self.is_attached:
-            return
-        is_any_away = any(
-            each.session and not each.is_attached and not each.is_gone
-            for each in self._members.listed
-        )
-        if is_any_away and now < self._welcomed_at + _GATHER_S:
+        if self.model is None or not self._are_all_there(now):
             return
         callers, self._callers = self._callers, {}
         for caller in callers:
             caller.set_result(self.model)
+
+    def _are_all_there(self, now: float) -> bool:
+        """Whether all members are attached, except those that are late, and one is."""
+        is_any_away = any(
+            each.session and not each.is_attached and not each.is_gone
+            for each in self._members.listed
+        )
+        return self.is_attached and (not is_any_away or now >= self._welcomed_at + _GATHER_S)
 
     def _check_callers(self, now: float) -> None:
         """Fail callers that have waited for `timeout_s`, or for less where nothing can answer."""

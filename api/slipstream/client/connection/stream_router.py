@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.client.streams.stream_table import CarriedStream, ClientStreamTable
+from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.errors import EngineError, SlipstreamError, StreamLostError
 from slipstream.fleet.member_load import SentRequest
 from slipstream.fleet.moves import Fail, Failure, Hold, Moves, ReaderProgress, Start
@@ -143,14 +143,6 @@ class StreamRouter:
             state.member = number
             session.submit(state, now)
         self._moves.place(state, number, now, moves=state.moves)
-
-    def carry_on(self, carried: CarriedStream, now: float) -> None:
-        """Go on with a stream of another session, once a member is there."""
-        state = carried.state
-        self._readers[state.stream_id] = state
-        self._held.add(state, carried)
-        state.member = _HELD
-        self._moves.place(state, None, now, moves=state.moves)
 
     def succeed(self, before: StreamState, state: StreamState, now: float) -> None:
         """Resume a stream that has a reader here, in the place of that."""
