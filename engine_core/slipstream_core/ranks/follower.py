@@ -13,7 +13,6 @@ from typing import NoReturn
 
 from slipstream_core.config import RankConfig
 from slipstream_core.ranks.bus import PlanReader
-from slipstream_core.ranks.plan_check import PlanBounds
 from slipstream_core.runner.factory import import_runner, settled
 from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner
@@ -44,16 +43,11 @@ def main() -> int:
         report(load_status(core.model, error))
         return 1
     settle_memory()
-    bounds = PlanBounds(
-        runner.num_blocks, runner.info.block_size, core.max_num_seqs, runner.info.vocab_size
-    )
-    return follow(runner, reader, bounds)
+    return follow(runner, reader)
 
 
-def follow(runner: Runner, reader: PlanReader, bounds: PlanBounds) -> NoReturn:
-    """Compute plans for ever. Raises what a step raises, and for a plan that the first rank would
-    not have written.
-    """
+def follow(runner: Runner, reader: PlanReader) -> NoReturn:
+    """Compute plans for ever. Raises what a step raises, and PlanBytesError."""
     num_launched = 0
     fd = runner.fileno()
     assert fd is not None
@@ -66,9 +60,7 @@ def follow(runner: Runner, reader: PlanReader, bounds: PlanBounds) -> NoReturn:
             reader.release()
             num_launched -= 1
         elif reader.any_waiting:
-            plan = reader.take()
-            bounds.check(plan)
-            runner.launch(plan)
+            runner.launch(reader.take())
             num_launched += 1
         else:
             ready.poll()

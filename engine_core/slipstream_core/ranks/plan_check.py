@@ -1,8 +1,8 @@
 """Checks that a plan stays within the sizes of the runners that are to compute it.
 
-All ranks have the same sizes, so a plan that fails here fails on all of them before any has begun
-with it. Beyond it nothing is checked: a token in the wrong place of the cache, or an id beyond the
-vocabulary, would end the ranks' processes.
+All ranks have the same sizes, so the first one checks for all, before any other has heard of the
+plan. Without it a token in the wrong place of the cache, or an id beyond the vocabulary, would end
+the ranks' processes.
 """
 
 from __future__ import annotations
