@@ -63,8 +63,8 @@ def _add_connection(group: argparse._ArgumentGroup, default: str) -> None:
     group.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="a running server: ipc://PATH, tcp://HOST:PORT with --keys or --insecure, several "
-        f"with commas, file:PATH, dns://NAME:PORT or ray://NAME (default: {default})",
+        help="a running server: ipc://PATH, tcp://HOST:PORT with --keys or --insecure, several, "
+        f"file:PATH, dns://, ray:// (default: {default})",
     )
     group.add_argument("--verbose", action="store_true", help="show the logs of a started server")
 
