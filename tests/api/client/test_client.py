@@ -256,8 +256,7 @@ def test_what_was_closed_is_not_accepted(client: Client, worker: FakeWorker) -> 
 def test_acceptance_wakes_no_other_reader(client: Client, worker: FakeWorker) -> None:
     with ThreadPoolExecutor(1) as pool:
         many = pool.submit(client.generate_many, ["a", "b"])
-        handles = [worker.expect(Submit).handle]
-        handles += [handles[0] + 1]
+        handles = [worker.expect(Submit).handle for _ in "ab"]
         for handle in handles:
             worker.send(Accepted(handle, b""))
         for handle in handles:
