@@ -206,6 +206,8 @@ class FleetSession:
 
     def _resume(self, state: StreamState, now: float) -> None:
         before = self._router.reader_of(state.stream_id, state.request.scope)
+        if before in self._gathered:
+            self._end_gathering(now)
         if before is None:
             self._search.begin(state, now)
         elif before in self._search:
