@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 from tests.helpers.fake_worker import MODEL, Entry, FakeWorker, deltas, end_of
-from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.patience import Patience
 
 from slipstream import (
     AsyncClient,
@@ -207,19 +207,6 @@ def test_what_is_asked_before_the_fleet_is_known_is_spread_over_it(place) -> Non
         patience = Patience()
         asked = [first_submit([first, second], patience)[0] for _ in streams]
         assert min(asked.count(first), asked.count(second)) >= 2
-
-
-def test_a_stream_that_waits_for_the_fleet_may_be_read_by_another(place, monkeypatch) -> None:
-    monkeypatch.setattr(FleetSession, "_are_all_there", lambda self, now: False)
-    monkeypatch.setattr(fleet_session, "_ABSENT_S", 10 * PATIENCE_S)
-    first, second = place("a"), place("b")
-    first.members = second.members = (first.address, second.address)
-    with Client(first.address) as client:
-        grown(client)
-        stream = client.stream("prompt", seed=1)
-        later = client.resume(stream.id)
-        asked = first_submit([first, second], Patience())[1]
-        assert asked.stream_id.hex() == stream.id == later.id
 
 
 def test_members_that_come_later_are_learned_too(place) -> None:
