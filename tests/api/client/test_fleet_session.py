@@ -28,6 +28,7 @@ from slipstream import (
 )
 from slipstream.client.connection import fleet_session, stream_search
 from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.connection.stack_session import Handover
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
 from slipstream_ipc.columns import pack_u32, u32
@@ -623,6 +624,20 @@ class StubSession:
 
     def close(self) -> None:
         assert not self.streams, "streams are left behind"
+
+
+def test_a_stream_that_waits_for_its_fleet_may_be_read_by_another(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    monkeypatch.setattr(StubSession, "by_address", {})
+    waiting = StreamState(Submit(0, b"1" * 16, b"{}", text="x"), wants_whole=False)  # type: ignore[arg-type]
+    handover = Handover(CARD, [CarriedStream(waiting, 0, 0, None)], [])
+    addresses = ",".join([f"ipc:///nowhere/{name}/client.sock" for name in "de"])
+    fleet = FleetSession(None, addresses, 10.0, None, 0.0, handover=handover)  # type: ignore[arg-type]
+    later = StreamState(Resume(0, b"1" * 16, 0, 0), wants_whole=False)
+    fleet.submit(later, 0.0)
+    assert waiting.is_over
+    assert not later.is_over
+    assert later.resubmittable == waiting.request
 
 
 def test_a_replica_that_is_refused_as_a_stream_arrives_is_closed_once_that_has_left(
