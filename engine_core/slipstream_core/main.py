@@ -2,7 +2,8 @@
 
 - Imports take most of a start and happen before `Activate`, while another core may still be
   running. The model is loaded after it, as memory may not hold it twice.
-- A device that has worked on one step for `step_timeout_s` is stuck: the process exits.
+- A device that has worked on one step for `step_timeout_s` is stuck: the process exits. A rank that
+  a signal has stopped is killed instead, and the core with it.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def _serve(
         ):
             words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; the core exits", words)
+            if ranks is not None and ranks.kill_stopped():
+                continue  # until this process is killed as well, which no request is charged with
             report(Status(last_words=words))
             os._exit(1)  # the device's thread would block a normal exit
 

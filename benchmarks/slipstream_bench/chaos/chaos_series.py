@@ -33,6 +33,8 @@ KINDS = {
     "prompts": "--kill prompts,worker --stop prompts",
     "shortages": "--kill worker --limit-files worker,core,front --fill-disk",
     "tools": "--kill worker,core,client,front --answers any",
+    "ranks": "--model slipstream-demo --tensor-parallel-size 2 "
+    "--kill worker,core,client,front,rank --stop rank",
     "replicas": f"--replicas 3 {_OF_REPLICAS}",
     "tools_replicas": f"--replicas 3 {_OF_REPLICAS} --answers any",
 }

@@ -14,6 +14,7 @@ from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
 from slipstream_core.ranks.plan_codec import PlanBytesError
 from slipstream_core.ranks.processes import Ranks
 from slipstream_core.runner.load_error import ModelLoadError
+from slipstream_core.runner.sharding.collectives import ExchangeFailed
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.runner.torch_runner import TorchRunner
@@ -22,6 +23,8 @@ from slipstream_core.step.limits import MAX_POSITIONS
 from slipstream_core.step.plan import Int32s, StepFailed, StepPlan, StepResult
 
 logger = logging.getLogger(__name__)
+
+_END_S = 5.0  # within which a rank whose connections are closed has ended
 
 
 class LeadRunner:
@@ -64,7 +67,11 @@ class LeadRunner:
         failed = self._launched.popleft()
         if failed is not None:
             raise failed
-        return self._own.collect()
+        try:
+            return self._own.collect()
+        except ExchangeFailed:
+            self._ranks.wait_for_end(_END_S)  # the other rank's last words say why
+            raise
 
     def done(self) -> bool:
         """Whether collect() would return without waiting."""

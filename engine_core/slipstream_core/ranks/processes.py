@@ -7,10 +7,12 @@ to the core's process group. torch is not imported here: they import it while th
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -26,6 +28,8 @@ from slipstream_ipc.process import (
     VERSION_VARIABLE,
     installed_version,
 )
+
+logger = logging.getLogger(__name__)
 
 _STANDARD_ERROR = 2
 
@@ -93,6 +97,20 @@ class Ranks:
             for each in self._started
         }
 
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Wait for the end of one of them, and for what `on_end` does."""
+        self._watch.wait(timeout_s)
+
+    def kill_stopped(self) -> bool:
+        """SIGKILL those that a signal has stopped, which ends the core as well; whether there are
+        any.
+        """
+        stopped = [each for each in self._started if _is_stopped(each.process.pid)]
+        for each in stopped:
+            logger.error("rank %d (process %d) is stopped", each.rank, each.process.pid)
+            each.process.kill()
+        return bool(stopped)
+
     def close(self) -> None:
         """End them; what they compute is lost. Idempotent."""
         self._watch.close()
@@ -105,3 +123,9 @@ class Ranks:
             os.close(self.exchange_fd)
         self._started = []
         self.bus.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether this process of ours, which is not reaped yet, is stopped."""
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return fields[0] == b"T"  # as proc_pid_stat(5) has it

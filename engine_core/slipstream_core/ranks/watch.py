@@ -56,6 +56,10 @@ class RankWatch:
         self._thread = threading.Thread(target=self._wait, name="ranks", daemon=True)
         self._thread.start()
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the first end, and until it has been handled."""
+        self._thread.join(timeout_s)
+
     def close(self) -> None:
         """Stop watching, before the ranks are ended on purpose. Idempotent."""
         if self._stop_fd >= 0:

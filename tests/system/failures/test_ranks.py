@@ -1,6 +1,7 @@
 """A core of two ranks: what it says is what one says, and it survives what happens to either.
 
-The model's forward is code beside the weights here, so that a test can have it raise on one rank.
+The model's forward is code beside the weights here, so that a test can have it raise, or hang, on
+one rank.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.slow
 
 RAISING = """
 import os
+import threading
 from pathlib import Path
 
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -44,7 +46,10 @@ class OwnForCausalLM(LlamaForCausalLM):
     def forward(self, *args, **kwargs):
         order = Path("{order}") / os.environ.get("LOCAL_RANK", "0")
         if order.exists():
+            is_to_hang = order.read_text() == "hang"
             order.unlink()
+            if is_to_hang:
+                threading.Event().wait()
             raise RuntimeError("as it was told")
         return super().forward(*args, **kwargs)
 """
@@ -55,7 +60,7 @@ STEP_TIMEOUT_S = 15.0
 class TwoRanks(NamedTuple):
     stack: Stack
     client: Client
-    orders: Path  # a file named as a rank has that one raise in its next forward
+    orders: Path  # a file named as a rank has that one raise in its next forward, or hang
     expected: list[str]  # of one rank
     is_recorded: bool  # so steps do not call the model's own forward
 
@@ -148,6 +153,12 @@ def once_under_way(act: Callable[[], None]) -> Callable[[int], None]:
     return seen
 
 
+def move_in(path: Path, text: str) -> None:
+    """Write a file that is there with all of its text at once."""
+    path.with_suffix(".new").write_text(text)
+    path.with_suffix(".new").rename(path)
+
+
 def ends(stack: Stack) -> Sequence[str]:
     """How cores have ended since the last call."""
     return [
@@ -184,13 +195,24 @@ def test_core_killed_takes_its_ranks_with_it(two_ranks: TwoRanks) -> None:
     assert rank.wait(PATIENCE_S) is None or not rank.is_running()
 
 
-def test_rank_hangs_step_timeout(two_ranks: TwoRanks) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_hangs_step_timeout(two_ranks: TwoRanks, rank: int) -> None:
+    if two_ranks.is_recorded:
+        pytest.skip("a recorded forward has no code that could hang as it is told")
+    ends(two_ranks.stack)
+    order = two_ranks.orders / str(rank)
+    hang = once_under_way(lambda: move_in(order, "hang"))
+    assert texts(two_ranks.client, hang) == two_ranks.expected
+    [how] = ends(two_ranks.stack)
+    assert f"a step did not finish within {STEP_TIMEOUT_S:g} s" in how
+
+
+def test_stopped_rank_is_charged_to_no_request(two_ranks: TwoRanks) -> None:
     ends(two_ranks.stack)
     rank = two_ranks.rank()
     stop = once_under_way(lambda: os.kill(rank.pid, signal.SIGSTOP))
     assert texts(two_ranks.client, stop) == two_ranks.expected
-    [how] = ends(two_ranks.stack)
-    assert f"a step did not finish within {STEP_TIMEOUT_S:g} s" in how
+    assert ends(two_ranks.stack) == ["signal SIGKILL"]  # as by somebody else
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -139,7 +139,9 @@ class LiveAnswer:
         if isinstance(failure, SlipstreamError) and failure.fault.code == "unknown_stream":
             hint = self.plan.unknown_hint
             message = f"{failure}; {hint}" if hint else str(failure)
-            error = ApiError(error.status, message, code=error.body.error.code)
+            # also of a stream that was lost while it was waited for
+            status = 404 if hint and not self.exchange.has_begun else error.status
+            error = ApiError(status, message, code=error.body.error.code)
         if error.status >= 500:
             _logger.warning("%s", error, extra=of_requests(self.exchange.request.id))
         exchange = self.exchange

@@ -7,6 +7,7 @@ or, on the CPUs of one machine, memory that the ranks share.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,6 +24,10 @@ _library: Any = torch.library
 _LIBRARY = _library.Library("slipstream", "FRAGMENT")
 _LIBRARY.define("sum_over_ranks(Tensor x) -> Tensor")
 _LIBRARY.define("gather_over_ranks(Tensor x, int width) -> Tensor")
+
+
+class ExchangeFailed(RuntimeError):  # noqa: N818  (an outcome, as StepFailed)
+    """Another rank took no part in an exchange, mostly because it has ended."""
 
 
 def exchange_by(shared: SharedExchange | None) -> None:
@@ -59,14 +64,21 @@ def ids_from_lead(ids: torch.Tensor) -> None:
     if _shared is not None and _shared.may_take(ids):
         _shared.take(ids)
     else:
-        _Any.broadcast(ids, 0)
+        _exchange(_Any.broadcast, ids, 0)
 
 
 def least_over_ranks(number: int, device: torch.device) -> int:
     """The least of the ranks' numbers."""
     least = torch.tensor([number], dtype=torch.int64, device=device)
-    _Any.all_reduce(least, _Any.ReduceOp.MIN)
+    _exchange(_Any.all_reduce, least, _Any.ReduceOp.MIN)
     return int(least)
+
+
+def _exchange(collective: Callable[..., object], *arguments: object) -> None:
+    try:
+        collective(*arguments)
+    except RuntimeError as error:
+        raise ExchangeFailed(str(error)) from error
 
 
 def _sum(x: torch.Tensor) -> torch.Tensor:
@@ -74,7 +86,7 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
         return _shared.sum(x)
     total = x.clone(memory_format=torch.contiguous_format)
     if total.numel():  # steps without logits pass no rows
-        _Any.all_reduce(total)
+        _exchange(_Any.all_reduce, total)
     return total
 
 
@@ -88,7 +100,7 @@ def _gather(x: torch.Tensor, width: int) -> torch.Tensor:
         return _shared.gather(x, share, width)
     padded = pad(x, (0, share - own)) if own < share else x
     slices = x.new_empty(size, *rows, share)
-    _Any.all_gather(list(slices.unbind(0)), padded.contiguous())
+    _exchange(_Any.all_gather, list(slices.unbind(0)), padded.contiguous())
     return slices.movedim(0, -2).reshape(*rows, size * share)[..., :width].contiguous()
 
 

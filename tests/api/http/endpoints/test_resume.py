@@ -32,7 +32,7 @@ from slipstream.http.answers.event_ids import (
 )
 from slipstream.http.config import Limits
 from slipstream.http.errors import ApiError
-from slipstream_ipc.messages import Abort, Goodbye, Resume, Submit
+from slipstream_ipc.messages import Abort, Goodbye, Resume, Submit, UnknownStreams
 
 EVENTS = "Accept: text/event-stream"
 SIMULATED = "simulated:step_ms=2,mode=chain"  # each token depends on all before it
@@ -109,8 +109,11 @@ def told_by(events: list[Event]) -> dict[Any, Any]:
 
 @pytest.fixture(scope="module")
 def stack():
-    """Its streams are kept for longer than a busy machine takes to start another front."""
-    with spareless_stack(SIMULATED, http_port=0, grace_s=600.0) as running:
+    """Its streams are kept for longer than a busy machine takes to start another front, and a core
+    may be stopped for as long.
+    """
+    settings = {"http_port": 0, "grace_s": 600.0, "hang_timeout_s": 600.0}
+    with spareless_stack(SIMULATED, **settings) as running:
         yield running
 
 
@@ -361,8 +364,10 @@ def test_a_stream_that_was_come_back_to_outlives_worker_and_core(stack, method):
         events = events_of(read_some(raw, 10))
         if method == "POST at another front":
             front = stack.pids["http"]
+            os.kill(stack.pids["core"], signal.SIGSTOP)  # or the stream may have ended by then
             kill(stack, "http")
             wait_until_another_answers(stack, front)
+            os.kill(stack.pids["core"], signal.SIGCONT)
     with Raw(port_of(stack)) as raw:
         if method != "GET":
             raw.post(path, body, after(events[-1]))
@@ -473,6 +478,31 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
             raw.send(f"Last-Event-ID: {event_id}\r\n\r\n")
             resume = played.expect(Resume)
         assert (resume.stream_id, resume.num_chars, resume.num_tokens) == (stream_id, 1, 1)
+    finally:
+        front.stop()
+    played.expect(Goodbye)
+
+
+def test_a_get_whose_stream_is_lost_before_it_goes_on_is_one_of_an_unknown_stream(played):
+    """As worker and core die behind another front than the one that the request was sent to."""
+    before = Front(played.address, limits=Limits(resume_s=1000.0))
+    try:
+        stream_id, event_id = begun(played, before)
+    finally:
+        before.stop()
+    played.expect(Goodbye)
+    front = Front(played.address)
+    try:
+        with Raw(front.port) as raw:
+            raw.send(f"GET /v1/streams/{event_id.split('/')[0]} HTTP/1.1\r\nHost: localhost\r\n")
+            raw.send(f"Last-Event-ID: {event_id}\r\n\r\n")
+            resume = played.expect(Resume)
+            assert resume.stream_id == stream_id
+            played.accept(resume)
+            played.send(UnknownStreams((resume.handle,)))
+            refused = raw.read()
+        assert (refused.status, refused.error["code"]) == (404, "unknown_stream")
+        assert "POST the same request" in refused.error["message"]
     finally:
         front.stop()
     played.expect(Goodbye)
