@@ -86,6 +86,7 @@ class DeltaBatch:
         self.has_one_each = not message.counts  # each entry has one token id
         # some entry is of a stream that is read as events
         self.has_events = bool(message.kinds or message.event_entries)
+        self._objects: EntryObjects | None = None  # cached_property of Python 3.11 takes a lock
         logprobs = message.logprobs
         self.has_one_wide_each = (  # and all of them have equally many candidates
             logprobs is not None
@@ -224,12 +225,14 @@ class DeltaBatch:
             widths, list(accumulate(sizes, initial=0)), list(accumulate(ranks, initial=0))
         )
 
-    @cached_property
+    @property
     def objects(self) -> EntryObjects | None:
         """What makes the objects of `token_ids` and `logprobs` in C; None where that is not to be
         had.
         """
-        return native_objects(self.message, Logprob)
+        if self._objects is None:
+            self._objects = native_objects(self.message, Logprob)
+        return self._objects
 
     @property
     def token_widths(self) -> npt.NDArray[np.int64]:

@@ -37,11 +37,16 @@ class EntryObjects(Protocol):
         ...
 
 
+@functools.cache
+def _native() -> Any:
+    return load_extension("delta_objects", _SOURCE)
+
+
 def native_objects(message: Deltas, logprob: type) -> EntryObjects | None:
     """The objects of a message, whose columns fit each other, with `logprob` for each candidate;
     None without a C extension. Raises: ValueError for columns of different lengths.
     """
-    native = load_extension("delta_objects", _SOURCE)
+    native = _native()
     if native is None:
         return None
     columns = message.logprobs or _NO_LOGPROBS
@@ -64,7 +69,7 @@ def items_of(delta: type[Item]) -> ItemsOf[Item]:
     """A function of indices, texts and a batch: pairs of `indices[i]` and
     `delta(texts[i], batch, i)`, made as they are asked for. The lists must not change meanwhile.
     """
-    native = load_extension("delta_objects", _SOURCE)
+    native = _native()
     if native is not None:
         with suppress(TypeError):  # instances of another layout
             made: ItemsOf[Item] = native.DeltaMaker(delta).items
@@ -81,7 +86,7 @@ def read_natively(delta: type) -> None:
     """Let instances of this class (`Delta`) read their ids and log-probabilities in C. A class
     cannot be told otherwise how its properties are computed, and both ways give the same.
     """
-    native = load_extension("delta_objects", _SOURCE)
+    native = _native()
     if native is not None:
         for name in _GETTERS:
             setattr(delta, name, native.ColumnGetter(delta, name, getattr(delta, name).__doc__))
