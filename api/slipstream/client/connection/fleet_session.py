@@ -150,6 +150,11 @@ class FleetSession:
         return self._members.card
 
     @property
+    def tick_s(self) -> float:
+        """As that of `StackSession`; here for streams that wait for a member, too."""
+        return TICK_S
+
+    @property
     def members(self) -> list[str]:
         """The addresses of the members that are listed."""
         return [member.address for member in self._members.listed]

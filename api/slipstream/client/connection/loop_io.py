@@ -22,7 +22,7 @@ import zmq
 from slipstream.client.connection.fleet_session import FleetSession, Statements
 from slipstream.client.connection.queries import Query
 from slipstream.client.connection.server_session import ServerSession, SessionOpener
-from slipstream.client.connection.session import GOODBYE_S, TICK_S
+from slipstream.client.connection.session import GOODBYE_S
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream.fleet.replica_status import ReplicaStatus
@@ -211,7 +211,7 @@ class LoopIO:
             self._schedule()
 
     def _call_tick(self) -> asyncio.TimerHandle:
-        return self.loop.call_at(next_multiple(self.loop.time(), TICK_S), self._tick)
+        return self.loop.call_at(next_multiple(self.loop.time(), self._session.tick_s), self._tick)
 
     def _tick(self) -> None:
         self._ticker = self._call_tick()

@@ -3,7 +3,7 @@
 A thread (`ThreadIO`) or an event loop (`LoopIO`) drives it, and passes the current time in.
 
 - All calls come from one thread. `turn` is called after other calls, when the socket is readable,
-  and at least every TICK_S.
+  and at least every `StackSession.tick_s`.
 - Deltas are acknowledged once they are in their streams' queues: with the next message or a few at
   a time, at once where a stream ends. Pings are answered here too, so a slow reader neither counts
   as a dead client nor delays other streams. Unread deltas are merged (`merge_unread`), so they take
@@ -72,7 +72,7 @@ from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.transport.dealer import Dealer
 from slipstream_ipc.transport.link import MAY_OWE
 
-TICK_S = 0.25  # how late a heartbeat or a deadline may be noticed
+TICK_S = 0.25  # how late a deadline may be noticed where a server is away
 GOODBYE_S = 0.5  # how long a client waits for the server to acknowledge its goodbye
 
 _MAX_BREACHES = 3

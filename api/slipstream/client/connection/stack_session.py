@@ -41,6 +41,7 @@ from slipstream_ipc.messages import (
     Recall,
     Welcome,
 )
+from slipstream_ipc.process import BEAT_S
 from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.worker_deal import worker_address, worker_of
 
@@ -106,6 +107,13 @@ class StackSession:
     def is_attached(self) -> bool:
         """Whether all sessions are attached, as far as is known."""
         return all(session.is_attached for session in self._sessions)
+
+    @property
+    def tick_s(self) -> float:
+        """How often it has to turn where nothing arrives: with the other beats of its process, and
+        more often to find a stack that is away.
+        """
+        return BEAT_S if self.is_attached else TICK_S
 
     @property
     def is_starting(self) -> bool:

@@ -19,7 +19,7 @@ import zmq
 from slipstream.client.connection.mailbox import Mailbox
 from slipstream.client.connection.queries import Query
 from slipstream.client.connection.server_session import ServerSession, SessionOpener
-from slipstream.client.connection.session import GOODBYE_S, TICK_S
+from slipstream.client.connection.session import GOODBYE_S
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import ClosedError, EngineError, SlipstreamError
 from slipstream_ipc.messages import Fault, ModelCard
@@ -147,7 +147,7 @@ class ThreadIO:
         try:
             poller.register(self._commands.fd, zmq.POLLIN)
             while not self._is_closing:
-                arrived = dict(poller.poll(int(TICK_S * 1e3)))
+                arrived = dict(poller.poll(int(self._session.tick_s * 1e3)))
                 is_rung = self._commands.fd in arrived
                 self._commands.run(is_rung=is_rung)
                 self._turn(None if is_rung else arrived)

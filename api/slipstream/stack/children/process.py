@@ -40,6 +40,7 @@ from slipstream.stack.children.process_usage import (
     cpu_wait_s,
     is_stopped,
     num_oom_kills,
+    num_oom_kills_lately,
     usage_of,
 )
 from slipstream_ipc.forked_process import ForkedProcess
@@ -205,7 +206,7 @@ class Child:
             if status.beat:
                 self.last_beat_at = time.monotonic()
                 self._cpu_start = None
-                self._num_oom_kills = num_oom_kills()
+                self._num_oom_kills = num_oom_kills_lately(self.last_beat_at)
                 self.processes = status.processes
                 if not self.is_active:
                     self.available_at = self.available_at or self.last_beat_at

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MOST_BYTES = 65536  # of a file that is read in one call
+_LATELY_S = 0.1
+
+_lately = (-inf, 0)  # when the out-of-memory kills were last read, and their number
 
 
 class ProcessUsage(NamedTuple):
@@ -84,6 +88,16 @@ def num_oom_kills() -> int:
         return int(events.get("oom_kill", 0))
     except (OSError, ValueError, StopIteration):
         return 0
+
+
+def num_oom_kills_lately(now: float) -> int:
+    """As `num_oom_kills`, read at most _LATELY_S before `now`: the beats of all children come
+    together and need one reading.
+    """
+    global _lately
+    if now >= _lately[0] + _LATELY_S:
+        _lately = now, num_oom_kills()
+    return _lately[1]
 
 
 @functools.cache
