@@ -126,9 +126,9 @@ class Exchange:
         sink.begin_stream()
 
     def write(self, events: bytes) -> None:
-        """Send events; the stream has begun."""
+        """Send events, if any; the stream has begun."""
         sink = self._sink
-        if sink is not None:
+        if sink is not None and events:  # an empty chunk would be the last
             if self._is_chunked:
                 events = b"%x\r\n%b\r\n" % (len(events), events)
             sink.write(events)

@@ -120,7 +120,7 @@ class LiveAnswer:
 
     def _on_disconnect(self) -> None:
         """The client has disconnected."""
-        if self.event_ids is None:
+        if self.event_ids is None or all(state.is_over for state in self.plan.states):
             self.abandon()
         else:
             asyncio.get_running_loop().call_later(self.context.limits.resume_s, self.abandon)
@@ -135,7 +135,7 @@ class LiveAnswer:
 
     def fail(self, failure: BaseException) -> None:
         """End the request with an error."""
-        error = error_of(failure, self.plan.param_names)
+        error, hint = error_of(failure, self.plan.param_names), ""
         if isinstance(failure, SlipstreamError) and failure.fault.code == "unknown_stream":
             hint = self.plan.unknown_hint
             message = f"{failure}; {hint}" if hint else str(failure)
@@ -150,10 +150,21 @@ class LiveAnswer:
             exchange.finish()
         else:
             exchange.refuse(error)
-        if isinstance(failure, SupersededError):
-            self._on_disconnect()  # the client has resumed elsewhere: keep the other choices
+        if isinstance(failure, SupersededError) or hint:
+            self._on_disconnect()  # the client goes on elsewhere, or may: keep the other choices
         else:
             self.abandon()
+
+    def settle(self, state: StreamState) -> None:
+        """A stream whose end the client has may be forgotten: it has ended all the same. Only what
+        its usage had of reasoning and of cached tokens is not known any more.
+        """
+        error, plan = state.error, self.plan
+        if error is None or error.fault.code != "unknown_stream" or not plan.cursors:
+            return
+        cursor = plan.cursors[plan.states.index(state)]
+        if cursor.has_ended:
+            state.error, state.end = None, End("stop", cursor.num_tokens)
 
     def handle_exception(self) -> None:
         """`fail` with the exception being handled. One of no known kind is logged with its
@@ -207,7 +218,10 @@ class LiveAnswer:
     def usage(self) -> Usage:
         """The usage of all streams, which have ended."""
         states, num_answers = self.plan.states, self.plan.id.num_answers
-        num_prompt = sum(len(state.prompt_ids or b"") // 4 for state in states[::num_answers])
+        num_prompt = sum(
+            max(len(state.prompt_ids or b"") // 4 for state in states[at : at + num_answers])
+            for at in range(0, len(states), num_answers)
+        )
         ends = [state.end or End("abort", 0) for state in states]
         # a prompt's other answers find what its first one has computed
         num_cached = sum(

@@ -90,6 +90,7 @@ class StreamQueue:
             self._writer.write_deltas(deltas)
             if self._exchange.is_paused or not state.deltas:
                 return
+        self._live.settle(state)
         if not is_whole(state):
             self._writer.write_deltas(deltas)
         raise_failure(state, self._live.plan)

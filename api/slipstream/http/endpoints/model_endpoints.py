@@ -201,7 +201,7 @@ class ModelEndpoints:
         trace = _trace_of(request) if self._is_traced else None
         for state in plan.states:
             state.set_origin(tenant, request.id, trace)
-        if plan.is_resumable:
+        if plan.is_resumable or plan.is_background:
             self._keep_submits(plan)
         start = partial(starter, plan, exchange, self._context)
         if plan.needs_texts:

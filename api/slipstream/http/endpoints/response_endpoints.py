@@ -226,8 +226,8 @@ class ResponseEndpoints:
     ) -> None:
         model = served_model(self._io, body.model)
         event_id = last_event_id(request)
-        created = None if event_id is None else parse_event_id(event_id).created
-        options: Any = {"scope": self._scope(request), "kept": kept, "created": created}
+        before = None if event_id is None else parse_event_id(event_id)
+        options: Any = {"scope": self._scope(request), "kept": kept}
         if body.background and not body.stream:
             plan, response = new_response(body, model, **options)
             self._start(plan, request, exchange, partial(start_in_background, response))
@@ -236,7 +236,7 @@ class ResponseEndpoints:
 
         def new_plan() -> AnswerPlan:
             nonlocal shape
-            plan, response = new_response(body, model, **options)
+            plan, response = new_response(body, model, **options, before=before)
             shape = response_shape(response)
             return plan
 
@@ -265,6 +265,7 @@ class ResponseEndpoints:
             with_usage_so_far=False,
             num_logprobs=None,
             cursors=(cursor,),
+            is_resumable=last_event_id(request) is not None,
             is_background=kept.is_background,
         )
         self._start(plan, request, exchange)

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from slipstream.http.answers.answer_plan import AnswerPlan
-from slipstream.http.answers.event_ids import AnswerId
+from slipstream.http.answers.event_ids import AnswerId, EventId
 from slipstream.http.endpoints.chat import plan_chat
 from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.responses.input_items import InputItem, check_items, input_items
@@ -80,18 +80,20 @@ def new_response(
     *,
     scope: bytes = b"",
     kept: KeptResponses | None = None,
-    created: int | None = None,
+    before: EventId | None = None,
 ) -> tuple[AnswerPlan, ResponseObject]:
     """The stream of a new response, and the response as it is at the beginning.
 
     scope: of its `KeepOptions`. kept: the responses that the body refers to, as far as they are
-    known. created: Unix time, s; None for now. Raises: ApiError, BadRequestError.
+    known. before: an event of the response, where this computes it again: so it has its id, and was
+    created when it says. Raises: ApiError, BadRequestError.
     """
     items = context_of(body, {} if kept is None else kept)
     plan = plan_chat(chat_of(body, items), model)
     _check_logprobs(plan.num_logprobs, body, model)
-    answer_id = AnswerId(KIND, plan.id.first)
-    created = plan.created if created is None else created
+    answer_id, created = AnswerId(KIND, plan.id.first), plan.created
+    if before is not None:
+        answer_id, created = AnswerId(KIND, before.answer.first), before.created
     response = structs.replace(echo_of(body, model), id=str(answer_id), created_at=created)
     record = ResponseRecord(response, items).packed() if response.store else None
     if record is None:

@@ -9,19 +9,27 @@ from typing import Any
 
 import pytest
 from tests.helpers.fake_worker import Entry, end_of
-from tests.helpers.http_answer import CARD, Table, Wire
+from tests.helpers.http_answer import CARD, Asked, Table, Wire, identified_events
 from tests.helpers.http_front import events_of
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
+from slipstream.http.answers.event_ids import (
+    AnswerId,
+    EventId,
+    EventIdWriter,
+    StreamCursor,
+)
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.completions import plan_completion, read_completion
+from slipstream.http.endpoints.resume import plan_resumed_stream
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream_ipc.columns import pack_f32, pack_u32
-from slipstream_ipc.messages import LogprobColumns, Superseded
+from slipstream_ipc.history.token_log import history_checksum
+from slipstream_ipc.messages import Accepted, LogprobColumns, Superseded, UnknownStreams
 
 
 class Engine:
@@ -157,3 +165,46 @@ def test_who_holds_too_much_is_dropped(num_logprobs: int | None, most: int) -> N
         assert num_said <= most + 2  # the first is told, and the last is too much
     assert num_said == most + 2
     assert state.is_over
+
+
+def resumed(*cursors: StreamCursor) -> Asked:
+    """A chat of two choices that its client goes on with at another front."""
+    answer = AnswerId("chatcmpl", b"1" * 16, 1, 2)
+    last = EventIdWriter(EventId(answer, 5, None, True, False, cursors, False, 123)).line()
+    headers = {b"accept": b"text/event-stream", b"last-event-id": last[len(b"id: ") :].strip()}
+    plan = plan_resumed_stream(HttpRequest("GET", f"/v1/streams/{answer}", headers=headers), CARD)
+    asked = Asked(plan)
+    for state in plan.states:
+        state.was_sent = True
+    return asked
+
+
+def test_a_choice_whose_end_the_client_has_may_be_forgotten() -> None:
+    """The others go on, and the prompt is counted by one of them."""
+    checksum = history_checksum(pack_u32([7, 8]), 0)
+    asked = resumed(StreamCursor(4, 4, 77, has_ended=True), StreamCursor(2, 2, checksum))
+    gone, other = asked.plan.states
+    asked.table.streams.lose(UnknownStreams((gone.handle,)))
+    asked.table.streams.accept(Accepted(other.handle, pack_u32([1, 2, 3])))
+    asked.table.streams.wake()
+    end = end_of("abcd")
+    asked.table.say(Entry(other.handle, "cd", 2, ids=[9, 10], end=end))
+    *chunks, usage, done = [data for _, data in identified_events(asked.body)]
+    assert done == "[DONE]"
+    assert usage["usage"]["prompt_tokens"] == 3
+    assert usage["usage"]["completion_tokens"] == 8
+    assert [choice["index"] for chunk in chunks for choice in chunk["choices"]] == [1]
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]] == ["stop"]
+
+
+def test_choices_beside_one_that_cannot_be_resumed_go_on_for_who_comes_again() -> None:
+    async def main() -> None:
+        asked = resumed(StreamCursor(4, 4, 77), StreamCursor(2, 2, 99))
+        lost, other = asked.plan.states
+        asked.table.streams.lose(UnknownStreams((lost.handle,)))
+        asked.table.streams.accept(Accepted(other.handle, pack_u32([1, 2, 3])))
+        asked.table.streams.wake()
+        assert not asked.exchange.is_open
+        assert not other.is_over
+
+    asyncio.run(main())

@@ -23,6 +23,7 @@ from slipstream.client.streams.stream_table import ClientStreamTable
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.answers import broadcast as broadcast_module
 from slipstream.http.answers.broadcast import Broadcast
+from slipstream.http.answers.event_ids import AnswerId, EventId, StreamCursor
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
@@ -56,7 +57,8 @@ def planned(kind: str) -> Any:
     match kind:
         case "response":
             body = read_response_request(b'{"input": "x", "stream": true}')
-            return new_response(body, CARD, created=1)[0]
+            event = EventId(AnswerId("resp", bytes(16)), 1, None, False, False, (StreamCursor(),))
+            return new_response(body, CARD, before=event)[0]
         case "message":
             fields = {"model": CARD.name, "max_tokens": 50, "stream": True}
             fields["messages"] = [{"role": "user", "content": "x"}]

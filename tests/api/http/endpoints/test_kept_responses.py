@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -152,6 +154,17 @@ def test_a_response_is_read_again(stack: Stack, client: OpenAI) -> None:
         assert with_joined_deltas(events[: number + 1] + rest) == whole
 
 
+def test_who_has_all_events_gets_none_and_the_connection_is_good_for_more(stack: Stack) -> None:
+    events = streamed(stack)
+    response = events[-1][1]["response"]
+    path = f"{PATH}/{response['id']}"
+    last = events[-1][1]["sequence_number"]
+    with Raw(port_of(stack)) as raw:
+        nothing = raw.get(f"{path}?stream=true&starting_after={last}", key_line())
+        assert (nothing.status, nothing.body) == (200, b"")
+        assert raw.get(path, key_line()).json == response
+
+
 def test_the_path_of_all_streams_prints_the_same(stack: Stack) -> None:
     events = with_joined_deltas(streamed(stack, instructions="Be brief.", metadata={"a": "b"}))
     path = f"/v1/streams/{events[0]['response']['id']}"
@@ -210,6 +223,35 @@ def test_its_readers_come_and_go(stack: Stack, client: OpenAI) -> None:
     response = ended(client, client.responses.retrieve(response_id))
     assert response.status == "completed"
     assert [json.loads(item.arguments) for item in response.output[1:]] == ARGUMENTS  # type: ignore[union-attr]
+
+
+def test_the_id_of_an_event_is_enough_to_go_on(stack: Stack, client: OpenAI) -> None:
+    """Of a response that still runs, without an Accept that names event streams."""
+    with Raw(port_of(stack)) as raw:
+        raw.post(PATH, {**BODY, "stream": True, "background": True}, key_line(), ACCEPT)
+        raw.read(with_body=False)
+        said = b""
+        while said.count(b".delta") < 4:
+            said += raw.read_chunk()
+    os.kill(stack.pids["core"], signal.SIGSTOP)  # or it may end before it is asked for
+    try:
+        events = response_events(said)
+        response_id = events[0][1]["response"]["id"]
+        with Raw(port_of(stack)) as raw:
+            path = f"{PATH}/{response_id}?stream=true"
+            last = f"Last-Event-ID: {events[-1][0]}"
+            raw.send(f"GET {path} HTTP/1.1\r\nHost: x\r\n{key_line()}\r\n{last}\r\n\r\n")
+            os.kill(stack.pids["core"], signal.SIGCONT)
+            rest = raw.read()
+    finally:
+        os.kill(stack.pids["core"], signal.SIGCONT)
+    assert rest.status == 200, rest.body
+    joined = with_joined_deltas(events + response_events(rest.body))
+    whole = client.responses.retrieve(response_id)
+    assert joined[-1]["response"] == whole.to_dict()
+    assert [data["sequence_number"] for data in joined] == sorted(
+        {data["sequence_number"] for data in joined}
+    )
 
 
 def test_a_response_is_cancelled(client: OpenAI) -> None:

@@ -96,6 +96,8 @@ def test_a_call_survives(stack: Stack, dead: list[str]) -> None:
         last = f"Last-Event-ID: {events[-1][0]}"
         events += response_events(answered(stack, PATH, BODY, ACCEPT, last).body)
     check(events)
+    response = events[-1][1]["response"]  # computed again, it is kept as what it is
+    assert answered(stack, f"{PATH}/{response['id']}", None).json == response
 
 
 @pytest.mark.parametrize("dead", [["worker"], ["core"], ["http"]])
@@ -109,3 +111,18 @@ def test_a_response_in_the_background_survives(stack: Stack, dead: list[str]) ->
     check(events + rest)
     whole = answered(stack, f"{PATH}/{response_id}", None).json
     assert whole == rest[-1][1]["response"]
+
+
+def test_a_response_in_the_background_that_is_read_survives_worker_and_core(stack: Stack) -> None:
+    """Its front knows the request, whoever reads it."""
+    with Raw(port_of(stack)) as raw:
+        events = response_events(begun(stack, raw, {**BODY, "background": True}))
+    response_id = events[0][1]["response"]["id"]
+    with Raw(port_of(stack)) as raw:
+        raw.send(f"GET {PATH}/{response_id}?stream=true HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert raw.read(with_body=False).status == 200
+        said = raw.read_chunk()
+        kill(stack, ["worker", "core"])
+        while chunk := raw.read_chunk():
+            said += chunk
+    check(response_events(said))
