@@ -113,6 +113,7 @@ class _Stream:
     idle_moves: int = 0  # since the last token
     waits_since: float | None = None  # for a member that can take it
     full_members: list[int] = field(default_factory=list)  # that did not accept it
+    was_turned_away: bool = False  # by its member, which drains, and no other was open
 
 
 @dataclass(eq=False, slots=True)
@@ -298,7 +299,10 @@ class Moves(Generic[S]):
         if source.state == "serving":
             source.state, source.state_since = "draining", now
         self.next_at = now
-        return self._hold(stream, now) if self._targets(stream) else None
+        if self._targets(stream):
+            return self._hold(stream, now)
+        it.was_turned_away = True
+        return None
 
     def overloaded(self, stream: S, now: float) -> Hold[S] | None:
         """A member has too much to do to accept a stream. None: so has the whole fleet, as far as
@@ -363,8 +367,11 @@ class Moves(Generic[S]):
         for it in self._members.values():
             if it.is_attached and it.state == "draining" and it.streams:
                 begins = it.drains_until - _BEFORE_THE_END_S
-                if self._settings.drain_moves or self._is_past(begins, now):
-                    yield from [each for each in it.streams if self._read(each).is_movable]
+                are_all = self._settings.drain_moves or self._is_past(begins, now)
+                for each in it.streams:
+                    is_due = are_all or self._streams[each].was_turned_away
+                    if is_due and self._read(each).is_movable:
+                        yield each
 
     def _start(self, ready: Sequence[S], now: float) -> Iterator[Decision[S]]:
         for stream in ready:
@@ -414,7 +421,7 @@ class Moves(Generic[S]):
         return Fail(stream, member, why)
 
     def _enter(self, stream: S, it: _Stream, member: int) -> None:
-        it.member = it.last_member = member
+        it.member, it.last_member, it.was_turned_away = member, member, False
         self._members[member].streams[stream] = None
 
     def _exit(self, stream: S, it: _Stream) -> None:

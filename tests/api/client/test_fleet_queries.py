@@ -6,12 +6,16 @@ from concurrent.futures import Future
 from itertools import permutations
 from typing import Any
 
+import pytest
+
 from slipstream.client.connection.fleet_queries import AnswerOfAll
 from slipstream.client.connection.queries import Query
+from slipstream.errors import OverloadedError
 from slipstream_ipc.messages import (
     Cancel,
     Cancelled,
     End,
+    Fault,
     KeepOptions,
     KeptAnswer,
     Recall,
@@ -49,6 +53,18 @@ def test_an_aborted_answer_is_recalled_where_there_is_no_other() -> None:
     for parts in permutations([kept(End("abort", 5)), kept(End("abort", 2)), Recalled(0)]):
         found = answer_of(Recall(0, b"1" * 16), list(parts))
         assert found.answer.end == End("abort", 5)
+
+
+def test_a_replica_that_fails_may_have_known_the_stream() -> None:
+    future: Future[Any] = Future()
+    answer = AnswerOfAll(Recall(0, b"1" * 16), future, 2)
+    known, failed = Future[Any](), Future[Any]()
+    known.set_result(Recalled(0))
+    failed.set_exception(OverloadedError(Fault("overloaded", "answers are being restored")))
+    answer.add(1, failed)
+    answer.add(0, known)
+    with pytest.raises(OverloadedError):
+        future.result()
 
 
 def test_a_stream_runs_where_any_replica_runs_it() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from msgspec import Raw
 from msgspec.structs import replace
 from tests.helpers.fake_worker import MODEL, Entry, FakeWorker, deltas, end_of
 from tests.helpers.patience import Patience
@@ -26,11 +27,13 @@ from slipstream import (
     OverloadedError,
     StreamLostError,
 )
-from slipstream.client.connection import fleet_session, stream_search
+from slipstream.client.connection import fleet_queries, fleet_session, stream_search
 from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.connection.queries import new_recall
 from slipstream.client.connection.stack_session import Handover
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
+from slipstream.request.requests import new_resume
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.crash_note import suspect_digests
 from slipstream_ipc.messages import (
@@ -42,9 +45,13 @@ from slipstream_ipc.messages import (
     Detokenized,
     Fault,
     Goodbye,
+    KeepOptions,
+    KeptAnswer,
     Load,
     Locate,
     Located,
+    Recall,
+    Recalled,
     Rejected,
     Resume,
     Submit,
@@ -556,6 +563,58 @@ def test_cancel_asks_all_replicas(place) -> None:
         first.send(Cancelled(first.expect(Cancel).number, ("unknown", "running")))
         second.send(Cancelled(second.expect(Cancel).number, ("unknown", "unknown")))
         assert answer.result().found == ("unknown", "running")
+
+
+def test_an_answer_is_recalled_from_a_replica_that_is_away_for_a_moment(place) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        first.is_silent = True
+        first.tell_to_attach()
+        first.hellos.get(timeout=Patience().left_s)
+        answer = client._io.ask(new_recall("31" * 16))
+        second.send(Recalled(second.expect(Recall).number))
+        assert client._io.ask(Detokenize(0, pack_u32([1])))  # its turn is behind that answer's
+        second.expect(Detokenize)
+        assert not answer.done()
+        first.is_silent = False
+        first.tell_again()
+        kept = KeptAnswer(KeepOptions(), 3, end_of("abc"))
+        first.send(Recalled(first.expect(Recall).number, kept))
+        assert answer.result().answer.end == kept.end
+
+
+def test_an_answer_that_no_other_knows_is_no_unknown_one_while_a_replica_is_away(
+    place, monkeypatch
+) -> None:
+    monkeypatch.setattr(fleet_queries, "_MISSING_S", 0.0)
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        first.is_silent = True
+        first.tell_to_attach()
+        first.hellos.get(timeout=Patience().left_s)
+        answer = client._io.ask(new_recall("31" * 16))
+        second.send(Recalled(second.expect(Recall).number))
+        with pytest.raises(ConnectionLostError):
+            answer.result(Patience().left_s)
+
+
+def test_what_is_computed_again_is_asked_of_a_replica_that_takes_it(place) -> None:
+    """It was of a replica that is lost, and the first of those that are there drains."""
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        attached(client, 2)
+        first.tell(Load("draining", within_s=1000.0))
+        patience = Patience()
+        while not is_attached(client, 1):
+            patience.check()
+        submit = Submit(0, b"1" * 16, Raw(b"\x80"), "x")
+        asked = StreamState(new_resume("31" * 16, 0, 0, 0), wants_whole=False, resubmittable=submit)
+        client._io.submit(asked)
+        for each in (first, second):
+            each.send(Located(each.expect(Locate).number, (0,)))
+        assert second.expect(Resume).stream_id == b"1" * 16
 
 
 def test_no_replica_answers(tmp_path: Path) -> None:

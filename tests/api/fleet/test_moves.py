@@ -755,6 +755,20 @@ def test_a_stream_that_a_leaving_member_turned_away_goes_elsewhere(is_open: bool
     assert few.moves.due(1.0) == ([Start("s", None, 1, 1, 0)] if is_open else [])
 
 
+def test_a_stream_that_was_turned_away_goes_to_the_first_member_that_opens() -> None:
+    """It does not wait for the end of the drain."""
+    few = Few(2)
+    few.is_accepted = False
+    few.place("s", 0, num_tokens=0)
+    few.place("t", 0)
+    few.moves.detached(1, 0.0)
+    few.moves.load(0, "draining", 0.0, within_s=300.0)
+    assert few.moves.turned_away("s", 0.1) is None
+    few.moves.attached(1, b"f", 1.0)
+    assert few.moves.due(1.0) == [Start("s", 0, 1, 1, 0)]
+    assert few.moves.member_of("t") == 0
+
+
 def test_a_stream_is_not_asked_again_of_a_member_that_is_full() -> None:
     few = Few(4)
     few.is_accepted = False

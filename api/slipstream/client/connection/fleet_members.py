@@ -27,6 +27,7 @@ from slipstream_ipc.messages import ANSWERS_INSPECT, Fault, Load, ModelCard, Wel
 from slipstream_ipc.transport.addresses import IPC
 
 _SHUT_S = 10.0  # until a closed member is tried again
+_AWAY_S = 10.0  # for which it is said of a member that it may be back soon
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class FleetMember:
     has_attached: bool = False
     is_attached: bool = False
     is_listed: bool = True
+    away_since: float = 0.0  # while it is not attached
     shut_because: Callable[[], SlipstreamError] | None = None
     opens_at: float = inf
     can_locate: bool = False
@@ -118,6 +120,16 @@ class FleetMembers:
         """Those that are attached, as far as is known."""
         return [each for each in self._members.values() if each.is_attached]
 
+    def that_may_answer(self, now: float) -> list[FleetMember]:
+        """Those that are attached, or were until lately."""
+        since = now - _AWAY_S
+        return [
+            each
+            for each in self._members.values()
+            if each.is_attached
+            or (each.session and each.is_listed and each.away_since > since and not each.is_gone)
+        ]
+
     @property
     def sessions(self) -> list[StackSession]:
         """The connections that are not closed."""
@@ -174,7 +186,7 @@ class FleetMembers:
             logger.warning("the replica at %s cannot be used: %s", member.address, error)
             member.opens_at = now + _SHUT_S
         else:
-            member.shut_because = None
+            member.shut_because, member.away_since = None, now
 
     def _drop(self, member: FleetMember, now: float) -> None:
         if member.session is not None:
@@ -221,7 +233,7 @@ class FleetMembers:
                 self._moves.gone(member.number, now)
         if member.is_attached == is_attached:
             return False
-        member.is_attached = is_attached
+        member.is_attached, member.away_since = is_attached, now
         self._note_card(member)
         return True
 

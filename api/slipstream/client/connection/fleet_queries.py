@@ -1,14 +1,21 @@
-"""Asks the members of a fleet what is no stream, and puts the answers of several together."""
+"""Sends queries to the members of a fleet, and combines the answers of several.
+
+Tokenize and Detokenize are asked of one member. Cancel and Recall are asked of all that may know
+the stream, also of those that are away for a moment: these answer once they are back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
 from slipstream.client.connection.queries import Post, Query
+from slipstream.errors import SlipstreamError
 from slipstream_ipc.messages import (
     Cancel,
     Cancelled,
@@ -19,6 +26,8 @@ from slipstream_ipc.messages import (
     Recalled,
 )
 
+_MISSING_S = 2.0  # for a member that is away to come back, where it may know a stream
+
 
 class AnswerOfAll:
     """Fulfils a future when every replica has answered, or cannot any more.
@@ -27,10 +36,19 @@ class AnswerOfAll:
     - Recall: the complete answer, else that of a stream that still runs, else the longest copy that
       a replica has of one that was ended.
     - Locate, Inspect: a list of the answers; None for a replica that did not answer.
-    - A replica that fails counts as one that knows nothing, unless all of them fail.
+    - A replica that fails, or does not come back, may have known a stream that the others do not
+      know: that is an error, then.
     """
 
-    def __init__(self, query: Query, future: Future[Any], num_parts: int) -> None:
+    def __init__(
+        self,
+        query: Query,
+        future: Future[Any],
+        num_parts: int,
+        gone: Callable[[], SlipstreamError] | None = None,
+    ) -> None:
+        """gone: the error of a replica whose part was cancelled."""
+        self._gone = gone
         self._query = query
         self._future = future
         self._found: list[Any] = [None] * num_parts
@@ -39,8 +57,9 @@ class AnswerOfAll:
 
     def add(self, index: int, part: Future[Any]) -> None:
         """The answer of one replica; the last one fulfils the future."""
-        error = part.exception()
-        if error is None:
+        if part.cancelled():
+            self._error = self._error or (None if self._gone is None else self._gone())
+        elif (error := part.exception()) is None:
             self._found[index] = part.result()
         else:
             self._error = error
@@ -61,12 +80,17 @@ class AnswerOfAll:
             self._future.set_result(self._found)
             return
         answers = [each for each in self._found if each is not None]
-        if not answers and self._error is not None:
-            self._future.set_exception(self._error)
-        elif isinstance(self._query, Cancel):
-            self._future.set_result(_cancelled(answers, len(self._query.stream_ids)))
+        found: Cancelled | Recalled
+        if isinstance(self._query, Cancel):
+            found = _cancelled(answers, len(self._query.stream_ids))
+            is_known = "unknown" not in found.found
         else:
-            self._future.set_result(_recalled(answers))
+            found = max(answers, key=_worth, default=Recalled(0))
+            is_known = found.answer is not None
+        if is_known or self._error is None:
+            self._future.set_result(found)
+        else:
+            self._future.set_exception(self._error)
 
 
 def _cancelled(answers: list[Cancelled], num: int) -> Cancelled:
@@ -78,10 +102,6 @@ def _cancelled(answers: list[Cancelled], num: int) -> Cancelled:
     return Cancelled(0, tuple(found))
 
 
-def _recalled(answers: list[Recalled]) -> Recalled:
-    return max(answers, key=_worth)
-
-
 def _worth(recalled: Recalled) -> tuple[int, int]:
     answer = recalled.answer
     if answer is None:
@@ -91,19 +111,70 @@ def _worth(recalled: Recalled) -> tuple[int, int]:
     return 1 if answer.end.reason in ("abort", "error") else 3, answer.end.num_tokens
 
 
-def ask(query: Query, members: FleetMembers, future: Future[Any], now: float, post: Post) -> None:
-    """Fulfil `future` with the answer of a member, or of all that may know it. post: see
-    `PendingQueries.ask`.
+@dataclass(eq=False, slots=True)
+class _Part:
+    """What a member was asked of a query that others answer as well. until: it is waited for while
+    it is away.
     """
-    attached = members.attached
-    if isinstance(query, Cancel | Recall) and len(attached) > 1:
-        ask_all(query, attached, future, now, post)
-        return
-    sessions = [each.session for each in attached if each.session is not None] or members.sessions
-    if sessions:
-        sessions[0].ask(query, future, now, post)
-    else:
-        future.set_exception(members.gone_error())
+
+    member: FleetMember
+    future: Future[Any]
+    until: float = inf
+
+
+class FleetQueries:
+    """The queries of one client that are not about a stream of its own."""
+
+    def __init__(self, members: FleetMembers) -> None:
+        self._members = members
+        self._parts: dict[Future[Any], _Part] = {}  # of those that were asked of several
+
+    def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
+        """Fulfil `future` with the answer of a member, or of all that may know it. post: see
+        `PendingQueries.ask`.
+        """
+        members = self._members
+        if isinstance(query, Cancel | Recall):
+            able = members.that_may_answer(now)
+            if len(able) > 1:
+                answer = AnswerOfAll(query, future, len(able), members.gone_error)
+                for part in _ask_each(answer, query, able, now, post):
+                    self._parts[part.future] = part
+                return
+        attached = members.attached
+        sessions = [each.session for each in attached if each.session is not None]
+        sessions = sessions or members.sessions
+        if sessions:
+            sessions[0].ask(query, future, now, post)
+        else:
+            future.set_exception(members.gone_error())
+
+    def ask_elsewhere(self, now: float) -> None:
+        """Ask another member what was asked of one that is closed, or not attached, where another
+        can answer it.
+        """
+        for each in self._members.take_unasked():
+            part = self._parts.get(each.future)
+            if part is not None and part.member.session is not None:  # it may come back
+                part.member.session.ask(each.query, each.future, each.since, each.post)
+            elif part is not None:
+                each.future.cancel()
+            elif isinstance(each.query, Locate | Inspect):  # only that member could have told
+                each.future.set_result(None)
+            else:
+                self.ask(each.query, each.future, each.since, each.post)
+
+    def go_on(self, now: float) -> None:
+        """Give up the parts of members that do not come back."""
+        for part in list(self._parts.values()):
+            if part.future.done():
+                del self._parts[part.future]
+            elif part.member.is_attached:
+                part.until = inf
+            else:
+                part.until = min(part.until, now + _MISSING_S)
+                if now >= part.until:
+                    part.future.cancel()
 
 
 def ask_all(
@@ -111,18 +182,16 @@ def ask_all(
 ) -> AnswerOfAll:
     """Fulfil `future` with the answers of all these members, put together."""
     answer = AnswerOfAll(query, future, len(members))
-    for index, member in enumerate(members):
-        assert member.session is not None
-        part: Future[Any] = Future()
-        part.add_done_callback(partial(answer.add, index))
-        member.session.ask(query, part, now, post)
+    _ask_each(answer, query, members, now, post)
     return answer
 
 
-def ask_elsewhere(members: FleetMembers, now: float) -> None:
-    """Ask another member what was asked of one that is closed, or not attached."""
-    for each in members.take_unasked():
-        if isinstance(each.query, Locate | Inspect):  # only that member could have told
-            each.future.set_result(None)
-        else:
-            ask(each.query, members, each.future, each.since, each.post)
+def _ask_each(
+    answer: AnswerOfAll, query: Query, members: Sequence[FleetMember], now: float, post: Post
+) -> list[_Part]:
+    parts = [_Part(member, Future()) for member in members]
+    for index, part in enumerate(parts):
+        part.future.add_done_callback(partial(answer.add, index))
+        assert part.member.session is not None
+        part.member.session.ask(query, part.future, now, post)
+    return parts

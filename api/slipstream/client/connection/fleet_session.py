@@ -17,8 +17,8 @@ from typing import Any
 
 import zmq
 
-from slipstream.client.connection import fleet_queries
 from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
+from slipstream.client.connection.fleet_queries import FleetQueries, ask_all
 from slipstream.client.connection.queries import Post, Query
 from slipstream.client.connection.session import TICK_S, LinkOptions
 from slipstream.client.connection.stack_session import Handover, StackSession
@@ -93,6 +93,7 @@ class FleetSession:
         )
         self._moves: Moves[StreamState] = Moves(settings, self._read, self._choose)
         self._members = FleetMembers(address, self._source, self._connect, self._moves)
+        self._queries = FleetQueries(self._members)
         self._held = ClientStreamTable(self._group_ids, self.over)
         self._router = StreamRouter(self._members, self._moves, self._held)
         self._search = StreamSearch(self._members, self._router, self._held, settings)
@@ -223,7 +224,7 @@ class FleetSession:
 
     def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
         """Fulfil `future` with the answer of a member, or of all that may know it."""
-        fleet_queries.ask(query, self._members, future, now, post)
+        self._queries.ask(query, future, now, post)
 
     def inspect(self, use: Callable[[Statements], None], now: float) -> Callable[[], None]:
         """Ask the replicas for the statistics of their stacks, and call `use` with them by the
@@ -243,7 +244,7 @@ class FleetSession:
         if not able:
             answers.set_result([])
             return _nothing
-        return fleet_queries.ask_all(Inspect(0), able, answers, now, _call).give_up
+        return ask_all(Inspect(0), able, answers, now, _call).give_up
 
     def abort(self, state: StreamState) -> None:
         """Ask the stream's member to end it; it then still receives its End."""
@@ -296,6 +297,8 @@ class FleetSession:
         if self._gathers and (self._are_all_there(now) or now >= self._began_at + _ABSENT_S):
             self._end_gathering(now)
         self._search.go_on(now)
+        for session in self._router.take_asked():
+            session.turn(now)  # its own turn may be over
         if now >= self._moves.next_at:
             self._router.decide(now)
             self._members.close_refused(now)
@@ -304,7 +307,8 @@ class FleetSession:
             if why_none is not None:
                 self._fail_callers(why_none)
         if has_changed:
-            fleet_queries.ask_elsewhere(self._members, now)
+            self._queries.ask_elsewhere(now)
+            self._queries.go_on(now)
         if self._callers:
             self._answer_callers(now)
         self._held.wake()

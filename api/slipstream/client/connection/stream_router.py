@@ -52,12 +52,14 @@ class StreamRouter:
         self._routes: dict[StreamState, _Route] = {}
         self._readers: dict[bytes, StreamState] = {}  # by stream id; the latest one reads
         self._last: StreamState | None = None  # the last one placed in this turn
+        self._asked: dict[int, None] = {}  # members where streams were begun in this turn
         self._placement = Placement()
         self._placed_why: PlacedWhy = "waited"  # of the last stream placed in this turn
 
     def begin_turn(self) -> None:
         """Streams that are submitted from now on are of another call than those before."""
         self._last = None
+        self._asked.clear()
 
     # ---- where streams are -------------------------------------------------------------------
 
@@ -96,6 +98,11 @@ class StreamRouter:
         self.counters.choose_s += time.perf_counter() - begin
         self._placed_why = best.reason
         return numbers[best.member]
+
+    def best_of(self, state: StreamState, numbers: Sequence[int]) -> int:
+        """As `choose`, of those among them that take new streams where there are any."""
+        is_open = set(self._moves.open_members())
+        return self.choose(state, [each for each in numbers if each in is_open] or numbers)
 
     def _prompt_len(self, state: StreamState, route: _Route) -> int:
         """Tokens that the stream's next replica has to have in its cache."""
@@ -142,7 +149,14 @@ class StreamRouter:
             self._count(state, number, now)
             state.member = number
             session.submit(state, now)
+            self._asked[number] = None
         self._moves.place(state, number, now, moves=state.moves)
+
+    def take_asked(self) -> list[StackSession]:
+        """The connections over which streams were begun in this turn, since the last call."""
+        asked, self._asked = self._asked, {}
+        sessions = [self._members[number].session for number in asked if number in self._moves]
+        return [session for session in sessions if session is not None]
 
     def succeed(self, before: StreamState, state: StreamState, now: float) -> None:
         """Resume a stream that has a reader here, in the place of that."""

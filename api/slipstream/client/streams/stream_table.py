@@ -242,7 +242,7 @@ class ClientStreamTable:
         A stream that cannot be submitted again, or is being aborted, ends; the others are returned.
         """
         state = self._streams.get(message.handle)
-        if state is not None and (state.is_abort_wanted or not isinstance(state.request, Submit)):
+        if state is not None and (state.is_abort_wanted or state.resubmittable is None):
             self.reject(message)
             return None
         if state is not None:
