@@ -450,6 +450,8 @@ class Scheduler:
             return
         self._logprob_budget.was_freed = False
         left = requests.in_order(asking).tolist()
+        if self._unbounded in left:  # it alone may grow beyond the bound: nothing comes before it
+            left.sort(key=lambda row: row != self._unbounded)
         while left and self._reserve_step(left[0]):
             row = left.pop(0)
             if row in waiting:

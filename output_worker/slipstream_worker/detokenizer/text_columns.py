@@ -40,7 +40,7 @@ class TextColumns:
         assert len(shown) == len(skipped)
         self.vocab_size = len(shown)  # also stands for all ids beyond the vocabulary
         beyond = [None]
-        entries = [*shown, *beyond, *skipped, *beyond, *([""] * (len(shown) + 1))]
+        entries = [*shown, *beyond, *skipped, *beyond, *([""] * len(shown)), *beyond]
         self.texts = [text or "" for text in entries]
         self.lens = np.fromiter(
             (NOT_WHOLE if text is None else len(text) for text in entries), np.int64, len(entries)

@@ -144,7 +144,7 @@ class ClientMessages:
             case Submit():
                 self._submit_all(session, body, card)
             case Resume():
-                self._resume(session, body)
+                self._try_to_resume(session, body)
             case Abort():
                 stream = self._streams.get(body.stream_id)
                 if stream is not None and self._readers.is_reader(
@@ -359,6 +359,19 @@ class ClientMessages:
         output = open_output(admit, self._detokenizers)
         self._lifecycle.register(stream, admit, output)
         self._lifecycle.submit(stream)
+
+    def _try_to_resume(self, session: Session[Receipt], resume: Resume) -> None:
+        try:
+            self._resume(session, resume)
+        except Exception as error:
+            stream = self._streams.get(resume.stream_id)
+            label = "" if stream is None else stream.label
+            logger.exception("a stream cannot be resumed", extra=of_requests(label))
+            if stream is not None:
+                why = f"{type(error).__name__} while resuming the stream"
+                self._lifecycle.fail(stream, why)
+            if stream is None or not self._readers.is_reader(stream, session.identity, None):
+                self._readers.port(session.identity).enqueue(UnknownStreams((resume.handle,)))
 
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:
         stream = self._streams.get(resume.stream_id)

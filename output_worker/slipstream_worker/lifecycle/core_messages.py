@@ -124,8 +124,10 @@ class CoreMessages:
                 stream = self._streams.get(message.stream_id)
                 if stream is None:
                     self._core.enqueue(Forget((message.stream_id,)))
-                elif stream.moves == message.moves:  # else it was replaced meanwhile
+                elif stream.moves == message.moves:
                     lifecycle.admitted(stream, message)
+                else:
+                    self._replace(stream, message.moves)
             case Welcome():
                 self._attached(message)
             case Registered():
@@ -134,6 +136,8 @@ class CoreMessages:
                 stream = self._streams.get(message.stream_id)
                 if stream is not None and stream.moves == message.moves:
                     lifecycle.refused(stream, message.fault)
+                elif stream is not None:
+                    self._replace(stream, message.moves)
             case UnknownToCore():
                 self._readmit(message)
             case ComputedPromptLogprobs():
@@ -225,6 +229,13 @@ class CoreMessages:
                 self._core.enqueue(self._lifecycle.readmission(stream))
                 if stream.trace is not None:
                     stream.trace.note_event(monotonic(), "core replaced", self._core_ended_s)
+
+    def _replace(self, stream: WorkerStream, moves: int) -> None:
+        """The core has answered for an older copy of a stream: it came back with more moves, and
+        the messages that say so may have been lost with a link.
+        """
+        if moves < stream.moves and stream.stage is Stage.SUBMITTED:
+            self._core.enqueue(self._lifecycle.readmission(stream))
 
     def _add_tombstones(self, message: Forgotten) -> None:
         num = len(message.stream_ids)

@@ -299,10 +299,13 @@ class StreamColumns(RowTable):
         self._assign_set(worker_row, *found)
 
     def make_fast(self, stream: WorkerStream, sent: TextCursor) -> None:
-        """Make the row fast if its output is settled and everything released lies before `sent`."""
+        """Make the row fast if its output is settled, everything released lies before `sent`, and
+        its end is not known yet: tokens up to a replayed end take the slow path.
+        """
         worker_row, output = stream.worker_row, stream.output
         assert output is not None
-        is_whole = output.end is None and sent.unit == output.log.num_units
+        is_open = output.end is None and stream.pending_end is None
+        is_whole = is_open and sent.unit == output.log.num_units
         if self.fast is None or not is_whole or self.widths[worker_row] > MAX_NARROW:
             return
         if is_settled(stream, output):

@@ -29,10 +29,12 @@ class RoomyHarness(Harness):
         self.ended: list[int] = []  # rows that still hold what is there
         self.largest = 0  # bytes that a stream may take alone
 
-    def add_wanting(self, num_logprobs: int, max_tokens: int, outputs: int, salt: int) -> None:
+    def add_wanting(
+        self, num_logprobs: int, max_tokens: int, outputs: int, salt: int, priority: int = 0
+    ) -> None:
         row = min(set(range(64)) - self.streams.keys() - set(self.ended))
         size = outputs_bytes(num_logprobs, 1) if num_logprobs >= 0 else 0
-        if not self.logprob_budget.reserve(size):
+        if not self.logprob_budget.reserve(size, was_accepted=priority < 0):
             return
         self.logprob_budget.open(row, size)
         prompt = prompt_of(3, salt)
@@ -43,6 +45,7 @@ class RoomyHarness(Harness):
             outputs=outputs,
             num_logprobs=num_logprobs,
             tenant=tenant,
+            priority=priority,
         )
         if size:
             self.largest = max(self.largest, outputs_bytes(num_logprobs, max_tokens + STEP))
@@ -108,7 +111,7 @@ def test_rows_that_grow_keep_to_the_room_and_all_of_them_end(
         harness = RoomyHarness(limits, steps * outputs_bytes(3, 1))
         for number, (kind, first, second, third) in enumerate(actions):
             if kind == "add":
-                harness.add_wanting(first, second, third, number)
+                harness.add_wanting(first, second, third, number, priority=number % 3 - 1)
             elif kind == "run":
                 for _ in range(first):
                     harness.run(fails=bool(second) and _ == 0)
@@ -185,3 +188,20 @@ def test_steps_of_wide_rows_are_few_tokens() -> None:
     assert step_len(MAX_NARROW - 1) == 64
     assert step_len(32_000) == 1
     assert outputs_bytes(32_000, 3) == 3 * (8 * 32_001 + 4)
+
+
+def test_the_one_beyond_the_bound_goes_on_before_a_more_urgent_one() -> None:
+    with patch.object(logprob_budget, "PAGE_LEN", STEP):
+        harness = RoomyHarness(Limits(), 3 * outputs_bytes(3, 1))
+        for salt in range(3):
+            harness.add_wanting(3, 30, 0, salt)
+        while harness.scheduler._unbounded is None:
+            assert harness.run()
+        for row in (1, 2):
+            harness.abort(row)
+        harness.forget_ended(2)
+        harness.add_wanting(3, 30, 0, 3, priority=-1)
+        while harness.streams:
+            if not harness.run():
+                assert harness.ended, "rows wait, and nothing will ever be freed"
+                harness.forget_ended()

@@ -74,8 +74,11 @@ DETECTIONS = [
 
 @st.composite
 def registrations(draw: st.DrawFn) -> Admit:
+    has_text = draw(st.sampled_from([True, True, True, False]))
+    stops = st.lists(st.text("abcdé ", min_size=1, max_size=3), max_size=2)
     params = SamplingParams(
-        stop=tuple(draw(st.lists(st.text("abcdé ", min_size=1, max_size=3), max_size=2))),
+        stop=tuple(draw(stops)) if has_text else (),
+        detokenize=has_text,
         include_stop_str_in_output=draw(st.booleans()),
         min_tokens=draw(st.integers(0, 3)),
         logprobs=draw(st.sampled_from([None, None, 0, 2])),
@@ -94,7 +97,7 @@ def registrations(draw: st.DrawFn) -> Admit:
         stop_token_ids=eos + params.stop_token_ids,
         seed=0,
         max_tokens=draw(st.integers(1, 40)),
-        answer=draw(st.sampled_from([None, answer])),
+        answer=draw(st.sampled_from([None, answer])) if has_text else None,
     )
 
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
+from tests.helpers.answer_stack import PROMPTS as ANSWER_PROMPTS
+from tests.helpers.answer_stack import of_read_answers
 
 from slipstream.demo_model import MODEL_PATH
-from slipstream_ipc.messages import Resume
+from slipstream_core.workers import sender
+from slipstream_ipc.history.event_log import joined_events
+from slipstream_ipc.messages import AnswerOptions, ChatMessage, Resume
 
 SLOW_CHAIN = f"simulated:step_ms=20,prefill_us=0,tokenizer={MODEL_PATH},mode=chain"
 
@@ -139,6 +144,50 @@ def test_abort_or_error_end_survives_worker_death(make_stack, monkeypatch) -> No
     stack.until(lambda: aborted.is_over)
     assert aborted.end.reason == "abort"
     assert stack.core.scheduler.num_running == 0
+
+
+@pytest.mark.parametrize("is_read_as_events", [False, True])
+def test_an_aborted_stream_is_replayed_in_portions_to_who_attaches_in_between(
+    make_stack, monkeypatch, is_read_as_events: bool
+) -> None:
+    """Its tokens do not imply its end, which the next worker knows before it has them all."""
+    make = of_read_answers(make_stack) if is_read_as_events else make_stack
+    prompts = ANSWER_PROMPTS if is_read_as_events else PROMPTS
+    stack = make(grace_s=60.0)
+    client = stack.client()
+    client.resubmits = False
+    streams = []
+    for seed, prompt in enumerate(prompts):
+        it = client.submit(prompt, max_tokens=300, temperature=0.8, seed=seed)
+        if is_read_as_events:
+            messages = (ChatMessage("user", prompt),)
+            it.submit = structs.replace(
+                it.submit, text=None, messages=messages, answer=AnswerOptions()
+            )
+            client._waiting[-1] = it.submit
+        streams.append(it)
+    stack.until(lambda: all(len(it.token_ids) >= 100 or it.is_over for it in streams))
+    for it in streams:
+        if not it.is_over:
+            client.abort(it)
+    stack.until(lambda: all(it.is_over for it in streams))
+    assert "abort" in {it.end.reason for it in streams}
+    stack.kill_worker()
+    monkeypatch.setattr(sender, "_TOKEN_BUDGET", 16)
+    monkeypatch.setattr(sender, "_MESSAGES_PER_TURN", 1)
+    stack.start_worker()
+    reader = stack.client()
+    stack.until(lambda: stack.worker._from_core.is_synced and reader.hop.is_attached)
+    again = [reader.take_over(it) for it in streams]
+    for it in again:
+        it.accepted = 1
+    stack.until(lambda: all(it.is_over for it in again))
+    assert [(it.text, it.token_ids, it.end) for it in again] == [
+        (it.text, it.token_ids, it.end) for it in streams
+    ]
+    assert [joined_events(it.events) for it in again] == [
+        joined_events(it.events) for it in streams
+    ]
 
 
 def test_slow_acking_worker_overrun_is_bounded(make_stack, expected, outcome) -> None:

@@ -119,6 +119,18 @@ def test_a_stream_comes_back_to_a_replica(make_stack, plain, before, has_tokens)
     assert stack.core.handler.num_streams == 1
 
 
+def test_a_stream_comes_back_while_the_link_to_the_core_is_cut(make_stack, plain) -> None:
+    """What said so is lost with the link, and the core states the older copy."""
+    stack = make_stack()
+    _, it = begun(stack)
+    core, stack.core = stack.core, None
+    stack.worker._core.attach(stack.now())
+    taken = moved(stack.client(), it, len(it.token_ids))
+    stack.until(lambda: it.is_superseded)
+    stack.core = core
+    check_whole(stack, taken, plain)
+
+
 def test_notices_about_the_older_copy_are_not_taken_for_the_newer(make_stack, plain) -> None:
     stack = make_stack()
     _, it = begun(stack)
