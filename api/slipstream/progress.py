@@ -1,4 +1,4 @@
-"""Says on standard error what is waited for."""
+"""Shows on standard error what a command is waiting for."""
 
 from __future__ import annotations
 

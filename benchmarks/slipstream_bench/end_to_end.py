@@ -42,13 +42,11 @@ _OPTIONS = (
     Option("input_len", integer(1), "tokens of a prompt", 128, 16),
     Option("output_len", integer(1), "tokens of an answer", 128, 16),
     Option("threads", integer(1), "of the peers' models", os.cpu_count() or 1),
-    Option(
-        "vllm_python", PROGRAM, "interpreter of an environment with vLLM; default: left out", ""
-    ),
+    Option("vllm_python", PROGRAM, "interpreter of an environment with vLLM", ""),
     Option(
         "llamacpp_python",
         PROGRAM,
-        "interpreter of an environment with xllamacpp; default: left out",
+        "interpreter of an environment with xllamacpp",
     ),
 )
 

@@ -14,7 +14,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `served_model_name` is the name that clients see; by default `model`.
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
-    memory that this core may use in all; `num_blocks` overrides both (tests).
+    memory that this core may use in all; `num_blocks` overrides both.
     `touches_cache` takes the memory of a CPU's cache, and of prompts, before the first request.
     `card_defaults` names those of `max_num_seqs` and `max_num_batched_tokens` that are not set: a
     large card replaces them (runner/card_defaults).

@@ -2,7 +2,7 @@
 
 Exit codes: 0 success; 1 failure or interrupt; 2 an invalid command line or configuration, with
 which another run fails the same way. 1 and 2 come with one line on standard error, or with the help
-page where a command is missing.
+page where a command is missing; 3 (`run-batch`) some answers are errors.
 """
 
 from __future__ import annotations

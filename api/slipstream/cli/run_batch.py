@@ -1,6 +1,6 @@
 """`slipstream run-batch`: answers a file of requests, in OpenAI's batch format.
 
-Requests are parsed and answered by the endpoints of the HTTP front (`http.openai`), without a
+Requests are parsed and answered by the endpoints of the HTTP front (`http.endpoints`), without a
 server.
 
 - Answers are appended one line at a time, in the order of completion. A killed run leaves complete

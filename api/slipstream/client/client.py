@@ -355,7 +355,7 @@ class Client:
 
         Answers are numbered prompt by prompt, `n` to each prompt. Deltas arrive in any order across
         streams and in order within a stream; the last delta of a stream has a `finish_reason`.
-        Unread deltas are held in memory without being merged. This costs a third of what one
+        Unread deltas are held in memory without being merged. This costs a quarter of what one
         `Stream` for each request costs.
 
         sampling_params: as in `generate_many`.

@@ -1,6 +1,6 @@
 """A replica: a stack, and what it says of itself, in the process of a Ray actor.
 
-- Its calls take and give bytes (see `messages`) and raise nothing of ours, as Ray pickles errors.
+- Its calls take and give bytes (see `actor_messages`) and raise none of our errors: Ray pickles.
 - When the stack ends by itself, so does the process: Ray starts the actor again, and it another
   stack, at another address under the same name.
 - When the process is killed, the stack ends with it.

@@ -179,8 +179,8 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         bool,
         _about(
             HTTP,
-            "refuse requests to OpenAI's endpoints that have unknown fields, which are otherwise "
-            "ignored and named in the answer's headers",
+            "refuse requests to OpenAI's and Anthropic's endpoints that have unknown fields, which "
+            "are otherwise ignored and named in the answer's headers",
         ),
     ] = False
     openai_strict_finish: Annotated[

@@ -1,4 +1,4 @@
-"""Several replicas and their HTTP fronts as a context manager, with the face of a `Stack`.
+"""Several replicas and their HTTP fronts as a context manager, with the interface of a `Stack`.
 
 - A process of replica I is named `replica-I: NAME`, as the fleet's supervisor tells of it, and
   `replica-I` is the process that supervises it.

@@ -1,7 +1,7 @@
-"""What tells a model that is loaded from another one: a hash by which replicas know their equals.
+"""A hash that identifies a loaded model: replicas with equal hashes compute the same streams.
 
-Read are small files of the model's folder, headers of its weights, and some bytes of large files: a
-few milliseconds, whatever the size. How fast a simulated model is does not count.
+It covers the small files of the model's folder, the headers of its weights and some bytes of large
+files, which takes a few milliseconds. A simulated model's speed is not part of it.
 """
 
 from __future__ import annotations

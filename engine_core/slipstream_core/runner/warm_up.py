@@ -4,8 +4,9 @@
   touched for the first time. They are left out for weights of more than `_LARGE_BYTES`, whose steps
   take so long that the rest does not matter, and where a predecessor's streams wait.
 - Where the cache's size was asked for, so that memory may be taken, one of the steps is a prompt
-  (libraries keep 18 MiB from their first large product on), and the cache is touched, the blocks
-  that are dealt out first at first, for at most `_TOUCH_S`; of several ranks, the first one's.
+  (libraries keep 18 MiB from their first large product on), and the cache is touched,
+  starting with the blocks that are allocated first, for at most `_TOUCH_S`; of several ranks, the
+  first one's.
 - Freed memory stays in the process: a step's buffers are those of the step before. The allocator
   would give the end of its heap back after one step and take it again, page by page, in the next.
 """

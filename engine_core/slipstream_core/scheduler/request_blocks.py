@@ -227,7 +227,7 @@ class RequestBlocks:
         return blocks
 
     def _might_fit(self, shortage: _Shortage, num_free: int) -> bool:
-        """Whether the request of `lack` might find room now, with `num_free` blocks available."""
+        """Whether the request of `shortage` might find room now, with `num_free` blocks free."""
         if shortage.num_wanted <= num_free + self._pool.num_kept_taken - shortage.num_kept_taken:
             return True
         num, row = shortage.num_shared, shortage.request[0]

@@ -442,7 +442,7 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
 
 
 def _is_same(known: WorkerStream, submit: Submit, fingerprint: bytes) -> bool:
-    """Whether the stream is of this request, and open to who makes it again."""
+    """Whether the stream belongs to this request, and its scope allows the sender."""
     return known.fingerprint == fingerprint and known.is_open_to(submit.scope)
 
 

@@ -9,8 +9,9 @@ alone; with stop scope "all" they come before the reader and see the raw text.
   event that cannot be divided leaves with the token that completes it.
 - A delimiter's id ends the characters before it, whatever bytes follow.
 - Stop strings never match over the border of content: what they hold is released where it ends.
-- A stop string's match is a position in virtual characters (see `formats`); what is cut of the raw
-  text and the tokens follows from where each token begins and ends there.
+- A stop string's match is a position in virtual characters (see `LocatedEvent` in
+  `formats.answer_reader`); what is cut of the raw text and the tokens follows from where each token
+  begins and ends there.
 - A fast row's tokens change nothing here but counts, as for every output (see `resume_at`).
 """
 

@@ -1,6 +1,6 @@
 """Engine and detokeniser die, in one thread: every request of the peers ended; here none does.
 
-`test_complaints_processes` kills and stops real ones.
+`test_processes` kills and stops real ones.
 """
 
 from __future__ import annotations

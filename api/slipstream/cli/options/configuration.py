@@ -25,7 +25,7 @@ from slipstream.stack.settings import DIAGNOSIS, HTTP, NETWORK, StackSettings, g
 PREFIX = "SLIPSTREAM_"
 # variables that are no options, or mean something else than the option of their name
 _OTHERS = frozenset(
-    {"ADDRESS", "API_KEY", "KEYS", "LOG_LEVEL", "RUN_MARK"}
+    {"ADDRESS", "API_KEY", "KEYS", "LOG_LEVEL", "PURE_PYTHON", "RUN_MARK"}
     | {"STATUS_FD", "CONTROL_FD", "PARENT_PID", "LISTENERS"}  # what a stack's processes are given
 )
 _OF_SERVE = ("config", "no_http", "port", "runtime_dir")

@@ -46,7 +46,7 @@ _LORA = "LoRA is not supported yet"
 _SPECULATIVE = "speculative decoding is not supported yet"
 _MISSING = {
     "--pipeline-parallel-size": _SEVERAL_DEVICES,
-    "--data-parallel-size": _SEVERAL_DEVICES,
+    "--data-parallel-size": "--replicas runs whole servers side by side",
     "--distributed-executor-backend": _SEVERAL_DEVICES,
     "--enable-expert-parallel": _SEVERAL_DEVICES,
     "--tensor-split": _SEVERAL_DEVICES,
@@ -64,7 +64,7 @@ _MISSING = {
     "--model-draft": _SPECULATIVE,
     "--cpu-offload-gb": "weights are not offloaded",
     "--swap-space": "a preempted request is computed again, not swapped",
-    "--n-gpu-layers": "a model runs on one device, --device",
+    "--n-gpu-layers": "layers are not divided between a card and the CPU: see --device",
     "--enable-auto-tool-choice": "tool calls are read wherever the model's format is known",
     "--chat-template": "the chat template is the tokenizer's own",
     "--load-format": "weights are read from safetensors",

@@ -1,1 +1,1 @@
-"""A client's connection to its worker, driven by a thread or an event loop."""
+"""A client's connection to its server, a stack or a fleet, driven by a thread or an event loop."""

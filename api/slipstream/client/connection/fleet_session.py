@@ -1,4 +1,4 @@
-"""A client's sessions with the replicas of a fleet, behind the face of a single session.
+"""A client's sessions with the replicas of a fleet, behind the interface of a single session.
 
 It has the methods of `ClientSession`, and the same rules for calling them. `FleetMembers` keeps the
 connections, `StreamRouter` places and moves the streams, `StreamSearch` finds those of other

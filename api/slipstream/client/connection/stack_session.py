@@ -1,4 +1,4 @@
-"""A client's sessions with the output workers of one stack, behind the face of a single session.
+"""A client's sessions with the workers of one stack, behind the interface of a single session.
 
 - A stream belongs to the worker that its id is dealt to (`worker_of`), and so do queries about it.
   Other queries go to the first worker, which speaks for the stack.

@@ -1,7 +1,7 @@
 """GET /live: rates, percentiles and a timeline of the last seconds, for the live page.
 
-They are computed from the statistics that the supervisor sends twice a second
-(`slipstream_ipc.telemetry.statistics`).
+They are computed from the statistics (`slipstream_ipc.telemetry.statistics`) that the supervisor
+sends twice a second under load, and once at rest.
 
 - Nothing here reveals prompts or outputs, so no key is needed, as for /metrics.
 - A response is computed once per report; requests in between get the same bytes.

@@ -1,1 +1,1 @@
-"""The endpoints that run the model or its tokenizer: OpenAI's, /generate, and resuming."""
+"""The endpoints of models and tokenizers: OpenAI's, Anthropic's, /generate, and resuming."""

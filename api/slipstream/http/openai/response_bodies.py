@@ -228,8 +228,8 @@ class Models(Struct, frozen=True):
 
 class Health(Struct, frozen=True):
     """The state of the server. processes, pids: the state and the process id of each process of the
-    stack, by name; an id is up to a second old, and those of a worker's own processes are left out.
-    replicas: what each replica that a router knows of is doing.
+    stack, by name; an id is up to a second old. replicas: what each replica that a router knows of
+    is doing.
     """
 
     status: str

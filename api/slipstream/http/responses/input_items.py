@@ -76,7 +76,7 @@ Parts = str | tuple[InputPart, ...] | None
 
 
 class InputItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """An item of any type; `checked_items` says which fields each type has to have.
+    """An item of any type; `check_items` says which fields each type has to have.
 
     call_id: which call a function_call is, or a function_call_output answers. arguments: a JSON
     object as text. id: of an item_reference the item that is meant, else ignored.

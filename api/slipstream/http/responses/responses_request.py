@@ -49,7 +49,7 @@ _MAX_METADATA = 16
 _MAX_METADATA_NAME = 64
 _MAX_METADATA_VALUE = 512
 _MAX_ECHOED = 512  # characters of a field that is only repeated
-_ECHOED = ("user", "service_tier", "safety_identifier", "prompt_cache_key")
+_ECHOED = ("user", "safety_identifier", "prompt_cache_key")
 _NOT_KEPT = ("conversation", "prompt")
 
 
@@ -116,10 +116,10 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
     # repeated in the response
     metadata: dict[str, str] | None = None
     user: str | None = None
-    service_tier: str | None = None
     safety_identifier: str | None = None
     max_tool_calls: int | None = None  # of tools that the server runs, of which there are none
 
+    service_tier: Ignored = None
     prompt_cache_retention: Ignored = None
     prompt_cache_options: Ignored = None
     cache_control: Ignored = None

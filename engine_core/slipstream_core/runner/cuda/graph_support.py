@@ -1,6 +1,6 @@
 """Which batch sizes' decode steps are recorded, and which models cannot be recorded on a card.
 
-Other models that cannot be recorded are found by trying (`recorder.record_all`), but a failed
+Other models that cannot be recorded are found by trying (`graph_capture.record_all`), but a failed
 capture is slow, and its error names an operator instead of the cause.
 
 Experts are multiplied by torch's grouped product. On its fast path, for bfloat16 on cards of
