@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     )
     from slipstream.answers.tool_calls import ToolCall, ToolCallDelta
     from slipstream.client.async_client import AsyncClient, AsyncStream
+    from slipstream.client.call_options import CallOptions, RequestOptions
     from slipstream.client.client import Client, Stream
-    from slipstream.client.options import CallOptions, RequestOptions
     from slipstream.client.stream_many import AsyncStreams, Streams
     from slipstream.errors import (
         BadRequestError,
@@ -108,7 +108,7 @@ _MODULES = {
     "AsyncStream": "slipstream.client.async_client",
     "AsyncStreams": "slipstream.client.stream_many",
     "BadRequestError": "slipstream.errors",
-    "CallOptions": "slipstream.client.options",
+    "CallOptions": "slipstream.client.call_options",
     "ChatMessage": "slipstream_ipc.messages",
     "Client": "slipstream.client.client",
     "ClosedError": "slipstream.errors",
@@ -127,7 +127,7 @@ _MODULES = {
     "RepetitionDetection": "slipstream.sampling_params",
     "RequestError": "slipstream.errors",
     "RequestMetrics": "slipstream.outputs",
-    "RequestOptions": "slipstream.client.options",
+    "RequestOptions": "slipstream.client.call_options",
     "RequestOutput": "slipstream.outputs",
     "SamplingParams": "slipstream.sampling_params",
     "SlipstreamError": "slipstream.errors",

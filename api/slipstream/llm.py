@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from slipstream import sampling_params
-from slipstream.client.options import CallOptions, CheckedOptions, options_for_many
+from slipstream.client.call_options import CallOptions, CheckedOptions, options_for_many
 from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ClosedError, ConnectionLostError, bad_request
 from slipstream.outputs import RequestOutput

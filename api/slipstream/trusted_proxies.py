@@ -31,7 +31,7 @@ class TrustedProxies:
             return peer
         named = [each.strip() for one in forwarded for each in one.split(",")][-_MAX_FORWARDED:]
         for each in reversed(named):
-            if not _is_address(each):
+            if not is_ip_address(each):
                 break  # addresses before it cannot be trusted
             peer = each
             if not self.has(each):
@@ -49,7 +49,8 @@ class TrustedProxies:
         return any(mapped in network for network in self._networks)
 
 
-def _is_address(given: str) -> bool:
+def is_ip_address(given: str) -> bool:
+    """Whether it is an IPv4 or IPv6 address, without a port."""
     try:
         ipaddress.ip_address(given)
     except ValueError:

@@ -73,7 +73,7 @@ LLM_MEMBERS = frozenset(
 )
 
 
-def in_our_words(name: str) -> str:
+def structured_outputs_name(name: str) -> str:
     """`; it is NAME now` for a former name of vLLM's, to follow `unknown field`; else empty."""
     return f"; it is {_FORMER[name]} now" if name in _FORMER else ""
 

@@ -9,8 +9,8 @@ from functools import partial
 
 import uvloop
 
-from slipstream.cli.connection import access_of, address_of, trace_of
 from slipstream.cli.options.parser import Parser
+from slipstream.cli.server_choice import access_of, address_of, trace_of
 from slipstream.client.async_client import AsyncClient
 from slipstream_bench.common.load.random_load import (
     RandomLoad,

@@ -25,7 +25,7 @@ from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.plan import Runner
 from slipstream_core.workers.admission import Admission
-from slipstream_core.workers.crash_note import CrashNote, begin_note
+from slipstream_core.workers.crash_note_writer import CrashNote, begin_note
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.held_answers import HeldAnswers
 from slipstream_core.workers.pending import PendingAdmissions

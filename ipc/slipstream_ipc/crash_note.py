@@ -1,8 +1,8 @@
 """The note that a core leaves of the streams in the steps it was computing, as it is read after a
 crash.
 
-The core writes it (`slipstream_core.workers.crash_note`). It lies in the stack's runtime directory
-until the next core begins one of its own.
+The core writes it (`slipstream_core.workers.crash_note_writer`). It lies in the stack's runtime
+directory until the next core begins one of its own.
 """
 
 from __future__ import annotations

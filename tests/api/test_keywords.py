@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import slipstream
-from slipstream.client.options import options_for_many, options_for_one, suggesting_keywords
+from slipstream.client.call_options import options_for_many, options_for_one, suggesting_keywords
 from slipstream.errors import UnknownOptionError
 
 NOWHERE = "ipc:///nowhere/client.sock"

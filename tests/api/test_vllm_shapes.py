@@ -15,12 +15,12 @@ import pytest
 
 import slipstream
 from slipstream.cli.main import _parser
-from slipstream.client.options import options_for_many, options_for_one
+from slipstream.client.call_options import options_for_many, options_for_one
 from slipstream.errors import SlipstreamError
+from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.chat import read_chat
 from slipstream.http.endpoints.completions import read_completion
 from slipstream.http.endpoints.openapi import ENDPOINTS
-from slipstream.http.errors import ApiError
 from slipstream.request.requests import checked_params
 from slipstream.stack.settings import settings_from
 from slipstream.vllm_names import CALL_OPTIONS, LLM_MEMBERS, SAMPLING_PARAMS, SETTINGS

@@ -35,7 +35,7 @@ from slipstream.cli.main import main
 from slipstream.demo.gaps import GapSpan, longest_gap
 from slipstream.errors import StreamLostError
 from slipstream.request.requests import new_submit
-from slipstream.stack.events import ProcessEnded, ProcessRestarted
+from slipstream.stack.supervisor_events import ProcessEnded, ProcessRestarted
 from slipstream_bench.chaos import chaos_series
 from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind
 from slipstream_bench.chaos.chaos_series import ChaosRow, ChaosSeries, row_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.plan.process_plan import plan_stack
+from slipstream.stack.supervisor_events import SupervisorConfig
 
 POISON = [9] * 57  # its length gives it away
 _CORE = """

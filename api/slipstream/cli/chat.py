@@ -20,10 +20,10 @@ from pathlib import Path
 
 from msgspec import structs
 
-from slipstream.cli.connection import add_client_options, connected
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.cli.options.sampling_options import add_sampling, sampling_params_of
 from slipstream.cli.options.stack_options import take_model
+from slipstream.cli.server_choice import add_client_options, connected
 from slipstream.client.client import Client
 from slipstream.errors import BadRequestError, RequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from slipstream.cli.event_printer import write_line
 from slipstream.cli.options.parser import Parser
 from slipstream.client.client import Client
 from slipstream.client.endpoints import (
@@ -68,14 +69,14 @@ def drain(arguments: argparse.Namespace) -> int:
         raise wrong_option("name", arguments.name, f"one of {', '.join(names)}")
     for name in names if arguments.all else [arguments.name]:
         supervisor = _ask(folder, name)
-        _say(f"{name} drains, then starts again")
+        write_line(sys.stdout, f"{name} drains, then starts again")
         if not arguments.all:
             break
         if not _serves_again(folder / name, supervisor, arguments.within):
             late = f"{name} does not serve again after {arguments.within:g} s"
-            _say(f"{late}; the others are as before")
+            write_line(sys.stdout, f"{late}; the others are as before")
             return 1
-        _say(f"{name} serves again")
+        write_line(sys.stdout, f"{name} serves again")
     return 0
 
 
@@ -101,11 +102,6 @@ def _serves_again(folder: Path, before: int, within_s: float) -> bool:
             pass  # it ends, or starts
         time.sleep(_LOOK_EVERY_S)
     return False
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
 
 
 def _supervisor_in(folder: Path) -> int:

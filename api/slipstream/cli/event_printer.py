@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from slipstream.cli.options.option_names import with_option_names
 from slipstream.client.endpoints import UNIX, default_address, http_address_in
-from slipstream.stack.events import (
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, is_front
+from slipstream.stack.supervisor_events import (
     ProcessReady,
     ProcessRestarted,
     ProcessStarted,
@@ -24,7 +25,6 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, is_front
 from slipstream_ipc.telemetry.logs import LogFormat
 
 _logger = logging.getLogger(__name__)

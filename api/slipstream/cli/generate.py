@@ -10,10 +10,10 @@ import sys
 
 import msgspec
 
-from slipstream.cli.connection import add_client_options, connected
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.sampling_options import add_sampling, sampling_params_of
 from slipstream.cli.options.stack_options import take_model
+from slipstream.cli.server_choice import add_client_options, connected
 from slipstream.errors import missing_option, wrong_option
 from slipstream.outputs import Delta, PromptTokenLogprobs
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slipstream.cli.event_printer import write_line
 from slipstream.cli.options.parser import Command, Parser, add_commands
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.cli.replicas import show_replicas
@@ -20,10 +21,10 @@ from slipstream.errors import missing_option, wrong_option
 from slipstream.fleet.members import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
 from slipstream.ray_fleet.scaling import ReplicaBounds
+from slipstream.stack.plan.fleet_plan import needs_no_card
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import HTTP, StackSettings, group_of, settings_from
 from slipstream.stack.stack import StackError
-from slipstream_ipc.validation.simulated_model import SIMULATED
 
 _COMMANDS = {
     "up": Command("start replicas of a model", "slipstream.cli.ray_fleet:add_up"),
@@ -121,7 +122,7 @@ def up(arguments: argparse.Namespace) -> int:
 
     num_gpus = arguments.num_gpus
     if num_gpus is None:
-        needs_cards = not _needs_no_card(settings) and has_cards()
+        needs_cards = not needs_no_card(settings) and has_cards()
         num_gpus = float(settings.tensor_parallel_size * needs_cards)
     if find(arguments.name) is not None:
         allowed = "a new name; `slipstream ray scale` and `down` are for the fleet of this one"
@@ -135,7 +136,7 @@ def up(arguments: argparse.Namespace) -> int:
         remove_fleet(arguments.name)
         raise
     if not missing:
-        _say(f"`slipstream route {RAY}{arguments.name}` serves them over HTTP")
+        write_line(sys.stdout, f"`slipstream route {RAY}{arguments.name}` serves them over HTTP")
     return missing
 
 
@@ -143,7 +144,7 @@ def status(arguments: argparse.Namespace) -> int:
     """Show a table; exit code 1 if no replica serves."""
     found = _status(_fleet(arguments))
     show_replicas(found.replicas)
-    _say(f"wanted: {_shown(found)}")
+    write_line(sys.stdout, f"wanted: {_shown(found)}")
     return 0 if any(each.condition == "serving" for each in found.replicas) else 1
 
 
@@ -171,7 +172,7 @@ def down(arguments: argparse.Namespace) -> int:
         call(fleet, "remove_all")
     if not remove_fleet(arguments.name):
         raise wrong_option("name", arguments.name, _A_FLEET)
-    _say(f"{arguments.name} has ended")
+    write_line(sys.stdout, f"{arguments.name} has ended")
     return code
 
 
@@ -238,10 +239,6 @@ def _settings(arguments: argparse.Namespace) -> StackSettings:
     return settings
 
 
-def _needs_no_card(settings: StackSettings) -> bool:
-    return settings.device == "cpu" or f"{settings.model}:".startswith(SIMULATED)
-
-
 # ---- the fleet -----------------------------------------------------------------------------------
 
 
@@ -294,7 +291,7 @@ def _wait(fleet: Any, within_s: float, *, is_first: bool = False) -> int:
                 raise StackError(each.why)
             if line not in said:
                 said.add(line)
-                _say(line)
+                write_line(sys.stdout, line)
         serving = [each for each in found.replicas if each.condition == "serving"]
         if len(serving) == len(found.replicas) == found.wanted:
             return 0
@@ -303,7 +300,9 @@ def _wait(fleet: Any, within_s: float, *, is_first: bool = False) -> int:
             late = (
                 f"{len(serving)} replicas serve, {others} start or drain, {found.wanted} are wanted"
             )
-            _say(f"{late} after {within_s:g} s; `slipstream ray status` shows the others")
+            write_line(
+                sys.stdout, f"{late} after {within_s:g} s; `slipstream ray status` shows the others"
+            )
             return 1
         time.sleep(_LOOK_EVERY_S)
 
@@ -313,8 +312,3 @@ def _shown(status: FleetStatus) -> str:
     if bounds.least == bounds.most:
         return str(status.wanted)
     return f"{status.wanted}, of {bounds.least} to {bounds.most}"
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

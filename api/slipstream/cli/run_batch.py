@@ -32,15 +32,15 @@ import uvloop
 from msgspec import Raw, Struct
 from tqdm import tqdm
 
-from slipstream.cli.connection import access_of, add_client_options, running_or_started
 from slipstream.cli.options.parser import Parser
+from slipstream.cli.server_choice import access_of, add_client_options, running_or_started
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.endpoints import server_endpoint
 from slipstream.errors import BadRequestError, EngineError, wrong_option
+from slipstream.http.api_errors import bad_field
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
-from slipstream.http.errors import bad_field
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Fault

@@ -24,15 +24,7 @@ from slipstream.client.base import (
     submit_request,
     timeout_or_default,
 )
-from slipstream.client.connection.loop_io import LoopIO
-from slipstream.client.connection.queries import (
-    checked_template,
-    ids_of,
-    new_detokenize,
-    new_tokenize,
-)
-from slipstream.client.endpoints import server_endpoint
-from slipstream.client.options import (
+from slipstream.client.call_options import (
     CallOptions,
     ChatTemplateOptions,
     CheckedOptions,
@@ -41,6 +33,14 @@ from slipstream.client.options import (
     options_for_one,
     suggesting_keywords,
 )
+from slipstream.client.connection.loop_io import LoopIO
+from slipstream.client.connection.queries import (
+    checked_template,
+    ids_of,
+    new_detokenize,
+    new_tokenize,
+)
+from slipstream.client.endpoints import server_endpoint
 from slipstream.client.stream import BaseStream, ClientConnection, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, AsyncStreams
 from slipstream.client.streams.stream_state import StreamState

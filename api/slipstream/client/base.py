@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+from slipstream.client.call_options import CheckedOptions, check_kind
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.endpoints import ServerEndpoint
-from slipstream.client.options import CheckedOptions, check_kind
 from slipstream.client.stream import ClientConnection, OutputKind
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError, bad_request, of_prompt

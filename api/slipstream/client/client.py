@@ -25,15 +25,7 @@ from slipstream.client.base import (
     resume_stream,
     submit_request,
 )
-from slipstream.client.connection.queries import (
-    checked_template,
-    ids_of,
-    new_detokenize,
-    new_tokenize,
-)
-from slipstream.client.connection.thread_io import ThreadIO
-from slipstream.client.endpoints import server_endpoint
-from slipstream.client.options import (
+from slipstream.client.call_options import (
     CallOptions,
     ChatTemplateOptions,
     CheckedOptions,
@@ -42,6 +34,14 @@ from slipstream.client.options import (
     options_for_one,
     suggesting_keywords,
 )
+from slipstream.client.connection.queries import (
+    checked_template,
+    ids_of,
+    new_detokenize,
+    new_tokenize,
+)
+from slipstream.client.connection.thread_io import ThreadIO
+from slipstream.client.endpoints import server_endpoint
 from slipstream.client.stream import BaseStream, OutputKind
 from slipstream.client.stream_many import MAX_IN_FLIGHT, Streams
 from slipstream.client.streams.stream_state import StreamState

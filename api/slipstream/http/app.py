@@ -28,6 +28,7 @@ from slipstream.http.admin.health import StackHealth
 from slipstream.http.admin.live import LiveStatistics
 from slipstream.http.admin.metrics import Metrics
 from slipstream.http.admin.static import PAGE, page_handlers
+from slipstream.http.api_errors import ApiError, ErrorShape, error_shape, is_draining, not_ready
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
@@ -38,7 +39,6 @@ from slipstream.http.endpoints.response_endpoints import PREFIX as RESPONSES
 from slipstream.http.endpoints.resume import PREFIX as STREAMS
 from slipstream.http.endpoints.resume import last_event_id
 from slipstream.http.endpoints.served_model import served_model
-from slipstream.http.errors import ApiError, ErrorShape, error_shape, is_draining, not_ready
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.response_bodies import Health, Model, Models, Version
 from slipstream.http.openai.vocabulary import TokenTexts

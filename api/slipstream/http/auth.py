@@ -6,7 +6,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 
-from slipstream.http.errors import ApiError, unauthorized
+from slipstream.http.api_errors import ApiError, unauthorized
 
 _SCHEME = b"bearer "
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slipstream.http.api_errors import ApiError
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
-from slipstream.http.errors import ApiError
 from slipstream.http.response_encoding import Headers, Response
 
 _IS_ID = re.compile(r"[!-~]{1,128}")

@@ -31,7 +31,14 @@ import msgspec
 from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.children.restarts import RestartPolicy
 from slipstream.stack.children.roles import CORE
-from slipstream.stack.events import (
+from slipstream.stack.plan.fleet_plan import FleetPlan, PlannedStack
+from slipstream.stack.runtime_dir import (
+    RuntimeDirectory,
+    RuntimeDirectoryInUseError,
+    remove_leftovers,
+)
+from slipstream.stack.signals import SignalQueue, has_terminal
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -42,13 +49,6 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.stack.plan.fleet_plan import FleetPlan, PlannedStack
-from slipstream.stack.runtime_dir import (
-    RuntimeDirectory,
-    RuntimeDirectoryInUseError,
-    remove_leftovers,
-)
-from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
 
 _FAILED = 1  # exit code

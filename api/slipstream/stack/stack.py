@@ -30,7 +30,11 @@ from slipstream.client.client import Client
 from slipstream.client.endpoints import http_address_in
 from slipstream.errors import SlipstreamError
 from slipstream.stack.children.line_pipe import LineReader
-from slipstream.stack.events import (
+from slipstream.stack.plan.front_plan import is_front
+from slipstream.stack.plan.process_plan import plan_stack
+from slipstream.stack.runtime_dir import remove_leftovers
+from slipstream.stack.settings import StackOptions, settings_from
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
     ProcessStarted,
@@ -39,10 +43,6 @@ from slipstream.stack.events import (
     StackReady,
     SupervisorConfig,
 )
-from slipstream.stack.plan.front_plan import is_front
-from slipstream.stack.plan.process_plan import plan_stack
-from slipstream.stack.runtime_dir import remove_leftovers
-from slipstream.stack.settings import StackOptions, settings_from
 from slipstream.tracing.part_files import checked_trace, discard_parts
 from slipstream.tracing.parts import merge_parts
 from slipstream_ipc.messages import Fault

@@ -46,13 +46,18 @@ from typing import Literal
 import msgspec
 
 from slipstream.client.endpoints import http_address
-from slipstream.stack.children.fork_server import ForkServer
+from slipstream.stack.children.fork_client import ForkClient
 from slipstream.stack.children.line_pipe import LineWriter
 from slipstream.stack.children.listeners import Listeners
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import children_of, state_of
 from slipstream.stack.children.roles import CORE, WORKER, Role
-from slipstream.stack.events import (
+from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
+from slipstream.stack.role_statistics import SUPERVISOR, RoleStatistics
+from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUseError
+from slipstream.stack.signals import SignalQueue, has_terminal
+from slipstream.stack.status_broadcast import StatusBroadcast
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -65,11 +70,6 @@ from slipstream.stack.events import (
     StackReady,
     SupervisorConfig,
 )
-from slipstream.stack.parent_watch import STANDARD_INPUT, watch_parent
-from slipstream.stack.role_statistics import SUPERVISOR, RoleStatistics
-from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUseError
-from slipstream.stack.signals import SignalQueue, has_terminal
-from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.crash_note import read_note
 from slipstream_ipc.fork_server import Preload
@@ -107,7 +107,7 @@ class Supervisor:
         self._quiet: list[Child] = []  # of them, those whose status does not wake the selector
         self._quiet_read_at = 0.0
         self._listeners: Listeners | None = None
-        self._fork_server: ForkServer | None = None
+        self._fork_server: ForkClient | None = None
         self._is_reaper = False  # of what its children leave behind
         self._selector = selectors.DefaultSelector()
         self._phase: Literal["starting", "serving", "draining", "stopping", "killing"] = "starting"
@@ -181,7 +181,7 @@ class Supervisor:
             return
         self._is_reaper = True
         try:
-            self._fork_server = ForkServer(list(preloads.values()))
+            self._fork_server = ForkClient(list(preloads.values()))
         except OSError as error:
             _logger.warning("there is no fork server: %s", error)
         else:

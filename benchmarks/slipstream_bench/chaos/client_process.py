@@ -36,8 +36,8 @@ from slipstream.answers.events import (
     ToolCallStart,
 )
 from slipstream.client.async_client import AsyncClient, AsyncStream
+from slipstream.client.call_options import RequestOptions
 from slipstream.client.client import Client, Stream
-from slipstream.client.options import RequestOptions
 from slipstream.errors import SlipstreamError, StreamLostError, UnknownStreamError
 from slipstream.outputs import Delta
 from slipstream_bench.chaos.journal import (

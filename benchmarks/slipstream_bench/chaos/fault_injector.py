@@ -28,15 +28,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from slipstream.stack.events import (
+from slipstream.stack.plan.front_plan import is_front
+from slipstream.stack.stack import Stack
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessRestarted,
     ProcessStarted,
     SpareReady,
     StackFailed,
 )
-from slipstream.stack.plan.front_plan import is_front
-from slipstream.stack.stack import Stack
 from slipstream_bench.chaos.clients import ChaosClient
 from slipstream_bench.chaos.schedule import Action, PlannedFault, Round, Target
 from slipstream_bench.common import process_census

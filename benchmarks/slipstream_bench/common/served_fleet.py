@@ -26,7 +26,10 @@ from slipstream.client.endpoints import http_address_in
 from slipstream.errors import SlipstreamError
 from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.children.parent_death import die_with
-from slipstream.stack.events import (
+from slipstream.stack.plan.front_plan import is_front
+from slipstream.stack.settings import settings_from
+from slipstream.stack.stack import StackError
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
     ProcessStarted,
@@ -34,9 +37,6 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.stack.plan.front_plan import is_front
-from slipstream.stack.settings import settings_from
-from slipstream.stack.stack import StackError
 from slipstream_bench.common.fleet_process import FleetConfig
 from slipstream_ipc.messages import Fault
 

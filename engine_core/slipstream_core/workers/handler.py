@@ -29,7 +29,7 @@ from msgspec.structs import replace
 
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.workers.admission import Admission, WaitingLoad, is_same
-from slipstream_core.workers.crash_note import CrashNote
+from slipstream_core.workers.crash_note_writer import CrashNote
 from slipstream_core.workers.held_answers import HeldAnswers
 from slipstream_core.workers.pending import PendingAdmissions
 from slipstream_core.workers.possible_ends import PossibleEnds

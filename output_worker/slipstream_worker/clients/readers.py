@@ -26,7 +26,7 @@ from slipstream_ipc.transport.router import Session
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.ports import ClientPort, FrontAcceptor, Receipt
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
-from slipstream_worker.streams.resume_point import Diverged, locate
+from slipstream_worker.streams.resume_cursor import Diverged, locate
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import Reader, ResumePoint, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns

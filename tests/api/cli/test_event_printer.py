@@ -11,7 +11,7 @@ import pytest
 
 from slipstream.cli.event_printer import EventPrinter, key_hint
 from slipstream.client.endpoints import default_address
-from slipstream.stack.events import (
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,

@@ -12,7 +12,7 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client, SamplingParams, Stack
-from slipstream.stack.events import ProcessRestarted
+from slipstream.stack.supervisor_events import ProcessRestarted
 
 PROMPT = "The list type"
 

@@ -20,9 +20,9 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import Client, EngineError, SamplingParams, SlipstreamError, Stack
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack import stack as stack_module
-from slipstream.stack.events import ProcessRestarted, SpareReady, StackFailed
 from slipstream.stack.stack import StackError
 from slipstream.stack.supervisor import GIVE_UP_S, STOP_S
+from slipstream.stack.supervisor_events import ProcessRestarted, SpareReady, StackFailed
 
 SIMULATED = "simulated:step_ms=1"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -19,7 +19,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream.stack.children.process import ChildSpec
-from slipstream.stack.events import (
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,

@@ -25,7 +25,12 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 from slipstream.demo_model import MODEL_PATH
-from slipstream.stack.events import ProcessEnded, ProcessRestarted, SpareReady, StackEvent
+from slipstream.stack.supervisor_events import (
+    ProcessEnded,
+    ProcessRestarted,
+    SpareReady,
+    StackEvent,
+)
 from slipstream_bench.common import process_census
 from slipstream_ipc.messages import Status
 

@@ -18,7 +18,7 @@ from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
-from slipstream.stack.events import ProcessRestarted, StackDraining
+from slipstream.stack.supervisor_events import ProcessRestarted, StackDraining
 
 pytestmark = pytest.mark.slow
 COMPLETIONS = "/v1/completions"
@@ -102,7 +102,7 @@ def ended(stack: Stack) -> int:
     return stack._process.wait(PATIENCE_S)
 
 
-def test_how_it_is_can_be_asked_until_the_last_stream_has_ended():
+def test_health_is_served_until_the_last_stream_has_ended():
     with draining(1500) as found:
         for raw in (found.idle, found.connect(), found.connect()):
             with raw:

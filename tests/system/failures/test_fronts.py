@@ -16,7 +16,7 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack, StackError
-from slipstream.stack.events import ProcessRestarted
+from slipstream.stack.supervisor_events import ProcessRestarted
 from slipstream_bench.common.load.http_client import EventSplitter, HttpClient, RequestFailedError
 
 FRONTS = ["http-0", "http-1"]

@@ -16,7 +16,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import SlipstreamError, Stack, StructuredOutputs
 from slipstream.demo_model import MODEL_PATH
 from slipstream.stack import stack as stack_module
-from slipstream.stack.events import ProcessRestarted
+from slipstream.stack.supervisor_events import ProcessRestarted
 from slipstream_ipc.crash_note import read_note
 
 

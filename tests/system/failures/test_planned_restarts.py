@@ -16,7 +16,7 @@ from tests.helpers.ports import free_port
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import AsyncClient, Client, ConnectionLostError, Stack, Stream
-from slipstream.stack.events import StackDraining
+from slipstream.stack.supervisor_events import StackDraining
 
 MODEL = "simulated:step_ms=5,mode=chain"
 PROMPTS = [f"Clause {n}: what is asked for before the end." for n in range(3)]

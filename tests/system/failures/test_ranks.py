@@ -24,7 +24,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SlipstreamError, Stack
 from slipstream.demo_model import MODEL_PATH
-from slipstream.stack.events import ProcessEnded
+from slipstream.stack.supervisor_events import ProcessEnded
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,9 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import OverloadedError, SlipstreamError, Stack
 from slipstream.client.client import Client
-from slipstream.stack.events import (
+from slipstream.stack.plan.process_plan import plan_stack
+from slipstream.stack.settings import settings_from
+from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessRestarted,
     ProcessStarted,
@@ -31,8 +33,6 @@ from slipstream.stack.events import (
     StackFailed,
     StackReady,
 )
-from slipstream.stack.plan.process_plan import plan_stack
-from slipstream.stack.settings import settings_from
 
 CHAIN = "simulated:step_ms=5,mode=chain"
 NUM_TOKENS = 200
@@ -283,7 +283,7 @@ def assert_all_end(mark: str) -> None:
 
 @pytest.mark.parametrize("victims", [["supervisor"], ["worker", "supervisor"]])
 @pytest.mark.parametrize("moment", [ProcessStarted, StackReady, SpareReady])
-def test_nobody_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, victims):
+def test_no_process_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, victims):
     """Tokenizer processes too: their worker may die before they ask to die with it."""
     mark = secrets.token_hex(8)
     plan = plan_stack(settings_from({"model": "simulated:"}), tmp_path / "run", os.getpid())

@@ -10,7 +10,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SlipstreamError, Stack
 from slipstream.stack import stack as stack_module
-from slipstream.stack.events import ProcessRestarted
+from slipstream.stack.supervisor_events import ProcessRestarted
 
 MODEL = "simulated:step_ms=10,prefill_us=0,mode=chain"
 PROMPTS = [[n + 1, 5, 7] for n in range(12)]

@@ -185,7 +185,9 @@ def test_a_resume_whose_tokens_are_others_ends_as_diverged_and_harms_nobody(
     assert outcome([it]) == outcome(plain)
 
 
-def test_a_superseded_reader_is_told_and_has_no_say(make_stack, expected, outcome) -> None:
+def test_a_superseded_reader_is_notified_and_its_aborts_are_ignored(
+    make_stack, expected, outcome
+) -> None:
     plain = expected(PROMPTS[:1], max_tokens=200)
     stack = make_stack()
     old, new = stack.client(), stack.client()

@@ -19,7 +19,7 @@ from tests.helpers.patience import Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Stack
-from slipstream.stack.events import ProcessRestarted
+from slipstream.stack.supervisor_events import ProcessRestarted
 
 MODEL = "simulated:step_ms=5,max_model_len=4096"
 MARK = "plover"

@@ -10,7 +10,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.live_answer import AnswerContext, StreamEngine
-from slipstream.http.errors import error_of
+from slipstream.http.api_errors import error_of
 from slipstream.http.exchange import Exchange
 from slipstream.http.response_encoding import json_response
 

@@ -17,6 +17,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.http.answers.broadcast import ChunkFrame
 from slipstream.http.answers.live_answer import LiveAnswer, raise_failure
 from slipstream.http.answers.stream_queue import StreamQueue
+from slipstream.http.api_errors import ApiError
 from slipstream.http.blocks.block_logprobs import LoggedDeltas, Made
 from slipstream.http.blocks.block_printer import (
     NOTHING,
@@ -28,7 +29,6 @@ from slipstream.http.blocks.block_printer import (
     blocks_of,
 )
 from slipstream.http.blocks.blocks import Block, BlockKind, BlockReader
-from slipstream.http.errors import ApiError
 from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.response_encoding import json_response
 from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of

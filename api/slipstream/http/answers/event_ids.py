@@ -23,7 +23,7 @@ from zlib import crc32
 
 import msgspec
 
-from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.api_errors import ApiError, bad_field
 from slipstream_ipc.messages import Submit
 from slipstream_ipc.worker_deal import dealt_with
 

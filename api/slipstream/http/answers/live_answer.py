@@ -32,9 +32,9 @@ from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, prompt_
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.echo import echo_logprobs
 from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCursor
+from slipstream.http.api_errors import ApiError, error_of
 from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.config import Limits
-from slipstream.http.errors import ApiError, error_of
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.logprob_bodies import TextPosition, concat_logprobs, logprobs_by_id
 from slipstream.http.openai.response_bodies import (

@@ -15,7 +15,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.broadcast import ChunkWriter
 from slipstream.http.answers.live_answer import LiveAnswer, is_whole, raise_failure
-from slipstream.http.errors import ApiError
+from slipstream.http.api_errors import ApiError
 from slipstream.http.response_encoding import json_part
 from slipstream.outputs import Delta, begin_of, end_of
 from slipstream_ipc.telemetry.logs import of_requests

@@ -27,7 +27,7 @@ from slipstream.http.anthropic.request_bodies import (
     ToolUseBlock,
     Turn,
 )
-from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.openai.request_bodies import (
     Call,
     CalledFunction,

@@ -30,9 +30,9 @@ from slipstream.http.anthropic.response_bodies import (
     TextDelta,
     ThinkingDelta,
 )
+from slipstream.http.api_errors import ApiError, ErrorShape
 from slipstream.http.blocks.block_printer import AnswerHead, BlockShape, TextFrame
 from slipstream.http.blocks.blocks import Block, BlockKind
-from slipstream.http.errors import ApiError, ErrorShape
 from slipstream.http.openai.answer_parts import finish_reason
 from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.response_encoding import named_event

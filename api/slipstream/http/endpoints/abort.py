@@ -12,8 +12,8 @@ from __future__ import annotations
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import UnknownStreamError
 from slipstream.http.answers.event_ids import parse_answer_id
+from slipstream.http.api_errors import bad_field
 from slipstream.http.endpoints.served_model import respond_when_done, served_model
-from slipstream.http.errors import bad_field
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.body_decoder import BodyDecoder
 from slipstream.http.openai.request_bodies import AbortRequest

@@ -11,10 +11,11 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace as replace_field
 
-from slipstream.answers.options import answer_options as checked_options
+from slipstream.answers.answer_options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template, new_tokenize
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
+from slipstream.http.api_errors import bad_field
 from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.endpoints.planner import (
     caller_names,
@@ -23,7 +24,6 @@ from slipstream.http.endpoints.planner import (
     plan_answer,
     sampling_params,
 )
-from slipstream.http.errors import bad_field
 from slipstream.http.openai.answer_parts import ASSISTANT, delta_of_kind
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.chat_turns import chat_messages, reasoning_target, template_variables
@@ -83,7 +83,7 @@ def plan_chat(
         num_prompt_logprobs=body.prompt_logprobs,
     )
     messages = chat_messages(body.messages)
-    answer = answer_options(body)
+    answer = answer_options_of_body(body)
     template = template_options(body)
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
     check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
@@ -151,7 +151,7 @@ class ChatShape:
         return chat_logprobs_json(delta, texts)
 
 
-def answer_options(body: ChatRequest) -> AnswerOptions:
+def answer_options_of_body(body: ChatRequest) -> AnswerOptions:
     """How the worker is to read the answer. Raises: BadRequestError."""
     options = checked_options(
         body.tool_choice, body.parallel_tool_calls, body.stop_scope or "content"
@@ -193,7 +193,7 @@ def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
 
 def prompt_query(body: ChatRequest) -> Tokenize:
     """Asks for the tokens of a chat's prompt. Raises: ApiError, BadRequestError."""
-    if answer_options(body).tool_choice == "none":  # the model does not see them
+    if answer_options_of_body(body).tool_choice == "none":  # the model does not see them
         body = replace_field(body, tools=None)
     return new_tokenize(chat_messages(body.messages), template_options(body))
 

@@ -9,6 +9,7 @@ import msgspec
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
 from slipstream.http.answers.echo import Echo
+from slipstream.http.api_errors import bad_field
 from slipstream.http.endpoints.planner import (
     caller_names,
     check_num_logprobs,
@@ -16,7 +17,6 @@ from slipstream.http.endpoints.planner import (
     plan_answer,
     sampling_params,
 )
-from slipstream.http.errors import bad_field
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.logprob_bodies import TextPosition, completion_logprobs

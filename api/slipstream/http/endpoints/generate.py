@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import WITH_IDS, AnswerPlan, ChoiceContent
+from slipstream.http.api_errors import bad_field, error_of
 from slipstream.http.endpoints.planner import (
     UNARY_STREAM_INTERVAL,
     check_not_streamed,
@@ -23,7 +24,6 @@ from slipstream.http.endpoints.planner import (
     model_defaults,
     plan_answer,
 )
-from slipstream.http.errors import bad_field, error_of
 from slipstream.http.openai.body_decoder import BodyDecoder
 from slipstream.http.openai.logprob_bodies import TextPosition, candidates_by_id
 from slipstream.http.openai.request_bodies import GenerateRequest

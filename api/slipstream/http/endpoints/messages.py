@@ -14,9 +14,9 @@ from slipstream.http.anthropic.chat_request import PARAM_NAMES, chat_request
 from slipstream.http.anthropic.message_printer import MESSAGES
 from slipstream.http.anthropic.request_bodies import CountTokensRequest, MessagesRequest
 from slipstream.http.anthropic.response_bodies import InputTokens
+from slipstream.http.api_errors import error_of
 from slipstream.http.endpoints.chat import plan_chat, prompt_query
 from slipstream.http.endpoints.served_model import respond_when_done
-from slipstream.http.errors import error_of
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.ignored_fields import IgnoredFields

@@ -22,6 +22,7 @@ from slipstream.client.streams.stream_state import StreamState
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
+from slipstream.http.api_errors import ApiError
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.abort import abort
@@ -40,7 +41,7 @@ from slipstream.http.endpoints.response_endpoints import (
     ResponseEndpoints,
     Starter,
 )
-from slipstream.http.endpoints.responses import KIND
+from slipstream.http.endpoints.response_plan import KIND
 from slipstream.http.endpoints.resume import (
     accepts_events,
     plan_or_resume,
@@ -48,7 +49,6 @@ from slipstream.http.endpoints.resume import (
 )
 from slipstream.http.endpoints.served_model import guarded, served_model
 from slipstream.http.endpoints.tokenize import detokenize, tokenize, tokenizer_info
-from slipstream.http.errors import ApiError
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields

@@ -19,15 +19,15 @@ from msgspec import Struct, UnsetType
 from slipstream.http.admin.live import LiveNumbers
 from slipstream.http.anthropic import request_bodies as messages_requests
 from slipstream.http.anthropic import response_bodies as messages_responses
-from slipstream.http.endpoints.response_endpoints import LIST_QUERY
-from slipstream.http.endpoints.response_endpoints import QUERY as RESPONSE_QUERY
-from slipstream.http.endpoints.resume import QUERY
-from slipstream.http.errors import (
+from slipstream.http.api_errors import (
     AnthropicErrorBody,
     ErrorBody,
     ErrorShape,
     error_shape,
 )
+from slipstream.http.endpoints.response_endpoints import LIST_QUERY
+from slipstream.http.endpoints.response_endpoints import QUERY as RESPONSE_QUERY
+from slipstream.http.endpoints.resume import QUERY
 from slipstream.http.openai import request_bodies as requests
 from slipstream.http.openai import response_bodies as responses
 from slipstream.http.responses.response_object import (

@@ -25,10 +25,11 @@ from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.background import start_in_background
 from slipstream.http.answers.event_ids import AnswerId, StreamCursor, parse_event_id
 from slipstream.http.answers.live_answer import AnswerContext
+from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.auth import ApiKeys
 from slipstream.http.blocks.block_printer import NOTHING, BlockWriter
 from slipstream.http.endpoints.chat import prompt_query
-from slipstream.http.endpoints.responses import (
+from slipstream.http.endpoints.response_plan import (
     KIND,
     context_of,
     echo_of,
@@ -39,7 +40,6 @@ from slipstream.http.endpoints.responses import (
 )
 from slipstream.http.endpoints.resume import last_event_id, plan_or_resume
 from slipstream.http.endpoints.served_model import guarded, respond_when_done, served_model
-from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.response_encoding import Response, json_response

@@ -28,11 +28,11 @@ from slipstream.http.answers.event_ids import (
     parse_event_id,
 )
 from slipstream.http.anthropic.message_printer import MESSAGES
+from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.endpoints.chat import ChatShape
 from slipstream.http.endpoints.completions import CompletionShape
 from slipstream.http.endpoints.generate import GenerateShape
-from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import HttpRequest
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import response_shape

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import SlipstreamError
-from slipstream.http.errors import ApiError, error_of, not_ready, unknown_model
+from slipstream.http.api_errors import ApiError, error_of, not_ready, unknown_model
 from slipstream.http.exchange import Exchange
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import ModelCard

@@ -15,9 +15,9 @@ import msgspec
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import ids_of, new_detokenize, new_tokenize
+from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.endpoints.chat import template_options
 from slipstream.http.endpoints.served_model import respond_when_done, served_model
-from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.chat_turns import chat_messages

@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import UNSET
 
-from slipstream.http.errors import ApiError, bad_field
+from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.openai.ignored_fields import IgnoredFields, known_fields, without_unknown
 from slipstream.http.openai.request_bodies import NEUTRAL_VALUES, OWN_NEUTRAL_VALUES
 from slipstream.spelling import did_you_mean
-from slipstream.vllm_names import in_our_words, unsupported_value
+from slipstream.vllm_names import structured_outputs_name, unsupported_value
 from slipstream_ipc.errors import BadRequest, UnknownField
 from slipstream_ipc.validation.chat_template import MAX_TEMPLATE_NESTING
 from slipstream_ipc.validation.field_types import field_error
@@ -122,6 +122,6 @@ def _wrong_field(wrong: BadRequest) -> ApiError:
         return bad_field(None, f"the body{wrong}")
     message = str(wrong)
     if isinstance(wrong, UnknownField):
-        hint = in_our_words(wrong.name) or did_you_mean(wrong.name, wrong.allowed)
+        hint = structured_outputs_name(wrong.name) or did_you_mean(wrong.name, wrong.allowed)
         message = f"{wrong.field}: unknown field{hint}" if hint else message
     return bad_field(wrong.field, message)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.http.errors import bad_field
+from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.request_bodies import (
     Call,
     ChatRequest,

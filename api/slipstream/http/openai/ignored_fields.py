@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import inspect
 
 from slipstream.spelling import did_you_mean
-from slipstream.vllm_names import in_our_words
+from slipstream.vllm_names import structured_outputs_name
 
 IGNORED_FIELDS = b"x-slipstream-ignored-fields"  # the answer's header
 MAX_SHOWN = 16  # fields that are named; more are "..."
@@ -133,4 +133,4 @@ def _known(info: inspect.Type) -> KnownFields | None:
 
 @lru_cache(maxsize=1024)
 def _hint(name: str, known: tuple[str, ...]) -> str:
-    return (in_our_words(name) or did_you_mean(name, known)).removeprefix("; ")
+    return (structured_outputs_name(name) or did_you_mean(name, known)).removeprefix("; ")

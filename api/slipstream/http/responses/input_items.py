@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipstream.http.errors import bad_field
+from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.request_bodies import Call, CalledFunction, Ignored, Message
 
 _ASSISTANT = "assistant"

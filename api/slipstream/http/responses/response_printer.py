@@ -7,9 +7,9 @@ from http import HTTPStatus
 
 from msgspec.structs import replace
 
+from slipstream.http.api_errors import ApiError
 from slipstream.http.blocks.block_printer import AnswerHead, BlockShape, TextFrame
 from slipstream.http.blocks.blocks import Block, BlockKind
-from slipstream.http.errors import ApiError
 from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.responses import stream_events as events
 from slipstream.http.responses.response_object import (

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from slipstream.http.errors import bad_field
+from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.body_decoder import BodyDecoder
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import (

@@ -39,9 +39,9 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import _ErrInfo
 from multidict import CIMultiDict
 
+from slipstream.http.api_errors import ApiError, error_of, overloaded
 from slipstream.http.config import Limits
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
-from slipstream.http.errors import ApiError, error_of, overloaded
 from slipstream.http.exchange import Exchange, HttpRequest, given_id
 from slipstream.http.response_encoding import EVENT_STREAM, Response
 from slipstream.http.server.socket_writer import SocketWriter, writer_of

@@ -18,7 +18,7 @@ import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
 
-from slipstream.http.errors import ApiError
+from slipstream.http.api_errors import ApiError
 from slipstream.http.exchange import HttpRequest
 
 _ANY = "*"

@@ -24,9 +24,9 @@ from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion10, HttpVersion11, RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from slipstream.http.api_errors import ApiError, overloaded
 from slipstream.http.config import Limits
 from slipstream.http.counters import HttpCounters
-from slipstream.http.errors import ApiError, overloaded
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.server.connection import Connection
 from slipstream.http.server.socket_writer import load_native

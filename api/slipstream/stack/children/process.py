@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from slipstream.stack.children.child_status import status_of
-from slipstream.stack.children.fork_server import ForkRefusedError, ForkServer
+from slipstream.stack.children.fork_client import ForkClient, ForkRefusedError
 from slipstream.stack.children.line_pipe import LineReader, LineWriter
 from slipstream.stack.children.listeners import LISTENERS_VARIABLE, Listeners
 from slipstream.stack.children.parent_death import die_with
@@ -107,7 +107,7 @@ class Child:
         self,
         spec: ChildSpec,
         listeners: Listeners | None = None,
-        fork_server: ForkServer | None = None,
+        fork_server: ForkClient | None = None,
     ) -> None:
         """listeners: inherited by a child with a front index. Raises: OSError."""
         listening: dict[str, str] = {}
@@ -312,7 +312,7 @@ class _Pipes(NamedTuple):
 def _forked(
     spec: ChildSpec,
     module: str,
-    fork_server: ForkServer,
+    fork_server: ForkClient,
     listening: Mapping[str, str],
     inherited: tuple[int, ...],
 ) -> tuple[ForkedProcess, _Pipes] | None:

@@ -19,9 +19,9 @@ import msgspec
 from slipstream.client.endpoints import client_address
 from slipstream.errors import wrong_option
 from slipstream.fleet.members import MAX_MEMBERS
-from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.plan.process_plan import plan_fronts, plan_stack
 from slipstream.stack.settings import StackSettings
+from slipstream.stack.supervisor_events import SupervisorConfig
 from slipstream.tracing.part_files import checked_trace
 from slipstream_ipc.transport.addresses import TCP
 from slipstream_ipc.validation.simulated_model import SIMULATED
@@ -76,7 +76,7 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
         raise wrong_option("replicas", num_replicas, f"an integer >= 1 and <= {MAX_MEMBERS}")
     if "," in str(runtime_dir):
         raise wrong_option("runtime_dir", str(runtime_dir), "a path without a comma")
-    cards = [] if _needs_no_card(settings) else visible_cards()
+    cards = [] if needs_no_card(settings) else visible_cards()
     per_replica = settings.tensor_parallel_size
     if cards and len(cards) < num_replicas * per_replica:
         most = len(cards) // per_replica
@@ -89,7 +89,11 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
     members = [client_address(runtime_dir / name) for name in names]
     alone = [_of_replica(settings, index, name) for index, name in enumerate(names)]
     listens = [each.listen or "" for each in alone]
-    if settings.members is None and settings.listen is not None and _is_address(settings.listen):
+    if (
+        settings.members is None
+        and settings.listen is not None
+        and _can_be_connected_to(settings.listen)
+    ):
         members += listens
     for index, name in enumerate(names):
         config = plan_stack(
@@ -142,13 +146,14 @@ def _replica_id(name: str, runtime_dir: Path) -> str:
     return f"{name}.{blake2b(where.encode(), digest_size=6).hexdigest()}"
 
 
-def _is_address(listen: str) -> bool:
+def _can_be_connected_to(listen: str) -> bool:
     """Whether clients can connect to what is listened on: it is not every address."""
     host = listen.removeprefix(TCP).rpartition(":")[0]
     return host not in ("0.0.0.0", "[::]")  # noqa: S104  (compared, not bound)
 
 
-def _needs_no_card(settings: StackSettings) -> bool:
+def needs_no_card(settings: StackSettings) -> bool:
+    """Whether a stack computes nothing on a card."""
     is_simulated = f"{settings.model}:".startswith(SIMULATED)
     return settings.device == "cpu" or is_simulated
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
-from slipstream.trusted_proxies import TrustedProxies
+from slipstream.trusted_proxies import TrustedProxies, is_ip_address
 from slipstream_ipc.process import process_name, role_of
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
@@ -160,14 +159,6 @@ def allowed_hosts(settings: StackSettings) -> tuple[str, ...]:
     given = settings.allowed_hosts
     hosts = (given,) if isinstance(given, str) else given
     for host in hosts:
-        if host != "*" and not _HOST.fullmatch(host) and not _is_address(host):
+        if host != "*" and not _HOST.fullmatch(host) and not is_ip_address(host):
             raise wrong_option("allowed_hosts", host, "HOST or *.DOMAIN without a port, or *")
     return hosts
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -20,7 +20,6 @@ from slipstream.errors import bad_request, wrong_option
 from slipstream.fleet.members import checked_members
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.children.roles import CORE, WORKER
-from slipstream.stack.events import SupervisorConfig
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.plan.front_plan import front_specs
@@ -28,6 +27,7 @@ from slipstream.stack.plan.model_source import RANDOM, check_hub, model_and_toke
 from slipstream.stack.plan.otlp_endpoint import checked_otlp_endpoint
 from slipstream.stack.runtime_dir import cache_dir
 from slipstream.stack.settings import StackSettings
+from slipstream.stack.supervisor_events import SupervisorConfig
 from slipstream.tracing.part_files import checked_trace
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.choose import check_format_names

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from msgspec import Struct, structs
 
-from slipstream.answers.options import ToolChoice
+from slipstream.answers.answer_options import ToolChoice
 from slipstream.request.prompts import Prompt
 from slipstream_bench.common.load.datasets import as_words
 from slipstream_ipc.messages import (

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from slipstream.cli.connection import add_connection
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings
+from slipstream.cli.server_choice import add_connection
 from slipstream.client.async_client import AsyncClient
 from slipstream.errors import wrong_option
 from slipstream_bench.common.measures import RequestTimeline, Row

@@ -28,7 +28,7 @@ from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.messages import plan_messages, read_messages
-from slipstream.http.endpoints.responses import new_response
+from slipstream.http.endpoints.response_plan import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TokenText, TokenTexts
 from slipstream.http.response_encoding import json_part

@@ -13,9 +13,9 @@ from tests.helpers.foreign_bodies import recorded_bodies
 
 from slipstream.http.anthropic.chat_request import chat_request
 from slipstream.http.anthropic.message_printer import whole_members
-from slipstream.http.endpoints.chat import answer_options
+from slipstream.http.api_errors import ApiError, ErrorShape
+from slipstream.http.endpoints.chat import answer_options_of_body
 from slipstream.http.endpoints.messages import read_count_tokens, read_messages
-from slipstream.http.errors import ApiError, ErrorShape
 from slipstream.http.openai.chat_turns import chat_messages, template_variables
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import ChatRequest
@@ -165,7 +165,7 @@ def test_thinking_is_a_variable_of_the_template(thinking: Any, enabled: bool) ->
 
 def test_a_budget_of_thinking_is_a_target() -> None:
     def target(**fields: Any) -> int | None:
-        return answer_options(chat_of(**fields)).reasoning_target
+        return answer_options_of_body(chat_of(**fields)).reasoning_target
 
     assert target(thinking={"type": "enabled", "budget_tokens": 2000}) == 2000
     assert target(thinking={"type": "enabled", "budget_tokens": 0}) is None

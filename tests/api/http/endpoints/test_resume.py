@@ -30,8 +30,8 @@ from slipstream.http.answers.event_ids import (
     parse_answer_id,
     parse_event_id,
 )
+from slipstream.http.api_errors import ApiError
 from slipstream.http.config import Limits
-from slipstream.http.errors import ApiError
 from slipstream_ipc.messages import Abort, Goodbye, Resume, Submit, UnknownStreams
 
 EVENTS = "Accept: text/event-stream"
@@ -289,7 +289,7 @@ QUICK = ("completion, no seed", "completion, many")
     "ask",
     [ask if ask in QUICK else pytest.param(ask, marks=pytest.mark.slow) for ask in DEATHS],
 )
-def test_what_nobody_has_any_more_is_computed_again_for_the_same_request(stack, ask):
+def test_a_lost_stream_is_computed_again_for_the_same_request(stack, ask):
     """Its seed follows from its streams' ids, which the event names."""
     path, body = DEATHS[ask]
     with Raw(port_of(stack)) as raw:

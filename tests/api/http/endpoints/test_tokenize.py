@@ -29,8 +29,8 @@ from slipstream import BadRequestError, Client, ConnectionLostError, Stack
 from slipstream.client.connection.queries import PendingQueries, new_tokenize
 from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.demo_model import MODEL_PATH
+from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.tokenize import MAX_IDS_FLOOR, detokenize, tokenize
-from slipstream.http.errors import ApiError
 from slipstream.http.exchange import HttpRequest
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import (

@@ -11,9 +11,9 @@ from tests.helpers.agent_bodies import AGENT_BODIES, ARGUMENTS, CALL, IGNORED, R
 from tests.helpers.fake_worker import MODEL
 
 from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
-from slipstream.http.errors import ApiError
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall, StructuredOutputs
 from slipstream_ipc.transport.codec import decode_params

@@ -10,9 +10,9 @@ import pytest
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.anthropic.request_bodies import MessagesRequest
+from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import MAX_PROMPTS, plan_completion, read_completion
-from slipstream.http.errors import ApiError
 from slipstream.http.openai.body_decoder import BodyDecoder, check_num_values
 from slipstream.http.openai.request_bodies import (
     NEUTRAL_VALUES,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.agent_bodies import AGENT_BODIES, USER
 
+from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.chat import read_chat
 from slipstream.http.endpoints.completions import read_completion
-from slipstream.http.errors import ApiError
 from slipstream.http.openai import ignored_fields
 from slipstream.http.openai.ignored_fields import MAX_NAME_CHARS, MAX_SHOWN, IgnoredFields
 

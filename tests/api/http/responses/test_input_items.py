@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.http.errors import ApiError
+from slipstream.http.api_errors import ApiError
 from slipstream.http.openai.chat_turns import chat_messages
 from slipstream.http.responses.input_items import InputItem, check_items, input_items, turns_of
 from slipstream.http.responses.responses_request import read_response_request

@@ -12,9 +12,9 @@ from tests.helpers.fake_worker import MODEL
 from tests.helpers.foreign_bodies import recorded_bodies
 
 from slipstream.http.answers.answer_plan import AnswerPlan
+from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.responses import echo_of, new_response
-from slipstream.http.errors import ApiError
+from slipstream.http.endpoints.response_plan import echo_of, new_response
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.response_encoding import json_response
 from slipstream.http.responses.responses_request import read_response_request

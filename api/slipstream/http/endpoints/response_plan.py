@@ -11,8 +11,8 @@ from msgspec import structs
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.event_ids import AnswerId, EventId
+from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.endpoints.chat import plan_chat
-from slipstream.http.errors import ApiError, bad_field
 from slipstream.http.responses.input_items import InputItem, check_items, input_items
 from slipstream.http.responses.response_object import (
     EchoedFormat,

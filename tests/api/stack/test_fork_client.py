@@ -19,7 +19,7 @@ from tests.helpers.patience import PATIENCE_S
 PARENT = """
 import os, select, signal, sys
 import msgspec
-from slipstream.stack.children.fork_server import ForkServer
+from slipstream.stack.children.fork_client import ForkClient
 from slipstream.stack.children.process import Child, ChildSpec
 from slipstream_ipc.fork_server import Preload
 
@@ -30,7 +30,7 @@ def imported(server):
 sys.path.insert(0, os.getcwd())
 os.environ["PYTHONPATH"] = os.getcwd()
 config = msgspec.Raw(b'{"folder": "' + os.getcwd().encode() + b'"}')
-server = ForkServer([Preload("forked_child", config)])
+server = ForkClient([Preload("forked_child", config)])
 spec = ChildSpec("child", (sys.executable, "-m", "forked_child"), config, forks="forked_child")
 """
 CHILD = """
@@ -147,7 +147,7 @@ def test_a_child_is_a_program_where_the_server_is_dead_or_stopped(
     lines = run(
         SAID
         + f"""
-from slipstream.stack.children import fork_server
+from slipstream.stack.children import fork_client
 imported(server)
 server._socket.settimeout(0.2)
 os.kill(server.pid, signal.{how})

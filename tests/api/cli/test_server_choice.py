@@ -137,7 +137,7 @@ def test_why_a_new_server_is_started(served, capsys, monkeypatch, words, reason)
         asked.update(settings)
         raise StartedError
 
-    monkeypatch.setattr("slipstream.cli.connection.Stack", stack)
+    monkeypatch.setattr("slipstream.cli.server_choice.Stack", stack)
     monkeypatch.setenv("SLIPSTREAM_LOG_LEVEL", "debug")
     with pytest.raises(StartedError):
         main(["generate", "In Python", *words])
@@ -173,7 +173,7 @@ def test_with_prompt_the_argument_is_the_model(alone, capsys, monkeypatch):
 
 def test_an_address_where_nothing_listens_fails_at_once(alone, tmp_path, capsys, monkeypatch):
     """The client alone would wait for ten seconds; it is never made here."""
-    monkeypatch.setattr("slipstream.cli.connection.Client", None)
+    monkeypatch.setattr("slipstream.cli.server_choice.Client", None)
     tmp_path.chmod(0o700)
     address = f"ipc://{tmp_path}/client.sock"
     todo = "; `slipstream serve` or scripts/launch starts one\n"
@@ -191,7 +191,7 @@ def test_an_address_where_nothing_listens_fails_at_once(alone, tmp_path, capsys,
 
 
 def test_a_tcp_port_where_nothing_listens_fails_at_once(alone, capsys, monkeypatch):
-    monkeypatch.setattr("slipstream.cli.connection.Client", None)
+    monkeypatch.setattr("slipstream.cli.server_choice.Client", None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     assert main(["generate", "x", "--address", address, "--insecure"]) == 1
@@ -206,7 +206,7 @@ def test_a_server_that_starts_just_now_is_waited_for(alone, tmp_path, capsys, mo
         waited.append(address)
         raise ConnectionLostError(Fault("engine", "not here"))
 
-    monkeypatch.setattr("slipstream.cli.connection.Client", client)
+    monkeypatch.setattr("slipstream.cli.server_choice.Client", client)
     folder = tmp_path / f"slipstream-{os.getuid()}" / "default"
     folder.mkdir(mode=0o700, parents=True)
     (folder / "supervisor.lock").write_text(str(os.getpid()))

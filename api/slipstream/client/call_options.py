@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypedDict, TypeVar, get_args
 
+from slipstream.answers.answer_options import ToolChoice, answer_options
 from slipstream.answers.functions import Tool
-from slipstream.answers.options import ToolChoice, answer_options
 from slipstream.client.connection.queries import checked_template
 from slipstream.client.stream import OutputKind
 from slipstream.errors import bad_request, unknown_option

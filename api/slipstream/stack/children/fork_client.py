@@ -42,7 +42,7 @@ class ForkRefusedError(OSError):
     """The fork server answers that it could not fork; the next fork may succeed."""
 
 
-class ForkServer:
+class ForkClient:
     """A running fork server. One request is unanswered at a time."""
 
     def __init__(self, preloads: Sequence[Preload]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.helpers.patience import PATIENCE_S
 
-from slipstream_core.workers.crash_note import CrashNote, begin_note
+from slipstream_core.workers.crash_note_writer import CrashNote, begin_note
 from slipstream_ipc.crash_note import read_note
 
 MAX_NUM_SEQS = 8
@@ -50,7 +50,7 @@ def test_it_outlives_its_process(tmp_path: Path) -> None:
 import os, signal
 from pathlib import Path
 import numpy as np
-from slipstream_core.workers.crash_note import CrashNote
+from slipstream_core.workers.crash_note_writer import CrashNote
 note = CrashNote(Path({str(tmp_path)!r}), {MAX_NUM_SEQS})
 note.launch(5, np.array({IDS.tolist()!r}, np.uint64), np.array([3, 4]))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -108,7 +108,7 @@ KEEPS_A_NOTE = f"""
 import logging, sys
 from pathlib import Path
 import numpy as np
-from slipstream_core.workers.crash_note import begin_note
+from slipstream_core.workers.crash_note_writer import begin_note
 logging.basicConfig(format="%(levelname)s %(message)s")
 note = begin_note(Path(sys.argv[1]), 256)
 if note is not None:
