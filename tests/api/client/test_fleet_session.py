@@ -217,6 +217,27 @@ def test_what_is_asked_before_the_fleet_is_known_is_spread_over_it(place) -> Non
         assert min(asked.count(first), asked.count(second)) >= 2
 
 
+def test_what_is_asked_before_the_replicas_have_answered_is_spread_over_them(place) -> None:
+    asked: list[FakeWorker] = []
+
+    def play(replica: FakeWorker, body: Any) -> None:
+        if isinstance(body, Submit):
+            asked.append(replica)
+            replica.accept_from_script(body)
+            replica.post(deltas(Entry(body.handle, "abc", end=end_of("abc"))))
+
+    async def ask(address: str) -> list[str]:
+        client = AsyncClient(address)
+        outputs = await asyncio.gather(*(client.generate(f"{num} prompt") for num in range(8)))
+        await client.close()
+        return [output.text for output in outputs]
+
+    first, second = place("a"), place("b")
+    first.script = second.script = play
+    assert asyncio.run(ask(address_of(first, second))) == ["abc"] * 8
+    assert min(asked.count(first), asked.count(second)) >= 2
+
+
 def test_members_that_come_later_are_learned_too(place) -> None:
     first, second = place("a"), place("b")
     third = place("c")

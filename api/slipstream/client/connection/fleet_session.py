@@ -99,8 +99,7 @@ class FleetSession:
         self._search = StreamSearch(self._members, self._router, self._held, settings)
         self._learned = source if isinstance(source, LearnedMembers) else None
         self._members.refresh(now)
-        # new streams wait for members that were just learned, to be spread over all
-        self._gathers = handover is not None
+        self._gathers = True  # new streams wait for the members, to be spread over all
         self._gathered: list[StreamState] = []
         if handover is not None:
             self._members.card = handover.model
