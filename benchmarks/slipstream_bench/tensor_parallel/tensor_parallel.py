@@ -27,10 +27,10 @@ from slipstream_bench.tensor_parallel.plan_costs import measure_plans
 
 _MOST_S = 3600.0  # of one process
 _ABOUT = """\
-check, put, take: wall time in which the first rank checks a plan and writes it, and another views
-it, in one thread. step: wall time between two decode steps on a CPU; launch: CPU time in which the
+put, take: wall time in which the first rank checks and writes a plan, and another views it, in one
+thread. step: wall time between two decode steps on a CPU; launch: CPU time in which the
 engine's thread hands one over."""
-_PLAN_COLUMNS = ("rows", "blocks", "check_us", "put_us", "take_us", "runs")
+_PLAN_COLUMNS = ("rows", "blocks", "put_us", "take_us", "runs")
 _STEP_KEY = ("model", "ranks", "threads", "batch")
 _STEP_COLUMNS = (*_STEP_KEY, "step_us", "launch_us", "steps", "runs")
 _OPTIONS = (

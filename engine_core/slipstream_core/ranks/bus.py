@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.ranks.plan_check import PlanBounds
 from slipstream_core.ranks.plan_codec import PlanBuffer
 from slipstream_core.step.plan import StepPlan
 
@@ -60,15 +61,16 @@ class PlanBus:
         os.ftruncate(self.memory_fd, _PAGE + NUM_SLOTS * size)
         self._memory = _Memory(self.memory_fd)
 
-    def put(self, plan: StepPlan, *, timeout_s: float) -> None:
+    def put(self, plan: StepPlan, bounds: PlanBounds | None = None, *, timeout_s: float) -> None:
         """Write a plan and ring.
 
-        Raises PlanBytesError where it does not fit into a slot, and then no rank hears of it;
-        BusStalledError where no slot is released within `timeout_s`.
+        Raises PlanBytesError where it does not fit into a slot, PlanBoundsError where it is not
+        within its bounds, and then no rank hears of it; BusStalledError where no slot is released
+        within `timeout_s`.
         """
         self._wait_for_room(timeout_s)
         slot = self._memory.slots[self._num_written % NUM_SLOTS]
-        slot.pack(plan)
+        slot.pack(plan, bounds)
         self._num_written += 1
         self._ring()
 

@@ -48,8 +48,7 @@ class LeadRunner:
     def launch(self, plan: StepPlan) -> None:
         """Have all ranks enqueue a step."""
         try:
-            self._bounds.check(plan)
-            self._ranks.bus.put(plan, timeout_s=self._timeout_s)
+            self._ranks.bus.put(plan, self._bounds, timeout_s=self._timeout_s)
         except (PlanBoundsError, PlanBytesError) as error:
             failed = StepFailed(plan.step, error)
             failed.__cause__ = error

@@ -30,17 +30,27 @@ class PlanBounds(NamedTuple):
     max_num_seqs: int
     vocab_size: int
 
+    def checks(self, width: int) -> dict[str, tuple[int, int]]:
+        """For each column what is added to its numbers, and what they are below then, not being
+        negative. width: of the block tables.
+        """
+        # every position of a row, and so every key that is attended to, is in its table
+        room = width * self.block_size
+        return {
+            "token_ids": (0, self.vocab_size),
+            "kv_slots": (0, self.num_blocks * self.block_size),
+            "slots": (0, self.max_num_seqs),
+            "block_tables": (0, self.num_blocks),
+            "gather_slots": (1, self.max_num_seqs + 1),  # -1: none
+            "kv_lens": (0, room + 1),
+            "positions": (0, room),
+        }
+
     def check(self, plan: StepPlan) -> None:
         """Raises PlanBoundsError."""
-        _check("token_ids", plan.token_ids, self.vocab_size)
-        _check("kv_slots", plan.kv_slots, self.num_blocks * self.block_size)
-        _check("slots", plan.slots, self.max_num_seqs)
-        _check("block_tables", plan.block_tables, self.num_blocks)
-        _check("gather_slots", plan.gather_slots + 1, self.max_num_seqs + 1)  # -1: none
-        # every position of a row, and so every key that is attended to, is in its table
-        room = plan.block_tables.shape[1] * self.block_size
-        _check("kv_lens", plan.kv_lens, room + 1)
-        _check("positions", plan.positions, room)
+        for name, (shift, end) in self.checks(plan.block_tables.shape[1]).items():
+            column = getattr(plan, name)
+            _check(name, column + shift if shift else column, end)
         if (plan.query_lens > plan.kv_lens).any():
             raise PlanBoundsError("a row computes more tokens than it has")
 

@@ -4,19 +4,26 @@ The bytes are a header of int64 and then the plan's columns, each at a multiple 
 native byte order. The header has the plan's counts and flags; dtypes and shapes of the columns
 follow from them, so the bytes hold no type, no name and no offset.
 
+Plans are checked and written in C (`plan_pack.c`) where that can be had. `PlanBounds.check` and
+`_write` are its reference, and tell what is wrong with a plan.
+
 Rank 0 alone samples, so what only sampling reads stays there, as do a prompt's rows and targets. In
 a plan that is read these columns are empty, and flags and limits those of a greedy step.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.ranks.plan_check import PlanBounds
 from slipstream_core.step.plan import PromptPlan, StepPlan
+from slipstream_ipc.native.extension import load_extension
 
 Column = npt.NDArray[Any]
 
@@ -42,6 +49,7 @@ _COUNTS: Final = ("T", "R", "W", "N")
 _NUM_SCALARS: Final = 5
 _WORDS: Final = _NUM_SCALARS + len(_COUNTS)
 _HEADER_BYTES: Final = 8 * _WORDS
+_ANY: Final = 0, 2**64 - 1  # no bounds
 
 _PLAN_FIELDS: Final = (
     *_fields(
@@ -73,6 +81,13 @@ _UNSAMPLED: Final[dict[str, Any]] = {
 }
 
 
+@cache
+def native_packer() -> Callable[..., Any] | None:
+    """`Packer` of `plan_pack.c`; None where that cannot be had."""
+    native: Any = load_extension("plan_pack", Path(__file__).with_name("plan_pack.c"))
+    return None if native is None else cast("Callable[..., Any]", native.Packer)
+
+
 def packed_bytes(plan: StepPlan) -> int:
     """How many bytes `PlanBuffer.pack` writes for this plan."""
     return _size(_counts(plan))
@@ -85,26 +100,33 @@ class PlanBuffer:
     mostly the same, and finding the columns costs more than copying them.
     """
 
-    def __init__(self, buffer: memoryview) -> None:
-        """buffer: begins at a multiple of 8 bytes."""
+    def __init__(self, buffer: memoryview, *, is_native: bool = True) -> None:
+        """buffer: begins at a multiple of 8 bytes. is_native: C may be used."""
         self._buffer = buffer
+        self._native = native_packer() if is_native else None
+        self._packer: Any = None  # of plans with these counts, within these bounds
+        self._packs: tuple[tuple[int, ...], PlanBounds | None] | None = None
         self._layout: tuple[int, ...] = ()  # the counts, and whether there is a prompt
         self._columns: dict[str, Any] = {}
         self._scored: dict[str, Any] = {}
         self._header: Column = np.frombuffer(buffer, np.int64, min(_WORDS, buffer.nbytes // 8))
 
-    def pack(self, plan: StepPlan) -> int:
-        """Write a plan; the number of bytes written.
+    def pack(self, plan: StepPlan, bounds: PlanBounds | None = None) -> int:
+        """Write a plan that is within its bounds; the number of bytes written.
 
-        Raises PlanBytesError if the plan does not fit, or if a column has another dtype or shape
-        than its plan's counts say; what the buffer holds then is no plan.
+        Raises PlanBoundsError, or PlanBytesError if the plan does not fit, or if a column has
+        another dtype or shape than its plan's counts say; what the buffer holds then is no plan.
         """
         counts = _counts(plan)
         size = _size(counts)
         if size > self._buffer.nbytes:
             raise PlanBytesError(f"a plan of {size} bytes in a buffer of {self._buffer.nbytes}")
+        if self._native is not None and self._pack_natively(plan, counts, size, bounds):
+            return size
         header, prompt = self._header, plan.prompt
         header[0] = 0
+        if bounds is not None:
+            bounds.check(plan)
         self._lay_out(counts, has_prompt=prompt is not None)
         _write(plan, self._columns)
         if prompt is not None:
@@ -112,6 +134,32 @@ class PlanBuffer:
         header[1:] = (size, plan.step, plan.num_decodes, prompt is not None, *counts)
         header[0] = _MAGIC
         return size
+
+    def _pack_natively(
+        self, plan: StepPlan, counts: tuple[int, ...], size: int, bounds: PlanBounds | None
+    ) -> bool:
+        """Write a plan in C; whether that was done."""
+        if self._packs != (counts, bounds):
+            self._packer = self._new_packer(counts, size, bounds)
+            self._packs = counts, bounds
+        is_written: bool = self._packer.pack(plan)
+        return is_written
+
+    def _new_packer(self, counts: tuple[int, ...], size: int, bounds: PlanBounds | None) -> Any:
+        named = dict(zip(_COUNTS, counts, strict=True))
+        checks = {} if bounds is None else bounds.checks(named["W"])
+        fields = []
+        at = _HEADER_BYTES
+        for field in _PLAN_FIELDS:
+            rows, *columns = (named[name] for name in field.shape)
+            shape, item = (rows, columns[0] if columns else -1), field.dtype.itemsize
+            fields.append((field.name, at, item, *shape, *checks.get(field.name, _ANY)))
+            at += _padded(_num_items(field, named) * item)
+        words = (_MAGIC, size, 0, 0, 0, *counts)
+        names = [field.name for field in _PLAN_FIELDS]
+        pair = (-1, -1) if bounds is None else (names.index("query_lens"), names.index("kv_lens"))
+        assert self._native is not None
+        return self._native(self._buffer, words, tuple(fields), *pair)
 
     def view(self) -> StepPlan:
         """The plan that was written; its columns are views, good until another one is written.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from msgspec.structs import replace
 from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
+from slipstream_core.ranks.plan_codec import PlanBuffer, native_packer, packed_bytes
+from slipstream_core.step.plan import StepPlan
 
 BOUNDS = PlanBounds(num_blocks=10, block_size=4, max_num_seqs=6, vocab_size=50)
 PLAN = replace(plan_of([Row(position=2)] * 4), block_tables=np.full((4, 3), 9, np.int32))
@@ -27,12 +30,32 @@ ALLOWED = {
 }
 
 
-def test_a_plan_within_the_bounds_passes() -> None:
-    BOUNDS.check(PLAN)
+def check_in_numpy(plan: StepPlan) -> None:
+    BOUNDS.check(plan)
 
 
+def check_in_c(plan: StepPlan) -> None:
+    """As a plan is packed; one within the bounds is packed in C."""
+    if native_packer() is None:
+        pytest.skip("there is no compiler")
+    buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
+    buffer.pack(plan, BOUNDS)
+    assert buffer._packer.pack(plan)
+
+
+CHECKS = pytest.mark.parametrize("check", [check_in_numpy, check_in_c])
+
+
+@CHECKS
+def test_a_plan_within_the_bounds_passes(check: Callable[[StepPlan], None]) -> None:
+    check(PLAN)
+
+
+@CHECKS
 @given(st.sampled_from(sorted(ALLOWED)), st.integers(0, 11), st.data())
-def test_one_number_out_of_place_is_refused(name: str, at: int, data: Any) -> None:
+def test_one_number_out_of_place_is_refused(
+    check: Callable[[StepPlan], None], name: str, at: int, data: Any
+) -> None:
     low, high = ALLOWED[name]
     column = getattr(PLAN, name).copy()
     info = np.iinfo(column.dtype)
@@ -42,13 +65,26 @@ def test_one_number_out_of_place_is_refused(name: str, at: int, data: Any) -> No
     column.reshape(-1)[at % column.size] = given_number
     changed = replace(PLAN, **{name: column})
     if low <= given_number <= high:
-        BOUNDS.check(changed)
+        check(changed)
     else:
         with pytest.raises(PlanBoundsError):
-            BOUNDS.check(changed)
+            check(changed)
 
 
-def test_a_row_of_a_wider_table_is_checked_as_far_as_it_is_shown() -> None:
+@CHECKS
+def test_a_row_that_computes_more_tokens_than_it_has_is_refused(
+    check: Callable[[StepPlan], None],
+) -> None:
+    lens = PLAN.query_lens.copy()
+    lens[2] = PLAN.kv_lens[2] + 1
+    with pytest.raises(PlanBoundsError):
+        check(replace(PLAN, query_lens=lens))
+
+
+@CHECKS
+def test_a_row_of_a_wider_table_is_checked_as_far_as_it_is_shown(
+    check: Callable[[StepPlan], None],
+) -> None:
     wide = np.full((4, 8), 99, np.int32)
     wide[:, :3] = 1
-    BOUNDS.check(replace(PLAN, block_tables=wide[:, :3]))
+    check(replace(PLAN, block_tables=wide[:, :3]))

@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.helpers.sampling_plans import Row, plan_of
 
-from slipstream_core.ranks.plan_codec import PlanBuffer, PlanBytesError, packed_bytes
+from slipstream_core.ranks.plan_codec import (
+    PlanBuffer,
+    PlanBytesError,
+    native_packer,
+    packed_bytes,
+)
 from slipstream_core.step.plan import PromptPlan, StepPlan
 
 HEADER_WORDS = 9
@@ -137,6 +142,41 @@ def test_a_larger_buffer_keeps_what_lies_behind(plan: StepPlan, more: int) -> No
     size = pack(plan, memoryview(space))
     assert bytes(space[size:]) == b"\xa5" * more
     assert_same(view(memoryview(space)), sent(plan))
+
+
+@given(st.lists(plans(), min_size=1, max_size=3))
+def test_both_ways_write_the_same(several: list[StepPlan]) -> None:
+    if native_packer() is None:
+        pytest.skip("there is no compiler")
+    size = max(packed_bytes(plan) for plan in several)
+    spaces = [bytearray(b"\xa5" * size) for _ in range(2)]
+    native = PlanBuffer(memoryview(spaces[0]))
+    pure = PlanBuffer(memoryview(spaces[1]), is_native=False)
+    for plan in several:
+        assert native.pack(plan) == pure.pack(plan)
+        assert spaces[0] == spaces[1]
+        assert native._packer.pack(plan) is (plan.prompt is None)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "block_tables", "query_lens"])
+def test_what_is_not_dense_or_not_as_declared_is_not_packed_in_c(name: str) -> None:
+    if native_packer() is None:
+        pytest.skip("there is no compiler")
+    tables = np.zeros((4, 3), np.int32)
+    plan = msgspec.structs.replace(plan_of([Row(position=2)] * 4), block_tables=tables)
+    buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
+    buffer.pack(plan)
+    column = getattr(plan, name)
+    for other in (
+        np.repeat(column, 2, axis=-1)[..., ::2],
+        column.astype(np.uint8),
+        column.astype(column.dtype.newbyteorder(">")),
+        column[..., :-1],
+        column[..., None],
+        column.tolist(),
+    ):
+        assert not buffer._packer.pack(msgspec.structs.replace(plan, **{name: other}))
+    assert buffer._packer.pack(plan)
 
 
 @given(st.lists(plans(), min_size=1, max_size=6))

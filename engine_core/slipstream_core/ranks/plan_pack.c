@@ -1,0 +1,294 @@
+/* Writes a plan without scored positions into a slot: `PlanBuffer` in plan_codec.py is the reference,
+ * with `PlanBounds.check` in plan_check.py.
+ *
+ * A Packer is made for a slot, the counts of a plan and the bounds that hold for it. `pack` returns
+ * False, and the slot holds no plan, for anything that it does not take: then the reference says what
+ * is wrong, or writes the plan.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MAX_FIELDS 16
+#define WORDS 9 /* of the header: magic, size, step, num_decodes, has_prompt, and four counts */
+#define UNCHECKED UINT64_MAX
+
+typedef struct {
+    PyObject *name;
+    Py_ssize_t offset;   /* into the slot */
+    Py_ssize_t itemsize; /* 1: bool, 4: int32, 8: int64 */
+    Py_ssize_t rows;
+    Py_ssize_t columns; /* -1: it has one dimension */
+    uint64_t shift;     /* added before a number is compared, so that -1 may be allowed */
+    uint64_t end;       /* numbers are below it, and not negative */
+} Field;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer slot;
+    int64_t words[WORDS];
+    Field fields[MAX_FIELDS];
+    int num_fields;
+    int query_lens, kv_lens; /* which fields these are; -1: they are not compared */
+} Packer;
+
+static PyObject *step_name, *num_decodes_name, *prompt_name;
+
+static void packer_dealloc(Packer *self)
+{
+    for (int at = 0; at < self->num_fields; at++)
+        Py_XDECREF(self->fields[at].name);
+    if (self->slot.obj != NULL)
+        PyBuffer_Release(&self->slot);
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static int read_field(PyObject *given, Field *field, const Py_buffer *slot)
+{
+    unsigned long long shift, end;
+    if (!PyArg_ParseTuple(given, "OnnnnKK", &field->name, &field->offset, &field->itemsize,
+                          &field->rows, &field->columns, &shift, &end)) {
+        field->name = NULL;
+        return -1;
+    }
+    Py_INCREF(field->name);
+    field->shift = shift;
+    field->end = end;
+    const Py_ssize_t columns = field->columns < 0 ? 1 : field->columns;
+    const Py_ssize_t item = field->itemsize;
+    if ((item != 1 && item != 4 && item != 8) || field->rows < 0 || field->offset < 0 ||
+        field->offset % 8 || field->offset > slot->len ||
+        (columns && field->rows > (slot->len - field->offset) / item / columns)) {
+        PyErr_SetString(PyExc_ValueError, "Packer: a field beyond the slot");
+        return -1;
+    }
+    return 0;
+}
+
+/* Packer(slot, words, fields, query_lens, kv_lens): words as in the header, without step and
+ * num_decodes; fields as in Field; the index of those two fields, or -1 */
+static PyObject *packer_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    (void)keywords;
+    PyObject *slot, *words, *fields;
+    int query_lens, kv_lens;
+    if (!PyArg_ParseTuple(args, "OO!O!ii", &slot, &PyTuple_Type, &words, &PyTuple_Type, &fields,
+                          &query_lens, &kv_lens))
+        return NULL;
+    const Py_ssize_t num = PyTuple_GET_SIZE(fields);
+    if (num > MAX_FIELDS || PyTuple_GET_SIZE(words) != WORDS || query_lens >= num ||
+        kv_lens >= num) {
+        PyErr_SetString(PyExc_ValueError, "Packer: not a header, or too many fields");
+        return NULL;
+    }
+    Packer *self = (Packer *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    if (PyObject_GetBuffer(slot, &self->slot, PyBUF_WRITABLE | PyBUF_C_CONTIGUOUS) < 0) {
+        self->slot.obj = NULL;
+        Py_DECREF(self);
+        return NULL;
+    }
+    self->query_lens = query_lens;
+    self->kv_lens = kv_lens;
+    if (self->slot.len < (Py_ssize_t)sizeof self->words || (uintptr_t)self->slot.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "Packer: a slot without a header's place");
+        Py_DECREF(self);
+        return NULL;
+    }
+    for (int at = 0; at < WORDS; at++) {
+        self->words[at] = PyLong_AsLongLong(PyTuple_GET_ITEM(words, at));
+        if (self->words[at] == -1 && PyErr_Occurred()) {
+            Py_DECREF(self);
+            return NULL;
+        }
+    }
+    for (; self->num_fields < num; self->num_fields++) {
+        PyObject *given = PyTuple_GET_ITEM(fields, self->num_fields);
+        if (!PyTuple_Check(given) ||
+            read_field(given, &self->fields[self->num_fields], &self->slot) < 0) {
+            if (!PyErr_Occurred())
+                PyErr_SetString(PyExc_TypeError, "Packer: a field is a tuple");
+            Py_XDECREF(self->fields[self->num_fields].name);
+            Py_DECREF(self);
+            return NULL;
+        }
+    }
+    for (int pair = 0; pair < 2; pair++) { /* the two that are compared number for number */
+        const int at = pair ? kv_lens : query_lens;
+        if (at >= 0 && (self->fields[at].itemsize != 4 || self->fields[at].columns >= 0 ||
+                        query_lens < 0 || kv_lens < 0 ||
+                        self->fields[query_lens].rows != self->fields[kv_lens].rows)) {
+            PyErr_SetString(PyExc_ValueError, "Packer: lengths that cannot be compared");
+            Py_DECREF(self);
+            return NULL;
+        }
+    }
+    return (PyObject *)self;
+}
+
+/* Whether a buffer is a column as the field declares it; its last dimension is dense. */
+static int fits(const Field *field, const Py_buffer *column)
+{
+    const char *format = column->format == NULL ? "B" : column->format;
+    if (format[0] == '<' || format[0] == '=' || format[0] == '@')
+        format++;
+    const char kind = format[0];
+    const int is_kind = field->itemsize == 1   ? kind == '?'
+                        : field->itemsize == 4 ? kind == 'i' || kind == 'l'
+                                               : kind == 'l' || kind == 'q';
+    if (!is_kind || format[1] != '\0' || column->itemsize != field->itemsize)
+        return 0;
+    if (column->ndim != (field->columns < 0 ? 1 : 2) || column->shape[0] != field->rows)
+        return 0;
+    if (field->columns >= 0 && column->shape[1] != field->columns)
+        return 0;
+    const int last = column->ndim - 1;
+    return column->shape[last] < 2 || column->strides[last] == column->itemsize;
+}
+
+static int is_within(const Field *field, const char *data, Py_ssize_t num)
+{
+    const uint64_t shift = field->shift, end = field->end;
+    uint64_t bad = 0;
+    if (end == UNCHECKED)
+        return 1;
+    if (field->itemsize == 8) {
+        const int64_t *numbers = (const int64_t *)data;
+        for (Py_ssize_t at = 0; at < num; at++)
+            bad |= (uint64_t)numbers[at] + shift >= end;
+    } else if (field->itemsize == 4 && shift == 0 && end <= INT32_MAX) {
+        const uint32_t *numbers = (const uint32_t *)data; /* negative ones are large */
+        const uint32_t least_bad = (uint32_t)end;
+        uint32_t found = 0;
+        for (Py_ssize_t at = 0; at < num; at++)
+            found |= numbers[at] >= least_bad;
+        bad = found;
+    } else if (field->itemsize == 4) {
+        const int32_t *numbers = (const int32_t *)data;
+        for (Py_ssize_t at = 0; at < num; at++)
+            bad |= (uint64_t)(int64_t)numbers[at] + shift >= end;
+    }
+    return !bad;
+}
+
+/* 1: written and within its bounds, 0: it is not taken, -1: an exception */
+static int write_field(const Field *field, PyObject *plan, char *slot)
+{
+    PyObject *given = PyObject_GetAttr(plan, field->name);
+    if (given == NULL)
+        return -1;
+    Py_buffer column;
+    if (PyObject_GetBuffer(given, &column, PyBUF_STRIDED_RO | PyBUF_FORMAT) < 0) {
+        Py_DECREF(given);
+        PyErr_Clear();
+        return 0;
+    }
+    int is_taken = fits(field, &column);
+    if (is_taken) {
+        const Py_ssize_t width = field->columns < 0 ? field->rows : field->columns;
+        const Py_ssize_t rows = field->columns < 0 ? 1 : field->rows;
+        const Py_ssize_t row_bytes = width * field->itemsize;
+        char *to = slot + field->offset;
+        if (rows == 1 || (rows > 0 && column.strides[0] == row_bytes)) {
+            if (rows * row_bytes)
+                memcpy(to, column.buf, rows * row_bytes);
+        } else {
+            for (Py_ssize_t row = 0; row < rows && row_bytes; row++)
+                memcpy(to + row * row_bytes, (char *)column.buf + row * column.strides[0],
+                       row_bytes);
+        }
+        is_taken = is_within(field, to, rows * width);
+    }
+    PyBuffer_Release(&column);
+    Py_DECREF(given);
+    return is_taken;
+}
+
+static int number_of(PyObject *plan, PyObject *name, int64_t *number)
+{
+    PyObject *given = PyObject_GetAttr(plan, name);
+    if (given == NULL)
+        return -1;
+    *number = PyLong_AsLongLong(given);
+    Py_DECREF(given);
+    if (*number == -1 && PyErr_Occurred()) {
+        PyErr_Clear();
+        return 0;
+    }
+    return 1;
+}
+
+/* pack(plan) -> whether it was written */
+static PyObject *packer_pack(Packer *self, PyObject *plan)
+{
+    char *slot = self->slot.buf;
+    int64_t words[WORDS];
+    memcpy(words, self->words, sizeof words);
+    memset(slot, 0, 8); /* no plan, until all of it is written */
+    PyObject *prompt = PyObject_GetAttr(plan, prompt_name);
+    if (prompt == NULL)
+        return NULL;
+    Py_DECREF(prompt);
+    if (prompt != Py_None)
+        Py_RETURN_FALSE;
+    int is_taken = number_of(plan, step_name, &words[2]);
+    if (is_taken > 0)
+        is_taken = number_of(plan, num_decodes_name, &words[3]);
+    for (int at = 0; is_taken > 0 && at < self->num_fields; at++)
+        is_taken = write_field(&self->fields[at], plan, slot);
+    if (is_taken < 0)
+        return NULL;
+    if (is_taken && self->query_lens >= 0) {
+        const Field *query = &self->fields[self->query_lens], *kv = &self->fields[self->kv_lens];
+        const int32_t *computed = (const int32_t *)(slot + query->offset);
+        const int32_t *known = (const int32_t *)(slot + kv->offset);
+        int32_t bad = 0;
+        for (Py_ssize_t at = 0; at < query->rows; at++)
+            bad |= computed[at] > known[at];
+        is_taken = !bad;
+    }
+    if (!is_taken)
+        Py_RETURN_FALSE;
+    memcpy(slot + 8, words + 1, sizeof words - 8);
+    memcpy(slot, words, 8);
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef packer_methods[] = {
+    {"pack", (PyCFunction)packer_pack, METH_O, "Write a plan into the slot."},
+    {0},
+};
+
+static PyType_Slot packer_slots[] = {
+    {Py_tp_new, packer_new},
+    {Py_tp_dealloc, packer_dealloc},
+    {Py_tp_methods, packer_methods},
+    {0},
+};
+
+static PyType_Spec packer_spec = {"plan_pack.Packer", sizeof(Packer), 0, Py_TPFLAGS_DEFAULT,
+                                  packer_slots};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "plan_pack", 0, -1, 0, 0, 0, 0, 0};
+
+PyMODINIT_FUNC PyInit_plan_pack(void)
+{
+    step_name = PyUnicode_InternFromString("step");
+    num_decodes_name = PyUnicode_InternFromString("num_decodes");
+    prompt_name = PyUnicode_InternFromString("prompt");
+    if (step_name == NULL || num_decodes_name == NULL || prompt_name == NULL)
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    PyObject *type = module == NULL ? NULL : PyType_FromSpec(&packer_spec);
+    if (type == NULL || PyModule_AddObject(module, "Packer", type) < 0) {
+        Py_XDECREF(type);
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}
