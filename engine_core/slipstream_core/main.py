@@ -39,6 +39,8 @@ from slipstream_ipc.validation.simulated_model import SIMULATED
 
 logger = logging.getLogger(__name__)
 
+_END_S = 60.0  # within which the kernel has ended a process that it kills
+
 
 def main() -> int:
     """Run until SIGTERM. Exit code 0, or 1 where the model cannot be served."""
@@ -108,7 +110,7 @@ def _serve(
             words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; the core exits", words)
             if ranks is not None and ranks.kill_stopped():
-                continue  # until this process is killed as well, which no request is charged with
+                ranks.wait_for_end(_END_S)  # this process is killed as well: no request's fault
             report(Status(last_words=words))
             os._exit(1)  # the device's thread would block a normal exit
 

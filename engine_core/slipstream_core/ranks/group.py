@@ -43,7 +43,7 @@ def join_group(
     os.environ.update(
         GLOO_SOCKET_IFNAME=_LOOPBACK,
         NCCL_SOCKET_IFNAME=_LOOPBACK,
-        # the core alone decides whether a step hangs: the core
+        # whether a step hangs, the core alone decides
         TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
         TORCH_NCCL_ENABLE_MONITORING="0",
         # transformers places a rank by it

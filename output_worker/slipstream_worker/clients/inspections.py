@@ -1,7 +1,7 @@
 """Clients' queries for the statistics of the stack, which the supervisor holds.
 
 The supervisor is asked once for all that wait, when the first of them comes. A question whose
-answer does not come stays unanswered: and its client goes on without it.
+answer does not come stays unanswered, and its client goes on without it.
 """
 
 from __future__ import annotations

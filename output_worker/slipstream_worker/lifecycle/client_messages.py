@@ -370,7 +370,9 @@ class ClientMessages:
             if stream is not None:
                 why = f"{type(error).__name__} while resuming the stream"
                 self._lifecycle.fail(stream, why)
-            if stream is None or not self._readers.is_reader(stream, session.identity, None):
+            reader = None if stream is None else stream.reader
+            is_told = reader is not None and reader.is_called(session.identity, resume.handle)
+            if reader is None or not is_told or reader.is_waiting:  # it would not get the end
                 self._readers.port(session.identity).enqueue(UnknownStreams((resume.handle,)))
 
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:

@@ -7,8 +7,11 @@ from msgspec import structs
 from tests.helpers.mini_stack import MiniStack, RawClient, Received
 
 from slipstream.prompt_logprobs import prompt_logprobs_of
+from slipstream_ipc.history.text_log import TextCursor
 from slipstream_ipc.messages import Cancel, Resume, Suspects
+from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.streams.retention import MIN_UNREAD_S
+from slipstream_worker.streams.stream import ResumePoint, WorkerStream
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 
@@ -419,3 +422,40 @@ def test_a_stream_is_known_to_any_client_of_its_scope(make_stack) -> None:
     assert asked_of(stack.client(), stack, it, b"a scope") == "running"
     stack.until(lambda: taken.is_over)
     assert taken.end.reason == "abort"
+
+
+@pytest.mark.parametrize("who", ["the next worker's client", "who attaches again", "another"])
+def test_a_resume_that_fails_ends_the_stream_and_whoever_resumes_it_hears_of_it(
+    make_stack, monkeypatch, who: str
+) -> None:
+    stack = make_stack()
+    client = stack.client()
+    client.resubmits = False
+    it = client.submit(PROMPTS[0], max_tokens=300)
+    stack.until(lambda: len(it.token_ids) > 10)
+    locate = StreamReaders._locate
+    calls: list[object] = []
+
+    def fail_once(
+        self: StreamReaders, stream: WorkerStream, position: ResumePoint
+    ) -> TextCursor | None:
+        calls.append(stream)
+        if len(calls) == 1:
+            raise RuntimeError("as it was told")
+        return locate(self, stream, position)
+
+    monkeypatch.setattr(StreamReaders, "_locate", fail_once)
+    reader = it
+    match who:
+        case "another":
+            other = stack.client()
+            stack.until(lambda: other.hop.is_attached)
+            reader = other.take_over(it)
+        case "who attaches again":
+            client.hop.attach(stack.now())
+        case _:
+            stack.kill_worker()
+            stack.start_worker()
+    stack.until(lambda: reader.is_unknown or reader.is_over)
+    assert calls
+    stack.until(lambda: stack.core.scheduler.num_running == 0)

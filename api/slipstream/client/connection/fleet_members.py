@@ -121,14 +121,15 @@ class FleetMembers:
         return [each for each in self._members.values() if each.is_attached]
 
     def that_may_answer(self, now: float) -> list[FleetMember]:
-        """Those that are attached, or were until lately."""
+        """Those that are attached, or were until lately; all, where there is none of these."""
         since = now - _AWAY_S
-        return [
+        able = [
             each
             for each in self._members.values()
             if each.is_attached
             or (each.session and each.is_listed and each.away_since > since and not each.is_gone)
         ]
+        return able or [each for each in self._members.values() if each.session]
 
     @property
     def sessions(self) -> list[StackSession]:
@@ -137,13 +138,13 @@ class FleetMembers:
 
     def take_unasked(self) -> list[PendingQuery]:
         """The queries of connections that were closed, and of those that are not attached while
-        another one is, to be asked elsewhere.
+        another one is, to be asked elsewhere. The latter keep those that another cannot answer.
         """
         taken, self._unasked = self._unasked, []
         if self.attached:
             for member in self._members.values():
                 if not member.is_attached and member.session is not None:
-                    taken += member.session.take_queries()
+                    taken += member.session.take_queries(but_of_streams=True)
         return taken
 
     def gone_error(self) -> SlipstreamError:

@@ -136,7 +136,7 @@ class FleetQueries:
         members = self._members
         if isinstance(query, Cancel | Recall):
             able = members.that_may_answer(now)
-            if len(able) > 1:
+            if able:
                 answer = AnswerOfAll(query, future, len(able), members.gone_error)
                 for part in _ask_each(answer, query, able, now, post):
                     self._parts[part.future] = part
@@ -154,22 +154,21 @@ class FleetQueries:
         can answer it.
         """
         for each in self._members.take_unasked():
-            part = self._parts.get(each.future)
-            if part is not None and part.member.session is not None:  # it may come back
-                part.member.session.ask(each.query, each.future, each.since, each.post)
-            elif part is not None:
-                each.future.cancel()
+            if isinstance(each.query, Cancel | Recall):  # of a connection that was closed
+                if each.future.set_running_or_notify_cancel():
+                    each.future.set_exception(self._members.gone_error())
             elif isinstance(each.query, Locate | Inspect):  # only that member could have told
                 each.future.set_result(None)
             else:
                 self.ask(each.query, each.future, each.since, each.post)
 
     def go_on(self, now: float) -> None:
-        """Give up the parts of members that do not come back."""
+        """Give up the parts of members that do not come back, where others have come."""
+        is_any_there = bool(self._members.attached)
         for part in list(self._parts.values()):
             if part.future.done():
                 del self._parts[part.future]
-            elif part.member.is_attached:
+            elif part.member.is_attached or not is_any_there:
                 part.until = inf
             else:
                 part.until = min(part.until, now + _MISSING_S)

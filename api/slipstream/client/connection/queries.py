@@ -86,12 +86,18 @@ class PendingQueries:
 
         future.add_done_callback(on_done)
 
-    def take_all(self) -> list[PendingQuery]:
-        """Remove and return all queries, to be asked elsewhere."""
-        taken = list(self._asked.values())
-        self._asked.clear()
-        self.due.clear()
-        return taken
+    def take_all(self, *, but_of_streams: bool = False) -> list[PendingQuery]:
+        """Remove and return all queries, to be asked elsewhere. but_of_streams: leave those about
+        streams, which only this server can answer.
+        """
+        taken = [
+            number
+            for number, asked in self._asked.items()
+            if not (but_of_streams and isinstance(asked.query, Cancel | Recall))
+        ]
+        for number in taken:
+            self.due.pop(number, None)
+        return [self._asked.pop(number) for number in taken]
 
     def refill(self) -> None:
         """Queue all queries anew, after an attach."""

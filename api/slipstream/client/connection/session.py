@@ -269,9 +269,9 @@ class ClientSession:
         if state.is_abort_wanted:
             self._requests.abort(state)
 
-    def take_queries(self) -> list[PendingQuery]:
-        """Give all unanswered queries to another session, which asks them anew."""
-        return self._queries.take_all()
+    def take_queries(self, *, but_of_streams: bool = False) -> list[PendingQuery]:
+        """Give unanswered queries to another session, which asks them anew: see `take_all`."""
+        return self._queries.take_all(but_of_streams=but_of_streams)
 
     def end_all(self, error: Callable[[], SlipstreamError]) -> None:
         """Fail all waiting calls and all streams, each with a new error."""

@@ -176,9 +176,13 @@ class StackSession:
         """Go on with a stream of another stack."""
         self._deal(carried.state).carry_on(carried)
 
-    def take_queries(self) -> list[PendingQuery]:
-        """Give all unanswered queries away, to be asked elsewhere."""
-        return [asked for session in self._sessions for asked in session.take_queries()]
+    def take_queries(self, *, but_of_streams: bool = False) -> list[PendingQuery]:
+        """Give unanswered queries away, to be asked elsewhere: see `PendingQueries.take_all`."""
+        return [
+            asked
+            for session in self._sessions
+            for asked in session.take_queries(but_of_streams=but_of_streams)
+        ]
 
     def end_all(self, error: Callable[[], SlipstreamError]) -> None:
         """Fail all waiting calls and all streams, each with a new error."""

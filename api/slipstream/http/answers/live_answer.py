@@ -92,6 +92,7 @@ class LiveAnswer:
         self.texts = context.texts
         self.num_unwritten = len(plan.states)
         self.event_ids: EventIdWriter | None = None
+        self._has_settled = False
         self.failure_event: Callable[[ApiError], bytes] = _failure_event
         if plan.is_resumable:
             self.event_ids = EventIdWriter(
@@ -164,6 +165,7 @@ class LiveAnswer:
             return
         cursor = plan.cursors[plan.states.index(state)]
         if cursor.has_ended:
+            self._has_settled = True
             state.error, state.end = None, End("stop", cursor.num_tokens)
 
     def handle_exception(self) -> None:
@@ -218,10 +220,7 @@ class LiveAnswer:
     def usage(self) -> Usage:
         """The usage of all streams, which have ended."""
         states, num_answers = self.plan.states, self.plan.id.num_answers
-        num_prompt = sum(
-            max(len(state.prompt_ids or b"") // 4 for state in states[at : at + num_answers])
-            for at in range(0, len(states), num_answers)
-        )
+        num_prompt = sum(self._prompt_lens())
         ends = [state.end or End("abort", 0) for state in states]
         # a prompt's other answers find what its first one has computed
         num_cached = sum(
@@ -236,6 +235,19 @@ class LiveAnswer:
                 min(usage.completion_tokens, sum(end.num_reasoning_tokens for end in ends))
             ),
         )
+
+    @property
+    def lacks_prompt(self) -> bool:
+        """Whether all choices of a prompt are forgotten, so that its length is not known."""
+        return self._has_settled and 0 in self._prompt_lens()
+
+    def _prompt_lens(self) -> list[int]:
+        """The tokens of each prompt, of which one of its choices may tell."""
+        states, num_answers = self.plan.states, self.plan.id.num_answers
+        return [
+            max(len(state.prompt_ids or b"") // 4 for state in states[at : at + num_answers])
+            for at in range(0, len(states), num_answers)
+        ]
 
     def usage_so_far(self, index: int, num_tokens: int) -> Usage | None:
         """The usage of a choice after `num_tokens`; None unless chunks contain it."""

@@ -21,6 +21,7 @@ from functools import partial
 from msgspec import UNSET, Raw, structs
 
 from slipstream.delta_batch import TokenLogprobs
+from slipstream.errors import StreamLostError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape, ChoiceContent
 from slipstream.http.answers.block_answers import StreamedBlocks, UnaryBlocks
 from slipstream.http.answers.broadcast import ChunkFrame
@@ -51,7 +52,7 @@ from slipstream.outputs import (
     kind_of,
 )
 from slipstream_ipc.history.token_log import history_checksum
-from slipstream_ipc.messages import EventKind
+from slipstream_ipc.messages import EventKind, Fault
 
 _logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; never raw in JSON
@@ -324,10 +325,14 @@ class StreamedChoice:
     def _finish(self) -> None:
         """Write usage and [DONE], after the end of the last stream."""
         live, exchange = self._live, self._exchange
+        owes_usage = live.plan.with_usage and not live.plan.is_usage_sent
+        if owes_usage and live.lacks_prompt:
+            live.fail(StreamLostError(Fault("unknown_stream", "its usage is no longer known")))
+            return
         if not exchange.has_begun:
             self._begin()
         last = b""
-        if live.plan.with_usage and not live.plan.is_usage_sent:
+        if owes_usage:
             if self._event_ids is not None:
                 self._event_ids.set_usage_sent()
             last = self._id_line() + event(self._body(None, live.usage()))

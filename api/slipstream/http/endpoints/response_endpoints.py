@@ -254,6 +254,7 @@ class ResponseEndpoints:
             return
         response = kept.record.response
         stream_id = response.id.removeprefix(ID_PREFIX)
+        last = last_event_id(request)
         plan = AnswerPlan(
             id=AnswerId(KIND, bytes.fromhex(stream_id)),
             model=response.model,
@@ -265,7 +266,8 @@ class ResponseEndpoints:
             with_usage_so_far=False,
             num_logprobs=None,
             cursors=(cursor,),
-            is_resumable=last_event_id(request) is not None,
+            is_resumable=last is not None,
+            event_checksum=None if last is None else parse_event_id(last).request,
             is_background=kept.is_background,
         )
         self._start(plan, request, exchange)

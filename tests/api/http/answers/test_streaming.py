@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -195,6 +196,14 @@ def test_a_choice_whose_end_the_client_has_may_be_forgotten() -> None:
     assert usage["usage"]["completion_tokens"] == 8
     assert [choice["index"] for chunk in chunks for choice in chunk["choices"]] == [1]
     assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]] == ["stop"]
+
+
+def test_usage_of_a_prompt_that_is_forgotten_is_not_made_up() -> None:
+    asked = resumed(StreamCursor(4, 4, 77, has_ended=True), StreamCursor(2, 2, 9, has_ended=True))
+    handles = tuple([state.handle for state in asked.plan.states])
+    asked.table.streams.lose(UnknownStreams(handles))
+    asked.table.streams.wake()
+    assert json.loads(asked.body)["error"]["code"] == "unknown_stream"
 
 
 def test_choices_beside_one_that_cannot_be_resumed_go_on_for_who_comes_again() -> None:
