@@ -211,7 +211,7 @@ def test_what_is_asked_before_the_fleet_is_known_is_spread_over_it(place) -> Non
     first, second = place("a"), place("b")
     first.members = second.members = (first.address, second.address)
     with Client(first.address) as client:
-        streams = [client.stream(f"{num} prompt") for num in range(8)]
+        streams = [client.stream(f"{num} prompt") for num in range(32)]
         patience = Patience()
         asked = [first_submit([first, second], patience)[0] for _ in streams]
         assert min(asked.count(first), asked.count(second)) >= 2
@@ -228,13 +228,13 @@ def test_what_is_asked_before_the_replicas_have_answered_is_spread_over_them(pla
 
     async def ask(address: str) -> list[str]:
         client = AsyncClient(address)
-        outputs = await asyncio.gather(*(client.generate(f"{num} prompt") for num in range(8)))
+        outputs = await asyncio.gather(*(client.generate(f"{num} prompt") for num in range(32)))
         await client.close()
         return [output.text for output in outputs]
 
     first, second = place("a"), place("b")
     first.script = second.script = play
-    assert asyncio.run(ask(address_of(first, second))) == ["abc"] * 8
+    assert asyncio.run(ask(address_of(first, second))) == ["abc"] * 32
     assert min(asked.count(first), asked.count(second)) >= 2
 
 
