@@ -72,8 +72,8 @@ class RayReplica:
         """A ReplicaReport."""
         load = None
         has_ended = self._stack is not None and not self._stack.is_running
-        if has_ended and self._stack is not None:
-            self._stack.stop()  # removes what it has left
+        if has_ended:
+            self.close()  # removes what it has left
         elif self._load is not None:
             load = self._load.read()
         return encoded(
@@ -92,6 +92,14 @@ class RayReplica:
             self._is_draining = True
             with suppress(ProcessLookupError):
                 os.kill(self._stack.pids["supervisor"], signal.SIGTERM)
+
+    def close(self) -> None:
+        """End the stack at once. Idempotent."""
+        if self._stack is not None:
+            self._stack.stop()
+        if self._load is not None:
+            self._load.close()
+            self._load = None
 
     def _on_end(self) -> None:
         if not self._is_draining:
@@ -113,7 +121,9 @@ class LoadReader:
         return status.load
 
     def close(self) -> None:
-        """Close its sockets."""
+        """Close its sockets. To be called: where a context is collected together with its sockets,
+        it may wait for them for ever.
+        """
         self._session.close()
         self._context.destroy(linger=0)
 

@@ -58,6 +58,7 @@ def test_it_serves_tells_its_load_and_drains() -> None:
         patience.check(report)
     assert report.is_draining
     assert not has_ended.is_set()
+    assert made._load is None  # nothing of it is left to the garbage collector
 
 
 def test_its_process_ends_with_its_stack() -> None:
@@ -65,7 +66,8 @@ def test_its_process_ends_with_its_stack() -> None:
     assert made._stack is not None
     os.kill(made._stack.pids["supervisor"], signal.SIGKILL)
     assert has_ended.wait(PATIENCE_S)
-    made._stack.stop()
+    made.close()
+    made.close()
 
 
 def test_what_keeps_it_from_starting_is_in_its_report(tmp_path: Path) -> None:
