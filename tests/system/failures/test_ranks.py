@@ -185,7 +185,10 @@ def test_rank_killed_streams_identical(two_ranks: TwoRanks) -> None:
     ends(two_ranks.stack)
     rank = two_ranks.rank()
     assert texts(two_ranks.client, once_under_way(rank.kill)) == two_ranks.expected
-    assert ends(two_ranks.stack) == ["signal SIGKILL"]
+    patience = Patience()
+    while not (found := ends(two_ranks.stack)):  # the last token may have been there before
+        patience.check("the core lives on without its rank")
+    assert found == ["signal SIGKILL"]
 
 
 def test_core_killed_takes_its_ranks_with_it(two_ranks: TwoRanks) -> None:
@@ -209,9 +212,9 @@ def test_rank_hangs_step_timeout(two_ranks: TwoRanks, rank: int) -> None:
 
 def test_stopped_rank_is_charged_to_no_request(two_ranks: TwoRanks) -> None:
     ends(two_ranks.stack)
-    rank = two_ranks.rank()
-    stop = once_under_way(lambda: os.kill(rank.pid, signal.SIGSTOP))
-    assert texts(two_ranks.client, stop) == two_ranks.expected
+    # before the first step: a busy client may read long after the last one
+    os.kill(two_ranks.rank().pid, signal.SIGSTOP)
+    assert texts(two_ranks.client, lambda _: None) == two_ranks.expected
     assert ends(two_ranks.stack) == ["signal SIGKILL"]  # as by somebody else
 
 
