@@ -586,13 +586,18 @@ def test_cancel_asks_all_replicas(place) -> None:
         assert answer.result().found == ("unknown", "running")
 
 
+def go_away(replica: Replica) -> None:
+    """Cut the connection, and leave the Hello that follows unanswered."""
+    replica.is_silent = True
+    replica.tell_to_attach()
+    replica.hellos.get(timeout=Patience().left_s)
+
+
 def test_an_answer_is_recalled_from_a_replica_that_is_away_for_a_moment(place) -> None:
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
         attached(client, 2)
-        first.is_silent = True
-        first.tell_to_attach()
-        first.hellos.get(timeout=Patience().left_s)
+        go_away(first)
         answer = client._io.ask(new_recall("31" * 16))
         second.send(Recalled(second.expect(Recall).number))
         assert client._io.ask(Detokenize(0, pack_u32([1])))  # its turn is behind that answer's
@@ -612,9 +617,7 @@ def test_an_answer_that_no_other_knows_is_no_unknown_one_while_a_replica_is_away
     first, second = place("a"), place("b")
     with Client(address_of(first, second)) as client:
         attached(client, 2)
-        first.is_silent = True
-        first.tell_to_attach()
-        first.hellos.get(timeout=Patience().left_s)
+        go_away(first)
         answer = client._io.ask(new_recall("31" * 16))
         second.send(Recalled(second.expect(Recall).number))
         with pytest.raises(ConnectionLostError):

@@ -215,7 +215,7 @@ def test_stopped_rank_is_charged_to_no_request(two_ranks: TwoRanks) -> None:
     # before the first step: a busy client may read long after the last one
     os.kill(two_ranks.rank().pid, signal.SIGSTOP)
     assert texts(two_ranks.client, lambda _: None) == two_ranks.expected
-    assert ends(two_ranks.stack) == ["signal SIGKILL"]  # as by somebody else
+    assert ends(two_ranks.stack) == ["signal SIGKILL"]  # an end from outside
 
 
 @pytest.mark.parametrize("rank", [0, 1])

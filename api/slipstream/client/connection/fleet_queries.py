@@ -112,10 +112,8 @@ def _worth(recalled: Recalled) -> tuple[int, int]:
 
 
 @dataclass(eq=False, slots=True)
-class _Part:
-    """What a member was asked of a query that others answer as well. until: it is waited for while
-    it is away.
-    """
+class _AskedMember:
+    """A member that was asked, and its answer. until: how long it is waited for while it is away."""
 
     member: FleetMember
     future: Future[Any]
@@ -127,7 +125,7 @@ class FleetQueries:
 
     def __init__(self, members: FleetMembers) -> None:
         self._members = members
-        self._parts: dict[Future[Any], _Part] = {}  # of those that were asked of several
+        self._parts: dict[Future[Any], _AskedMember] = {}  # of those that were asked of several
 
     def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
         """Fulfil `future` with the answer of a member, or of all that may know it. post: see
@@ -187,8 +185,8 @@ def ask_all(
 
 def _ask_each(
     answer: AnswerOfAll, query: Query, members: Sequence[FleetMember], now: float, post: Post
-) -> list[_Part]:
-    parts = [_Part(member, Future()) for member in members]
+) -> list[_AskedMember]:
+    parts = [_AskedMember(member, Future()) for member in members]
     for index, part in enumerate(parts):
         part.future.add_done_callback(partial(answer.add, index))
         assert part.member.session is not None

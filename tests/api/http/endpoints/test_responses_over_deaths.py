@@ -114,7 +114,7 @@ def test_a_response_in_the_background_survives(stack: Stack, dead: list[str]) ->
 
 
 def test_a_response_in_the_background_that_is_read_survives_worker_and_core(stack: Stack) -> None:
-    """Its front knows the request, whoever reads it."""
+    """The front keeps the request for every later reader."""
     with Raw(port_of(stack)) as raw:
         events = response_events(begun(stack, raw, {**BODY, "background": True}))
     response_id = events[0][1]["response"]["id"]
