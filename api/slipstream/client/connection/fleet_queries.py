@@ -113,7 +113,7 @@ def _worth(recalled: Recalled) -> tuple[int, int]:
 
 @dataclass(eq=False, slots=True)
 class _AskedMember:
-    """A member that was asked, and its answer. until: how long it is waited for while it is away."""
+    """A member that was asked, and its answer. until: how long it is waited for while away."""
 
     member: FleetMember
     future: Future[Any]
