@@ -1,8 +1,9 @@
 """Deals a step's token budget out to requests that compute more than one token, or begin.
 
 - Running requests come before waiting ones; both in order of `RequestTable.in_order`.
-- Admission allocates the blocks of all known tokens at once: a running prefill never preempts, and
-  only decoding requests ask for more, one block at a time.
+- Admission allocates the blocks of all known tokens at once, so a running prefill never preempts.
+  Only decoding requests ask for more (`running_set`): as a rule one block at a time, and several
+  where a step gave them several tokens.
 - A preempted request is admitted again only once none of its tokens is in flight.
 - A waiting request that may not run, because it is too far ahead of its worker, is passed over; one
   that finds no free blocks holds up those behind it.
