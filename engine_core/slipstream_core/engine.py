@@ -33,7 +33,7 @@ from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 from slipstream_core.workers.handler import WorkerHandler
 from slipstream_core.workers.streams import StreamManager
 from slipstream_ipc.history.logprob_log import LogprobLog
-from slipstream_ipc.messages import Gauge
+from slipstream_ipc.messages import Fault, Gauge
 from slipstream_ipc.process import BEAT_S, next_multiple
 from slipstream_ipc.telemetry.logs import of_requests
 from slipstream_ipc.telemetry.trace import SpanKind, Tracer
@@ -239,8 +239,8 @@ class Engine:
         rows = self._scheduler.grammar_rows_of(plan)
         masks, broken = self._grammars.masks(rows)
         self._runner.sample(plan, masks)
-        for row, why in broken:
-            self._manager.end_by_fault([row], why)
+        for row, fault in broken:
+            self._manager.end_by_fault([row], fault)
 
     def _handle_failure(self, plan: StepPlan, error: StepFailed) -> None:
         """Handle a failed step: a request alone in it ends; several are retried, each alone."""
@@ -252,9 +252,8 @@ class Engine:
             exc_info=error,
             extra=of_requests(*self._manager.labels(at_fault.tolist())),
         )
-        self._manager.end_by_fault(
-            at_fault.tolist(), f"{error}; the request was alone in this step"
-        )
+        why = f"{error}; the request was alone in this step"
+        self._manager.end_by_fault(at_fault.tolist(), Fault("engine", why))
         self._handler.collected(plan.step)
 
     def _publish(self) -> bool:

@@ -18,10 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_core.grammar.llguidance_backend import fill_masks, ids_as_mask, num_words
-from slipstream_core.grammar.matcher import CallMatcher, GrammarBroken, GrammarMatcher, LexerFull
+from slipstream_core.grammar.matcher import (
+    CallMatcher,
+    GrammarBroken,
+    GrammarMatcher,
+    GrammarTooComplex,
+    LexerFull,
+)
 from slipstream_core.reasoning import Allowed, ReasoningState
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.messages import Fault
 
 logger = logging.getLogger(__name__)
 
@@ -74,14 +81,14 @@ class GrammarBitmasks:
         """Drop a row's grammar, if it has one."""
         self._rows.pop(row, None)
 
-    def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, str]]]:
+    def masks(self, rows: Int64s) -> tuple[Int32s, list[tuple[int, Fault]]]:
         """What each of `rows` [G] may sample next, int32 [G, ceil(vocab / 32)].
 
-        Also returns the rows that cannot go on, with the reason. These, and NO_ROW, whose token
-        will be dropped, may sample anything.
+        Also returns the rows that cannot go on, with the fault that ends each. These, and NO_ROW,
+        whose token will be dropped, may sample anything.
         """
         masks = np.empty((len(rows), num_words(self._vocab_size)), np.int32)
-        broken: list[tuple[int, str]] = []
+        broken: list[tuple[int, Fault]] = []
         states: list[tuple[int, int, GrammarMatcher]] = []
         to_fill: list[tuple[Any, int]] = []
         for i, row in enumerate(rows.tolist()):
@@ -100,7 +107,7 @@ class GrammarBitmasks:
                     to_fill.append((state.matcher, i))
                 states.append((i, row, state))
             except Exception as error:
-                broken.append((row, _why(error)))
+                broken.append((row, _fault_of(error)))
                 masks[i] = _EVERYTHING
         fill_masks(to_fill, masks)
         self.num_filled += len(to_fill)
@@ -108,7 +115,7 @@ class GrammarBitmasks:
             try:
                 self._finish(row, state, masks[i : i + 1])
             except Exception as error:
-                broken.append((row, _why(error)))
+                broken.append((row, _fault_of(error)))
                 masks[i] = _EVERYTHING
         return masks, broken
 
@@ -200,8 +207,12 @@ class GrammarBitmasks:
         state.renew(token_ids)
 
 
-def _why(error: Exception) -> str:
+def _fault_of(error: Exception) -> Fault:
+    if isinstance(error, GrammarTooComplex):
+        return Fault("bad_request", f"structured_outputs: {error}", "structured_outputs")
     if isinstance(error, GrammarBroken):
-        return f"structured_outputs: {error}"
+        return Fault("engine", f"structured_outputs: {error}")
     logger.error("a grammar failed", exc_info=error)
-    return f"structured_outputs: {type(error).__name__} while advancing the grammar"
+    return Fault(
+        "engine", f"structured_outputs: {type(error).__name__} while advancing the grammar"
+    )

@@ -106,12 +106,24 @@ class Vocabulary:
             verbose_errors=False,  # verbose errors quote the answer
         )
         matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise GrammarError(_first_of(matcher.get_error()))
+        _check(matcher)
         matcher.compute_bitmask()  # the first mask costs the most
-        if matcher.is_error():
-            raise GrammarError(_first_of(matcher.get_error()))
+        _check(matcher)
         return matcher
+
+    def follow(self, matcher: Any, num_tokens: int) -> None:
+        """Take up to `num_tokens` tokens that a matcher's grammar allows, those with the lowest
+        ids, and compute the masks behind them. Raises GrammarError where that exceeds a limit.
+        """
+        for _ in range(num_tokens):
+            allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            _check(matcher, "the grammar is too complex: ")
+            ids = np.flatnonzero(np.unpackbits(allowed, bitorder="little"))
+            token_id = next((each for each in ids.tolist() if each not in self.eos_ids), None)
+            if token_id is None or matcher.is_stopped():
+                return
+            matcher.consume_token(token_id)
+            _check(matcher, "the grammar is too complex: ")
 
     def _text(self, kind: str, outputs: StructuredOutputs) -> str:
         lib: Any = self._lib
@@ -183,6 +195,11 @@ def _executor() -> Any | None:
     import llguidance
 
     return llguidance.LLExecutor(num_threads)
+
+
+def _check(matcher: Any, what: str = "") -> None:
+    if matcher.is_error():
+        raise GrammarError(what + _first_of(matcher.get_error()))
 
 
 def ids_as_mask(ids: Any, vocab_size: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

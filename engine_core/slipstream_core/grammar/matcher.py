@@ -32,6 +32,10 @@ class GrammarBroken(Exception):  # noqa: N818  (an outcome of one stream)
     """The stream cannot go on in its grammar; the message does not quote the answer."""
 
 
+class GrammarTooComplex(GrammarBroken):
+    """The grammar exceeds a limit of the library."""
+
+
 class LexerFull(GrammarBroken):
     """The shared lexer of the stream is full: `GrammarMatcher.renew` gives it another."""
 
@@ -122,7 +126,7 @@ class GrammarMatcher:
         if not why or "satisfy the grammar" in why:
             return GrammarBroken(f"the grammar {otherwise}")
         may_go_on = _LEXER_FULL in why and self._num_renewed < _MAX_RENEWED
-        kind = LexerFull if may_go_on else GrammarBroken
+        kind = LexerFull if may_go_on else GrammarTooComplex
         return kind(brief(f"the grammar became too complex: {why}"))
 
     def behind(self, token_ids: Sequence[int]) -> GrammarMatcher | None:

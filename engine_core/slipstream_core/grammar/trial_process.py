@@ -6,6 +6,8 @@ converter holds the GIL, for 20 s over 64 KiB of blank lines; a schema of 2 KB m
 minute.
 
 - The stack is smaller than any in the core: what passes here does not overflow there.
+- A grammar is followed for a few tokens, as one that exceeds the library's limits shows it in its
+  first masks, mostly.
 - Processor time is bounded, not elapsed time: a busy machine refuses no more than an idle one.
 """
 
@@ -25,6 +27,7 @@ from slipstream_ipc.messages import GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.process import start_child
 
 MAX_CPU_S = 3.0  # per grammar
+_NUM_FOLLOWED = 3  # tokens: an object with too many properties shows it behind its brace
 _STACK_BYTES = 2**22
 _MAX_MEMORY_BYTES = 2**32  # of address space
 
@@ -59,7 +62,7 @@ def _serve(config: GrammarProcessConfig) -> None:
 def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:
     try:
         text = vocabulary.text_of(asked.outputs, asked.frame)
-        vocabulary.compile_text(text)
+        vocabulary.follow(vocabulary.compile_text(text), _NUM_FOLLOWED)
     except GrammarError as error:
         return Tried(error=str(error))
     return Tried(text)

@@ -198,14 +198,13 @@ class StreamManager:
         streams = [self._streams.at(row) for row in rows]
         return [stream.registration.label for stream in streams if stream is not None]
 
-    def end_by_fault(self, rows: Sequence[int], why: str) -> None:
-        """End the streams of these rows with an engine error, which is sent behind their tokens."""
+    def end_by_fault(self, rows: Sequence[int], fault: Fault) -> None:
+        """End the streams of these rows with a fault, which is sent behind their tokens."""
         for row in rows:
             stream = self._streams.at(row)
             if stream is None or stream.is_over:
                 continue
             logger.warning("the request ends by a fault", extra=of_requests(*self.labels([row])))
-            fault = Fault("engine", why)
             stream.end = End("error", self.num_outputs(stream), fault=fault)
             self._compute_no_more(stream)
             self.send_fault(stream, fault)

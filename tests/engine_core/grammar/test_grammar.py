@@ -27,7 +27,7 @@ from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, Share
 from slipstream_core.runner.tokenizer_file import find_tokenizer
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
-from slipstream_ipc.messages import StructuredOutputs
+from slipstream_ipc.messages import Fault, StructuredOutputs
 from slipstream_ipc.validation.structured_output import MAX_CHOICES
 
 EOS = (1, 0)
@@ -515,16 +515,17 @@ def test_an_answer_that_fills_lexers_by_itself_ends(monkeypatch: pytest.MonkeyPa
     rows = GrammarBitmasks(tokens, VOCAB_SIZE)
     tokens.open(0)
     rows.add(0, start(WIDE_LEXER), 0)
-    broken: list[tuple[int, str]] = []
+    broken: list[tuple[int, Fault]] = []
     (token,) = TOKENIZER.encode("a").ids
     for _ in range(100):
         _, broken = rows.masks(np.array([0]))
         if broken:
             break
         tokens.extend(0, np.array([token], np.uint32))
-    [(row, why)] = broken
+    [(row, fault)] = broken
     assert row == 0
-    assert "too complex: lexer error: too many states" in why
+    assert "too complex: lexer error: too many states" in fault.message
+    assert fault.code == "bad_request"  # it is the grammar's fault, and asking again is no use
 
 
 # ---- where the vocabulary comes from -----------------------------------------------------------

@@ -114,3 +114,16 @@ def test_what_it_gives_compiles_here(trial: GrammarTrial) -> None:
         StructuredOutputs(json_object=True),
     ):
         assert not VOCABULARY.compile_text(trial.ask(outputs)).is_error()
+
+
+@pytest.mark.parametrize(("num", "is_right"), [(150, True), (200, False)])
+def test_an_object_with_too_many_optional_properties_is_refused_before_it_begins(
+    trial: GrammarTrial, num: int, is_right: bool
+) -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(num)}}
+    outputs = StructuredOutputs(json=schema)
+    if is_right:
+        assert trial.ask(outputs)
+    else:
+        with pytest.raises(GrammarError, match=r"too complex: .*items"):
+            trial.ask(outputs)

@@ -8,7 +8,7 @@ from tests.helpers.mini_stack import MiniStack, RawClient, Received
 
 from slipstream.prompt_logprobs import prompt_logprobs_of
 from slipstream_ipc.history.text_log import TextCursor
-from slipstream_ipc.messages import Cancel, Resume, Suspects
+from slipstream_ipc.messages import Cancel, Fault, Resume, Suspects
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.streams.retention import MIN_UNREAD_S
 from slipstream_worker.streams.stream import ResumePoint, WorkerStream
@@ -323,7 +323,7 @@ def test_buffered_text_is_flushed_before_the_end_reaches_the_client(
         stack.worker.end_drain()
     else:  # the core ends the stream, as it does where a forward pass raises
         row = stack.core.handler._streams.get(it.stream_id).row
-        stack.core.manager.end_by_fault([row], "a test's fault")
+        stack.core.manager.end_by_fault([row], Fault("engine", "a test's fault"))
     stack.until(lambda: it.is_over)
     assert len(it.token_ids) > 30
     assert it.token_ids == plain.token_ids[: len(it.token_ids)]

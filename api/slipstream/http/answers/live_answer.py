@@ -38,6 +38,7 @@ from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.logprob_bodies import TextPosition, concat_logprobs, logprobs_by_id
 from slipstream.http.openai.response_bodies import (
+    CompletionLogprobs,
     CompletionTokensDetails,
     Logprobs,
     LogprobsById,
@@ -93,6 +94,8 @@ class LiveAnswer:
         self.num_unwritten = len(plan.states)
         self.event_ids: EventIdWriter | None = None
         self._has_settled = False
+        self._echoes: dict[int, CompletionLogprobs] = {}  # of prompts, by number
+        self._echoing: set[int] = set()  # prompts whose echo is being made
         self.failure_event: Callable[[ApiError], bytes] = _failure_event
         if plan.is_resumable:
             self.event_ids = EventIdWriter(
@@ -203,11 +206,11 @@ class LiveAnswer:
             prompt_ids = u32(state.prompt_ids or b"").tolist()
             prompt = echo.text(index, prompt_ids, self.texts)
             text = prompt + text
-            found = None if k is None else _prompt_logprobs(state)
+            found = None if k is None else (yield from self.echoed_logprobs(index))
             if k is None or found is None:  # None: aborted before they came, so without a token
                 return text, None, reason
             position.offset = len(prompt)
-            parts.append((yield from echo_logprobs(prompt_ids, found, k, self.texts, prompt)))
+            parts.append(found)
         if k is None:
             return text, None, reason
         for some in entries:
@@ -216,6 +219,30 @@ class LiveAnswer:
         if not parts:
             parts.append(shape.logprobs([], k, self.texts, position))
         return text, parts[0] if len(parts) == 1 else concat_logprobs(parts), reason
+
+    def echoed_logprobs(self, index: int) -> Parts[CompletionLogprobs | None]:
+        """Log-probabilities of a choice's echoed prompt, made once for all choices of the prompt.
+        None if the choice was aborted before they came.
+        """
+        plan, state, number = self.plan, self.plan.states[index], index // self.plan.id.num_answers
+        entries, echo, k = _prompt_logprobs(state), plan.echo, plan.num_logprobs
+        if entries is None:
+            return None
+        while number in self._echoing:
+            yield
+        if number not in self._echoes:
+            assert echo is not None
+            assert k is not None
+            self._echoing.add(number)
+            try:
+                prompt_ids = u32(state.prompt_ids or b"").tolist()
+                text = echo.text(index, prompt_ids, self.texts)
+                self._echoes[number] = yield from echo_logprobs(
+                    prompt_ids, entries, k, self.texts, text
+                )
+            finally:
+                self._echoing.discard(number)
+        return self._echoes[number]
 
     def usage(self) -> Usage:
         """The usage of all streams, which have ended."""

@@ -8,7 +8,8 @@ other. It is dropped above `held_bytes`, or after `stall_s` (`connection`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from slipstream.client.streams.stream_state import StreamState
@@ -17,6 +18,7 @@ from slipstream.http.answers.broadcast import ChunkWriter
 from slipstream.http.answers.live_answer import LiveAnswer, is_whole, raise_failure
 from slipstream.http.api_errors import ApiError
 from slipstream.http.response_encoding import json_part
+from slipstream.http.time_slice import Parts
 from slipstream.outputs import Delta, begin_of, end_of
 from slipstream_ipc.telemetry.logs import of_requests
 
@@ -51,12 +53,24 @@ class StreamQueue:
         self._writer = writer
         self._token_bytes = token_bytes
         self._has_ended = False  # the end has been handled
+        self._preparation: Callable[[], Parts[object]] | None = None
+        self._is_preparing = False
         self.stream = live.context.broadcast.join(state, self, live.exchange, live.handle_exception)
+
+    def prepare(self, preparation: Callable[[], Parts[object]]) -> None:
+        """Run this in time slices once there is something to write, and write nothing before."""
+        self._preparation = preparation
 
     def ring(self, state: StreamState) -> None:
         """There are new deltas, the stream has ended, or backpressure has ended."""
         exchange = self._exchange
-        if self._has_ended or not exchange.is_open:
+        if self._has_ended or self._is_preparing or not exchange.is_open:
+            return
+        if self._preparation is not None and state.error is None:
+            if state.deltas or state.is_over:
+                self._is_preparing = True
+                parts = self._preparation()
+                self._live.context.slices.add(partial(self._go_on, parts))
             return
         try:
             if exchange.is_paused:
@@ -75,6 +89,22 @@ class StreamQueue:
             self._live.fail(error)
         except Exception:
             self._live.handle_exception()
+
+    def _go_on(self, parts: Parts[object]) -> bool:
+        """Run a part of the preparation; whether there is more of it."""
+        if not self._exchange.is_open:
+            return False
+        try:
+            next(parts)
+            return True
+        except StopIteration:
+            self._preparation, self._is_preparing = None, False
+            self.ring(self._state)
+        except (ApiError, SlipstreamError) as error:
+            self._live.fail(error)
+        except Exception:
+            self._live.handle_exception()
+        return False
 
     def resume(self) -> None:
         """Backpressure has ended."""

@@ -8,12 +8,12 @@ Answers that are not streamed are written by `unary`; what both share is in `liv
   unit. Deltas without anything to show move the cursor and are not written.
 - The answer does not begin before the first text, so that an earlier failure gets a status code. A
   later failure is the last event, with no [DONE] after it.
-- Under backpressure, deltas wait in the stream's queue (`stream_queue`).
+- Under backpressure, deltas wait in the stream's queue (`stream_queue`); and while the
+  log-probabilities of an echoed prompt are made, in time slices.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,10 +54,8 @@ from slipstream.outputs import (
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import EventKind, Fault
 
-_logger = logging.getLogger(__name__)
 _HOLE = b"\0"  # where the text goes in an encoded chunk; never raw in JSON
 _CANDIDATE_BYTES = 64  # of one candidate's log-probability as JSON, estimated
-_PORTION_BYTES = 2**16  # of a backlog, per chunk
 
 
 def start_answer(plan: AnswerPlan, exchange: Exchange, context: AnswerContext) -> None:
@@ -142,6 +140,8 @@ class StreamedChoice:
             self._taken.prefix = self._event_ids.text_prefix
             stream.cursor = self._taken
         self._choose_writer()
+        if plan.echo is not None and self._with_logprobs:
+            self.queue.prepare(partial(live.echoed_logprobs, index))
 
     def frame(self, kind: int) -> ChunkFrame:
         """The constant parts of a chunk that contains a text. kind: see `Deltas.kinds`."""

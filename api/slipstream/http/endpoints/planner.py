@@ -37,6 +37,7 @@ from slipstream_ipc.validation.sampling_params import with_num_logprobs
 
 UNARY_STREAM_INTERVAL = 64  # tokens per delta of an answer that is not streamed
 MAX_LOGPROBS = 2**20  # log-probabilities in an answer with more than `_FREE_LOGPROBS` per token
+MAX_PROMPT_LOGPROBS = 2**23  # of the prompts in an answer, whatever the number per token
 _FREE_LOGPROBS = 20  # per token; never refused
 _GUIDED = {
     "guided_json": "json",
@@ -209,7 +210,9 @@ def check_num_prompt_logprobs(
     wanted: int | None, prompt_lens: int, model: ModelCard, field: str = "prompt_logprobs"
 ) -> None:
     """`check_num_logprobs` for prompt log-probabilities; prompt_lens: tokens of all prompts."""
-    _check_num(field, num_candidates(wanted, model), prompt_lens, "those of a shorter prompt")
+    wanted = num_candidates(wanted, model)
+    _check_prompts(field, wanted, prompt_lens)
+    _check_num(field, wanted, prompt_lens, "those of a shorter prompt")
 
 
 def check_num_logprobs(
@@ -217,14 +220,28 @@ def check_num_logprobs(
 ) -> None:
     """Raises ApiError for more than `MAX_LOGPROBS` log-probabilities in one answer.
 
-    prompt_lens: an upper bound of the tokens of all echoed prompts. Up to 20 per token, the usual
-    limit of servers, are never refused here: they are written in parts (`unary`). Those of the
-    whole vocabulary would keep this process busy for minutes.
+    prompt_lens: an upper bound of the tokens of all echoed prompts, each as often as it is echoed.
+    Up to 20 per token, the usual limit of servers, are never refused for tokens that are generated,
+    and up to `MAX_PROMPT_LOGPROBS` for those of prompts, which cost their client nothing: they are
+    written in parts (`unary`). Those of the whole vocabulary would keep this process busy for
+    minutes.
     """
     most_tokens = model.max_model_len if params.max_tokens is None else params.max_tokens
     num_tokens = num_answers * most_tokens + prompt_lens
     wanted = with_num_logprobs(params, model.vocab_size).logprobs
+    _check_prompts(field, wanted, prompt_lens)
     _check_num(field, wanted, num_tokens, "fewer tokens")
+
+
+def _check_prompts(field: str, per_token: int | None, num_tokens: int) -> None:
+    num = 0 if per_token is None else (1 + per_token) * num_tokens
+    if num > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"{field}: got {per_token} per token, up to {num} log-probabilities of prompts in all, "
+            f"allowed: {MAX_PROMPT_LOGPROBS} in one answer; request fewer, or shorter prompts, or "
+            "fewer answers (n)"
+        )
+        raise bad_field(field, message)
 
 
 def _check_num(field: str, per_token: int | None, num_tokens: int, instead: str) -> None:

@@ -18,7 +18,7 @@ from slipstream.http.openai.ignored_fields import IgnoredFields, known_fields, w
 from slipstream.http.openai.request_bodies import NEUTRAL_VALUES, OWN_NEUTRAL_VALUES
 from slipstream.spelling import did_you_mean
 from slipstream.vllm_names import structured_outputs_name, unsupported_value
-from slipstream_ipc.errors import BadRequest, UnknownField
+from slipstream_ipc.errors import BadRequest, UnknownField, brief
 from slipstream_ipc.validation.chat_template import MAX_TEMPLATE_NESTING
 from slipstream_ipc.validation.field_types import field_error
 
@@ -120,8 +120,8 @@ def refuse_unsupported(
 def _wrong_field(wrong: BadRequest) -> ApiError:
     if not wrong.field:
         return bad_field(None, f"the body{wrong}")
-    message = str(wrong)
+    field, message = brief(wrong.field), brief(str(wrong))
     if isinstance(wrong, UnknownField):
         hint = structured_outputs_name(wrong.name) or did_you_mean(wrong.name, wrong.allowed)
-        message = f"{wrong.field}: unknown field{hint}" if hint else message
-    return bad_field(wrong.field, message)
+        message = f"{field}: unknown field{hint}" if hint else message
+    return bad_field(field, message)

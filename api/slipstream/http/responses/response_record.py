@@ -37,8 +37,13 @@ class ResponseRecord(Struct, frozen=True):
     items: tuple[InputItem, ...]
 
     def packed(self) -> bytes | None:
-        """As bytes; None if it takes more than may be kept."""
-        packed = msgspec.msgpack.encode(self)
+        """As bytes; None if it takes more than may be kept, or has numbers beyond 64 bits (in a
+        schema, say) or lists beyond Python's recursion.
+        """
+        try:
+            packed = msgspec.msgpack.encode(self)
+        except (OverflowError, RecursionError):
+            return None
         return packed if len(packed) <= MAX_RECORD_BYTES else None
 
     def input_list(self) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from tests.helpers.patience import Patience
 
 from slipstream import delta_batch
 from slipstream.http import time_slice
+from slipstream.http.answers import live_answer
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
@@ -37,6 +38,7 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "completion": ("cmpl", {"prompt": "x", "logprobs": K}),
     "completions": ("cmpl", {**MANY, "prompt_logprobs": K}),
     "echo": ("cmpl", {**MANY, "echo": True}),
+    "echo, streamed": ("cmpl", {**MANY, "echo": True, "stream": True}),
     "scoring": ("cmpl", {**MANY, "echo": True, "max_tokens": 0}),
     "chat": ("chat", {**CHATS, "n": 2, "logprobs": True, "top_logprobs": K}),
     "chat, prompt": ("chat", {**CHATS, "n": 2, "prompt_logprobs": K}),
@@ -125,7 +127,10 @@ async def answered(asked: Asked) -> Any:
     return body, num_turns
 
 
-@pytest.mark.parametrize("kind", ASKS)
+UNARY = [kind for kind in ASKS if "streamed" not in kind]
+
+
+@pytest.mark.parametrize("kind", UNARY)
 def test_it_is_the_same_however_it_is_divided(kind, monkeypatch):
     monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
     monkeypatch.setattr(delta_batch, "_PART", 1 << 30)
@@ -195,3 +200,55 @@ def test_one_stream_that_fails_is_the_answer_though_others_are_being_written(mon
         assert len(asked.wire.writes) == 1
 
     run(test, "completions")
+
+
+async def streamed(asked: Asked) -> tuple[dict[int, list[Any]], int]:
+    """The chunks of each choice, and in how many turns of the loop they came."""
+    for index in range(len(asked.plan.states)):
+        asked.say(index)
+    assert b"choices" not in b"".join(asked.wire.writes)  # that is for the slices
+    patience, num_turns = Patience(), 0
+    while asked.exchange.is_open:
+        patience.check()
+        await asyncio.sleep(0)
+        num_turns += 1
+    found: dict[int, list[Any]] = {}
+    for line in b"".join(asked.wire.writes).split(b"data: ")[1:-1]:
+        (choice,) = json.JSONDecoder().raw_decode(line.decode())[0]["choices"]
+        found.setdefault(choice["index"], []).append(choice)
+    return found, num_turns
+
+
+def test_a_streamed_echo_is_made_in_slices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+    monkeypatch.setattr(delta_batch, "_PART", 1)
+    made: list[Any] = []
+    real = live_answer.echo_logprobs
+    monkeypatch.setattr(
+        live_answer, "echo_logprobs", lambda *given: made.append(given) or real(*given)
+    )
+    chunks, num_turns = run(streamed, "echo, streamed")
+    assert len(made) == 3  # each prompt's is made once for its two answers
+    assert num_turns >= 3 * NUM
+    assert sorted(chunks) == list(range(6))
+    for parts in chunks.values():
+        assert "".join(part["text"] for part in parts)[0] in "xyz"
+        logprobs = [part["logprobs"] for part in parts if part["logprobs"]]
+        values = [value for part in logprobs for value in part["token_logprobs"]]
+        assert len(values) == 2 * NUM
+        assert values[0] is None
+        assert None not in values[1:]
+        offsets = [offset for part in logprobs for offset in part["text_offset"]]
+        assert offsets == sorted(offsets)
+
+
+def test_a_client_that_leaves_while_its_echo_is_made_costs_no_more() -> None:
+    async def left(asked: Asked) -> None:
+        asked.say(0)
+        assert asked.slices._work
+        asked.exchange.disconnect()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not asked.slices._work
+
+    run(left, "echo, streamed")

@@ -422,3 +422,30 @@ def test_a_refusal_names_the_callers_field():
     assert complete(**wanted).param_names["structured_outputs"] == "response_format"
     assert chat(**wanted).param_names["structured_outputs"] == "response_format"
     assert "structured_outputs" not in chat(structured_outputs={"regex": "a"}).param_names
+
+
+@pytest.mark.parametrize("length", [65, 2**21])
+def test_a_long_unknown_name_is_cut_and_not_searched_for(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+    monkeypatch.setattr(
+        "difflib.get_close_matches", lambda given, *_, **__: searched.append(given) or []
+    )
+    body = json.dumps({"x" * length: 1}).encode()
+    with pytest.raises(ApiError) as caught:
+        BodyDecoder(AbortRequest).decode(body)
+    error = caught.value.body.error
+    assert not searched
+    assert len(error.message) < 1000
+    assert error.param is not None
+    assert len(error.param) < 1000
+
+
+@pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
+def test_log_probabilities_of_prompts_are_bounded_by_answers(field: str) -> None:
+    asked = {"prompt": "a b c " * 600, field: 20, "echo": field == "logprobs", "max_tokens": 1}
+    complete(**asked, n=16)
+    with pytest.raises(ApiError, match=f"{field}: got 20 per token, up to .* of prompts") as caught:
+        complete(**asked, n=128)
+    assert caught.value.status == 400
