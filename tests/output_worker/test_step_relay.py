@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slipstream.client.connection.stack_session import StackSession
+from slipstream.client.streams import received_positions
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.output_path import in_process_path
 from slipstream_bench.output_path.in_process_path import OutputPath
 from slipstream_bench.output_path.stopwatch import Stopwatch
 from slipstream_bench.output_path.workload import Workload
+from slipstream_core.workers import sender
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import WANTS_LOAD, SamplingParams
 from slipstream_worker import step_relay
@@ -62,6 +64,8 @@ class Path(OutputPath):
             patch.setattr(time, "monotonic", lambda: BEGIN_S)
             if not relays:
                 patch.setattr(step_relay, "_native", lambda: None)
+                patch.setattr(sender, "native_send_plain_step", lambda: None)
+                patch.setattr(received_positions, "native_take_plain_deltas", lambda: None)
             super().__init__(
                 workload, num, params, FACTORY, len(PIECES), Stopwatch(CollectionWatch())
             )

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.workers.plain_step import native_send_plain_step
 from slipstream_core.workers.possible_ends import PossibleEnds
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.cursors import Cursors, Portion
@@ -40,6 +41,7 @@ from slipstream_ipc.messages import (
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 from slipstream_ipc.transport.link import WINDOW
+from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_ipc.transport.router import Router, Session
 
 # None for a state, which needs no receipt because every attach sends it anew
@@ -76,6 +78,7 @@ class WorkerSender:
         self._tokens = tokens
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
+        self._send_plain_step = native_send_plain_step()
         self._messages: deque[CoreToWorker] = deque()
         self._num_firm = 0  # of these, states that no token may pass
         self._num_queued = np.zeros(64, np.int64)  # of these, Admitted of each row
@@ -201,7 +204,8 @@ class WorkerSender:
         rows = self._sampled
         if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
             return False
-        if not rows.array.size or not session.link.has_credit:
+        link, route = session.link, session.route
+        if not rows.array.size or not link.has_credit:
             return False
         logprobs, budget = None, _TOKEN_BUDGET
         if self._wants_logprobs:
@@ -217,9 +221,15 @@ class WorkerSender:
         is_awaited = self._is_rest_awaited or self._possible_ends.are_among(rows, None, token_ids)
         if self._packed[0].version != rows.version:
             self._packed = rows, pack_u32(rows.array)
-        ids = token_ids.astype(_U32, copy=False).tobytes()
-        message = Step(step, self._packed[1], ids, b"", b"", logprobs, is_awaited)
-        if self._acceptor.send(session, message, portion):
+        packed, send = self._packed[1], self._send_plain_step
+        is_sent = False
+        if send is not None and isinstance(route, LocalConnection):
+            is_sent = send(link, route.send, step, packed, token_ids, logprobs, is_awaited, portion)
+        if not is_sent:
+            ids = token_ids.astype(_U32, copy=False).tobytes()
+            message = Step(step, packed, ids, b"", b"", logprobs, is_awaited)
+            is_sent = self._acceptor.send(session, message, portion)
+        if is_sent:
             self._note_all_sent(step, is_awaited=is_awaited)
         else:
             self._put_back(portion, rows)

@@ -67,6 +67,37 @@ static inline const uint8_t *read_column(Reader *reader, size_t *num_bytes)
     return column;
 }
 
+/* How many values an array has; these follow. */
+static inline uint64_t read_array(Reader *reader)
+{
+    uint64_t first = read_bytes(reader, 1);
+    if ((first & 0xf0) == 0x90)
+        return first & 0x0f;
+    if (first == 0xdc || first == 0xdd)
+        return read_bytes(reader, first == 0xdc ? 2 : 4);
+    reader->has_failed = true;
+    return 0;
+}
+
+/* The bytes of a text, which may be no UTF-8. */
+static inline const uint8_t *read_text(Reader *reader, size_t *num_bytes)
+{
+    uint64_t first = read_bytes(reader, 1), num = first & 0x1f;
+    *num_bytes = 0;
+    if (first >= 0xd9 && first <= 0xdb)
+        num = read_bytes(reader, (size_t)1 << (first - 0xd9));
+    else if ((first & 0xe0) != 0xa0)
+        reader->has_failed = true;
+    if (reader->has_failed || (uint64_t)(reader->end - reader->at) < num) {
+        reader->has_failed = true;
+        return reader->at;
+    }
+    const uint8_t *text = reader->at;
+    reader->at += num;
+    *num_bytes = (size_t)num;
+    return text;
+}
+
 static inline bool read_bool(Reader *reader)
 {
     uint64_t byte = read_bytes(reader, 1);

@@ -188,10 +188,9 @@ class Dealer(Generic[Out, In, Receipt]):
         if acknowledges:
             self.acknowledge()
 
-    def take_only(self, now: float) -> In | None:
-        """The body of the message that has arrived locally, if there is one alone and it is the
-        next numbered one. Otherwise None, and `receive` tells what there is. It is not
-        acknowledged.
+    def only_message(self) -> bytes | None:
+        """Take the message that has arrived locally, if there is one alone; otherwise None, and
+        `receive` tells what there is. What becomes of the message is up to the caller (`link`).
         """
         channel = self._channel
         if not isinstance(channel, LocalChannel) or not self.is_attached:
@@ -200,16 +199,12 @@ class Dealer(Generic[Out, In, Receipt]):
         if connection.num_unsent:
             return None
         connection.fill()
-        if len(messages) != 1:
-            return None
-        try:
-            frame = self._codec.decode(messages[0])
-        except ProtocolError:
-            return None
-        body = self.link.take_next(frame, now)
-        if body is not None:
-            messages.clear()
-        return body
+        return messages.popleft() if len(messages) == 1 else None
+
+    def put_back(self, message: bytes) -> None:
+        """Leave to `receive` what `only_message` took."""
+        assert self._channel is not None
+        self._channel.messages.appendleft(message)
 
     def acknowledge(self, may_owe: int = 0) -> None:
         """Acknowledge what has been received, unless at most `may_owe` messages have been, or a

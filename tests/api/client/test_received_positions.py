@@ -8,18 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from slipstream.client.streams.received_positions import (
-    EndsOf,
-    ReceivedPositions,
-    ends_of,
-    native_ends_of,
-    native_plain_ends,
-    native_rows,
-    plain_ends,
-)
-from slipstream_ipc.columns import check_deltas, pack_u32
-from slipstream_ipc.errors import ProtocolError
-from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, LogprobColumns
+from slipstream.client.streams.received_positions import ReceivedPositions, native_rows
+from slipstream_ipc.columns import pack_u32
 
 HANDLES = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300, unique=True)
 
@@ -156,27 +146,6 @@ class AgainstDict(RuleBasedStateMachine):
 TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
-NEAR_THE_END = st.integers(0, 9) | st.integers(2**32 - 3, 2**32 - 1)  # hostile, and no error
-
-
-@given(
-    st.lists(st.tuples(NEAR_THE_END, NEAR_THE_END, st.text(max_size=3), st.integers(0, 4))),
-    st.booleans(),
-    st.sampled_from([ends_of, native_ends_of()]),
-)
-def test_ends_are_begins_and_what_comes(
-    entries: list[tuple[int, int, str, int]], has_counts: bool, found: EndsOf
-) -> None:
-    chars, tokens, texts, counts = zip(*entries, strict=True) if entries else ([], [], [], [])
-    more = counts if has_counts else [1] * len(entries)
-    ends = found(
-        column(*chars), column(*tokens), list(texts), column(*counts) if has_counts else b""
-    )
-    assert ends == (
-        column(*[(at + len(text)) % 2**32 for at, text in zip(chars, texts, strict=True)]),
-        column(*[(at + num) % 2**32 for at, num in zip(tokens, more, strict=True)]),
-    )
-
 
 def tables(**others: np.ndarray) -> list[np.ndarray]:
     """The arrays that `find` takes, with two rows."""
@@ -209,67 +178,3 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         with pytest.raises(ValueError, match="column"):
             native.are_at(row, column(0), wrong_column, one, one)
     assert native.are_at(row, column(0), column(0), one, one)
-
-
-@pytest.mark.skipif(native_ends_of() is ends_of, reason="no C compiler")
-@pytest.mark.parametrize("columns", [(b"", bytes(4)), (bytes(8), bytes(4)), (bytes(4), bytes(3))])
-def test_columns_that_do_not_match_are_refused(columns: tuple[bytes, bytes]) -> None:
-    with pytest.raises(ValueError, match="lengths"):
-        native_ends_of()(*columns, ["a"], b"")
-    with pytest.raises(ValueError, match="lengths"):
-        native_ends_of()(bytes(4), bytes(4), ["a"], bytes(8))
-    with pytest.raises(TypeError):
-        native_ends_of()(bytes(4), bytes(4), [b"a"], b"")  # type: ignore[list-item]
-
-
-LOGPROBS = st.sampled_from(
-    [None] * 5
-    + [LogprobColumns(0, b"", b"", b"")]
-    + [LogprobColumns(2, bytes(8 * num), bytes(8 * num), bytes(4 * num)) for num in (1, 1, 1, 2)]
-    + [
-        LogprobColumns(1, bytes(4), bytes(8), bytes(4)),
-        LogprobColumns(1, bytes(4), bytes(4), b""),
-        LogprobColumns(1, bytes(4), bytes(4), bytes(4), column(1)),
-        LogprobColumns(2**32 - 1, bytes(4), bytes(4), bytes(4)),
-    ]
-)
-EVENTS = st.sampled_from([(), ((),), ((AnswerEvent(EventKind.CONTENT, "a", 0),),)])
-COLUMNS = st.sampled_from([b"", column(0), column(1), column(3, 4), column(2**32 - 1, 0)])
-
-
-@given(
-    st.builds(
-        Deltas,
-        COLUMNS,
-        COLUMNS,
-        COLUMNS,
-        st.lists(st.sampled_from(["", "a", "ü€𝄞"]), max_size=2),
-        COLUMNS,
-        counts=st.sampled_from([b"", b"", b"", column(1)]),
-        ended=st.sampled_from([b"", b"", b"", column(0)]),
-        ends=st.sampled_from([(), (), (), (End("stop", 1),)]),
-        logprobs=LOGPROBS,
-        kinds=st.sampled_from([b"", b"", b"", column(0)]),
-        event_entries=st.sampled_from([b"", b"", b"", column(0)]),
-        events=EVENTS,
-    ),
-    st.tuples(COLUMNS, COLUMNS, COLUMNS),
-    st.booleans(),
-)
-def test_only_what_is_plain_and_continues_is_taken_by_its_ends(
-    message: Deltas, columns: tuple[bytes, bytes, bytes], is_next: bool
-) -> None:
-    if is_next:
-        columns = (message.handles, message.chars, message.tokens)
-    found: list[object] = []
-    for ends in (plain_ends, native_plain_ends()):
-        try:
-            found.append(ends(message, *columns))
-        except (ValueError, ProtocolError) as error:
-            assert len(columns[1]) != len(columns[0]) or len(columns[2]) != len(columns[0])
-            found.append(type(error) is not None)
-    assert found[0] == found[1]
-    if found[0] is not None and found[0] is not True:
-        check_deltas(message)
-        ends_at = ends_of(message.chars, message.tokens, message.texts, message.counts)
-        assert found[0] == ends_at

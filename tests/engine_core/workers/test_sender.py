@@ -51,6 +51,7 @@ class Side:
         self.session: Any = SimpleNamespace(
             is_open=True,
             fresh=True,
+            route=b"",  # over ZeroMQ
             link=SimpleNamespace(
                 has_credit=True,
                 has_receipts=True,

@@ -283,14 +283,14 @@ class ClientSession:
     def turn(self, now: float) -> bool:
         """Receive, send what is due, and wake readers. Returns whether deltas arrived."""
         dealer = self._dealer
-        body = dealer.take_only(now)
-        if body is None:
-            has_deltas = self._receive(now)
-        elif isinstance(body, Deltas) and self._table.deliver_next(body, now):
+        message = dealer.only_message()
+        if message is not None and self._table.take_next(dealer.link, message, now):
             has_deltas = True
             self._num_breaches = 0
         else:
-            has_deltas = self._handle(body, now)
+            if message is not None:
+                dealer.put_back(message)
+            has_deltas = self._receive(now)
         if dealer.link.has_receipts:
             self._take_receipts()
         if now >= self._beat_at:

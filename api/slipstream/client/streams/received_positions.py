@@ -14,17 +14,18 @@ A message of a thousand entries is checked against its streams in a few array op
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.client.streams.entry_ends import native_ends_of
+from slipstream.client.streams.plain_deltas import native_take_plain_deltas, plain_ends
 from slipstream_ipc.columns import u32
-from slipstream_ipc.messages import Deltas, LogprobColumns
+from slipstream_ipc.messages import Deltas
 from slipstream_ipc.native.extension import load_extension
 
 Item = TypeVar("Item")
@@ -32,11 +33,7 @@ Rows = npt.NDArray[np.intp]
 
 _NOBODY = -1
 _LEAST_ROWS = 64
-_SOURCE = Path(__file__).with_name("entry_ends.c")
 _ROWS_SOURCE = Path(__file__).with_name("received_rows.c")
-_Columns = tuple[bytes, bytes]
-PlainEnds = Callable[[Deltas, bytes, bytes, bytes], _Columns | None]
-EndsOf = Callable[[bytes, bytes, Sequence[str], bytes], tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
@@ -62,7 +59,8 @@ class ReceivedPositions(Generic[Item]):
         self._found: FoundStreams[Item] | None = (
             None  # the last result: most messages have the same streams
         )
-        self._plain_ends = native_plain_ends()
+        self._ends_of = native_ends_of()
+        self._take_plain = native_take_plain_deltas() if is_native else None
         self._is_ahead = False  # `_found` has positions that are not written to the rows yet
         self._resize(_LEAST_ROWS)
 
@@ -143,12 +141,27 @@ class ReceivedPositions(Generic[Item]):
         found = self._found
         if found is None or not found.tokens:
             return None
-        ends = self._plain_ends(message, found.handles, found.chars, found.tokens)
+        ends = plain_ends(message, found.handles, found.chars, found.tokens, self._ends_of)
         if ends is None:
             return None
         found.chars, found.tokens = ends
         self._is_ahead = True
         return found
+
+    def take_next(
+        self, link: Any, message: bytes, now: float
+    ) -> tuple[FoundStreams[Item], Deltas] | None:
+        """As `continued`, of a message as it came, which `link` has received if it is so. None,
+        without effect, for any other.
+        """
+        found, take = self._found, self._take_plain
+        if take is None or found is None or not found.tokens:
+            return None
+        deltas = take(link, message, found, now)
+        if deltas is None:
+            return None
+        self._is_ahead = True
+        return found, deltas
 
     def _find(self, column: bytes) -> FoundStreams[Item] | None:
         if self._native is not None:
@@ -219,58 +232,6 @@ class ReceivedPositions(Generic[Item]):
         self._chars[rows], self._tokens[rows] = chars[live], tokens[live]
 
 
-def ends_of(
-    chars: bytes, tokens: bytes, texts: Sequence[str], counts: bytes
-) -> tuple[bytes, bytes]:
-    """The positions at which a message's entries end, as u32 columns of characters and tokens.
-
-    counts: u32 column of tokens to an entry; empty means one each.
-    """
-    lens = np.fromiter(map(len, texts), np.uint32, len(texts))
-    more = u32(counts) if counts else np.uint32(1)
-    return (u32(chars) + lens).tobytes(), (u32(tokens) + more).tobytes()
-
-
-def native_ends_of() -> EndsOf:
-    """`ends_of` by the C extension `entry_ends`, where that is available."""
-    native = load_extension("entry_ends", _SOURCE)
-    return ends_of if native is None else native.ends_of
-
-
 def native_rows() -> ModuleType | None:
     """The C extension `received_rows`, where it is available."""
     return load_extension("received_rows", _ROWS_SOURCE)
-
-
-def are_even(columns: LogprobColumns, num_tokens: int) -> bool:
-    """Whether these are the columns of so many tokens, each with `width` candidates, at least 1."""
-    num_bytes = 4 * num_tokens
-    return (
-        columns.width > 0
-        and not columns.widths
-        and len(columns.values) == len(columns.ids) == num_bytes * columns.width
-        and len(columns.ranks) == num_bytes
-    )
-
-
-def plain_ends(message: Deltas, handles: bytes, chars: bytes, tokens: bytes) -> _Columns | None:
-    """`ends_of` a message with these columns that has nothing but one token and its text to each
-    entry, and perhaps equally many candidates; None for any other, which may be invalid.
-    """
-    if message.handles != handles or message.tokens != tokens or message.chars != chars:
-        return None
-    if message.counts or message.ended or message.ends:
-        return None
-    if message.logprobs is not None and not are_even(message.logprobs, len(message.texts)):
-        return None
-    if message.kinds or message.event_entries or message.events:
-        return None
-    if not len(message.token_ids) == 4 * len(message.texts) == len(handles):
-        return None
-    return ends_of(chars, tokens, message.texts, b"")
-
-
-def native_plain_ends() -> PlainEnds:
-    """`plain_ends` by the C extension `entry_ends`, where that is available."""
-    native = load_extension("entry_ends", _SOURCE)
-    return plain_ends if native is None else native.plain_ends

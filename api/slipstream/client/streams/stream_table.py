@@ -23,17 +23,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import repeat
 from struct import unpack
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from slipstream.answers.tool_calls import with_call_ids
+from slipstream.client.streams.entry_ends import native_ends_of
 from slipstream.client.streams.received_ids import ReceivedIds
-from slipstream.client.streams.received_positions import (
-    FoundStreams,
-    ReceivedPositions,
-    native_ends_of,
-)
+from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
 from slipstream.client.streams.stream_state import GroupMember, StreamState
 from slipstream.client.streams.unread_deltas import (
     LOOK_EVERY,
@@ -286,16 +284,29 @@ class ClientStreamTable:
         found = self._received.continued(message)
         if found is None:
             return False
+        self._give_next(found, message, now)
+        return True
+
+    def take_next(self, link: Any, message: bytes, now: float) -> bool:
+        """Deliver such a message as it came, which `link` has received then. Returns False, without
+        effect, for any other.
+        """
+        taken = self._received.take_next(link, message, now)
+        if taken is None:
+            return False
+        self._give_next(*taken, now)
+        return True
+
+    def _give_next(self, found: FoundStreams[StreamState], message: Deltas, now: float) -> None:
         self._kept.add(message.handles, message.token_ids)
         batch = DeltaBatch(message, {}, now)
         if not found.group_id:
             self._give(found, batch)
-            return True
+            return
         group, numbers = self._groups[found.group_id], found.numbers
         group.add_batch(numbers, batch)
         self._told.append(group)
         self._woken.append(group.states[numbers[0]])  # one wakeup for the whole group
-        return True
 
     def deliver(self, message: Deltas, now: float = 0.0) -> bool:
         """Deliver the entries to their streams; False if one of them leaves a gap.

@@ -1,0 +1,171 @@
+"""Messages that continue the streams of the message before: C beside the usual way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.client.streams.entry_ends import ends_of
+from slipstream.client.streams.plain_deltas import native_take_plain_deltas, plain_ends
+from slipstream.client.streams.received_positions import FoundStreams
+from slipstream_ipc.columns import check_deltas, pack_u32
+from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, Frame, LogprobColumns
+from slipstream_ipc.transport.codec import client_codec
+from slipstream_ipc.transport.link import Link
+
+needs_native = pytest.mark.skipif(native_take_plain_deltas() is None, reason="no C compiler")
+
+
+def column(*values: int) -> bytes:
+    return pack_u32(np.array(values, np.uint32))
+
+
+LOGPROBS = st.sampled_from(
+    [None] * 5
+    + [LogprobColumns(0, b"", b"", b"")]
+    + [LogprobColumns(2, bytes(8 * num), bytes(8 * num), bytes(4 * num)) for num in (1, 1, 1, 2)]
+    + [
+        LogprobColumns(1, bytes(4), bytes(8), bytes(4)),
+        LogprobColumns(1, bytes(4), bytes(4), b""),
+        LogprobColumns(1, bytes(4), bytes(4), bytes(4), column(1)),
+        LogprobColumns(2**32 - 1, bytes(4), bytes(4), bytes(4)),
+    ]
+)
+EVENTS = st.sampled_from([(), (), (), ((),), ((AnswerEvent(EventKind.CONTENT, "a", 0),),)])
+COLUMNS = st.sampled_from([b"", column(0), column(1), column(3, 4), column(2**32 - 1, 0)])
+TEXTS = st.sampled_from(["", "a", "\u00fc\u20ac\U0001d11e", "z" * 40, "z" * 300, "z" * 70_000])
+MESSAGES = st.builds(
+    Deltas,
+    COLUMNS,
+    COLUMNS,
+    COLUMNS,
+    st.lists(TEXTS, max_size=2),
+    COLUMNS,
+    counts=st.sampled_from([b""] * 5 + [column(1)]),
+    ended=st.sampled_from([b""] * 5 + [column(0)]),
+    ends=st.sampled_from([()] * 5 + [(End("stop", 1),)]),
+    logprobs=LOGPROBS,
+    kinds=st.sampled_from([b""] * 5 + [column(0)]),
+    event_entries=st.sampled_from([b""] * 5 + [column(0)]),
+    events=EVENTS,
+)
+
+
+class ReceivingEnd:
+    """The receiving end of a link, and the streams of the message before."""
+
+    def __init__(self, columns: tuple[bytes, bytes, bytes], num_received: int) -> None:
+        self.link: Link[None] = Link(7, 0.0)
+        for seq in range(1, num_received + 1):
+            assert self.link.take_next(Frame(7, seq, 0, Deltas(b"", b"", b"", [], b"")), 0.0)
+        handles, chars, tokens = columns
+        self.found: FoundStreams[Any] = FoundStreams(
+            handles, np.zeros(len(handles) // 4, np.intp), 0, [], [], chars, tokens
+        )
+
+    def take(self, message: bytes) -> Deltas | None:
+        """The usual way."""
+        try:
+            frame = client_codec().decode(message)
+        except ProtocolError:
+            return None
+        deltas, found = frame.body, self.found
+        if not isinstance(deltas, Deltas):
+            return None
+        ends = plain_ends(deltas, found.handles, found.chars, found.tokens, ends_of)
+        if ends is None or self.link.take_next(frame, 1.5) is None:
+            return None
+        check_deltas(deltas)
+        found.chars, found.tokens = ends
+        return deltas
+
+    def take_natively(self, message: bytes) -> Deltas | None:
+        native = native_take_plain_deltas()
+        assert native is not None
+        return native(self.link, message, self.found, 1.5)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        link, found = self.link, self.found
+        control = link.control(None)
+        numbers = (control.seq, control.ack, link.num_owed_acks, link.heard_at, link.num_heard)
+        return (*numbers, found.handles, found.chars, found.tokens)
+
+
+@needs_native
+@settings(max_examples=400, deadline=None)
+@given(
+    MESSAGES,
+    st.tuples(COLUMNS, COLUMNS, COLUMNS),
+    st.integers(0, 9),
+    st.sampled_from([7] * 9 + [8, 2**40]),
+    st.sampled_from([0] * 9 + [1]),
+    st.data(),
+)
+def test_the_same_messages_are_taken_with_the_same_effect(
+    message: Deltas,
+    columns: tuple[bytes, bytes, bytes],
+    kind: int,
+    epoch: int,
+    ack: int,
+    data: st.DataObject,
+) -> None:
+    if kind < 8 and len(message.handles) == len(message.chars) == len(message.tokens):
+        columns = (message.handles, message.chars, message.tokens)
+    if len({len(each) for each in columns}) > 1:
+        return  # no streams have such columns
+    seq = data.draw(st.sampled_from([3] * 5 + [1, 2, 4, 200, 70_000]))
+    ends = [ReceivingEnd(columns, 2), ReceivingEnd(columns, 2)]
+    encoded = msgspec.msgpack.encode(Frame(epoch, seq, ack, message))
+    if kind == 9:
+        at = data.draw(st.integers(0, len(encoded) - 1))
+        encoded = data.draw(
+            st.sampled_from(
+                [
+                    encoded[:at],
+                    encoded + b"\0",
+                    encoded[:at] + bytes([encoded[at] ^ 0x10]) + encoded[at + 1 :],
+                    encoded[:at] + bytes([encoded[at] ^ 0x81]) + encoded[at + 1 :],
+                ]
+            )
+        )
+    before = ends[0].state
+    taken = [ends[0].take(encoded), ends[1].take_natively(encoded)]
+    assert taken[0] == taken[1]
+    assert ends[0].state == ends[1].state
+    if taken[0] is None:
+        assert ends[0].state == before
+
+
+@needs_native
+def test_most_messages_are_taken() -> None:
+    columns = (column(5, 6), column(0, 0), column(0, 3))
+    end = ReceivingEnd(columns, 0)
+    taken = None
+    for seq in range(1, 300):
+        chars, tokens = end.found.chars, end.found.tokens
+        logprobs = LogprobColumns(1, bytes(8), bytes(8), bytes(8)) if seq % 2 else None
+        message = Deltas(columns[0], chars, tokens, ["a", "bc"], column(1, seq), logprobs=logprobs)
+        taken = end.take_natively(msgspec.msgpack.encode(Frame(7, seq, 0, message)))
+        assert taken == message
+    assert end.found.chars == column(299, 598)
+    assert end.found.tokens == column(299, 302)
+
+
+@needs_native
+@pytest.mark.parametrize("at", range(4))
+def test_what_is_no_message_is_refused(at: int) -> None:
+    end = ReceivingEnd((column(1), column(0), column(0)), 0)
+    arguments: list[Any] = [end.link, b"", end.found, 0.0]
+    arguments[at] = None
+    with pytest.raises((TypeError, AttributeError)):
+        native_take_plain_deltas()(*arguments)  # type: ignore[misc]
+    end.found.chars = b""
+    with pytest.raises(TypeError, match="one length"):
+        end.take_natively(b"")
