@@ -13,6 +13,8 @@ Status codes are decided here alone:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 from msgspec import UNSET, Struct, UnsetType
@@ -163,6 +165,22 @@ def is_draining() -> ApiError:
 def overloaded(what: str) -> ApiError:
     """503: no capacity for the request at present."""
     return ApiError(503, f"{what}: send it again later", code="overloaded", headers=_RETRY_SOON)
+
+
+@contextmanager
+def callers_fields(param_names: dict[str, str]) -> Iterator[None]:
+    """A BadRequestError of the block becomes an ApiError that names the caller's field: see
+    `error_of`.
+    """
+    try:
+        yield
+    except BadRequestError as error:
+        raise error_of(error, param_names) from None
+
+
+def composed_names(inner: dict[str, str], outer: dict[str, str]) -> dict[str, str]:
+    """The caller's names where `outer` renames the fields that `inner` leads to."""
+    return {**outer, **{name: outer.get(theirs, theirs) for name, theirs in inner.items()}}
 
 
 def error_of(error: BaseException, param_names: dict[str, str]) -> ApiError:

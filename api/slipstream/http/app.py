@@ -298,6 +298,10 @@ def _check_method(request: HttpRequest, methods: dict[str, Handler] | None) -> A
 def _check_content_type(request: HttpRequest) -> ApiError | None:
     if request.method != "POST":
         return None
+    encoding = request.headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in (b"", b"identity"):
+        what = f"content-encoding: got {encoding.decode('latin-1')[:40]!r}, allowed: identity"
+        return ApiError(415, what, headers=((b"accept-encoding", b"identity"),))
     # programs may leave it out; a request from a page, which has an Origin, may not
     default = b"" if b"origin" in request.headers else b"application/json"
     given = request.headers.get(b"content-type", default)

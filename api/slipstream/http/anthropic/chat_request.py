@@ -1,13 +1,13 @@
 """Turns a body of the Messages API into that of a chat, which everything else is made of.
 
 - Each `tool_result` becomes a turn of its own. One with `is_error` begins with "Error: ".
-- A last turn of the assistant is continued, not repeated.
+- A last turn of the assistant is continued, not repeated; it cannot have a call.
 - Images, documents, and tools that run on Anthropic's servers are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
 from msgspec import to_builtins
@@ -58,6 +58,8 @@ def chat_request(body: PromptFields) -> ChatRequest:
     """The same request as a chat's. Raises: ApiError."""
     choice = body.tool_choice
     is_continued = bool(body.messages) and body.messages[-1].role == _ASSISTANT
+    if is_continued and not isinstance(body.messages[-1].content, str):
+        _check_continued(body.messages[-1].content, f"messages[{len(body.messages) - 1}].content")
     output = body.output_config
     form = None if output is None or output.format is None else output.format.schema
     sampling: dict[str, Any] = {}
@@ -142,6 +144,17 @@ def _check_place(turn: Turn, block: ContentBlock, where: str) -> None:
         raise bad_field(where, f"{where}: got {kind!r}, allowed: only in turns of the assistant")
     if isinstance(block, ToolResultBlock) and turn.role != "user":
         raise bad_field(where, f"{where}: got 'tool_result', allowed: only in turns of the user")
+
+
+def _check_continued(blocks: Sequence[ContentBlock], field: str) -> None:
+    for at, block in enumerate(blocks):
+        if isinstance(block, ToolUseBlock):
+            what = (
+                f"{field}[{at}]: got 'tool_use' in a last turn of the assistant, which is continued"
+            )
+            raise bad_field(
+                field, f"{what}; allowed: a turn of the user with its tool_result behind it"
+            )
 
 
 def _tool_result(block: ToolResultBlock, where: str) -> Message:

@@ -15,7 +15,7 @@ from slipstream.answers.answer_options import answer_options as checked_options
 from slipstream.client.connection.queries import checked_template, new_tokenize
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
-from slipstream.http.api_errors import bad_field
+from slipstream.http.api_errors import bad_field, callers_fields, composed_names
 from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.endpoints.planner import (
     caller_names,
@@ -24,6 +24,7 @@ from slipstream.http.endpoints.planner import (
     plan_answer,
     sampling_params,
 )
+from slipstream.http.openai.allowed_tools import name_of, tools_of_names
 from slipstream.http.openai.answer_parts import ASSISTANT, delta_of_kind
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.chat_turns import chat_messages, reasoning_target, template_variables
@@ -42,8 +43,14 @@ from slipstream.http.openai.response_bodies import (
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.outputs import Delta
 from slipstream.request.parallel_sampling import params_of_answers
-from slipstream_ipc.messages import AnswerOptions, ChatMessage, ModelCard, TemplateOptions, Tokenize
-from slipstream_ipc.messages.answer import FUNCTION_CHOICE
+from slipstream_ipc.messages import (
+    MAX_CHAT_TURNS,
+    AnswerOptions,
+    ChatMessage,
+    ModelCard,
+    TemplateOptions,
+    Tokenize,
+)
 
 _TURN_TOKENS = 16  # that a template adds around a turn, estimated
 _decoder = BodyDecoder(ChatRequest)
@@ -53,6 +60,9 @@ def read_chat(content: bytes, ignored: IgnoredFields | None = None) -> ChatReque
     """Decode a body and refuse unsupported fields. ignored: see `BodyDecoder`. Raises: ApiError."""
     body = _decoder.decode(content, ignored)
     refuse_unsupported(body)
+    if len(body.messages) > MAX_CHAT_TURNS:
+        what = f"messages: got {len(body.messages)} messages, allowed: at most {MAX_CHAT_TURNS}"
+        raise bad_field("messages", what)
     for index, message in enumerate(body.messages):
         refuse_unsupported(message, f"messages[{index}].")
     return body
@@ -65,16 +75,38 @@ def plan_chat(
     kind: str = "chatcmpl",
     shape: BlockShape | None = None,
     strict_finish: bool = False,
+    param_names: dict[str, str] | None = None,
 ) -> AnswerPlan:
     """The streams of a new chat completion, or of another endpoint's answer to the same body.
 
     kind: see `AnswerId`. shape: if the answer is printed by blocks. strict_finish: a call of a
-    named function has OpenAI's finish reason, `stop`.
+    named function has OpenAI's finish reason, `stop`. param_names: the other endpoint's name for
+    each of a chat's fields whose name differs.
 
-    Raises: ApiError, BadRequestError.
+    Raises: ApiError.
     """
-    num_logprobs = _num_logprobs(body)
     max_tokens, names = _max_tokens(body)
+    names = {"prompt": "messages", "logprobs": "top_logprobs", **names, **caller_names(body)}
+    names = composed_names(names, param_names or {})
+    with callers_fields(names):
+        plan = _plan(with_allowed_tools(body), model, max_tokens, kind, shape, names)
+    is_named = isinstance(body.tool_choice, dict) and body.tool_choice.get("type") == "function"
+    return replace(
+        plan,
+        has_all_logprobs=body.logprobs_scope == "all",
+        names_calls=not (strict_finish and is_named),
+    )
+
+
+def _plan(
+    body: ChatRequest,
+    model: ModelCard,
+    max_tokens: int | None,
+    kind: str,
+    shape: BlockShape | None,
+    names: dict[str, str],
+) -> AnswerPlan:
+    num_logprobs = _num_logprobs(body)
     params = sampling_params(
         body,
         model.default_sampling,
@@ -87,7 +119,7 @@ def plan_chat(
     template = template_options(body)
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
     check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
-    plan = plan_answer(
+    return plan_answer(
         kind,
         shape or ChatShape(has_ids=bool(body.return_token_ids)),
         body,
@@ -95,20 +127,9 @@ def plan_chat(
         prompts=[messages],
         params=params,
         answers=params_of_answers(params),
-        param_names={
-            "prompt": "messages",
-            "logprobs": "top_logprobs",
-            **names,
-            **caller_names(body),
-        },
+        param_names=names,
         template=template,
         answer=answer,
-    )
-    is_named = answer is not None and answer.tool_choice.startswith(FUNCTION_CHOICE)
-    return replace(
-        plan,
-        has_all_logprobs=body.logprobs_scope == "all",
-        names_calls=not (strict_finish and is_named),
     )
 
 
@@ -163,6 +184,20 @@ def answer_options_of_body(body: ChatRequest) -> AnswerOptions:
     return options
 
 
+def with_allowed_tools(body: ChatRequest) -> ChatRequest:
+    """The body with just the tools that `allowed_tools` lists. Raises: ApiError."""
+    match body.tool_choice:
+        case {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)},
+        }:
+            field = "tool_choice.allowed_tools.tools"
+            names = [name_of(each) if isinstance(each, dict) else None for each in listed]
+            tools = tools_of_names(body.tools or (), names, field)
+            return replace_field(body, tools=tools, tool_choice=mode)
+    return body
+
+
 def _num_logprobs(body: ChatRequest) -> int | None:
     if body.logprobs:
         return body.top_logprobs or 0
@@ -193,6 +228,7 @@ def template_options(body: ChatRequest | TokenizeRequest) -> TemplateOptions:
 
 def prompt_query(body: ChatRequest) -> Tokenize:
     """Asks for the tokens of a chat's prompt. Raises: ApiError, BadRequestError."""
+    body = with_allowed_tools(body)
     if answer_options_of_body(body).tool_choice == "none":  # the model does not see them
         body = replace_field(body, tools=None)
     return new_tokenize(chat_messages(body.messages), template_options(body))

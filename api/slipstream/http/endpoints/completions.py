@@ -9,7 +9,7 @@ import msgspec
 from slipstream.delta_batch import TokenLogprobs
 from slipstream.http.answers.answer_plan import AnswerPlan, ChoiceContent
 from slipstream.http.answers.echo import Echo
-from slipstream.http.api_errors import bad_field
+from slipstream.http.api_errors import bad_field, callers_fields
 from slipstream.http.endpoints.planner import (
     caller_names,
     check_num_logprobs,
@@ -46,7 +46,13 @@ def read_completion(content: bytes, ignored: IgnoredFields | None = None) -> Com
 
 
 def plan_completion(body: CompletionRequest, model: ModelCard) -> AnswerPlan:
-    """The streams of a new completion. Raises: ApiError, BadRequestError."""
+    """The streams of a new completion. Raises: ApiError."""
+    names = {**_PARAM_NAMES, **caller_names(body), **_echo_names(body)}
+    with callers_fields(names):
+        return _plan(body, model, names)
+
+
+def _plan(body: CompletionRequest, model: ModelCard, names: dict[str, str]) -> AnswerPlan:
     max_tokens = _DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     is_prompt_only = bool(body.echo) and max_tokens == 0
     params = sampling_params(
@@ -83,7 +89,7 @@ def plan_completion(body: CompletionRequest, model: ModelCard) -> AnswerPlan:
         prompts=prompts,
         params=params,
         answers=answers,
-        param_names={**_PARAM_NAMES, **caller_names(body), **_echo_names(body)},
+        param_names=names,
         echo=echo,
     )
 

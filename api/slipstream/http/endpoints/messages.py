@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from msgspec.structs import replace as replace_field
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import ids_of
-from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.anthropic.chat_request import PARAM_NAMES, chat_request
 from slipstream.http.anthropic.message_printer import MESSAGES
 from slipstream.http.anthropic.request_bodies import CountTokensRequest, MessagesRequest
 from slipstream.http.anthropic.response_bodies import InputTokens
-from slipstream.http.api_errors import error_of
+from slipstream.http.api_errors import callers_fields
 from slipstream.http.endpoints.chat import plan_chat, prompt_query
 from slipstream.http.endpoints.served_model import respond_when_done
 from slipstream.http.exchange import Exchange
@@ -44,15 +41,12 @@ def read_count_tokens(content: bytes, ignored: IgnoredFields | None = None) -> C
 
 def plan_messages(body: MessagesRequest, model: ModelCard) -> AnswerPlan:
     """The stream of a new message. Raises: ApiError."""
-    try:
+    with callers_fields(PARAM_NAMES):
         chat = chat_request(body)
         if body.max_tokens >= model.max_model_len:
             # the field is required, so libraries fill in what their own models can
             chat = replace_field(chat, max_tokens=None)
-        plan = plan_chat(chat, model, kind=KIND, shape=MESSAGES)
-    except BadRequestError as error:
-        raise error_of(error, PARAM_NAMES) from None
-    return replace(plan, param_names={**plan.param_names, **PARAM_NAMES})
+    return plan_chat(chat, model, kind=KIND, shape=MESSAGES, param_names=PARAM_NAMES)
 
 
 def count_tokens(io: LoopIO, body: CountTokensRequest, exchange: Exchange) -> None:

@@ -89,7 +89,7 @@ def new_response(
     created when it says. Raises: ApiError, BadRequestError.
     """
     items = context_of(body, {} if kept is None else kept)
-    plan = plan_chat(chat_of(body, items), model)
+    plan = plan_chat(chat_of(body, items), model, param_names=CALLER_NAMES)
     _check_logprobs(plan.num_logprobs, body, model)
     answer_id, created = AnswerId(KIND, plan.id.first), plan.created
     if before is not None:
@@ -111,7 +111,6 @@ def new_response(
         id=answer_id,
         created=created,
         shape=response_shape(response),
-        param_names={**plan.param_names, **CALLER_NAMES},
         is_background=bool(body.background),
     )
     return plan, response

@@ -7,6 +7,7 @@ Decoding blocks the event loop, and with it all streams, in proportion to the nu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Generic, TypeVar
 
@@ -28,6 +29,8 @@ _SMALL_BYTES = 2**17  # smaller bodies decode fast, whatever they contain
 _MAX_VALUES = 2**20  # a batch of 1,024 prompts of 1,024 token ids
 _MAX_OBJECTS = 2**16
 _MAX_COLONS = 2**17  # of a body with unknown fields: objects of Python are made of all its fields
+# an escaped backslash, a character of two halves, or one half
+_ESCAPES = re.compile(rb"(?i)\\\\|\\ud[89ab]..\\ud[c-f]..|(\\ud[89a-f]..)")
 _UNKNOWN = "Object contains unknown field"  # msgspec's words
 
 
@@ -52,7 +55,7 @@ class BodyDecoder(Generic[Body]):
             if ignored is None or not is_unknown or body.count(b":") > _MAX_COLONS:
                 raise _wrong_field(field_error(error, self._type, _quotable(body))) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _not_json(error) from None
+            raise _not_json(error, body) from None
         return self._decode_known(body, ignored)
 
     def _decode_known(self, body: bytes, ignored: IgnoredFields) -> Body:
@@ -60,7 +63,7 @@ class BodyDecoder(Generic[Body]):
             given = msgspec.json.decode(body)
             known = without_unknown(given, self._known, ignored)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _not_json(error) from None
+            raise _not_json(error, body) from None
         try:
             return msgspec.convert(known, self._type, str_keys=True)
         except msgspec.ValidationError as error:
@@ -68,12 +71,16 @@ class BodyDecoder(Generic[Body]):
             raise _wrong_field(field_error(error, self._type, quoted)) from None
 
 
-def _not_json(error: Exception) -> ApiError:
+def _not_json(error: Exception, body: bytes) -> ApiError:
     if isinstance(error, RecursionError):
         allowed = f"at most {MAX_TEMPLATE_NESTING} levels of them"
         return bad_field(
             None, f"the body: got lists and objects nested too deeply, allowed: {allowed}"
         )
+    halves = (found[1] for found in _ESCAPES.finditer(body) if found[1] is not None)
+    if (half := next(halves, None)) is not None:
+        what = f"the body: got {half.decode(errors='replace')}, half of a character"
+        return bad_field(None, f"{what}, allowed: whole ones")
     return bad_field(None, f"the body is not JSON: {error}")
 
 

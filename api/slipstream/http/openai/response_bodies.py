@@ -214,6 +214,7 @@ class Model(Struct, frozen=True):
     object: str = "model"
     owned_by: str = "slipstream"
     type: str = "model"
+    lifecycle: str = "active"
 
 
 class Models(Struct, frozen=True):

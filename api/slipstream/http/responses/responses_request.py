@@ -6,11 +6,12 @@ checks hold here too.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from slipstream.http.api_errors import bad_field
+from slipstream.http.openai.allowed_tools import tools_of_names
 from slipstream.http.openai.body_decoder import BodyDecoder
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import (
@@ -45,6 +46,7 @@ CALLER_NAMES = {
     "logprobs": "top_logprobs",
     "response_format": "text.format",
 }
+_MAX_INCLUDED = 64
 _MAX_METADATA = 16
 _MAX_METADATA_NAME = 64
 _MAX_METADATA_VALUE = 512
@@ -97,7 +99,7 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
-    include: tuple[str, ...] | None = None
+    include: Annotated[tuple[str, ...], Meta(max_length=_MAX_INCLUDED)] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -220,23 +222,15 @@ def _allowed_tools(
 ) -> tuple[dict[str, Any], ...]:
     """The tools that `allowed_tools` lists. Raises: ApiError."""
     field = "tool_choice.tools"
-    names: set[str] = set()
-    known = {name for tool in tools if isinstance(name := _name_of(tool), str)}
+    names: list[str | None] = []
     for each in allowed:
         match each:
-            case {"type": "function", "name": str(name)} if name in known:
-                names.add(name)
+            case {"type": "function", "name": str(name)}:
+                names.append(name)
             case _:
                 what = f"{field}: got {repr(each)[:100]}, allowed: functions that are in tools"
                 raise bad_field(field, what)
-    if not names:
-        raise bad_field(field, f"{field}: got none, allowed: functions that are in tools")
-    return tuple(tool for tool in tools if _name_of(tool) in names)
-
-
-def _name_of(tool: dict[str, Any]) -> object:
-    function = tool["function"]
-    return function.get("name") if isinstance(function, dict) else None
+    return tools_of_names(tools, names, field)
 
 
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:

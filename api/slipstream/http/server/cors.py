@@ -72,5 +72,5 @@ class Cors:
 
 _EXPOSED = (
     b"access-control-expose-headers",
-    b"request-id, retry-after, www-authenticate, x-slipstream-ignored-fields",
+    b"request-id, x-request-id, retry-after, www-authenticate, x-slipstream-ignored-fields",
 )

@@ -104,6 +104,14 @@ def test_a_last_turn_of_the_assistant_is_continued() -> None:
     assert (chat.continue_final_message, chat.add_generation_prompt) == (False, True)
 
 
+def test_a_last_turn_of_the_assistant_has_no_call() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
+    blocks = [{"type": "text", "text": "ok"}, call]
+    with pytest.raises(ApiError, match=r"messages\[1\].content\[1\]: got 'tool_use'") as caught:
+        chat_of(messages=[*BODY["messages"], {"role": "assistant", "content": blocks}])
+    assert caught.value.status == 400
+
+
 def test_options() -> None:
     schema = {"type": "object"}
     chat = chat_of(

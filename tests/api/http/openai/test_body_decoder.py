@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -449,3 +450,61 @@ def test_log_probabilities_of_prompts_are_bounded_by_answers(field: str) -> None
     with pytest.raises(ApiError, match=f"{field}: got 20 per token, up to .* of prompts") as caught:
         complete(**asked, n=128)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("plan", "fields", "field"),
+    [
+        (chat, {"max_completion_tokens": 0}, "max_completion_tokens"),
+        (chat, {"logprobs": True, "top_logprobs": 30}, "top_logprobs"),
+        (chat, {"guided_choice": []}, "guided_choice"),
+        (chat, {"messages": [USER] * 16385}, "messages"),
+        (complete, {"prompt": [-1]}, "prompt"),
+    ],
+)
+def test_the_callers_own_field_is_named(
+    plan: Callable[..., AnswerPlan], fields: dict[str, object], field: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        plan(**fields)
+    error = caught.value.body.error
+    assert error.param == field
+    assert error.message.startswith(field)
+
+
+@pytest.mark.parametrize(
+    "half", [r"\ud83d", r"\ude00", r"\\\ud83d", r"\ud83d\ud83d\ude00", r"\uD83Dx"]
+)
+def test_half_a_character_is_told(half: str) -> None:
+    body = b'{"prompt": "%b"}' % half.encode()
+    with pytest.raises(ApiError, match=r"\\u[dD].*, half of a character") as caught:
+        read_completion(body)
+    assert caught.value.status == 400
+    read_completion(rb'{"prompt": "\ud83d\ude00 \\ud83d"}')
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    for name in ("clock", "weather")
+]
+
+
+def allowed(*names: str, mode: str = "required") -> dict[str, object]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_allowed_tools_are_the_tools_of_a_chat() -> None:
+    body = read_chat(
+        json.dumps({"messages": [USER], "tools": TOOLS, "tool_choice": allowed("weather")}).encode()
+    )
+    same = read_chat(
+        json.dumps({"messages": [USER], "tools": TOOLS[1:], "tool_choice": "required"}).encode()
+    )
+    found, expected = plan_chat(body, MODEL), plan_chat(same, MODEL)
+    assert found.states[0].request.template == expected.states[0].request.template
+    assert found.states[0].request.answer == expected.states[0].request.answer
+    for wrong in (allowed(), allowed("sun"), allowed("clock", mode="none")):
+        with pytest.raises(ApiError, match="tool_choice") as caught:
+            chat(tools=TOOLS, tool_choice=wrong)
+        assert caught.value.status == 400

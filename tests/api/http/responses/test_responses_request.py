@@ -17,6 +17,7 @@ from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.response_plan import echo_of, new_response
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.response_encoding import json_response
+from slipstream.http.responses.response_record import ResponseRecord
 from slipstream.http.responses.responses_request import read_response_request
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -335,3 +336,47 @@ def test_no_field_of_an_agents_body_is_unknown(name: str) -> None:
     assert [turn.tool_call_id for turn in turns if turn.role == "tool"] == ["call_1"] * (
         name != "codex"
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"max_output_tokens": 2**64}, "max_output_tokens"),
+        ({"input": [{"role": "user", "content": "x"}] * 16385}, "input"),
+    ],
+)
+def test_a_responses_own_field_is_named(fields: dict[str, Any], field: str) -> None:
+    body = read_response_request(json.dumps({"input": "hi", **fields}).encode())
+    with pytest.raises(ApiError) as caught:
+        new_response(body, MODEL)
+    error = caught.value.body.error
+    assert error.param == field
+    assert error.message.startswith(field)
+
+
+def test_what_the_engine_finds_wrong_is_named_as_the_response_has_it() -> None:
+    body = read_response_request(json.dumps({"input": "hi", "text": {"format": SCHEMA}}).encode())
+    plan, _ = new_response(body, MODEL)
+    assert plan.param_names["structured_outputs"] == "text.format"
+    assert plan.param_names["max_tokens"] == "max_output_tokens"
+    assert plan.param_names["messages"] == "input"
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
+def test_numbers_beyond_64_bits_are_answered_and_not_kept(number: int) -> None:
+    tool = {**WEATHER, "parameters": {**PARAMETERS, "maximum": number}}
+    body = read_response_request(json.dumps({"input": "hi", "tools": [tool]}).encode())
+    _, response = new_response(body, MODEL)
+    assert response.store is False
+
+
+def test_arguments_are_shown_as_text() -> None:
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": 1}},
+        {"type": "function_call_output", "call_id": "c", "output": "y"},
+    ]
+    body = read_response_request(json.dumps({"input": items}).encode())
+    _, response = new_response(body, MODEL)
+    shown = ResponseRecord(response, body.input).input_list()
+    assert [each["arguments"] for each in shown if each["type"] == "function_call"] == ['{"a":1}']

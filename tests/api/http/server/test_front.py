@@ -604,6 +604,20 @@ def test_a_body_that_is_not_said_to_be_json_is_refused(front):
         assert raw.read().status == 415
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 415), ("identity", 200)])
+def test_a_body_that_is_encoded_is_refused(front, encoding, status):
+    body = b'{"prompt": "x", "max_tokens": 1}'
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Encoding: {encoding}\r\n\r\n"
+    with Raw(front.port) as raw:
+        raw.send(head.encode() + body)
+        answer = raw.read()
+    assert answer.status == status
+    if status == 415:
+        assert answer.headers["accept-encoding"] == "identity"
+        assert "gzip" in answer.error["message"]
+
+
 def test_a_page_cannot_ask_by_leaving_out_what_the_body_is(front):
     """A browser sends a Blob without a type so, and asks nobody beforehand."""
     body = b'{"prompt": "x"}'
