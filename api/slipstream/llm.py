@@ -159,7 +159,7 @@ class LLM:
         options: CheckedOptions,
         use_tqdm: bool | Callable[..., tqdm[Any]],
     ) -> list[RequestOutput]:
-        coarse = [_coarse(each) for each in options.params]
+        coarse = [_with_batch_interval(each) for each in options.params]
         begin, num_tokens = time.monotonic(), 0
         with (use_tqdm if callable(use_tqdm) else tqdm)(
             total=sum(each.n for each in coarse),
@@ -218,7 +218,7 @@ def _is_turn(given: object) -> bool:
     return isinstance(given, ChatMessage | Mapping)
 
 
-def _coarse(params: SamplingParams) -> SamplingParams:
+def _with_batch_interval(params: SamplingParams) -> SamplingParams:
     """Params with a larger stream interval."""
     interval = max(params.stream_interval, _STREAM_INTERVAL)
     return msgspec.structs.replace(params, stream_interval=interval)

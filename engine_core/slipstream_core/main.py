@@ -19,7 +19,7 @@ import zmq
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.processes import Ranks
-from slipstream_core.runner.factory import import_runner, load_runner, settled
+from slipstream_core.runner.factory import import_runner, load_runner, with_device_defaults
 from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner
 from slipstream_ipc.messages import Status
@@ -27,10 +27,10 @@ from slipstream_ipc.process import (
     Beats,
     ParentCommands,
     StopSignal,
+    freeze_gc,
     prepare,
     report,
     run_child,
-    settle_memory,
     start_child,
     wait_for_activation,
 )
@@ -50,7 +50,7 @@ def main() -> int:
     if config.tensor_parallel_size > 1 and not config.model.startswith(SIMULATED):
         ranks = Ranks(config)  # on this thread, and they import while this process does
     prepare(partial(import_runner, config, is_awaited=commands.any_waiting), commands)
-    settle_memory()
+    freeze_gc()
     activation = wait_for_activation(commands, stop, beats)
     if activation is None:
         return 0
@@ -65,7 +65,7 @@ def main() -> int:
     poller = Poller()
     poller.register(stop.fileno(), zmq.POLLIN)
     try:
-        config = settled(config)
+        config = with_device_defaults(config)
         core = assemble_core(config, _load(config, ranks), context, poller)
     except (ValueError, MemoryError) as error:
         report(load_status(config.model, error))
@@ -73,7 +73,7 @@ def main() -> int:
     except (OSError, zmq.ZMQError) as error:  # the socket's address, or the crash note
         report(Status(error=f"cannot start in {config.runtime_dir}: {error}"))
         return 1
-    settle_memory()
+    freeze_gc()
     name = config.served_model_name or config.model
     num_blocks = core.runner.num_blocks - 1  # without the null block, as in the metrics
     report(Status(ready=True, detail=f"{name}, {num_blocks} cache blocks"))

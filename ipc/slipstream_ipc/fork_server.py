@@ -25,7 +25,7 @@ import msgspec
 
 from slipstream_ipc.errors import brief
 from slipstream_ipc.forked_process import become, check_single_threaded
-from slipstream_ipc.process import die_with_parent, name_process, run_child, settle_memory
+from slipstream_ipc.process import die_with_parent, freeze_gc, name_process, run_child
 from slipstream_ipc.telemetry.logs import configure_logging
 
 FORK_SERVER = "forkserver"
@@ -105,7 +105,7 @@ def _answer(request: ForkServerRequest, fds: list[int], parent: int) -> ForkServ
         case Preload():
             module = importlib.import_module(request.module)
             module.preload(bytes(request.config))
-            settle_memory(collects=False)
+            freeze_gc(collects=False)
             check_single_threaded()
             return Preloaded()
         case Fork():

@@ -270,7 +270,7 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
-def settle_memory(*, collects: bool = True) -> None:
+def freeze_gc(*, collects: bool = True) -> None:
     """Exempt what is loaded by now from garbage collection, as it lives as long as the process, and
     return free memory to the system.
 

@@ -68,7 +68,7 @@ class CoreLink:
         return self._dealer.epoch
 
     @property
-    def quiet_end(self) -> tuple[Link[None], LocalConnection] | None:
+    def idle_link(self) -> tuple[Link[None], LocalConnection] | None:
         """The link and the local connection to the core, while nothing waits to be sent there."""
         is_quiet = not (self._messages or self._report_due)
         return self._dealer.local_end if is_quiet else None
@@ -124,7 +124,7 @@ class CoreLink:
         self._checked_step = step
         self._report_due |= is_awaited
 
-    def owes_at_once(self) -> None:
+    def acknowledge_now(self) -> None:
         """What has arrived is to be acknowledged by the next `report`."""
         self._may_owe = 0
 

@@ -27,11 +27,11 @@ from slipstream_ipc.process import (
     Drain,
     ParentCommands,
     StopSignal,
+    freeze_gc,
     next_multiple,
     process_name,
     report,
     run_child,
-    settle_memory,
     start_child,
 )
 from slipstream_ipc.telemetry.statistics import Statistics
@@ -83,7 +83,7 @@ def main() -> int:
             detokenizers = detokenizers_from(ready)
             endpoint = config.otlp_traces_endpoint
             spans = None if endpoint is None else RequestSpans(endpoint)
-            settle_memory()
+            freeze_gc()
             poller.register(commands.fileno(), zmq.POLLIN)
             activation = _await_activation(commands, tokenizer, poller, stop, beats)
             if activation is not None:
@@ -109,7 +109,7 @@ def main() -> int:
                     is_wrong = isinstance(error, ValueError)
                     report(Status(error=f"{where}{error}", is_misconfigured=is_wrong))
                     return 1
-                settle_memory()
+                freeze_gc()
                 _serve(worker, tokenizer, commands, poller, stop, beats, _tokenizer_name(config))
     finally:
         tokenizer.close()
@@ -171,7 +171,7 @@ def _serve(
     tokenizer_name: str,
 ) -> None:
     is_ready = False
-    draining = _obey(worker, commands)
+    draining = _run_commands(worker, commands)
     beat_at = 0.0
     events: dict[object, int] | None = None
     while not stop.is_set:
@@ -193,13 +193,13 @@ def _serve(
         if tokenizer.exits in events:
             beat_at = 0.0
         if commands.fileno() in events:
-            draining = _obey(worker, commands) or draining
+            draining = _run_commands(worker, commands) or draining
     if draining is not None or any(isinstance(command, Drain) for command in commands.read()):
         worker.say_goodbye()
     worker.close(linger_ms=_GOODBYE_MS)
 
 
-def _obey(worker: Worker, commands: ParentCommands) -> _Draining | None:
+def _run_commands(worker: Worker, commands: ParentCommands) -> _Draining | None:
     """Tell the worker what the parent has said since the last read; the drain that it has begun, if
     any.
     """

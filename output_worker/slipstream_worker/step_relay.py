@@ -110,10 +110,10 @@ class RelayMaker:
 
     def _found(self) -> RelayBasis | None:
         """Links, connections, columns and rows as they are now; None if no step can be relayed."""
-        core_end, port, columns = self._core.quiet_end, self._readers.only_port, self._columns
+        core_end, port, columns = self._core.idle_link, self._readers.only_port, self._columns
         if core_end is None or port is None or columns.has_detectors:
             return None
-        client_end, pages = port.quiet_end, columns.tokens.pages
+        client_end, pages = port.idle_link, columns.tokens.pages
         if client_end is None or pages is None:
             return None
         core, from_core = core_end

@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _failed(arguments.prog, "interrupted", 1)
     except Exception as error:
         names = {**arguments.option_names, **getattr(arguments, "sources", {})}
-        return _failed(arguments.prog, *_told(error, names))
+        return _failed(arguments.prog, *_message_and_code(error, names))
 
 
 def _parser() -> Parser:
@@ -77,7 +77,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _told(error: Exception, names: Mapping[str, str]) -> tuple[str, int]:
+def _message_and_code(error: Exception, names: Mapping[str, str]) -> tuple[str, int]:
     """The message for an error, and the exit code. At log level DEBUG, raises unexpected errors.
 
     names: what each option is called, or the line or the variable that it is from.

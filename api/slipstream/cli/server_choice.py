@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from slipstream.cli.options.configuration import add_config, of_short_stacks, source_of
+from slipstream.cli.options.configuration import add_config, short_lived_settings, source_of
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.client.client import Client
@@ -56,7 +56,7 @@ def add_client_options(parser: Parser, *, has_model_argument: bool = True) -> No
         help="start a server for this command, even if one runs",
     )
     add_settings(parser, has_argument=has_model_argument, is_brief=True)
-    add_config(parser, of_short_stacks())
+    add_config(parser, short_lived_settings())
 
 
 def _add_connection(group: argparse._ArgumentGroup, default: str) -> None:

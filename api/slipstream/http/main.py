@@ -50,10 +50,10 @@ from slipstream_ipc.process import (
     Drain,
     ParentCommands,
     StopSignal,
+    freeze_gc,
     next_multiple,
     report,
     run_child,
-    settle_memory,
     start_child,
     wait_for_activation,
 )
@@ -226,7 +226,7 @@ async def _report_ready(io: LoopIO, server: Server, detail: str) -> None:
             report(Status(error=str(error)))
             return
     server.begin_waiting()
-    settle_memory()
+    freeze_gc()
     gc.set_threshold(_YOUNG_OBJECTS)
     report(Status(ready=True, detail=detail))
 

@@ -59,7 +59,7 @@ class _OwnTotals:
             self.num_restarts += self.pid != 0
             self.former_cpu_s += self.usage.cpu_s
             self.pid, self.usage = pid, _NONE
-        self.usage = _not_falling(usage_of(pid) if pid else None, self.usage)
+        self.usage = _monotonic(usage_of(pid) if pid else None, self.usage)
 
 
 class RoleStatistics:
@@ -163,11 +163,11 @@ class RoleStatistics:
 
     def _usage_of_child(self, child: Child) -> ProcessUsage:
         last = self._usages.get(child.pid, _NONE)
-        self._usages[child.pid] = usage = _not_falling(usage_of(child.pid), last)
+        self._usages[child.pid] = usage = _monotonic(usage_of(child.pid), last)
         return usage
 
 
-def _not_falling(usage: ProcessUsage | None, last: ProcessUsage) -> ProcessUsage:
+def _monotonic(usage: ProcessUsage | None, last: ProcessUsage) -> ProcessUsage:
     """A usage; CPU time that falls or cannot be read keeps its last value."""
     now = usage or _NONE
     return ProcessUsage(max(now.cpu_s, last.cpu_s), now.rss_bytes)

@@ -348,7 +348,7 @@ class Supervisor:
         try:
             self._fork_server.read()
             self._activate_waiting()
-            self._fork_server.go_on()
+            self._fork_server.preload_next()
         except OSError as error:
             _logger.warning("processes are started without a fork server from now on: %s", error)
             self._close_fork_server()

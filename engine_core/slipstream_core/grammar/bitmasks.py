@@ -99,7 +99,7 @@ class GrammarBitmasks:
                 if (mask := self._mask_of_reasoning(row)) is not None:
                     masks[i] = mask
                     continue
-                state = self._brought_up(row)
+                state = self._matcher_up_to_date(row)
                 if state is None:
                     masks[i] = self._mask_of_begins(row)
                     continue
@@ -150,7 +150,7 @@ class GrammarBitmasks:
         assert isinstance(reasoning.calls, CallMatcher)
         return reasoning.calls
 
-    def _brought_up(self, row: int) -> GrammarMatcher | None:
+    def _matcher_up_to_date(self, row: int) -> GrammarMatcher | None:
         """The matcher of the next mask; None: reasoning has begun in part, and what there is of it
         is not the grammar's.
         """

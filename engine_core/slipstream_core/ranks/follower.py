@@ -13,10 +13,10 @@ from typing import NoReturn
 
 from slipstream_core.config import RankConfig
 from slipstream_core.ranks.bus import PlanReader
-from slipstream_core.runner.factory import import_runner, settled
+from slipstream_core.runner.factory import import_runner, with_device_defaults
 from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner
-from slipstream_ipc.process import prepare, report, run_child, settle_memory, start_child
+from slipstream_ipc.process import freeze_gc, prepare, report, run_child, start_child
 
 _MOST_LAUNCHED = 2  # one that runs, and the next
 
@@ -27,13 +27,13 @@ def main() -> int:
     core = config.core
     reader = PlanReader(config.index - 1, config.memory_fd, config.doorbell, config.room_fd)
     prepare(partial(import_runner, core), reader)
-    settle_memory()
+    freeze_gc()
     reader.wait()
     from slipstream_core.ranks.group import JOIN_S, device_type, join_group
     from slipstream_core.runner.sharding.rank import Rank
     from slipstream_core.runner.torch_factory import load_runner
 
-    core = settled(core)  # as the core's own settings are
+    core = with_device_defaults(core)  # as the core's own settings are
     rank = Rank(config.index, core.tensor_parallel_size)
     exchange_fd = config.exchange_fd if core.native else None
     join_group(rank, device_type(core), config.meeting_fd, exchange_fd, JOIN_S)
@@ -42,7 +42,7 @@ def main() -> int:
     except (ValueError, MemoryError) as error:
         report(load_status(core.model, error))
         return 1
-    settle_memory()
+    freeze_gc()
     return follow(runner, reader)
 
 

@@ -41,7 +41,7 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
     importlib.import_module(f"slipstream_core.runner.{kind}")
 
 
-def settled(config: CoreConfig) -> CoreConfig:
+def with_device_defaults(config: CoreConfig) -> CoreConfig:
     """The settings with the defaults of this machine's card, if it computes on one."""
     if config.model.startswith(SIMULATED) or config.device == "cpu" or not config.card_defaults:
         return config

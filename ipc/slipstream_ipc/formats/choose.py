@@ -90,9 +90,9 @@ def choose_format(
     reasoning = _part(REASONING, reasoning_format, text, tokens)
     calls = _part(CALLS, tool_format, text, tokens)
     if _is_open(reasoning, reasoning_format):
-        reasoning = _told(reasoning, reasoning_entry(response_template, REASONING))
+        reasoning = _explained_part(reasoning, reasoning_entry(response_template, REASONING))
     if _is_open(calls, tool_format):
-        calls = _told(calls, calls_entry(response_template, CALLS))
+        calls = _explained_part(calls, calls_entry(response_template, CALLS))
     assert not isinstance(reasoning.entry, CallFormat | AnswerFormat)
     assert not isinstance(calls.entry, ReasoningFormat | AnswerFormat)
     is_none = reasoning.entry is None and calls.entry is None
@@ -127,7 +127,7 @@ def _is_open(found: _FormatPart, option: str | None) -> bool:
     return option is None and found.entry is None and not found.is_ambiguous
 
 
-def _told(found: _FormatPart, entry: ReasoningFormat | CallFormat | None) -> _FormatPart:
+def _explained_part(found: _FormatPart, entry: ReasoningFormat | CallFormat | None) -> _FormatPart:
     if entry is None:
         return found
     return _FormatPart(entry, f"its response_template has the delimiters of {entry.name}")

@@ -32,7 +32,7 @@ _PLAIN_CALL = ("name", "arguments")
 _Literals = str | tuple[str, ...] | None
 
 
-class _Field(Struct):
+class _TemplateField(Struct):
     open: _Literals = None
     close: _Literals = None
     content: str = "text"
@@ -42,7 +42,7 @@ class _Field(Struct):
 
 
 class _Template(Struct):
-    fields: dict[str, _Field]
+    fields: dict[str, _TemplateField]
     version: int = _VERSION
 
 
@@ -87,7 +87,7 @@ def calls_entry(template: object, entries: Mapping[str, CallFormat]) -> CallForm
     return None
 
 
-def _fields(template: object) -> dict[str, _Field]:
+def _fields(template: object) -> dict[str, _TemplateField]:
     """The template's fields; none where it is of another version, or not of this form."""
     try:
         found = msgspec.convert(template, _Template)

@@ -87,7 +87,7 @@ class ClientPort:
         return self._messages
 
     @property
-    def quiet_end(self) -> tuple[Link[Receipt], LocalConnection, Int64s | None, int | None] | None:
+    def idle_link(self) -> tuple[Link[Receipt], LocalConnection, Int64s | None, int | None] | None:
         """The client's link and local connection, the rows that are sent, and how many messages may
         be unacknowledged; None while anything waits to be sent, or without either.
         """

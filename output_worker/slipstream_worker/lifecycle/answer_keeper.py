@@ -95,7 +95,7 @@ class AnswerKeeper:
             is_full = self._record_bytes[keep.scope] + num_bytes > most - total
         return f"the records of running requests take {total} bytes already" if is_full else ""
 
-    def owe(self, stream: WorkerStream) -> None:
+    def expect_answer(self, stream: WorkerStream) -> None:
         """Note a new stream, which may be one to be kept."""
         keep = stream.keep
         if keep is not None and stream not in self._owed:

@@ -302,7 +302,7 @@ class ClientMessages:
         if self._is_traced:
             stream.trace = StreamTrace(trace_of(submit, self._retention.now))
         self._streams.add(stream)
-        lifecycle.keeper.owe(stream)
+        lifecycle.keeper.expect_answer(stream)
         self._readers.read(stream, session.identity, submit.handle, _position(submit))
         if render is None:
             self._register_and_submit(stream, Rendered(0), card)

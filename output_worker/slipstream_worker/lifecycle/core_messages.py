@@ -117,7 +117,7 @@ class CoreMessages:
         if isinstance(message, Gauge):
             self._load_notices.measured(message)
             return
-        self._core.owes_at_once()
+        self._core.acknowledge_now()
         lifecycle = self._lifecycle
         match message:
             case Admitted():

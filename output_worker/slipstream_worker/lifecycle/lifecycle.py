@@ -107,7 +107,7 @@ class StreamLifecycle:
         """Take over a stream of an earlier worker; its reader has yet to attach."""
         self._streams.add(stream)
         self.register(stream, admit, output)
-        self.keeper.owe(stream)
+        self.keeper.expect_answer(stream)
         self._streams.assign_core_row(stream, core_row)
         self._retention.expire_after_grace(stream)
 

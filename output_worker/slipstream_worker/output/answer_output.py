@@ -50,7 +50,7 @@ class _UnreleasedToken:
         self.is_reasoning = False
 
 
-class _Part:
+class _UnreadPart:
     """A part of the raw text that the reader is still to be given: text, or a delimiter."""
 
     __slots__ = ("closes", "delimiter", "text", "token")
@@ -103,7 +103,7 @@ class AnswerOutput(StreamOutput):
         self.delimiter_ids = delimiter_ids
         self._delimiter: int | None = None  # the id of the token being pushed, if it is one
         self._delimiter_chars = 0  # of its raw text
-        self._parts: deque[_Part] = deque()  # with scope "all": held by the stop strings
+        self._parts: deque[_UnreadPart] = deque()  # with scope "all": held by the stop strings
         self._unreleased: deque[_UnreleasedToken] = deque()
         # decided, but not released; first of all, what the prompt leaves to the answer to say
         self._events: deque[LocatedEvent] = deque(reader.feed(""))
@@ -181,7 +181,7 @@ class AnswerOutput(StreamOutput):
         assert self._detokenizer is not None
         tail = self._detokenizer.flush()
         if self._unreleased:
-            part = _Part(self._unreleased[-1], tail)
+            part = _UnreadPart(self._unreleased[-1], tail)
             part.token.text += tail
             part.closes = [token for token in self._unreleased if token.end == _NOT_FED]
             self._parts.append(part)
@@ -285,13 +285,13 @@ class AnswerOutput(StreamOutput):
         token.is_reasoning = not is_stop
         self._unreleased.append(token)
         self._num_chars += len(text)
-        part = _Part(token, text)
+        part = _UnreadPart(token, text)
         if self._delimiter is not None:
             begin = len(text) - self._delimiter_chars
             if begin:
                 part.text = text[:begin]
                 self._parts.append(part)
-            part = _Part(token, text[begin:], self._delimiter)
+            part = _UnreadPart(token, text[begin:], self._delimiter)
             self._delimiter = None
         self._parts.append(part)
         self._num_unread += 1

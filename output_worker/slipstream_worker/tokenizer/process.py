@@ -35,7 +35,7 @@ from slipstream_ipc.errors import BadRequest, brief
 from slipstream_ipc.formats.choose import choose_format, delimiter_ids
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages import Render, Rendered, TokenizerReady
-from slipstream_ipc.process import BEAT_S, settle_memory, start_child
+from slipstream_ipc.process import BEAT_S, freeze_gc, start_child
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
@@ -85,7 +85,7 @@ def main() -> int:
     with beating(note):
         tokenizer, ready = prepare(config)
         traits = ChatTraits() if ready.error else chat_traits(tokenizer, ready)
-    settle_memory(collects=False)  # parsing a vocabulary leaves free memory behind
+    freeze_gc(collects=False)  # parsing a vocabulary leaves free memory behind
     socket.send(encode(replace(ready, pid=os.getpid())))
     if ready.error:
         socket.close(linger=_LAST_WORDS_MS)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from slipstream.cli.options.foreign_options import in_our_words
+from slipstream.cli.options.foreign_options import hint_for
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.cli.options.stack_options import Several, switch
 from slipstream.errors import BadRequestError, wrong_option
@@ -33,7 +33,7 @@ SETTINGS = frozenset(StackSettings.__struct_fields__) - {"api_key", "keys"}
 """The settings that `slipstream serve` takes from environment variables."""
 
 
-def of_short_stacks() -> frozenset[str]:
+def short_lived_settings() -> frozenset[str]:
     """The settings that other commands take from there, for stacks that they start."""
     return frozenset(name for name in SETTINGS if group_of(name) not in (HTTP, NETWORK, DIAGNOSIS))
 
@@ -101,7 +101,7 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
                 if action is None:
                     dashed = {f"--{_dashed(name)}" for name in options}
                     key = f"--{_dashed(given.key)}"
-                    hint = in_our_words(key, dashed) or did_you_mean(key, dashed)
+                    hint = hint_for(key, dashed) or did_you_mean(key, dashed)
                     hint = hint.replace("--", "")  # as they are written in a file
                     allowed = f"an option of `{parser.prog}`{hint or ' (see its --help)'}"
                     raise wrong_option(f"{given.source}: key", given.key, allowed)

@@ -71,7 +71,7 @@ _MISSING = {
 }
 
 
-def in_our_words(name: str, options: Container[str]) -> str:
+def hint_for(name: str, options: Container[str]) -> str:
     """What another engine's option is here, to follow `unknown option NAME`; empty if not known.
 
     options: those of the command.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-from slipstream.cli.options.foreign_options import in_our_words
+from slipstream.cli.options.foreign_options import hint_for
 from slipstream.cli.options.option_names import option_names
 from slipstream.spelling import did_you_mean
 
@@ -133,7 +133,7 @@ class Parser(argparse.ArgumentParser):
             if option.startswith("--")
         }
         shown = [option for option, is_shown in options.items() if is_shown]
-        hint = in_our_words(name, options) or did_you_mean(name, shown)
+        hint = hint_for(name, options) or did_you_mean(name, shown)
         return f"unknown option {name}{hint or did_you_mean(name, options)}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

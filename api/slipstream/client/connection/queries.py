@@ -82,7 +82,7 @@ class PendingQueries:
 
         def on_done(future: Future[Any]) -> None:
             if future.cancelled():
-                post(partial(self._let_go, number))
+                post(partial(self._forget, number))
 
         future.add_done_callback(on_done)
 
@@ -138,7 +138,7 @@ class PendingQueries:
                 if asked.future.set_running_or_notify_cancel():
                     asked.future.set_exception(error())
 
-    def _let_go(self, number: int) -> None:
+    def _forget(self, number: int) -> None:
         self._asked.pop(number, None)
         self.due.pop(number, None)
 

@@ -31,7 +31,6 @@ class StreamGroup:
         self.unread: deque[Items] = deque()
         self.num_over = 0
         self.group_id = 0  # set by the stream table
-        self.num_open = len(states)  # streams that the table has not finished
         self.error: SlipstreamError | None = None  # the first error that a stream ended with
         self.wake: Callable[[], None] | None = None  # set while the reader waits
         self._items_of = items_of(Delta)
@@ -58,8 +57,7 @@ class StreamGroup:
         """Nothing to do: the streams have no queues of their own, so the order is kept."""
 
     def release(self, state: StreamState) -> None:
-        """Count a stream of this group as finished by the table."""
-        self.num_open -= 1
+        """Nothing to do: unread deltas of a stream that is over stay in order."""
 
     def add(self, index: int, delta: Delta) -> None:
         """Add one delta of one stream."""

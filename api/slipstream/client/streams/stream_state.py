@@ -104,15 +104,14 @@ class StreamsByNumber(Protocol):
 class GroupMember(Protocol):
     """A group of streams that takes a message as a whole, if all its entries belong to the group.
 
-    group_id: set by a stream table. num_open: the number of streams that are not over.
+    group_id: set by a stream table.
     """
 
     group_id: int
-    num_open: int
 
     @property
     def states(self) -> StreamsByNumber:
-        """The streams that are not over, by `StreamState.index`."""
+        """The streams by `StreamState.index`, those that are not over at least."""
 
     def add_batch(self, indices: list[int], batch: DeltaBatch) -> None:
         """Add a message whose entries belong to the streams at `indices`.

@@ -107,7 +107,9 @@ class ClientStreamTable:
         self._groups: dict[int, GroupMember] = {}  # by group_id
         self._num_open: dict[int, int] = {}  # streams of this table, by group_id
         self._group_ids = itertools.count(1) if group_ids is None else group_ids
-        self._told: list[GroupMember] = []  # groups given messages since the last `wake`
+        self._groups_with_batches: list[
+            GroupMember
+        ] = []  # groups given messages since the last `wake`
 
     @property
     def streams(self) -> list[StreamState]:
@@ -305,7 +307,7 @@ class ClientStreamTable:
             return
         group, numbers = self._groups[found.group_id], found.numbers
         group.add_batch(numbers, batch)
-        self._told.append(group)
+        self._groups_with_batches.append(group)
         self._woken.append(group.states[numbers[0]])  # one wakeup for the whole group
 
     def deliver(self, message: Deltas, now: float = 0.0) -> bool:
@@ -368,7 +370,7 @@ class ClientStreamTable:
         """Ring the wakeups of all streams with news. Called once after each batch."""
         if not self._woken:
             return
-        self._told.clear()
+        self._groups_with_batches.clear()
         woken, self._woken = self._woken, []
         for state in woken:
             wakeup = state.wakeup
@@ -417,7 +419,7 @@ class ClientStreamTable:
     def _take_together(self, group: GroupMember, numbers: list[int], batch: DeltaBatch) -> None:
         """Hand a message whose streams are all of one group to that group."""
         group.add_batch(numbers, batch)
-        self._told.append(group)
+        self._groups_with_batches.append(group)
         self._woken.append(group.states[numbers[0]])  # one wakeup for the whole group
         for entry, end in batch.ends.items():
             state = group.states[numbers[entry]]
@@ -426,9 +428,9 @@ class ClientStreamTable:
 
     def _divide(self) -> None:
         """Divide the groups' pending batches, so that single deltas are queued after them."""
-        for group in self._told:
+        for group in self._groups_with_batches:
             group.divide()
-        self._told.clear()
+        self._groups_with_batches.clear()
 
     def _queue(self, states: list[StreamState], deltas: list[Delta]) -> None:
         woken = self._woken

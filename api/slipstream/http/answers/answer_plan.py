@@ -1,6 +1,7 @@
 """The plan of one answer: its streams, and the JSON shape in which it is written.
 
-The endpoints make it of a request's body (`endpoints`); `streaming` and `unary` carry it out.
+The endpoints make it of a request's body (`endpoints`); `streaming`, `unary` and `block_answers`
+carry it out.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
   or text and a completion's log-probabilities, as Python does here.
 - Several messages in one turn mean that the front is late: then each stream's deltas are merged
   into one chunk. The same holds for a stream under backpressure or at its end. Both go through the
-  stream's queue and its own wakeup (`streaming`, `unary`).
+  stream's queue and its own wakeup (`stream_queue`, `unary`, `block_answers`).
 - Entries that are read as events go the same way, with the constant parts of their kind. Those that
   list their events are written by their stream's `chunk_writer`. The others of a message with such
   entries cost what they cost without.
@@ -145,7 +145,6 @@ class Broadcast:
         self._native = load_extension("text_chunks", _SOURCE)
         load_native()  # so that the first log-probabilities need not wait for it
         self.group_id = 0
-        self.num_open = 0
         self.states: dict[int, StreamState] = {}
         self._next = 0
         # by index, until the stream's end has been rung
@@ -166,7 +165,6 @@ class Broadcast:
         """Add a stream that is not submitted yet. wakeup: rung for queued deltas and the end."""
         state.group, state.index, state.wakeup = self, self._next, self
         self._next += 1
-        self.num_open += 1
         self.states[state.index] = state
         self._streams[state.index] = stream = BroadcastStream(state, wakeup, exchange, on_exception)
         return stream
@@ -201,7 +199,6 @@ class Broadcast:
 
     def release(self, state: StreamState) -> None:
         """See `GroupMember`."""
-        self.num_open -= 1
         self.states.pop(state.index, None)
 
     def ring(self, state: StreamState) -> None:

@@ -10,7 +10,7 @@
   and continues after the event, provided that its tokens up to there have the same checksum.
 - Of an answer that is printed by blocks, a cursor holds the event's number (`block_printer`). Its
   tokens are those that the server had taken, so those of the event or a few more.
-- Ids are opaque to clients. An event id made by an earlier version is refused.
+- Ids are opaque to clients. An event id in an earlier format is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The running streams of one request: what streamed and complete answers have in common.
 
-It handles failures and disconnects, and computes usage and what is shown of the prompt. `streaming`
-and `unary` decide how and when an answer is written.
+It handles failures and disconnects, and computes usage and what is shown of the prompt.
+`streaming`, `unary`, `block_answers` and `background` decide how and when an answer is written.
 
 - When the client disconnects or one stream fails, all streams of the request are abandoned. If the
   client has event ids, a disconnect leaves them running for `resume_s`: it may resume.

@@ -89,7 +89,7 @@ def _resume(queues: Sequence[StreamQueue]) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class _Portion:
+class _ChunkContent:
     """What one chunk is to contain of a stream. parts: in place of the text, unless that is all."""
 
     text: str = ""
@@ -247,14 +247,14 @@ class StreamedChoice:
         if not self._was_end_sent:
             if portion.parts is not None:  # a call in the last chunk is not noticed by all clients
                 self._write(portion, None)
-                portion = _Portion()
+                portion = _ChunkContent()
             names_calls = self._live.plan.names_calls
             reason = finish_reason(end, has_called=self._has_called, names_calls=names_calls)
             self._write(portion, reason)
         if not self._live.num_unwritten:
             self._finish()
 
-    def _counted(self, deltas: Sequence[Delta]) -> _Portion:
+    def _counted(self, deltas: Sequence[Delta]) -> _ChunkContent:
         """What is to be written of consecutive deltas, which the client's cursor is moved past."""
         for delta in deltas:
             self._count(delta)
@@ -268,9 +268,9 @@ class StreamedChoice:
             taken.num_chars += len(delta.text)
             taken.checksum = history_checksum(id_column_of(delta), taken.checksum)
 
-    def _take(self, deltas: Sequence[Delta]) -> _Portion:
+    def _take(self, deltas: Sequence[Delta]) -> _ChunkContent:
         """What is to be written of consecutive deltas."""
-        portion = _Portion()
+        portion = _ChunkContent()
         if self._has_ids:
             portion.ids = [token_id for delta in deltas for token_id in delta.token_ids]
         if not self._reads_events or all(kind_of(delta) == 0 for delta in deltas):
@@ -293,7 +293,7 @@ class StreamedChoice:
                 )
         return portion
 
-    def _write(self, portion: _Portion, reason: str | None) -> None:
+    def _write(self, portion: _ChunkContent, reason: str | None) -> None:
         is_text = portion.parts is None and self.is_plain
         if is_text and not self._with_logprobs and reason is None:
             self._write_plain(json_part(portion.text), self._text_frame)

@@ -36,7 +36,7 @@ _CHAT = b'{"content":[%b],"refusal":null}'
 _encode = msgspec.json.Encoder().encode
 
 
-class _Tokens(NamedTuple):
+class _EncodedTokens(NamedTuple):
     """All tokens of a message that have candidates, one entry per token."""
 
     ids: list[int]
@@ -44,7 +44,7 @@ class _Tokens(NamedTuple):
     tops: list[bytes]  # `"name":value` of the candidates, separated by commas
 
 
-class _Columns(NamedTuple):
+class _EncodedColumns(NamedTuple):
     """All candidates of a message, each token's own before its top candidates."""
 
     shown: list[bytes]  # per candidate, as an entry of top_logprobs
@@ -148,7 +148,7 @@ def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | 
 
 
 @lru_cache(maxsize=1)  # the streams of a message are written one after another
-def _completion_tokens(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
+def _completion_tokens(batch: DeltaBatch, texts: TokenTexts) -> _EncodedTokens:
     """The tokens of a message, joined as one string with a line per token and then split."""
     columns = batch.message.logprobs
     assert columns is not None
@@ -170,7 +170,7 @@ def _completion_tokens(batch: DeltaBatch, texts: TokenTexts) -> _Tokens:
     for start, token_id in zip(starts, own_ids, strict=True):
         pieces[2 * start] = tokens[token_id].first_key
     tops = b"".join(pieces)[1:].split(b"\n")
-    return _Tokens(own_ids, [numbers[start] for start in starts], tops)
+    return _EncodedTokens(own_ids, [numbers[start] for start in starts], tops)
 
 
 def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
@@ -185,7 +185,7 @@ def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
 
 
 @lru_cache(maxsize=1)
-def _chat_candidates(batch: DeltaBatch, texts: TokenTexts) -> _Columns:
+def _chat_candidates(batch: DeltaBatch, texts: TokenTexts) -> _EncodedColumns:
     """The candidates of a message. A token's own is followed by the opening of `top_logprobs`."""
     columns = batch.message.logprobs
     assert columns is not None
@@ -203,7 +203,7 @@ def _chat_candidates(batch: DeltaBatch, texts: TokenTexts) -> _Columns:
     for at, end, rank in zip(own, behind.tolist(), u32(columns.ranks).tolist(), strict=True):
         shown[at] = shown[at][:-1] + b',"top_logprobs":['
         has_tie.append(rank < end - at and ids[at] not in ids[at + 1 : end])  # a tie
-    return _Columns(shown, has_tie)
+    return _EncodedColumns(shown, has_tie)
 
 
 def _clamped(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

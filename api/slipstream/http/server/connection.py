@@ -12,8 +12,9 @@ aiohttp parses requests, frames answers, keeps connections alive and serializes 
 - A refusal ends the connection. Input is read and discarded for up to `linger_s`, as closing with
   unread input would reset the connection and lose the refusal.
 
-Three private names of aiohttp are used (`_messages`, `_waiter`, `_ErrInfo`): without them, an
-incomplete request cannot be answered. pyproject.toml pins aiohttp to one minor version for that.
+Private names of aiohttp are used here (`_messages`, `_waiter`, `_ErrInfo`, `_loop`) and in `server`
+(`_handle_request`): without them, an incomplete request cannot be answered. pyproject.toml pins
+aiohttp to one minor version for that.
 """
 
 from __future__ import annotations

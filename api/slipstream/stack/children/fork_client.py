@@ -66,7 +66,7 @@ class ForkClient:
                     preexec_fn=die_with(os.getpid()),  # safe: the supervisor has one thread
                 )
             self._socket.settimeout(_FORK_S)
-            self.go_on()
+            self.preload_next()
         except BaseException:
             self._socket.close()
             raise
@@ -97,7 +97,7 @@ class ForkClient:
             _logger.warning("%s is not forked but started anew: %s", done.module, why)
         self._is_importing = False
 
-    def go_on(self) -> None:
+    def preload_next(self) -> None:
         """Import the next module, if any is left. Raises: OSError."""
         if self._waiting and not self._is_importing:
             self._send(self._waiting[0], [])

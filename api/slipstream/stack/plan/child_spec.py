@@ -1,4 +1,4 @@
-"""What the supervisor is told of a child: its module and its config, as one line of JSON."""
+"""What the supervisor needs to start one of our modules as a child: the module and its config."""
 
 from __future__ import annotations
 

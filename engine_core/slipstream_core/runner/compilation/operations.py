@@ -72,7 +72,7 @@ class _Operand(ctypes.Structure):
     _fields_ = (("buffer", _Int), ("at", _Int))
 
 
-class _Operation(ctypes.Structure):
+class _CStructOperation(ctypes.Structure):
     _fields_ = (
         ("kind", _Int),
         ("together", _Int),
@@ -119,7 +119,7 @@ class OperationList:
 
     def __post_init__(self) -> None:
         together = _together(self.operations)
-        self._listed = (_Operation * len(self.operations))(
+        self._listed = (_CStructOperation * len(self.operations))(
             *(_of(each, alone) for each, alone in zip(self.operations, together, strict=True))
         )
         self._widths = (_Int * len(self.widths))(*self.widths)
@@ -164,16 +164,16 @@ class OperationList:
         self._capacity = rows
 
 
-def _of(operation: Operation, together: bool) -> _Operation:
+def _of(operation: Operation, together: bool) -> _CStructOperation:
     given: dict[str, Any] = {"together": together}
-    for name, *_ in _Operation._fields_:
+    for name, *_ in _CStructOperation._fields_:
         value = given.get(name, getattr(operation, name, None))
         if isinstance(value, Part):
             value = _Operand(*value)
         elif isinstance(value, torch.Tensor):
             value = value.data_ptr()
         given[name] = value
-    return _Operation(**given)
+    return _CStructOperation(**given)
 
 
 def _together(operations: Sequence[Operation]) -> list[bool]:

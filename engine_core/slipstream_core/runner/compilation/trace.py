@@ -56,7 +56,7 @@ _LIBRARY.impl(
 )
 
 
-class _Recorder:
+class _AttentionMarker:
     """An attention context that leaves a marker in the recording."""
 
     def attend(
@@ -152,7 +152,7 @@ def _with_packed(
 
 def record_forward(module: torch.nn.Module, device: torch.device = _CPU) -> torch.fx.GraphModule:
     """The operators of a forward of TOKENS tokens, of which KEPT have logits, for `device`."""
-    recorder = _Recorder()
+    recorder = _AttentionMarker()
     return record(
         module,
         lambda call, ids, positions, keep: eager(call)(ids, positions, keep, recorder),

@@ -27,7 +27,6 @@ class JsonObjectScanner:
         self.call_id = ""
         self._json = JsonScanner(objects_only=True)
         self._has_begun = False
-        self._skips_blanks = True
 
     @property
     def num_held(self) -> int:
@@ -66,7 +65,7 @@ class JsonObjectScanner:
         self._json.load(saved)
 
 
-class _Phase(IntEnum):
+class _JsonPhase(IntEnum):
     OPEN = 0
     KEY_OR_END = 1
     KEY = 2
@@ -82,11 +81,11 @@ class _Phase(IntEnum):
 
 
 _LIMITS = {
-    _Phase.IN_KEY: _MAX_KEY_CHARS,
-    _Phase.IN_NAME: _MAX_WORD_CHARS,
-    _Phase.IN_ID: _MAX_WORD_CHARS,
-    _Phase.IN_OTHER: MAX_HELD_CHARS,
-    _Phase.IN_PACKED: MAX_HELD_CHARS,
+    _JsonPhase.IN_KEY: _MAX_KEY_CHARS,
+    _JsonPhase.IN_NAME: _MAX_WORD_CHARS,
+    _JsonPhase.IN_ID: _MAX_WORD_CHARS,
+    _JsonPhase.IN_OTHER: MAX_HELD_CHARS,
+    _JsonPhase.IN_PACKED: MAX_HELD_CHARS,
 }
 
 
@@ -101,7 +100,7 @@ class JsonCallScanner:
         self.name = ""
         self.call_id = ""
         self._element = element
-        self._phase = _Phase.OPEN
+        self._phase = _JsonPhase.OPEN
         self._json = JsonScanner()
         self._key = ""
         self._word: list[str] = []
@@ -111,13 +110,13 @@ class JsonCallScanner:
 
     @property
     def num_held(self) -> int:
-        if self._phase is _Phase.IN_ARGUMENTS:
+        if self._phase is _JsonPhase.IN_ARGUMENTS:
             return self._json.num_held
-        return self._num_taken if self._phase >= _Phase.IN_KEY else 0
+        return self._num_taken if self._phase >= _JsonPhase.IN_KEY else 0
 
     @property
     def string_hazards(self) -> frozenset[str] | None:
-        return self._json.string_hazards if self._phase is _Phase.IN_ARGUMENTS else None
+        return self._json.string_hazards if self._phase is _JsonPhase.IN_ARGUMENTS else None
 
     def take(self) -> str:
         text = "".join(self._out)
@@ -125,32 +124,32 @@ class JsonCallScanner:
         return text
 
     def break_off(self) -> str:
-        return self._json.break_off() if self._phase is _Phase.IN_ARGUMENTS else ""
+        return self._json.break_off() if self._phase is _JsonPhase.IN_ARGUMENTS else ""
 
     def feed_delimiter(self, literal: str) -> tuple[bool, ScanStatus]:
         return False, ScanStatus.FAILED
 
     def save(self) -> list[Any]:
-        inner = self._json.save() if self._phase is _Phase.IN_ARGUMENTS else []
+        inner = self._json.save() if self._phase is _JsonPhase.IN_ARGUMENTS else []
         return [self.name, int(self._phase), self._has_arguments, self._key, inner]
 
     def load(self, saved: list[Any]) -> None:
         self.name, phase, self._has_arguments, self._key, inner = saved
-        self._phase = _Phase(phase)
+        self._phase = _JsonPhase(phase)
         if inner:
             self._json = JsonScanner(objects_only=True)
             self._json.load(inner)
 
     def feed(self, text: str, start: int) -> tuple[int, ScanStatus]:
         pos = start
-        if self._phase is _Phase.IN_ARGUMENTS:
+        if self._phase is _JsonPhase.IN_ARGUMENTS:
             pos, status = self._json.feed(text, pos)
             self._out.append(self._json.take())
             if status is not ScanStatus.DONE:
                 return pos, status
             self._value_ended()
         while pos < len(text):
-            if self._phase >= _Phase.IN_KEY:
+            if self._phase >= _JsonPhase.IN_KEY:
                 pos, status = self._value(text, pos)
             else:
                 pos = skip_blanks(text, pos)
@@ -164,18 +163,18 @@ class JsonCallScanner:
     def _structure(self, text: str, pos: int) -> tuple[int, ScanStatus]:
         char = text[pos]
         match self._phase, char:
-            case _Phase.OPEN, "{":
-                self._phase = _Phase.KEY_OR_END
-            case ((_Phase.KEY_OR_END | _Phase.KEY), '"'):
-                self._enter(_Phase.IN_KEY)
+            case _JsonPhase.OPEN, "{":
+                self._phase = _JsonPhase.KEY_OR_END
+            case ((_JsonPhase.KEY_OR_END | _JsonPhase.KEY), '"'):
+                self._enter(_JsonPhase.IN_KEY)
                 return pos, ScanStatus.MORE
-            case _Phase.COLON, ":":
-                self._phase = _Phase.VALUE
-            case _Phase.VALUE, _:
+            case _JsonPhase.COLON, ":":
+                self._phase = _JsonPhase.VALUE
+            case _JsonPhase.VALUE, _:
                 return pos, self._enter_value(char)
-            case _Phase.AFTER, ",":
-                self._phase = _Phase.KEY
-            case _Phase.AFTER, "}" if self.name:
+            case _JsonPhase.AFTER, ",":
+                self._phase = _JsonPhase.KEY
+            case _JsonPhase.AFTER, "}" if self.name:
                 if not self._has_arguments:
                     self._out.append("{}")
                 return pos + 1, ScanStatus.DONE
@@ -183,9 +182,9 @@ class JsonCallScanner:
                 return pos, ScanStatus.FAILED
         return pos + 1, ScanStatus.MORE
 
-    def _enter(self, phase: _Phase) -> None:
+    def _enter(self, phase: _JsonPhase) -> None:
         self._phase = phase
-        self._json = JsonScanner(objects_only=phase is _Phase.IN_ARGUMENTS)
+        self._json = JsonScanner(objects_only=phase is _JsonPhase.IN_ARGUMENTS)
         self._num_taken = 0
         self._word.clear()
 
@@ -194,13 +193,13 @@ class JsonCallScanner:
         if self._key in element.names:
             if self.name or char != '"':
                 return ScanStatus.FAILED
-            self._enter(_Phase.IN_NAME)
+            self._enter(_JsonPhase.IN_NAME)
         elif self._key in element.arguments:
             if self._has_arguments or char not in '{"n':
                 return ScanStatus.FAILED
-            self._enter(_Phase.IN_ARGUMENTS if char == "{" else _Phase.IN_PACKED)
+            self._enter(_JsonPhase.IN_ARGUMENTS if char == "{" else _JsonPhase.IN_PACKED)
         else:
-            self._enter(_Phase.IN_ID if self._key in element.ids else _Phase.IN_OTHER)
+            self._enter(_JsonPhase.IN_ID if self._key in element.ids else _JsonPhase.IN_OTHER)
         return ScanStatus.MORE
 
     def _value(self, text: str, pos: int) -> tuple[int, ScanStatus]:
@@ -212,9 +211,9 @@ class JsonCallScanner:
         else:
             end, status = self._json.feed(text, pos)
         self._num_taken += end - pos
-        if phase is _Phase.IN_ARGUMENTS:
+        if phase is _JsonPhase.IN_ARGUMENTS:
             self._out.append(self._json.take())
-        elif phase is not _Phase.IN_OTHER:
+        elif phase is not _JsonPhase.IN_OTHER:
             self._word.append(self._json.take())
         else:
             self._json.take()
@@ -227,22 +226,22 @@ class JsonCallScanner:
     def _value_ended(self) -> ScanStatus:
         phase = self._phase
         word: Any = json.loads("".join(self._word)) if self._word else None
-        self._phase = _Phase.AFTER
+        self._phase = _JsonPhase.AFTER
         has_surrogate = isinstance(word, str) and _SURROGATE.search(word) is not None
         match phase:
-            case _Phase.IN_KEY:
+            case _JsonPhase.IN_KEY:
                 self._key = "" if has_surrogate else word
-                self._phase = _Phase.COLON
-            case _Phase.IN_NAME:
+                self._phase = _JsonPhase.COLON
+            case _JsonPhase.IN_NAME:
                 if not word or has_surrogate:
                     return ScanStatus.FAILED
                 self.name = word
                 return ScanStatus.BEGIN
-            case _Phase.IN_ID if isinstance(word, str) and not has_surrogate:
+            case _JsonPhase.IN_ID if isinstance(word, str) and not has_surrogate:
                 self.call_id = word[:MAX_NAME_CHARS]
-            case _Phase.IN_ARGUMENTS:
+            case _JsonPhase.IN_ARGUMENTS:
                 self._has_arguments = True
-            case _Phase.IN_PACKED if word is not None:
+            case _JsonPhase.IN_PACKED if word is not None:
                 scanner = JsonScanner(objects_only=True)
                 if scanner.feed(word, 0) != (len(word), ScanStatus.DONE):
                     self._phase = phase  # what was taken stays held

@@ -44,7 +44,7 @@ _CONTAINERS: Final = ("", "{", "[", '"')
 _MIXED_TEXT: Final = "$text"  # the name that text beside elements gets
 
 
-class _Phase(IntEnum):
+class _ElementPhase(IntEnum):
     """What the next character is part of."""
 
     GAP = 1  # between the arguments
@@ -87,21 +87,21 @@ class NestedElementsScanner(TypedScanner):
         self._num_chars = 0  # of a value that is not decided
         self._first_char = ""  # of it that is no blank
         self._may_nest = False  # by its type
-        self._phase = _Phase.GAP
+        self._phase = _ElementPhase.GAP
 
     @property
     def string_hazards(self) -> frozenset[str] | None:
-        if self._phase != _Phase.STRING or self.num_held:
+        if self._phase != _ElementPhase.STRING or self.num_held:
             return None
         return self._hazards
 
     def break_off(self) -> str:
         match self._phase:
-            case _Phase.TAG if not self._held.startswith("/"):
+            case _ElementPhase.TAG if not self._held.startswith("/"):
                 self._emit(self._before_key + '"' + escape_json(self._held), 0)
-            case _Phase.STRING:
+            case _ElementPhase.STRING:
                 self._emit(escape_json(self._held), 0)
-            case _Phase.VALUE | _Phase.INNER_TAG:
+            case _ElementPhase.VALUE | _ElementPhase.INNER_TAG:
                 self._emit(self._unfinished(0), 0)
         return self.take()
 
@@ -110,39 +110,39 @@ class NestedElementsScanner(TypedScanner):
 
     def load(self, saved: list[Any]) -> None:
         phase, self._is_first, self._key = saved
-        self._phase = _Phase(phase)
-        if self._phase == _Phase.VALUE:
+        self._phase = _ElementPhase(phase)
+        if self._phase == _ElementPhase.VALUE:
             self._begin_value()
         self._has_begun = True
 
     @property
     def _status(self) -> ScanStatus:
-        if self._phase == _Phase.ENDED:
+        if self._phase == _ElementPhase.ENDED:
             return ScanStatus.DONE
-        return ScanStatus.FAILED if self._phase == _Phase.FAILED else ScanStatus.MORE
+        return ScanStatus.FAILED if self._phase == _ElementPhase.FAILED else ScanStatus.MORE
 
     def _step(self, text: str, at: int) -> int:
         match self._phase:
-            case _Phase.GAP:
+            case _ElementPhase.GAP:
                 return self._gap(text, at)
-            case _Phase.TAG | _Phase.INNER_TAG:
+            case _ElementPhase.TAG | _ElementPhase.INNER_TAG:
                 return self._tag(text, at)
-            case _Phase.STRING:
+            case _ElementPhase.STRING:
                 return self._string(text, at)
             case _:
                 return self._value(text, at)
 
     def _step_delimiter(self, literal: str) -> bool:
         """No delimiter is a part of the element: one is a word of a value, else a fault."""
-        if self._is_word(literal) and self._phase in (_Phase.STRING, _Phase.VALUE):
+        if self._is_word(literal) and self._phase in (_ElementPhase.STRING, _ElementPhase.VALUE):
             text, self._held = self._held + literal, ""
-            if self._phase == _Phase.STRING:
+            if self._phase == _ElementPhase.STRING:
                 self._emit(escape_json(text), 0)
             else:
                 self._take_text(text, 0)
         else:
-            self._phase = _Phase.FAILED
-        return self._phase != _Phase.FAILED
+            self._phase = _ElementPhase.FAILED
+        return self._phase != _ElementPhase.FAILED
 
     # -- tags
 
@@ -150,9 +150,9 @@ class NestedElementsScanner(TypedScanner):
         """Between arguments: blanks, then the beginning of a tag."""
         at, tag = self._read_tag((self._opening,), text, at)
         if tag is None:
-            self._phase = _Phase.FAILED
+            self._phase = _ElementPhase.FAILED
         elif tag:
-            self._phase = _Phase.TAG
+            self._phase = _ElementPhase.TAG
         return at
 
     def _tag(self, text: str, at: int) -> int:
@@ -163,19 +163,19 @@ class NestedElementsScanner(TypedScanner):
             self._held += text[at:bound]
             if len(text) < bound:
                 return len(text)
-            self._phase = _Phase.FAILED
+            self._phase = _ElementPhase.FAILED
             return bound
         tag, self._held = self._held + text[at:found], ""
         behind = found + 1
-        if self._phase == _Phase.INNER_TAG:
+        if self._phase == _ElementPhase.INNER_TAG:
             self._inner_tag(tag, behind)
         elif tag == self._end_tag:
             self._emit("{}" if self._is_first else "}", behind)
-            self._phase = _Phase.ENDED
+            self._phase = _ElementPhase.ENDED
         elif _is_name(tag):
             self._argument_begins(tag, behind)
         else:
-            self._phase = _Phase.FAILED
+            self._phase = _ElementPhase.FAILED
             return found
         return behind
 
@@ -185,7 +185,7 @@ class NestedElementsScanner(TypedScanner):
         self._is_first = False
         is_string = self._types_of(name) == {"string"}
         self._emit(f"{begin}{encode_basestring(name)}: " + '"' * is_string, at)
-        self._phase = _Phase.STRING if is_string else _Phase.VALUE
+        self._phase = _ElementPhase.STRING if is_string else _ElementPhase.VALUE
         if not is_string:
             self._begin_value()
 
@@ -200,18 +200,18 @@ class NestedElementsScanner(TypedScanner):
         self._open = [self._opened(self._key, self._key)]
 
     def _inner_tag(self, tag: str, at: int) -> None:
-        self._phase = _Phase.VALUE
+        self._phase = _ElementPhase.VALUE
         self._num_chars += len(tag) + len(self._opening) + 1
         top = self._open[-1]
         if tag == "/" + top.name:
             self._element_ends(at)
         elif self._num_chars > MAX_HELD_CHARS:
-            self._phase = _Phase.FAILED
+            self._phase = _ElementPhase.FAILED
         elif _is_name(tag) and len(self._open) < _MAX_ELEMENTS:
             step = LIST_ITEM if top.is_list else tag
             self._open.append(self._opened(tag, nested_key(top.path, step)))
         else:
-            self._phase = _Phase.FAILED
+            self._phase = _ElementPhase.FAILED
 
     # -- values
 
@@ -222,7 +222,7 @@ class NestedElementsScanner(TypedScanner):
         piece = escape_json(run.text)
         if run.is_end:
             self._emit(piece + '"', run.behind)
-            self._phase = _Phase.GAP
+            self._phase = _ElementPhase.GAP
         elif run.text:
             self._emit(piece, run.behind - len(run.held))
         return run.behind
@@ -232,10 +232,10 @@ class NestedElementsScanner(TypedScanner):
         run = read_until(self._opening, self._held, text, at)
         self._held = run.held
         self._take_text(run.text, run.behind - len(run.held) - len(self._opening) * run.is_end)
-        if run.is_end and self._phase == _Phase.STRING:
+        if run.is_end and self._phase == _ElementPhase.STRING:
             self._held = self._opening
-        elif run.is_end and self._phase == _Phase.VALUE:
-            self._phase = _Phase.INNER_TAG
+        elif run.is_end and self._phase == _ElementPhase.VALUE:
+            self._phase = _ElementPhase.INNER_TAG
         return run.behind
 
     def _take_text(self, text: str, at: int) -> None:
@@ -245,10 +245,10 @@ class NestedElementsScanner(TypedScanner):
         is_too_long = self._num_chars > MAX_HELD_CHARS
         if len(self._open) > 1 or top.members:
             if is_too_long:
-                self._phase = _Phase.FAILED
+                self._phase = _ElementPhase.FAILED
         elif is_too_long or not self._may_be_value(text):
             self._emit('"' + escape_json("".join(top.texts)), at)
-            self._phase = _Phase.STRING
+            self._phase = _ElementPhase.STRING
 
     def _may_be_value(self, text: str) -> bool:
         """Whether an argument of which `text` came last may be anything but a string."""
@@ -265,7 +265,7 @@ class NestedElementsScanner(TypedScanner):
             self._open[-1].members.append((element.name, value))
             return
         self._emit(value, at)
-        self._phase = _Phase.GAP
+        self._phase = _ElementPhase.GAP
 
     def _as_json(self, element: _Open) -> str:
         text = "".join(element.texts)
@@ -295,7 +295,7 @@ class NestedElementsScanner(TypedScanner):
             text = "".join(element.texts).lstrip(BLANKS)
             scanner = JsonScanner()
             if scanner.feed(text, 0)[1] is ScanStatus.FAILED:
-                return '"' + escape_json(text + self._held * (self._phase == _Phase.VALUE))
+                return '"' + escape_json(text + self._held * (self._phase == _ElementPhase.VALUE))
             return scanner.take() + scanner.break_off()
         members = _with_text(element)
         inner = "" if is_innermost else self._unfinished(depth + 1)

@@ -252,4 +252,4 @@ def test_ends_leave_nothing_behind() -> None:
         [state] = plan.states
         assert front.table.deliver(deltas(Entry(state.handle, "x", ids=[7], end=end_of("x"))))
         front.table.wake()
-    assert (broadcast.num_open, broadcast.states, broadcast._streams) == (0, {}, {})
+    assert (broadcast.states, broadcast._streams) == ({}, {})
