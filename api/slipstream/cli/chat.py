@@ -23,7 +23,7 @@ from msgspec import structs
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.cli.options.sampling_options import add_sampling, sampling_params_of
 from slipstream.cli.options.stack_options import take_model
-from slipstream.cli.server_choice import add_client_options, connected
+from slipstream.cli.server_choice import add_client_options, connected, model_of_command
 from slipstream.client.client import Client
 from slipstream.errors import BadRequestError, RequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean
@@ -77,7 +77,8 @@ def chat(arguments: argparse.Namespace) -> int:
     if question is None:
         return _converse(arguments, params)
     with _hinting(arguments), connected(arguments) as client:
-        answer = ChatHistory(client, params, arguments.system).ask(question)
+        model = model_of_command(arguments, client)
+        answer = ChatHistory(client, params, arguments.system, model=model).ask(question)
     if not answer:
         _tell("slipstream chat: the answer is empty: the model ended it at once")
     return 0
@@ -128,11 +129,12 @@ def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
         connected(arguments) as client,
         _line_history(is_terminal),
     ):
+        model = model_of_command(arguments, client)
         conversation = ChatHistory(
-            client, params, arguments.system, separator="" if is_terminal else "\n"
+            client, params, arguments.system, model=model, separator="" if is_terminal else "\n"
         )
         if is_terminal:
-            _tell(f"{client.model.name}: Ctrl-C ends an answer; /help shows what else there is")
+            _tell(f"{model}: Ctrl-C ends an answer; /help shows what else there is")
         while True:
             try:
                 line = input("> " if is_terminal else "")
@@ -156,13 +158,20 @@ def _converse(arguments: argparse.Namespace, params: SamplingParams) -> int:
 class ChatHistory:
     """The turns of a conversation, and the client that answers them.
 
-    separator: what is written between two answers.
+    model: by its name; None: the only one. separator: what is written between two answers.
     """
 
     def __init__(
-        self, client: Client, params: SamplingParams, system: str | None, *, separator: str = ""
+        self,
+        client: Client,
+        params: SamplingParams,
+        system: str | None,
+        *,
+        model: str | None = None,
+        separator: str = "",
     ) -> None:
         self._client = client
+        self._model = model
         self._separator = separator
         self._before = ""  # the next answer
         self._params = params
@@ -226,7 +235,7 @@ class ChatHistory:
     def _stream(self) -> str:
         pieces = []
         system = [] if self._system is None else [ChatMessage("system", self._system)]
-        stream = self._client.stream([*system, *self._turns], self._params)
+        stream = self._client.stream([*system, *self._turns], self._params, model=self._model)
         try:
             for delta in stream:
                 sys.stdout.write(self._before + delta.text)

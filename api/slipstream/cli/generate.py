@@ -13,7 +13,7 @@ import msgspec
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.sampling_options import add_sampling, sampling_params_of
 from slipstream.cli.options.stack_options import take_model
-from slipstream.cli.server_choice import add_client_options, connected
+from slipstream.cli.server_choice import add_client_options, connected, model_of_command
 from slipstream.errors import missing_option, wrong_option
 from slipstream.outputs import Delta, PromptTokenLogprobs
 
@@ -82,7 +82,8 @@ def generate(arguments: argparse.Namespace) -> int:
     with connected(arguments) as client:
         last, is_empty, reason = "\n", True, None
         try:
-            stream = client.stream(prompt, params, cache_salt=arguments.cache_salt)
+            model = model_of_command(arguments, client)
+            stream = client.stream(prompt, params, model=model, cache_salt=arguments.cache_salt)
             for index, delta in enumerate(stream):
                 if not index and (of_prompt := stream.prompt_logprobs) is not None:
                     write(_prompt_line(of_prompt))

@@ -18,7 +18,16 @@ from slipstream_ipc.transport.poller import Poller
 _WITHIN_S = 3.0  # for all replicas to say something
 _POLL_MS = 50
 _EVERY_S = 1.0
-_HEAD = ("REPLICA", "STATE", "RUNNING", "WAITING", "QUEUED TOKENS", "FREE BLOCKS", "ADDRESS")
+_HEAD = (
+    "REPLICA",
+    "MODEL",
+    "STATE",
+    "RUNNING",
+    "WAITING",
+    "QUEUED TOKENS",
+    "FREE BLOCKS",
+    "ADDRESS",
+)
 
 
 def add_replicas(parser: Parser) -> None:
@@ -93,7 +102,8 @@ def _cells(status: ReplicaStatus) -> tuple[str, ...]:
     name = status.name.partition(".")[0] or "-"
     load = status.load
     if load is None:
-        return (name, state, *["-"] * 4, status.address)
+        return (name, status.model or "-", state, *["-"] * 4, status.address)
     numbers = (load.running, load.waiting, load.queued_tokens)
     blocks = f"{load.free_blocks:,} of {load.blocks:,}"
-    return (name, state, *(f"{number:,}" for number in numbers), blocks, status.address)
+    shown = [f"{number:,}" for number in numbers]
+    return (name, status.model or "-", state, *shown, blocks, status.address)

@@ -50,9 +50,9 @@ def add_route(parser: Parser) -> None:
         "addresses",
         nargs="+",
         metavar="ADDRESS",
-        help="the servers, all of one model: ipc://PATH or tcp://HOST:PORT of each, file:PATH of a "
-        "file with one on each line, dns://NAME:PORT, or ray://NAME of `slipstream ray up`; files "
-        "and names are read again as they change",
+        help="the servers, of one model or several: ipc://PATH or tcp://HOST:PORT of each, "
+        "file:PATH of a file with one on each line, dns://NAME:PORT, or ray://NAME of `slipstream "
+        "ray up`; files and names are read again as they change",
     )
     add_config(parser, (ROUTE_SETTINGS & SETTINGS) | {"config", "port", "runtime_dir"})
     parser.add_argument(

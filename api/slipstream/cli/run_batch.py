@@ -24,6 +24,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -41,7 +42,8 @@ from slipstream.http.api_errors import bad_field
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.model_endpoints import ModelEndpoints
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.endpoints.served_model import tokenizer_of
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.validation.field_types import field_error
@@ -265,8 +267,9 @@ async def _answer_all(
     places = asyncio.Semaphore(arguments.concurrency)
     failures: list[BaseException] = []
     try:
-        model = await io.connect()
-        endpoints = ModelEndpoints(io, ApiKeys(()), TokenTexts(model.path), Limits())
+        await io.connect()
+        texts = TextsByModel(partial(tokenizer_of, io, None))
+        endpoints = ModelEndpoints(io, ApiKeys(()), texts, Limits())
         with tqdm(total=len(ids), initial=len(done & ids), unit="request") as bar:
 
             async def one(line: BatchLine) -> None:

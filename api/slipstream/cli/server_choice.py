@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -25,12 +25,13 @@ from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import ConnectionLostError, wrong_option
 from slipstream.fleet.members import DNS, FILE, RAY, names_fleet
 from slipstream.progress import Progress
+from slipstream.request.served_models import checked_model
 from slipstream.stack.plan.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 from slipstream.stack.stack import Stack
 from slipstream.tracing.part_files import checked_trace
-from slipstream_ipc.messages import Fault
+from slipstream_ipc.messages import Fault, ModelCard
 from slipstream_ipc.transport.addresses import TCP
 
 _ACCESS = ("keys", "insecure")  # the stack's with --listen, the client's with --address
@@ -100,6 +101,7 @@ def running_or_started(arguments: argparse.Namespace) -> AbstractContextManager[
     if arguments.address is not None:
         if arguments.new_stack:
             raise wrong_option("address", arguments.address, "nothing beside --new-stack")
+        settings.pop("model", None)  # it may name one of several: `model_of_command`
         _refuse_settings(arguments, settings)
         check_listening(arguments.address, arguments)
         return nullcontext(arguments.address)
@@ -130,6 +132,17 @@ def connected(arguments: argparse.Namespace) -> Iterator[Client]:
             client = Client(address, trace=trace, **access_of(arguments))
         with client:
             yield client
+
+
+def model_of_command(arguments: argparse.Namespace, client: Client) -> str:
+    """The name of the served model that a command is for: the one that it names, by its name or its
+    path, else the only one. Raises: BadRequestError.
+    """
+    settings = given_settings(arguments)
+    if "model" not in settings or (arguments.address is None and len(client.models) == 1):
+        return client.model.name  # the server suits the command
+    card = _named(client.models, settings) or checked_model(client.models, settings["model"])
+    return card.name
 
 
 def check_listening(address: str, arguments: argparse.Namespace) -> None:
@@ -185,10 +198,21 @@ def _reason_to_start(arguments: argparse.Namespace, settings: dict[str, Any]) ->
         Progress(f"waiting for the server at {address} to answer", after_s=1.0),
         Client(address) as client,
     ):
-        card = client.model
-    if card.name == model or card.path == model_and_tokenizer(model, settings.get("tokenizer"))[0]:
+        cards = client.models
+    if _named(cards, settings) is not None:
         return None
-    return f"the running server serves {card.name}, not {model}"
+    names = ", ".join([card.name for card in cards])
+    return f"the running server serves {names}, not {model}"
+
+
+def _named(cards: Sequence[ModelCard], settings: dict[str, Any]) -> ModelCard | None:
+    """The served model that settings name, by its name or its path."""
+    model = settings["model"]
+    for card in cards:
+        if card.name == model:
+            return card
+    path, _ = model_and_tokenizer(model, settings.get("tokenizer"))
+    return next((card for card in cards if card.path == path), None)
 
 
 def _why_no_answer(address: str) -> str | None:

@@ -48,6 +48,7 @@ from slipstream.client.streams.wakeup import TaskWakeup
 from slipstream.errors import ConnectionLostError, RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.request.prompts import Prompt
+from slipstream.request.served_models import checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
 
@@ -192,7 +193,7 @@ class AsyncClient:
         await self.close()
 
     async def connect(self) -> ModelCard:
-        """Wait until the server answers.
+        """Wait until the server answers. Returns its model, of several the first one.
 
         Raises: ConnectionLostError where no server answers in time; SlipstreamError where the
         server rejects the keys or speaks another version of the protocol.
@@ -201,11 +202,18 @@ class AsyncClient:
 
     @property
     def model(self) -> ModelCard:
-        """The model that the server serves. Raises: ConnectionLostError before `connect`."""
-        if self._started is None or self._started.model is None:
+        """The model that the server serves. Raises: ConnectionLostError before `connect`;
+        BadRequestError where there are several.
+        """
+        return checked_model(self.models, None)
+
+    @property
+    def models(self) -> tuple[ModelCard, ...]:
+        """The models that are served. Raises: ConnectionLostError before `connect`."""
+        if self._started is None or not self._started.models:
             why = "not connected yet: enter `async with client`, or await client.connect()"
             raise ConnectionLostError(Fault("engine", why))
-        return self._started.model
+        return self._started.models
 
     def stream(
         self,
@@ -215,7 +223,10 @@ class AsyncClient:
         output_kind: OutputKind = "delta",
         **options: Unpack[RequestOptions],
     ) -> AsyncStream:
-        """Submit a request and return its stream at once. See `Client.stream`."""
+        """Submit a request and return its stream at once. See `Client.stream`.
+
+        Raises: ConnectionLostError for a `model` before `connect`.
+        """
         checked = options_for_one(sampling_params, options)
         state = submit_request(self._io, prompt, checked, output_kind)
         return AsyncStream(self, self._io, state, output_kind)
@@ -240,6 +251,8 @@ class AsyncClient:
     ) -> RequestOutput:
         """Run one request to its end. See `Client.generate`."""
         checked = options_for_one(sampling_params, options)
+        if checked.model is not None:
+            await self._model(checked.model)
         if checked.has_several_answers:
             [output] = await self._run_all([prompt], checked)
             return output
@@ -257,6 +270,8 @@ class AsyncClient:
     ) -> list[RequestOutput]:
         """Run many requests to their ends. See `Client.generate_many`."""
         checked = options_for_many(prompts, sampling_params, options)
+        if checked.model is not None:
+            await self._model(checked.model)
         return await self._run_all(prompts, checked, on_done)
 
     async def _run_all(
@@ -300,24 +315,33 @@ class AsyncClient:
         prompt: str | Sequence[ChatMessage | Mapping[str, Any]],
         *,
         add_special_tokens: bool | None = None,
+        model: str | None = None,
         **template: Unpack[ChatTemplateOptions],
     ) -> list[int]:
         """Tokenize a prompt as the server would. See `Client.tokenize`."""
         checked = checked_template(**template)
         asked = new_tokenize(prompt, checked, add_special_tokens=add_special_tokens)
-        return ids_of(await asyncio.wrap_future(self._io.ask(asked)))
+        name = (await self._model(model)).name
+        return ids_of(await asyncio.wrap_future(self._io.ask(asked, name)))
 
     async def detokenize(
         self,
         token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
         skip_special_tokens: bool = False,
+        model: str | None = None,
     ) -> str:
         """Decode token ids with the model's tokenizer. See `Client.detokenize`."""
-        model = self._io.model or await self.connect()
-        asked = new_detokenize(token_ids, model, skip_special_tokens=skip_special_tokens)
-        text: str = (await asyncio.wrap_future(self._io.ask(asked))).text
+        card = await self._model(model)
+        asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
+        text: str = (await asyncio.wrap_future(self._io.ask(asked, card.name))).text
         return text
+
+    async def _model(self, name: str | None) -> ModelCard:
+        """The model of a call, once it is known what is served."""
+        if not self._io.models:
+            await self.connect()
+        return checked_model(self._io.models, name)
 
     async def close(self) -> None:
         """End all streams and close the connection. Idempotent.

@@ -10,13 +10,14 @@ from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.endpoints import ServerEndpoint
 from slipstream.client.stream import ClientConnection, OutputKind
 from slipstream.client.streams.stream_state import StreamState
-from slipstream.errors import BadRequestError, bad_request, of_prompt
+from slipstream.errors import BadRequestError, ConnectionLostError, bad_request, of_prompt
 from slipstream.outputs import RequestOutput, together
 from slipstream.request.parallel_sampling import params_of_answers
 from slipstream.request.prompts import Prompt
 from slipstream.request.requests import checked_cache_key, new_resume, new_submit, new_submits
+from slipstream.request.served_models import checked_model
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.messages import SamplingParams
+from slipstream_ipc.messages import Fault, ModelCard, SamplingParams
 from slipstream_ipc.telemetry.trace import open_tracer
 
 _DEFAULT_TIMEOUT_S = 10.0
@@ -44,17 +45,33 @@ def timeout_or_default(timeout_s: float | None) -> float:
     return timeout_s
 
 
+def model_of_call(io: ClientConnection, name: str | None) -> ModelCard | None:
+    """The served model that a call is for. name: as given; None where there is only one. None while
+    none is known, which a name is no use for.
+
+    Raises: BadRequestError where it is not served, or not the only one; ConnectionLostError for a
+    name before the first connection.
+    """
+    if io.models:
+        return checked_model(io.models, name)
+    if name is not None:
+        why = f"not connected yet, so whether {name!r} is served is not known"
+        raise ConnectionLostError(Fault("engine", why))
+    return None
+
+
 def submit_request(
     io: ClientConnection, prompt: Prompt, options: CheckedOptions, kind: OutputKind
 ) -> StreamState:
-    """Submit one request. Raises: BadRequestError."""
+    """Submit one request. Raises: BadRequestError, and `model_of_call`'s."""
     check_kind(kind)
+    model = model_of_call(io, options.model)
     submit = new_submit(
         prompt,
         options.params[0],
         label=options.label,
         priority=options.priority,
-        model=io.model,
+        model=model,
         stream_id=options.stream_id,
         cache_salt=options.cache_salt,
         template=options.template,
@@ -65,6 +82,7 @@ def submit_request(
         submit,
         wants_whole=kind == "final",
         prompt_cache_key=checked_cache_key(options.prompt_cache_key),
+        model="" if model is None else model.name,
     )
     io.submit(state)
     return state
@@ -87,8 +105,9 @@ def resume_stream(
 def new_state(
     io: ClientConnection, prompt: Prompt, params: SamplingParams, *, kind: OutputKind
 ) -> StreamState:
-    """A stream that is ready to submit. params: checked. Raises: BadRequestError."""
-    return StreamState(new_submit(prompt, params, model=io.model), wants_whole=kind == "final")
+    """A stream of the only model, ready to submit. params: checked. Raises: BadRequestError."""
+    model = model_of_call(io, None)
+    return StreamState(new_submit(prompt, params, model=model), wants_whole=kind == "final")
 
 
 def new_states(
@@ -100,8 +119,10 @@ def new_states(
 ) -> list[StreamState]:
     """Streams ready to submit, `n` for each prompt.
 
-    Raises: BadRequestError, naming the index of the prompt where the call has several.
+    Raises: BadRequestError, naming the index of the prompt where the call has several; and
+    `model_of_call`'s.
     """
+    model = model_of_call(io, options.model)
     states: list[StreamState] = []
     cache_key = checked_cache_key(options.prompt_cache_key)
     for index, (prompt, params) in enumerate(zip(prompts, options.params, strict=True)):
@@ -112,7 +133,7 @@ def new_states(
                 params_of_answers(params),
                 stream_ids=[None] * params.n,
                 priority=options.priority,
-                model=io.model,
+                model=model,
                 cache_salt=options.cache_salt,
                 template=options.template,
                 answer=options.answer,
@@ -122,7 +143,11 @@ def new_states(
             raise (of_prompt(error, where) if where else error) from None
         states += [
             StreamState(
-                submit, wants_whole=kind == "final", where=where, prompt_cache_key=cache_key
+                submit,
+                wants_whole=kind == "final",
+                where=where,
+                prompt_cache_key=cache_key,
+                model="" if model is None else model.name,
             )
             for submit in submits
         ]

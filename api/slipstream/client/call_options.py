@@ -35,7 +35,7 @@ _OF_TEMPLATE = (
     "continue_final_message",
 )
 _OF_ANSWER = ("tool_choice", "parallel_tool_calls", "stop_scope", "parse_answer")
-_OF_CALL = ("priority", "cache_salt", "prompt_cache_key", "trace_headers")
+_OF_CALL = ("model", "priority", "cache_salt", "prompt_cache_key", "trace_headers")
 _FORMER_NAME = "params"
 _UNSUPPORTED = {**CALL_OPTIONS, **SAMPLING_PARAMS}
 
@@ -61,6 +61,7 @@ class ChatAnswerOptions(TypedDict, total=False):
 class CallOptions(SamplingOptions, ChatTemplateOptions, ChatAnswerOptions, total=False):
     """The keyword options of a call with any number of prompts, for `**options: Unpack[...]`."""
 
+    model: str | None
     priority: int
     cache_salt: str | None
     prompt_cache_key: str | None
@@ -85,6 +86,7 @@ class CheckedOptions:
     template: TemplateOptions | None
     answer: AnswerOptions | None = None  # of prompts that are chat messages
     has_many_prompts: bool = False
+    model: str | None = None  # by its name; None: the only one that is served
     priority: int = 0
     cache_salt: str | None = None
     prompt_cache_key: str | None = None

@@ -49,6 +49,7 @@ from slipstream.client.streams.wakeup import ThreadWakeup
 from slipstream.errors import RequestError
 from slipstream.outputs import Delta, RequestOutput
 from slipstream.request.prompts import Prompt
+from slipstream.request.served_models import checked_model
 from slipstream_ipc.messages import ChatMessage, Fault, ModelCard, SamplingParams
 
 
@@ -188,9 +189,13 @@ class Client:
 
     @property
     def model(self) -> ModelCard:
-        """The model that the server serves."""
-        assert self._io.model is not None
-        return self._io.model
+        """The model that the server serves. Raises: BadRequestError where there are several."""
+        return checked_model(self._io.models, None)
+
+    @property
+    def models(self) -> tuple[ModelCard, ...]:
+        """The models that are served: one, or those of the replicas."""
+        return self._io.models
 
     def stream(
         self,
@@ -210,6 +215,7 @@ class Client:
 
         Further keyword options:
 
+        model: the name of one of `models`. Default: the only one.
         label: a name of your own for the request.
         priority: a 32-bit integer; lower values are scheduled first.
         stream_id: 32 random hexadecimal digits (`secrets.token_hex(16)`), which make a retry
@@ -372,6 +378,7 @@ class Client:
         prompt: str | Sequence[ChatMessage | Mapping[str, Any]],
         *,
         add_special_tokens: bool | None = None,
+        model: str | None = None,
         **template: Unpack[ChatTemplateOptions],
     ) -> list[int]:
         """Tokenize a prompt as the server would.
@@ -379,24 +386,28 @@ class Client:
         prompt: text or chat messages.
         add_special_tokens: whether the tokenizer adds its special tokens. None adds them to text
             and not to chat messages, whose template has its own.
+        model: as in `stream`.
 
         The other arguments go to the chat template, as in transformers' `apply_chat_template`.
 
         Raises: BadRequestError, OverloadedError, EngineError, ConnectionLostError, ClosedError.
         """
+        name = checked_model(self._io.models, model).name
         checked = checked_template(**template)
         asked = new_tokenize(prompt, checked, add_special_tokens=add_special_tokens)
-        return ids_of(self._io.ask(asked).result())
+        return ids_of(self._io.ask(asked, name).result())
 
     def detokenize(
         self,
         token_ids: Sequence[int] | npt.NDArray[np.integer[Any]],
         *,
         skip_special_tokens: bool = False,
+        model: str | None = None,
     ) -> str:
-        """Decode token ids with the model's tokenizer. Errors are those of `tokenize`."""
-        asked = new_detokenize(token_ids, self.model, skip_special_tokens=skip_special_tokens)
-        text: str = self._io.ask(asked).result().text
+        """Decode token ids with the model's tokenizer. Otherwise as `tokenize`."""
+        card = checked_model(self._io.models, model)
+        asked = new_detokenize(token_ids, card, skip_special_tokens=skip_special_tokens)
+        text: str = self._io.ask(asked, card.name).result().text
         return text
 
     def close(self) -> None:

@@ -42,8 +42,8 @@ class ClientConnection(Protocol):
     """
 
     @property
-    def model(self) -> ModelCard | None:
-        """The model that the server last reported; None before the first connection."""
+    def models(self) -> tuple[ModelCard, ...]:
+        """The models that the server last reported; empty before the first connection."""
 
     def submit(self, state: StreamState) -> None:
         """Submit the stream's request."""

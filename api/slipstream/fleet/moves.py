@@ -7,6 +7,7 @@ starts where there is room for it.
 - A member that is lost, shut, or without a core for `patience_s` loses all of its streams at once
   (`Hold`), provided another member can take them; otherwise they wait there.
 - The streams of a member that drains run on there until each of them is started elsewhere.
+- A stream stays among the members of its model, which are a pool.
 - A stream that was accepted starts only where the fingerprint is that of the replica that accepted
   it. An empty fingerprint equals no other replica's.
 - At most `MAX_STARTS` streams a second start at one member, those with the fewest tokens first.
@@ -105,6 +106,7 @@ Choose = Callable[[S, Sequence[int]], int]
 class _Stream:
     member: int | None = None
     last_member: int | None = None
+    model: str = ""  # by its name; empty: not known yet, so that any will do
     bound: bytes | None = None  # the fingerprint of the replica that accepted it
     moves: int = 0
     strikes: int = 0
@@ -124,6 +126,7 @@ class _Member(Generic[S]):
     is_shut: bool = False
     is_starting: bool = False
     away_since: float = 0.0  # while not attached
+    model: str = ""  # that it serves, by its name; empty before the first attach
     fingerprint: bytes | None = None  # None before the first attach
     incarnation: int = 0
     state: MemberState = "serving"
@@ -183,22 +186,29 @@ class Moves(Generic[S]):
         del self._members[member]
 
     def attached(
-        self, member: int, fingerprint: bytes, now: float, *, incarnation: int = 0
+        self,
+        member: int,
+        fingerprint: bytes,
+        now: float,
+        *,
+        incarnation: int = 0,
+        model: str = "",
     ) -> list[Hold[S]]:
         """A member has answered. Returns the streams that may not go on there, as it has another
-        fingerprint now: to be taken before anything is said to it.
+        model or fingerprint now: to be taken before anything is said to it.
         """
         it = self._members[member]
-        before, it.fingerprint = it.fingerprint, fingerprint
+        before, it.fingerprint, it.model = it.fingerprint, fingerprint, model
         it.is_attached, it.is_gone, it.is_shut, it.is_starting = True, False, False, False
         self.next_at = now
         if incarnation != it.incarnation or not incarnation:
             it.incarnation = incarnation
             it.state, it.drains_until = "serving", inf
-        if before is None or before == fingerprint:
-            return []
-        bound = [each for each in it.streams if self._bind(each, before) is not None]
-        return [self._hold(stream, now) for stream in bound]
+        others = [each for each in it.streams if not self._is_of(each, it)]
+        if before is not None and before != fingerprint:
+            bound = [each for each in it.streams if self._bind(each, before) is not None]
+            others = list(dict.fromkeys(others + bound))
+        return [self._hold(stream, now) for stream in others]
 
     def detached(self, member: int, now: float) -> None:
         """The connection to a member broke, or it is silent. Idempotent."""
@@ -257,9 +267,11 @@ class Moves(Generic[S]):
     def __contains__(self, member: int) -> bool:
         return member in self._members
 
-    def open_members(self) -> list[int]:
-        """The members at which new streams may start."""
-        return [number for number, it in self._members.items() if it.is_open]
+    def open_members(self, model: str = "") -> list[int]:
+        """The members at which new streams may start. model: of this one alone; empty: of any."""
+        return [
+            number for number, it in self._members.items() if it.is_open and model in ("", it.model)
+        ]
 
     def num_streams(self, member: int) -> int:
         """How many streams are at a member."""
@@ -269,11 +281,13 @@ class Moves(Generic[S]):
         """The member that a stream is at; None: held."""
         return self._streams[stream].member
 
-    def place(self, stream: S, member: int | None, now: float, *, moves: int = 0) -> None:
+    def place(
+        self, stream: S, member: int | None, now: float, *, moves: int = 0, model: str = ""
+    ) -> None:
         """A new stream is at a member, or held until one is open. moves: those of a stream that
-        another reader had before.
+        another reader had before. model: of the stream; empty: that of its member.
         """
-        it = self._streams[stream] = _Stream(moves=moves)
+        it = self._streams[stream] = _Stream(moves=moves, model=model)
         if member is None:
             it.waits_since = now
             self._held[stream] = None
@@ -422,6 +436,7 @@ class Moves(Generic[S]):
 
     def _enter(self, stream: S, it: _Stream, member: int) -> None:
         it.member, it.last_member, it.was_turned_away = member, member, False
+        it.model = it.model or self._members[member].model
         self._members[member].streams[stream] = None
 
     def _exit(self, stream: S, it: _Stream) -> None:
@@ -456,6 +471,7 @@ class Moves(Generic[S]):
             number
             for number, member in self._members.items()
             if member.is_open
+            and it.model in ("", member.model)
             and number != it.member
             and (read.is_accepted or number not in it.full_members)
             and (bound is None or _may_join(bound, member.fingerprint, number == it.last_member))
@@ -463,11 +479,18 @@ class Moves(Generic[S]):
 
     def _has_waited(self, it: _Stream, read: ReaderProgress, now: float) -> bool:
         """Whether a held stream has waited for a member for as long as it may."""
-        if it.waits_since is None or any(each.may_serve_soon for each in self._members.values()):
+        if it.waits_since is None or any(
+            each.may_serve_soon and (not it.model or each.model in ("", it.model))
+            for each in self._members.values()
+        ):
             it.waits_since = now
         settings = self._settings
         wait_s = settings.accepted_wait_s if read.is_accepted else settings.wait_s
         return self._is_past(it.waits_since + wait_s, now)
+
+    def _is_of(self, stream: S, it: _Member[S]) -> bool:
+        """Whether a stream is of the model that a member serves, as far as both are known."""
+        return self._streams[stream].model in ("", it.model)
 
     def _is_past(self, time: float, now: float) -> bool:
         if now < time:

@@ -16,7 +16,9 @@ class ReplicaStatus(Struct, frozen=True):
 
     condition: away: not connected; refused: it cannot be used, for the reason in `why`; else what
     the replica says of itself, serving before it has said anything. name: as it is called among
-    replicas; empty: it has no name, or has not told it. load: what it said last; None: nothing yet.
+    replicas; empty: it has no name, or has not told it. is_namesake: another replica has the same
+    name, as the first ones of two fleets do. load: what it said last; None: nothing yet. model: the
+    name of the one that it serves; empty: not known yet.
     """
 
     address: str
@@ -24,8 +26,10 @@ class ReplicaStatus(Struct, frozen=True):
     name: str = ""
     why: str = ""
     load: Load | None = None
+    model: str = ""
+    is_namesake: bool = False
 
     @property
     def shown_name(self) -> str:
-        """Its name, or its address where it has none."""
-        return self.name or self.address
+        """Its name, or its address where it has none of its own."""
+        return self.address if self.is_namesake else self.name or self.address

@@ -137,8 +137,8 @@ def bad_field(param: str | None, message: str, code: str | None = None) -> ApiEr
 
 
 def unknown_model(name: str, served: str) -> ApiError:
-    """404: the request names a model that is not the one served."""
-    message = f"model: got {name!r}, allowed: {served!r}"
+    """404: the request names a model that is not served. served: what is, for the message."""
+    message = f"model: got {name!r}, allowed: {served}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 

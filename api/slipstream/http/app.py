@@ -38,10 +38,10 @@ from slipstream.http.endpoints.response_endpoints import PATH
 from slipstream.http.endpoints.response_endpoints import PREFIX as RESPONSES
 from slipstream.http.endpoints.resume import PREFIX as STREAMS
 from slipstream.http.endpoints.resume import last_event_id
-from slipstream.http.endpoints.served_model import served_model
+from slipstream.http.endpoints.served_model import served_model, served_models
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.response_bodies import Health, Model, Models, Version
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import Response, json_response
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import Hosts
@@ -66,7 +66,7 @@ class App:
         self,
         io: LoopIO,
         keys: ApiKeys,
-        texts: TokenTexts,
+        texts: TextsByModel,
         limits: Limits,
         cors: Cors | None = None,
         hosts: Hosts | None = None,
@@ -158,7 +158,7 @@ class App:
         """Whether the request needs a running engine, to which this front, which replaces another,
         is not connected yet.
         """
-        if self._io.model is not None or not request.path.startswith(_NEEDS_KEY):
+        if self._io.models or not request.path.startswith(_NEEDS_KEY):
             return False
         states = self.health.states_of(_RESTARTABLE)
         return len(states) >= len(_RESTARTABLE) and _HAS_SERVED.issuperset(states)
@@ -229,7 +229,7 @@ class App:
         exchange.respond(self._version)
 
     def _get_metrics(self, request: HttpRequest, exchange: Exchange) -> None:
-        model_name = self._model_name if self._io.model is None else self._io.model.name
+        model_name = self._metrics_label
         accept = request.headers.get(b"accept", b"").decode("latin-1")
         if self._io.replicas and parse_qs(request.query).get("replicas") == ["all"]:
             self._inspectors.append((exchange, accept))
@@ -242,7 +242,7 @@ class App:
 
     def _respond_with_all(self, found: dict[str, bytes | None]) -> None:
         """Answer those that wait for the metrics of all replicas."""
-        model_name = self._model_name if self._io.model is None else self._io.model.name
+        model_name = self._metrics_label
         inspected = {name: _decoded(each) for name, each in found.items()}
         waiting, self._inspectors = self._inspectors, []
         for exchange, accept in waiting:
@@ -255,20 +255,25 @@ class App:
     def _get_ready(self, _request: HttpRequest, exchange: Exchange) -> None:
         if self.is_draining:
             raise is_draining()
-        model = served_model(self._io)
+        models = served_models(self._io)
         if not self._io.is_attached or not self.health.serves:
             raise not_ready("the engine does not respond")
         if not self._io.is_serving:
-            raise not_ready("no replica takes requests now")
-        exchange.respond(json_response(200, Health("ready", model.name)))
+            away = ", ".join(self._io.models_away) if len(models) > 1 else ""
+            raise not_ready(f"no replica{away and ' of '}{away} takes requests now")
+        is_only = len(models) == 1
+        names = [model.name for model in models]
+        ready = Health("ready", names[0] if is_only else UNSET, UNSET if is_only else names)
+        exchange.respond(json_response(200, ready))
 
     def _get_live(self, _request: HttpRequest, exchange: Exchange) -> None:
-        model_name = None if self._io.model is None else self._io.model.name
+        names = [model.name for model in self._io.models]
+        model_name = ", ".join(names) or None
         exchange.respond(self.live.response(model_name, self.health.processes, self._io.replicas))
 
     def _get_models(self, _request: HttpRequest, exchange: Exchange) -> None:
-        model = self._model_body(served_model(self._io))
-        exchange.respond(json_response(200, Models([model], model.id, model.id)))
+        found = [self._model_body(model) for model in served_models(self._io)]
+        exchange.respond(json_response(200, Models(found, found[0].id, found[-1].id)))
 
     def _get_model(self, request: HttpRequest, exchange: Exchange) -> None:
         model = served_model(self._io, unquote(request.path.removeprefix(_MODEL)))
@@ -276,6 +281,12 @@ class App:
 
     def _get_openapi(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(Response(200, openapi.document()))
+
+    @property
+    def _metrics_label(self) -> str:
+        """The model in the labels of this front's metrics; empty where it serves several."""
+        names = [model.name for model in self._io.models] or [self._model_name]
+        return names[0] if len(names) == 1 else ""
 
     def _model_body(self, model: ModelCard) -> Model:
         created_at = datetime.fromtimestamp(self._started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -34,7 +34,8 @@ from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import FrontConfig
 from slipstream.http.counters import with_router
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.endpoints.served_model import tokenizer_of
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.server.access_log import AccessLog, access_logger
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import hosts_of, is_loopback
@@ -110,12 +111,6 @@ def _endpoint(config: FrontConfig) -> ServerEndpoint:
     return server_endpoint(config.client_address, config.keys, insecure=config.insecure)
 
 
-def _tokenizer_of(io: LoopIO) -> str:
-    """The tokenizer that the server names; nothing can be asked before it has."""
-    assert io.model is not None
-    return io.model.path
-
-
 async def _serve(
     config: FrontConfig,
     endpoint: ServerEndpoint,
@@ -163,7 +158,7 @@ async def _serve(
     app = App(
         io,
         ApiKeys(config.api_keys),
-        TokenTexts(config.tokenizer or partial(_tokenizer_of, io)),
+        TextsByModel(partial(tokenizer_of, io, config.tokenizer)),
         config.limits,
         cors,
         hosts,
@@ -217,7 +212,7 @@ async def _drain(server: Server, requested: asyncio.Event) -> None:
 
 async def _report_ready(io: LoopIO, server: Server, detail: str) -> None:
     """Report ready once the worker has answered, however long the model takes to load."""
-    while io.model is None:
+    while not io.models:
         try:
             await io.connect()
         except ConnectionLostError:

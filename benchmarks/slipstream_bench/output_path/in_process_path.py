@@ -112,7 +112,7 @@ class OutputPath:
                 for index in range(num_workers)
             ]
             self._session = StackSession(context, _CLIENTS, 60.0, zmq.Poller(), time.monotonic())
-            self._until(lambda: self._session.model is not None and self._session.is_attached)
+            self._until(lambda: bool(self._session.models) and self._session.is_attached)
         self.io = cast(ThreadIO, _SessionIO(self._session))
         self.states: list[StreamState] = []
         for index, prompt in enumerate(workload.prompts[:batch]):
@@ -268,8 +268,8 @@ class _SessionIO:
         self._session = session
 
     @property
-    def model(self) -> ModelCard | None:
-        return self._session.model
+    def models(self) -> tuple[ModelCard, ...]:
+        return self._session.models
 
     def abort(self, state: StreamState) -> None:
         self._session.abort(state)

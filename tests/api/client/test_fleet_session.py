@@ -61,13 +61,16 @@ from slipstream_ipc.messages import (
 
 CARD = replace(MODEL, fingerprint=b"weights")
 OTHER = replace(MODEL, fingerprint=b"other weights")
+TWO = replace(MODEL, name="two", vocab_size=50, fingerprint=b"two")  # another model
 
 
 class Replica(FakeWorker):
     """A replica that accepts what it is asked for, and sends what the test tells it to."""
 
-    def __init__(self, address: str, card: Any = CARD, members: tuple[str, ...] = ()) -> None:
-        super().__init__(address, model=card, members=members)
+    def __init__(
+        self, address: str, card: Any = CARD, members: tuple[str, ...] = (), script: Any = None
+    ) -> None:
+        super().__init__(address, script, model=card, members=members)
         self.handle = -1  # of the stream that `spread` begins here
 
     def tell_again(self) -> None:
@@ -89,8 +92,8 @@ def place(tmp_path: Path) -> Iterator[Any]:
     tmp_path.chmod(0o700)
     with ExitStack() as opened:
 
-        def make(name: str, card: Any = CARD, members: tuple[str, ...] = ()) -> Replica:
-            replica = Replica(f"ipc://{tmp_path}/{name}", card, members)
+        def make(name: str, card: Any = CARD, *more: Any, **options: Any) -> Replica:
+            replica = Replica(f"ipc://{tmp_path}/{name}", card, *more, **options)
             opened.callback(replica.stop)
             return replica
 
@@ -195,7 +198,7 @@ def test_a_client_of_one_address_learns_the_others_from_its_welcome(place) -> No
     with Client(first.address) as client:
         early = client.stream("early")
         grown(client)
-        assert client._io.model == CARD
+        assert client._io.models == (CARD,)
         assert client._io._session.members == [first.address, second.address]
         replica, submit = first_submit([first, second], Patience())
         replica.send(deltas(Entry(replica.accept(submit), "abc", end=end_of("abc"))))
@@ -301,10 +304,10 @@ def test_a_replica_with_another_card_does_not_change_what_is_asked_of_the_others
         attached(client, 1)
         place("b", narrow)
         attached(client, 2)
-        assert client._io.model == CARD
+        assert client._io.models == (CARD,)
         first.stop()
         patience = Patience()
-        while client._io.model != narrow:
+        while client._io.models != (narrow,):
             patience.check()
 
 
@@ -670,6 +673,176 @@ def test_the_asyncio_client_is_alike(place) -> None:
     for replica in replicas:
         replica.script = play
     assert asyncio.run(_ask(address_of(*replicas))) == "abc"
+
+
+def answered(replica: Replica, stream: Any) -> str:
+    """The text of a stream of which the replica gets the Submit next, and sends all."""
+    handle = replica.accept(expect(replica, Submit))
+    replica.send(deltas(Entry(handle, "abc", end=end_of("abc"))))
+    return "".join([delta.text for delta in stream])
+
+
+def said(replica: Replica, kind: Any) -> list[Any]:
+    """The messages of this kind that a replica has got and a test has not read."""
+    bodies = []
+    with suppress(queue.Empty):
+        while True:
+            bodies.append(replica._received.get_nowait())
+    return [body for body in bodies if isinstance(body, kind)]
+
+
+def test_each_request_goes_to_the_replicas_of_its_model(place) -> None:
+    one, two = place("a"), place("b", TWO)
+    with Client(address_of(one, two)) as client:
+        attached(client, 2)
+        assert client.models == (CARD, TWO)
+        for replica, model in [(one, "fake"), (two, "two")] * 3:
+            stream = client.stream("prompt", model=model)
+            assert answered(replica, stream) == "abc"
+        answer = client.stream([49], model="two", max_tokens=1)
+        assert u32(expect(two, Submit).token_ids).tolist() == [49]
+        with pytest.raises(BadRequestError, match=r"at most 49|vocab|\[0, 50\)"):
+            client.stream([50], model="two", max_tokens=1)
+        answer.close()
+        assert said(one, Submit) == []
+
+
+def test_a_request_that_names_no_model_or_none_of_these_is_told_which_there_are(place) -> None:
+    one, two = place("a"), place("b", TWO)
+    with Client(address_of(one, two)) as client:
+        attached(client, 2)
+        allowed = "allowed: one of 'fake', 'two'"
+        for call in (
+            lambda: client.stream("x"),
+            lambda: client.stream("x", model="three"),
+            lambda: client.generate_many(["x"], model="three"),
+            lambda: client.tokenize("x"),
+            lambda: client.detokenize([1], model="three"),
+            lambda: client.model,
+        ):
+            with pytest.raises(BadRequestError, match=allowed) as caught:
+                call()
+            assert caught.value.field == "model"
+        assert said(one, Submit) + said(two, Submit) == []
+
+
+def test_tokens_are_those_of_the_models_own_replica(place) -> None:
+    one, two = place("a"), place("b", TWO)
+
+    def answer(worker: FakeWorker, body: Any) -> None:
+        if isinstance(body, Detokenize):
+            worker.post(Detokenized(body.number, worker.model.name))
+
+    one.script = two.script = answer
+    with Client(address_of(one, two)) as client:
+        attached(client, 2)
+        assert [client.detokenize([1], model=name) for name in ("two", "fake")] == ["two", "fake"]
+
+
+def test_a_lost_replicas_streams_and_questions_wait_for_their_own_model(place) -> None:
+    one, two = place("a"), place("b", TWO)
+    with Client(address_of(one, two)) as client:
+        attached(client, 2)
+        stream = client.stream("prompt", model="two")
+        two.send(deltas(Entry(two.expect_and_accept(), "a")))
+        assert next(stream).text == "a"
+        early = client.stream("early", model="two")
+        expect(two, Submit)
+        address = two.address
+        two.stop()
+        late = client.stream("late", model="two")
+        tokens = client._io.ask(Detokenize(0, pack_u32([1])), "two")
+        other = client.stream("prompt", model="fake")
+        assert answered(one, other) == "abc"
+        begins = {}
+
+        def play(worker: FakeWorker, body: Any) -> None:
+            if isinstance(body, Resume):
+                worker.post(UnknownStreams((body.handle,)))
+            elif isinstance(body, Detokenize):
+                worker.post(Detokenized(body.number, "two's"))
+            elif isinstance(body, Submit):
+                begin = begins[body.text] = body.num_chars
+                worker.accept_from_script(body)
+                worker.post(deltas(Entry(body.handle, "abc"[begin:], begin, end=end_of("abc"))))
+
+        place(address.rpartition("/")[2], TWO, script=play)
+        texts = ["".join([delta.text for delta in each]) for each in (stream, early, late)]
+        assert texts == ["bc", "abc", "abc"]
+        assert begins == {"prompt": 1, "early": 0, "late": 0}
+        assert tokens.result().text == "two's"
+        assert said(one, Submit | Detokenize) == []
+
+
+def test_a_replica_that_comes_back_with_another_model_is_asked_for_that_alone(place) -> None:
+    one, two = place("a"), place("b", TWO)
+    with Client(address_of(one, two), timeout_s=1.0) as client:
+        attached(client, 2)
+        stream = client.stream("unaccepted", model="two")
+        expect(two, Submit)
+        address = two.address
+        two.stop()
+        again = place(address.rpartition("/")[2], OTHER)
+        patience = Patience()
+        while [card.name for card in client.models] != ["fake"]:
+            patience.check()
+        with pytest.raises(ConnectionLostError):
+            list(stream)
+        assert said(again, Submit) + said(one, Submit) == []
+
+
+def test_another_clients_stream_is_found_at_whatever_model_it_is(place) -> None:
+    one, two = place("a"), place("b", TWO)
+    with Client(address_of(one, two)) as client:
+        attached(client, 2)
+        stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
+        for replica, moves in ((one, 0), (two, 1)):
+            replica.send(Located(replica.expect(Locate).number, (moves,)))
+        resume = two.expect(Resume)
+        two.accept(Submit(resume.handle, resume.stream_id, b"{}"))  # type: ignore[arg-type]
+        assert rest_of(two, resume.handle, stream) == "bc"
+        assert stream._state.model == "two"
+
+
+async def _of_two_models(address: str) -> tuple[str, list[str]]:
+    client = AsyncClient(address)
+    with pytest.raises(ConnectionLostError, match="not connected yet"):
+        client.stream("x", model="two")
+    early = client.stream("x")  # it is not known yet that there are two
+    whole = (await client.generate("x", model="two")).text
+    with pytest.raises(BadRequestError, match="allowed: one of 'fake', 'two'"):
+        async for _ in early:
+            pass
+    models = [card.name for card in client.models]
+    await client.close()
+    return whole, models
+
+
+def test_the_asyncio_client_has_models_too(place) -> None:
+    def play(replica: FakeWorker, body: Any) -> None:
+        if isinstance(body, Submit):
+            text = replica.model.name
+            replica.accept_from_script(body)
+            replica.post(deltas(Entry(body.handle, text, end=end_of(text))))
+
+    replicas = [place("a"), place("b", TWO)]
+    for replica in replicas:
+        replica.script = play
+    assert asyncio.run(_of_two_models(address_of(*replicas))) == ("two", ["fake", "two"])
+
+
+def test_two_replicas_of_one_name_and_two_models_are_told_apart(place) -> None:
+    one, two = place("a"), place("b", TWO)
+    for replica in (one, two):
+        welcome = replica._acceptor.welcome
+        replica._acceptor.welcome = partial(welcome, replica=b"replica-0")  # type: ignore[method-assign]
+    with Client(address_of(one, two)) as client:
+        attached(client, 2)
+        statuses = client._io._session.statuses()
+        assert [(each.shown_name, each.model) for each in statuses] == [
+            (one.address, "fake"),
+            (two.address, "two"),
+        ]
 
 
 class StubSession:

@@ -147,7 +147,7 @@ def test_nobody_there(address: str, run: Any) -> None:
             await io.connect()
         await reader.end()
         assert isinstance(reader.state.error, ConnectionLostError)
-        assert io.model is None
+        assert io.models == ()
         await io.close()
 
     run(main())

@@ -24,6 +24,7 @@ from slipstream.fleet.moves import (
 
 PATIENCE_S = 0.5
 NUM_MEMBERS = 5
+MODELS = {b"a": "one", b"b": "two", b"": "one"}  # by the fingerprint of the replica that serves it
 
 
 def next_token(fingerprint: bytes, stream: int, before: list[int]) -> int:
@@ -78,6 +79,7 @@ class Reader:
     """What the reader has of a stream."""
 
     length: int
+    model: str = ""  # empty: that of its first member
     tokens: list[int] = field(default_factory=list)
     is_accepted: bool = False
     bound: bytes | None = None
@@ -130,15 +132,18 @@ class Fleet(RuleBasedStateMachine):
 
     # ---- rules -------------------------------------------------------------------------------
 
-    @rule(lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6))
+    @rule(
+        lengths=st.lists(st.integers(2, 30), min_size=1, max_size=6),
+        model=st.sampled_from(["", "one", "two"]),
+    )
     @precondition(lambda self: len(self.readers) < 24)
-    def submit(self, lengths: list[int]) -> None:
+    def submit(self, lengths: list[int], model: str) -> None:
         for length in lengths:
             stream = len(self.readers)
-            self.readers.append(Reader(length))
-            members = self.moves.open_members()
+            self.readers.append(Reader(length, model))
+            members = self.moves.open_members(model)
             member = self.choose(stream, members) if members else None
-            self.moves.place(stream, member, self.now)
+            self.moves.place(stream, member, self.now, model=model)
             if member is not None:
                 self.begin(stream, member, 0)
 
@@ -313,6 +318,7 @@ class Fleet(RuleBasedStateMachine):
     def could_take(self, reader: Reader, replica: Replica) -> bool:
         is_open = replica.is_linked and replica.has_core and replica.is_listed
         is_same = reader.bound is None or (reader.bound == replica.fingerprint != b"")
+        is_same = is_same and reader.model in ("", MODELS[replica.fingerprint])
         return is_open and is_same and replica.drains_until is None
 
     # ---- what the reader does ----------------------------------------------------------------
@@ -419,6 +425,8 @@ class Fleet(RuleBasedStateMachine):
         """The replica hears a Submit."""
         reader, replica = self.readers[stream], self.replicas[member]
         assert replica.is_linked
+        reader.model = reader.model or MODELS[replica.fingerprint]
+        assert reader.model == MODELS[replica.fingerprint], "asked of another model's replica"
         if reader.bound is not None:
             assert reader.bound == replica.fingerprint, "two models' texts are joined"
         known = replica.fences.get(stream, -1)
@@ -491,7 +499,11 @@ class Fleet(RuleBasedStateMachine):
         replica = self.replicas[member]
         replica.is_linked, replica.is_gone = True, False
         gone = self.moves.attached(
-            member, replica.fingerprint, self.now, incarnation=replica.incarnation
+            member,
+            replica.fingerprint,
+            self.now,
+            incarnation=replica.incarnation,
+            model=MODELS[replica.fingerprint],
         )
         for hold in gone:
             assert self.readers[hold.stream].bound != replica.fingerprint
@@ -546,7 +558,8 @@ class Fleet(RuleBasedStateMachine):
                 self.deliver(member, 1000)
         for stream, reader in enumerate(self.readers):
             assert len(reader.ends) == 1
-            can_go_on = reader.bound is None or reader.bound in there
+            is_served = reader.model in {MODELS[replica.fingerprint] for replica in self.replicas}
+            can_go_on = reader.bound in there if reader.bound is not None else is_served
             if stream not in failed and can_go_on and reader.ends != ["MAX_MOVES"]:
                 assert reader.ends == ["whole"]
 
@@ -621,6 +634,54 @@ def test_a_later_reader_stays_with_the_weights_that_the_stream_began_with() -> N
     assert few.moves.due(1.5) == []
     few.moves.attached(1, b"f", 2.0)
     assert few.moves.due(2.0) == [Hold("t", 0), Start("t", None, 1, 1, 0)]
+
+
+def test_streams_stay_among_the_members_of_their_model() -> None:
+    few = Few(num_members=0)
+    for member, model in enumerate(["one", "one", "two"]):
+        few.moves.add(member, 0.0)
+        few.moves.attached(member, b"f", 0.0, model=model)
+    assert few.moves.open_members("two") == [2]
+    few.place("accepted", 0)
+    few.is_accepted = False
+    few.place("new", 0)
+    few.moves.gone(0, 0.0)
+    few.moves.detached(0, 0.0)
+    starts = [each for each in few.moves.due(0.0) if isinstance(each, Start)]
+    assert [(each.stream, each.member) for each in starts] == [("accepted", 1), ("new", 1)]
+    few.moves.gone(1, 0.0)
+    few.moves.detached(1, 0.0)
+    assert few.moves.due(0.0) == []  # they wait where they are: "two" is another model
+    few.is_accepted = False
+    assert few.moves.attached(1, b"f", 0.0, model="two") == [Hold("accepted", 1), Hold("new", 1)]
+
+
+def test_a_stream_of_no_model_yet_takes_that_of_its_first_member() -> None:
+    few = Few(num_members=0)
+    few.tokens["a"] = 0
+    few.is_accepted = False
+    few.moves.place("a", None, 0.0)
+    for member, model in enumerate(["one", "two"]):
+        few.moves.add(member, 0.0)
+        few.moves.attached(member, b"f", 0.0, model=model)
+    assert few.moves.due(0.0) == [Start("a", None, 0, 0, 0)]
+    few.moves.gone(0, 0.0)
+    few.moves.detached(0, 0.0)
+    assert few.moves.due(0.0) == []
+
+
+@pytest.mark.parametrize(("model", "waits"), [("one", True), ("two", False), ("", True)])
+def test_a_member_that_loads_is_waited_for_by_streams_of_its_model(model: str, waits: bool) -> None:
+    few = Few(num_members=0, wait_s=1.0)
+    few.tokens["a"] = 0
+    few.is_accepted = False
+    few.moves.add(0, 0.0)
+    few.moves.attached(0, b"f", 0.0, model="one")
+    few.moves.detached(0, 0.0)
+    few.moves.place("a", None, 0.0, model=model)
+    few.moves.due(0.0)
+    few.moves.starting(0, True)
+    assert few.moves.due(5.0) == ([] if waits else [Fail("a", None, Failure.NO_MEMBER)])
 
 
 def test_a_member_known_to_have_ended_is_not_waited_for() -> None:

@@ -16,7 +16,7 @@ from slipstream.http.config import Limits
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.response_bodies import Version
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import json_response
 from slipstream_ipc.messages import Status
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
@@ -78,15 +78,15 @@ def test_a_client_that_leaves() -> None:
     ],
 )
 def test_what_clients_make_up_makes_no_new_counters(path: str, pattern: str) -> None:
-    io: Any = SimpleNamespace(model=None)
-    app = App(io, ApiKeys(()), TokenTexts("nowhere"), Limits())
+    io: Any = SimpleNamespace(models=())
+    app = App(io, ApiKeys(()), TextsByModel(lambda _: "nowhere"), Limits())
     assert app.pattern_of(path) == pattern
 
 
 def test_whatever_clients_do_the_numbers_fit_into_a_beat() -> None:
     """Every path with every status, all often: what does not fit would never be told again."""
-    io: Any = SimpleNamespace(model=None)
-    app = App(io, ApiKeys(()), TokenTexts("nowhere"), Limits())
+    io: Any = SimpleNamespace(models=())
+    app = App(io, ApiKeys(()), TextsByModel(lambda _: "nowhere"), Limits())
     counters = HttpCounters(app.pattern_of)
     paths = [*app.endpoints, *app._page_handlers, "/nonsense"]
     statuses = [each.value for each in HTTPStatus if each >= 200] + [CLIENT_CLOSED]

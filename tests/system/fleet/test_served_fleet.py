@@ -165,7 +165,7 @@ def test_replicas_are_shown_and_one_is_drained_by_its_name() -> None:
         code, table = said_by("replicas", *fleet.address.split(","))
         assert code == 0
         head, *rows = [line.split() for line in table.splitlines()]
-        assert head[:4] == ["REPLICA", "STATE", "RUNNING", "WAITING"]
+        assert head[:5] == ["REPLICA", "MODEL", "STATE", "RUNNING", "WAITING"]
         assert [row[:4] for row in rows] == [[f"replica-{n}", "serving", "0", "0"] for n in (0, 1)]
         assert [row[-1] for row in rows] == fleet.address.split(",")
         where = ("--runtime-dir", str(fleet.folder))

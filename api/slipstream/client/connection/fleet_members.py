@@ -1,17 +1,21 @@
 """The members of a fleet as one client knows them, and its connection to each.
 
-A member that refuses the client, breaks the protocol, serves another model, or is a known replica
-at a second address is closed, named in a warning, and tried again later.
+Those that serve the same model, by its name, are a pool. A member that refuses the client, breaks
+the protocol, or is a known replica at a second address is closed, named in a warning, and tried
+again later.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import inf
+
+from msgspec.structs import replace
 
 from slipstream.client.connection.queries import PendingQuery
 from slipstream.client.connection.server_presence import why_absent
@@ -61,15 +65,25 @@ class FleetMember:
         return self.address.startswith(IPC) and why_absent(self.address) is not None
 
     @property
+    def model(self) -> str:
+        """The name of the model that it serves; empty: it has not told it yet."""
+        return "" if self.card is None else self.card.name
+
+    def is_of(self, model: str) -> bool:
+        """Whether it serves a model, as far as is known. model: empty for any."""
+        return not model or self.model == model
+
+    @property
     def status(self) -> ReplicaStatus:
         """What is known of it, for those who look at the fleet."""
-        name = self.name.decode(errors="replace")
+        name, model = self.name.decode(errors="replace"), self.model
         if self.shut_because is not None:
-            return ReplicaStatus(self.address, "refused", name, str(self.shut_because()))
+            why = str(self.shut_because())
+            return ReplicaStatus(self.address, "refused", name, why, model=model)
         if not self.is_attached:
-            return ReplicaStatus(self.address, "away", name)
+            return ReplicaStatus(self.address, "away", name, model=model)
         condition = "serving" if self.said is None else self.said.state
-        return ReplicaStatus(self.address, condition, name, load=self.said)
+        return ReplicaStatus(self.address, condition, name, load=self.said, model=model)
 
 
 Connect = Callable[[FleetMember, float], StackSession]
@@ -78,7 +92,8 @@ Connect = Callable[[FleetMember, float], StackSession]
 class FleetMembers:
     """The members that are listed, and those that still have streams. Tells `Moves` of them.
 
-    card: the model, as the attached member told it that was first; None before any was attached.
+    models: those that are served, each as the attached member told it that was first; empty before
+    any was attached. A model whose members are all away is still one of them.
     """
 
     def __init__(
@@ -87,14 +102,14 @@ class FleetMembers:
         """address: of the fleet, for messages. connect: opens a connection to a member, and may
         raise BadRequest or OSError.
         """
-        self.card: ModelCard | None = None
+        self.models: tuple[ModelCard, ...] = ()
         self._address = address
         self._source = source
         self._connect = connect
         self._moves = moves
         self._members: dict[int, FleetMember] = {}
         self._numbers = count()
-        self._unasked: list[PendingQuery] = []
+        self._unasked: list[tuple[str, PendingQuery]] = []  # each with the model it is about
 
     def __iter__(self) -> Iterator[FleetMember]:
         return iter(list(self._members.values()))
@@ -118,7 +133,21 @@ class FleetMembers:
     @property
     def attached(self) -> list[FleetMember]:
         """Those that are attached, as far as is known."""
-        return [each for each in self._members.values() if each.is_attached]
+        return self.attached_of("")
+
+    def attached_of(self, model: str) -> list[FleetMember]:
+        """Those that are attached and serve a model; empty: any."""
+        return [each for each in self._members.values() if each.is_attached and each.is_of(model)]
+
+    def that_may_serve(self, model: str) -> list[FleetMember]:
+        """Those that serve a model, or have not told which one they serve; empty: any."""
+        return [each for each in self._members.values() if each.card is None or each.is_of(model)]
+
+    def statuses(self) -> list[ReplicaStatus]:
+        """What is known of each member that is listed."""
+        found = [each.status for each in self.listed]
+        nums = Counter([each.name for each in found])
+        return [replace(each, is_namesake=nums[each.name] > 1) for each in found]
 
     def that_may_answer(self, now: float) -> list[FleetMember]:
         """Those that are attached, or were until lately; all, where there is none of these."""
@@ -134,23 +163,34 @@ class FleetMembers:
     @property
     def sessions(self) -> list[StackSession]:
         """The connections that are not closed."""
-        return [each.session for each in self._members.values() if each.session is not None]
+        return self.sessions_of("")
 
-    def take_unasked(self) -> list[PendingQuery]:
+    def sessions_of(self, model: str) -> list[StackSession]:
+        """The connections that are not closed, to those that serve a model; empty: any."""
+        return [
+            each.session
+            for each in self._members.values()
+            if each.session is not None and each.is_of(model)
+        ]
+
+    def take_unasked(self) -> list[tuple[str, PendingQuery]]:
         """The queries of connections that were closed, and of those that are not attached while
-        another one is, to be asked elsewhere. The latter keep those that another cannot answer.
+        another one of the same model is, to be asked elsewhere: each with the name of that model.
+        The latter keep those that another cannot answer.
         """
         taken, self._unasked = self._unasked, []
-        if self.attached:
-            for member in self._members.values():
-                if not member.is_attached and member.session is not None:
-                    taken += member.session.take_queries(but_of_streams=True)
+        there = {each.model for each in self.attached}
+        for member in self._members.values():
+            is_other_there = member.model in there or (member.card is None and there)
+            if not member.is_attached and member.session is not None and is_other_there:
+                taken += _about(member.model, member.session.take_queries(but_of_streams=True))
         return taken
 
-    def gone_error(self) -> SlipstreamError:
-        """Says that none of them answers."""
-        trouble = "; ".join([session.trouble for session in self.sessions if session.trouble])
-        why = f"no replica of the fleet {self._address} answers"
+    def gone_error(self, model: str = "") -> SlipstreamError:
+        """Says that none of them answers. model: of those that serve it; empty: of all."""
+        trouble = "; ".join([each.trouble for each in self.sessions if each.trouble])
+        of_pool = f" that serves {model!r}" if model and len(self.models) > 1 else ""
+        why = f"no replica of the fleet {self._address}{of_pool} answers"
         return ConnectionLostError(Fault("engine", f"{why}: {trouble}" if trouble else why))
 
     # ---- the list ----------------------------------------------------------------------------
@@ -195,12 +235,13 @@ class FleetMembers:
             self._close(member, member.session)
         del self._members[member.number]
         self._moves.forget(member.number)
+        self._note_models()
 
     def _close(self, member: FleetMember, session: StackSession) -> None:
         member.session = None
         member.is_attached = False
-        self._note_card(member)
-        self._unasked += session.take_queries()
+        self._note_models()
+        self._unasked += _about(member.model, session.take_queries())
         session.close()
 
     def close_refused(self, now: float) -> None:
@@ -235,7 +276,7 @@ class FleetMembers:
         if member.is_attached == is_attached:
             return False
         member.is_attached, member.away_since = is_attached, now
-        self._note_card(member)
+        self._note_models()
         return True
 
     def welcomed(
@@ -257,24 +298,40 @@ class FleetMembers:
         member.can_locate = bool(welcome.model.fingerprint)
         member.can_inspect = bool(welcome.answers & ANSWERS_INSPECT)
         member.has_attached = True
+        if member.session is not None and not member.is_of(welcome.model.name):
+            taken = member.session.take_queries(but_of_streams=True)
+            self._unasked += _about(member.model, taken)
         member.card = welcome.model
-        self._note_card(member)
-        fingerprint, incarnation = welcome.model.fingerprint, welcome.incarnation
-        return self._moves.attached(member.number, fingerprint, now, incarnation=incarnation)
+        self._note_models()
+        return self._moves.attached(
+            member.number,
+            welcome.model.fingerprint,
+            now,
+            incarnation=welcome.incarnation,
+            model=welcome.model.name,
+        )
 
-    def _note_card(self, newest: FleetMember) -> None:
-        """Go by the card of an attached member, by the same one as long as that is there."""
-        there = [each.card for each in self.attached if each.card]
-        if self.card is None or self.card not in there:
-            self.card = there[0] if there else newest.card or self.card
+    def _note_models(self) -> None:
+        """Go by the card of an attached member of each model, by the same one as long as that is
+        there. In the order of the members.
+        """
+        cards: dict[str, list[ModelCard]] = {}
+        for each in sorted(self._members.values(), key=_is_away):
+            if each.card is not None:
+                there = cards.setdefault(each.model, [])
+                if each.is_attached or not there:
+                    there.append(each.card)
+        order = dict.fromkeys([each.model for each in self._members.values() if each.card])
+        before = {card.name: card for card in self.models}
+        found = [
+            before[name] if before.get(name) in cards[name] else cards[name][0] for name in order
+        ]
+        self.models = tuple(found) or self.models
 
     def _why_refused(self, member: FleetMember, welcome: Welcome) -> str:
-        """Why a member will not do: another model's, or known at another address. Else empty."""
-        others = [each for each in self.attached if each is not member]
-        if self.card is not None and welcome.model.name != self.card.name and others:
-            return f"it serves {welcome.model.name!r}, the others {self.card.name!r}"
-        for other in others:
-            if welcome.replica != b"" and other.name == welcome.replica:
+        """Why a member will not do: it is known at another address. Else empty."""
+        for other in self.attached_of(welcome.model.name):
+            if other is not member and welcome.replica != b"" and other.name == welcome.replica:
                 return f"it is the replica at {other.address}"
         return ""
 
@@ -304,3 +361,11 @@ class FleetMembers:
             logger.warning("the replica at %s is left alone: %s", member.address, error())
             member.shut_because = error
         self._moves.shut(member.number, now)
+
+
+def _about(model: str, queries: list[PendingQuery]) -> list[tuple[str, PendingQuery]]:
+    return [(model, each) for each in queries]
+
+
+def _is_away(member: FleetMember) -> bool:
+    return not member.is_attached

@@ -1,7 +1,7 @@
 """Sends queries to the members of a fleet, and combines the answers of several.
 
-Tokenize and Detokenize are asked of one member. Cancel and Recall are asked of all that may know
-the stream, also of those that are away for a moment: these answer once they are back.
+Tokenize and Detokenize are asked of one member of their model. Cancel and Recall are asked of all
+that may know the stream, also of those that are away for a moment: these answer once they are back.
 """
 
 from __future__ import annotations
@@ -127,9 +127,11 @@ class FleetQueries:
         self._members = members
         self._parts: dict[Future[Any], _AskedMember] = {}  # of those that were asked of several
 
-    def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
+    def ask(
+        self, query: Query, future: Future[Any], now: float, post: Post, model: str = ""
+    ) -> None:
         """Fulfil `future` with the answer of a member, or of all that may know it. post: see
-        `PendingQueries.ask`.
+        `PendingQueries.ask`. model: whose members may answer, by its name; empty: any.
         """
         members = self._members
         if isinstance(query, Cancel | Recall):
@@ -139,26 +141,26 @@ class FleetQueries:
                 for part in _ask_each(answer, query, able, now, post):
                     self._parts[part.future] = part
                 return
-        attached = members.attached
+        attached = members.attached_of(model)
         sessions = [each.session for each in attached if each.session is not None]
-        sessions = sessions or members.sessions
+        sessions = sessions or members.sessions_of(model)
         if sessions:
             sessions[0].ask(query, future, now, post)
-        else:
-            future.set_exception(members.gone_error())
+        elif future.set_running_or_notify_cancel():
+            future.set_exception(members.gone_error(model))
 
     def ask_elsewhere(self, now: float) -> None:
         """Ask another member what was asked of one that is closed, or not attached, where another
         can answer it.
         """
-        for each in self._members.take_unasked():
+        for model, each in self._members.take_unasked():
             if isinstance(each.query, Cancel | Recall):  # of a connection that was closed
                 if each.future.set_running_or_notify_cancel():
                     each.future.set_exception(self._members.gone_error())
             elif isinstance(each.query, Locate | Inspect):  # only that member could have told
                 each.future.set_result(None)
             else:
-                self.ask(each.query, each.future, each.since, each.post)
+                self.ask(each.query, each.future, each.since, each.post, model)
 
     def go_on(self, now: float) -> None:
         """Give up the parts of members that do not come back, where others have come."""

@@ -37,6 +37,7 @@ from slipstream_ipc.messages import (
     WANTS_MEMBERS,
     Inspect,
     Load,
+    Locate,
     ModelCard,
     Submit,
     Welcome,
@@ -102,7 +103,7 @@ class FleetSession:
         self._gathers = True  # new streams wait for the members, to be spread over all
         self._gathered: list[StreamState] = []
         if handover is not None:
-            self._members.card = handover.model
+            self._members.models = (handover.model,)
             self._take_over(handover, now)
 
     def _take_over(self, handover: Handover, now: float) -> None:
@@ -145,9 +146,9 @@ class FleetSession:
         )
 
     @property
-    def model(self) -> ModelCard | None:
-        """The model of the attached member that reported it first."""
-        return self._members.card
+    def models(self) -> tuple[ModelCard, ...]:
+        """The models that the members serve, as far as is known; in the order of the members."""
+        return self._members.models
 
     @property
     def tick_s(self) -> float:
@@ -165,9 +166,22 @@ class FleetSession:
         return bool(self._members.attached)
 
     @property
+    def models_away(self) -> list[str]:
+        """The names of models that no member takes requests for, as far as is known."""
+        return [each.name for each in self.models if not self._moves.open_members(each.name)]
+
+    @property
     def is_serving(self) -> bool:
-        """Whether a member takes requests, as far as is known."""
-        return bool(self._moves.open_members())
+        """Whether a member of each model takes requests, as far as is known."""
+        return bool(self.models) and not self.models_away
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a member that has not told its model has answered that it cannot serve yet."""
+        return any(
+            each.card is None and each.session is not None and each.session.is_starting
+            for each in self._members.listed
+        )
 
     @property
     def counters(self) -> RouterCounters:
@@ -176,14 +190,14 @@ class FleetSession:
 
     def statuses(self) -> list[ReplicaStatus]:
         """What is known of each member that is listed."""
-        return [member.status for member in self._members.listed]
+        return self._members.statuses()
 
     # ---- what may be asked for ---------------------------------------------------------------
 
     def connect(self, future: Future[ModelCard], now: float) -> None:
         """Fulfil `future` when members answer; ConnectionLostError after `timeout_s`."""
-        if self.is_attached and self.model is not None:
-            future.set_result(self.model)
+        if self.is_attached and self.models:
+            future.set_result(self.models[0])
         else:
             self._callers[future] = now
 
@@ -192,10 +206,13 @@ class FleetSession:
         state.submitted_at = now
         if isinstance(state.request, Submit) and self._gathers:
             self._gather(state)
-        elif isinstance(state.request, Submit):
-            self._router.submit(state, state.request, now)
-        else:
+        elif not isinstance(state.request, Submit):
             self._resume(state, now)
+        elif (error := self._router.missing_model(state)) is not None:
+            self._router.hold(state)
+            self._held.give_up(state, error)
+        else:
+            self._router.submit(state, state.request, now)
 
     def _gather(self, state: StreamState) -> None:
         self._router.hold(state)
@@ -205,7 +222,10 @@ class FleetSession:
         """Submit the new streams that have waited for members."""
         self._gathers, gathered, self._gathered = False, self._gathered, []
         for state in gathered:
-            if not state.is_over and isinstance(state.request, Submit):
+            error = self._router.missing_model(state)
+            if error is not None:
+                self._held.give_up(state, error)
+            elif not state.is_over and isinstance(state.request, Submit):
                 self._held.take(state)
                 self._router.submit(state, state.request, now)
 
@@ -221,22 +241,29 @@ class FleetSession:
         else:
             self._router.succeed(before, state, now)
 
-    def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
-        """Fulfil `future` with the answer of a member, or of all that may know it."""
-        self._queries.ask(query, future, now, post)
+    def ask(
+        self, query: Query, future: Future[Any], now: float, post: Post, model: str = ""
+    ) -> None:
+        """Fulfil `future` with the answer of a member, or of all that may know it. model: see
+        `FleetQueries.ask`.
+        """
+        self._queries.ask(query, future, now, post, model)
 
     def inspect(self, use: Callable[[Statements], None], now: float) -> Callable[[], None]:
         """Ask the replicas for the statistics of their stacks, and call `use` with them by the
         replicas' names: JSON, empty where a replica has none; None where it is not attached, or
         has not answered before the function returned is called.
         """
-        found: Statements = {each.status.shown_name: None for each in self._members.listed}
-        able = [each for each in self._members.attached if each.can_inspect]
+        listed = self._members.listed
+        shown = [each.shown_name for each in self._members.statuses()]
+        names = dict(zip(listed, shown, strict=True))
+        found: Statements = dict.fromkeys(shown)
+        able = [each for each in listed if each.is_attached and each.can_inspect]
         answers: Future[Any] = Future()
 
         def fulfil(answers: Future[Any]) -> None:
             for member, answer in zip(able, answers.result(), strict=True):
-                found[member.status.shown_name] = None if answer is None else answer.statistics
+                found[names[member]] = None if answer is None else answer.statistics
             use(found)
 
         answers.add_done_callback(fulfil)
@@ -244,6 +271,30 @@ class FleetSession:
             answers.set_result([])
             return _nothing
         return ask_all(Inspect(0), able, answers, now, _call).give_up
+
+    def find_model(
+        self, stream_id: bytes, scope: bytes, use: Callable[[str], None], now: float
+    ) -> Callable[[], None]:
+        """Ask the replicas for a stream, and call `use` with the name of the model of the one that
+        has it, as far as they answer before the function returned is called; empty: none has.
+        """
+        reader = self._router.reader_of(stream_id, scope)
+        able = [each for each in self._members.attached if each.can_locate]
+        if reader is not None and reader.model:
+            use(reader.model)
+            return _nothing
+        answers: Future[Any] = Future()
+
+        def fulfil(answers: Future[Any]) -> None:
+            moves = [each.moves[0] if each and each.moves else 0 for each in answers.result()]
+            best = max(range(len(moves)), key=moves.__getitem__, default=None)
+            use("" if best is None or not moves[best] else able[best].model)
+
+        answers.add_done_callback(fulfil)
+        if not able:
+            answers.set_result([])
+            return _nothing
+        return ask_all(Locate(0, (stream_id,), scope), able, answers, now, _call).give_up
 
     def abort(self, state: StreamState) -> None:
         """Ask the stream's member to end it; it then still receives its End."""
@@ -366,11 +417,11 @@ class FleetSession:
         """Answer callers once all members are there, or soon after the first: what they submit at
         once is spread over all.
         """
-        if self.model is None or not self._are_all_there(now):
+        if not self.models or not self._are_all_there(now):
             return
         callers, self._callers = self._callers, {}
         for caller in callers:
-            caller.set_result(self.model)
+            caller.set_result(self.models[0])
 
     def _are_all_there(self, now: float) -> bool:
         """Whether all members are attached, except those that are late, and one is."""

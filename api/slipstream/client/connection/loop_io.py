@@ -68,9 +68,11 @@ class LoopIO:
         self._schedule()
 
     @property
-    def model(self) -> ModelCard | None:
-        """The model that the server last reported; None before the first connection."""
-        return self._session.model
+    def models(self) -> tuple[ModelCard, ...]:
+        """The models that the server last reported: one, or those of a fleet; empty before the
+        first connection.
+        """
+        return self._session.models
 
     @property
     def is_attached(self) -> bool:
@@ -82,6 +84,16 @@ class LoopIO:
         """Whether a request would be taken now, as far as is known."""
         session = self._session
         return session.is_serving if isinstance(session, FleetSession) else session.is_attached
+
+    @property
+    def models_away(self) -> list[str]:
+        """The names of a fleet's models that no replica takes requests for, as far as is known."""
+        return self._session.models_away if isinstance(self._session, FleetSession) else []
+
+    @property
+    def is_replica_starting(self) -> bool:
+        """Whether a replica of a fleet loads a model that is not known yet."""
+        return isinstance(self._session, FleetSession) and self._session.is_starting
 
     @property
     def replicas(self) -> list[ReplicaStatus]:
@@ -105,6 +117,20 @@ class LoopIO:
         else:
             use({})
 
+    def find_model(
+        self, stream_id: bytes, scope: bytes, within_s: float, use: Callable[[str], None]
+    ) -> None:
+        """Call `use`, within `within_s`, with the name of the model that computes a stream; empty
+        where there is one model, or no replica knows the stream.
+        """
+        session = self._session
+        if isinstance(session, FleetSession) and not self._is_closed:
+            give_up = session.find_model(stream_id, scope, use, time.monotonic())
+            self.loop.call_later(within_s, give_up)
+            self._schedule()
+        else:
+            use("")
+
     async def connect(self) -> ModelCard:
         """Wait until the server answers.
 
@@ -125,13 +151,16 @@ class LoopIO:
             self._session.end_all(_closed)
         self._schedule()
 
-    def ask(self, query: Query) -> Future[Any]:
-        """The future answer of the server, or a ConnectionLostError. Set in the loop's thread."""
+    def ask(self, query: Query, model: str = "") -> Future[Any]:
+        """The future answer of the server, or a ConnectionLostError. Set in the loop's thread.
+
+        model: whose replicas may answer, by its name; empty: any, or it depends on none.
+        """
         future: Future[Any] = Future()
         if self._is_closed:
             future.set_exception(_closed())
             return future
-        self._session.ask(query, future, time.monotonic(), _call)
+        self._session.ask(query, future, time.monotonic(), _call, model)
         self._schedule()
         return future
 

@@ -99,9 +99,10 @@ class StackSession:
         self._sessions = [first]  # by worker
 
     @property
-    def model(self) -> ModelCard | None:
-        """The model as last reported by the first worker."""
-        return self._sessions[0].model
+    def models(self) -> tuple[ModelCard, ...]:
+        """The model as last reported by the first worker; empty before."""
+        model = self._sessions[0].model
+        return () if model is None else (model,)
 
     @property
     def is_attached(self) -> bool:
@@ -139,8 +140,12 @@ class StackSession:
         """Submit a new stream, or one to be resumed."""
         self._deal(state).submit(state, now)
 
-    def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
-        """Fulfil `future` with the answer of the worker, or the workers, that can give it."""
+    def ask(
+        self, query: Query, future: Future[Any], now: float, post: Post, _model: str = ""
+    ) -> None:
+        """Fulfil `future` with the answer of the worker, or the workers, that can give it. There is
+        one model.
+        """
         match query:
             case Recall():
                 session = self._sessions[worker_of(query.stream_id, len(self._sessions))]

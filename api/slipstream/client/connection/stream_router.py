@@ -16,13 +16,14 @@ from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import ClientStreamTable
-from slipstream.errors import EngineError, SlipstreamError, StreamLostError
+from slipstream.errors import BadRequestError, EngineError, SlipstreamError, StreamLostError
 from slipstream.fleet.member_load import SentRequest
 from slipstream.fleet.moves import Fail, Failure, Hold, Moves, ReaderProgress, Start
 from slipstream.fleet.placement import Placement
 from slipstream.fleet.prompt_keys import PromptKey, prompt_key
 from slipstream.fleet.router_counters import MovedWhy, PlacedWhy, RouterCounters
 from slipstream.request.parallel_sampling import can_join
+from slipstream.request.served_models import checked_model
 from slipstream_ipc.crash_note import SUSPECT_BYTES, suspect_digest
 from slipstream_ipc.messages import Fault, Submit, Superseded
 
@@ -121,16 +122,27 @@ class StreamRouter:
 
     def _best_for_new(self, state: StreamState, submit: Submit, now: float) -> int | None:
         """The member for a new stream; None if none is there."""
-        numbers = self._moves.open_members() or [each.number for each in self._members.attached]
+        there = self._members.attached_of(state.model)
+        numbers = self._moves.open_members(state.model) or [each.number for each in there]
         last = self._last
-        if last is not None and last.member in numbers and _is_together(last, submit):
+        if last is not None and last.member in numbers and _is_together(last, state, submit):
             self._routes[state] = _Route(self._routes[last].key)
             return last.member
-        card = self._members.card
-        name = "" if card is None else card.name
-        self._routes[state] = _Route(prompt_key(submit, name, state.prompt_cache_key))
+        self._routes[state] = _Route(prompt_key(submit, state.model, state.prompt_cache_key))
         self._last = state
         return self.choose(state, numbers) if numbers else None
+
+    def missing_model(self, state: StreamState) -> BadRequestError | None:
+        """Find out which model a stream is for, the only one where it names none. The error of one
+        that has to name it; None also while no model is known.
+        """
+        models = self._members.models
+        if not state.model and models:
+            try:
+                state.model = checked_model(models, None).name
+            except BadRequestError as error:
+                return error
+        return None
 
     def hold(self, state: StreamState) -> None:
         """Keep a stream that is at no member."""
@@ -150,7 +162,9 @@ class StreamRouter:
             state.member = number
             session.submit(state, now)
             self._asked[number] = None
-        self._moves.place(state, number, now, moves=state.moves)
+        if number is not None and not state.model:
+            state.model = self._members[number].model
+        self._moves.place(state, number, now, moves=state.moves, model=state.model)
 
     def take_asked(self) -> list[StackSession]:
         """The connections over which streams were begun in this turn, since the last call."""
@@ -164,6 +178,7 @@ class StreamRouter:
             state.resubmittable = before.resubmittable
         state.was_accepted = before.was_accepted or before.prompt_ids is not None
         state.moves, state.strikes, state.member = before.moves, before.strikes, before.member
+        state.model = before.model
         self._moves.succeed(before, state)
         self._readers[state.stream_id] = state
         route = self._routes.pop(before, None)
@@ -211,7 +226,8 @@ class StreamRouter:
                     self.take(decision)
                     touched[decision.member] = None
                 case Start():
-                    self._start(decision, now)
+                    if not self._start(decision, now):
+                        continue
                     touched[decision.member] = None
                     if decision.source is not None:
                         touched[decision.source] = None
@@ -248,8 +264,13 @@ class StreamRouter:
         state.member = _HELD
         self._held.add(state, carried)
 
-    def _start(self, decision: Start[StreamState], now: float) -> None:
+    def _start(self, decision: Start[StreamState], now: float) -> bool:
+        """Start a stream at a member; False where it has ended, as it has to name its model."""
         state = decision.stream
+        error = self.missing_model(state)
+        if error is not None:
+            self._held.give_up(state, error)
+            return False
         source, target = self.session_of(state), self._members[decision.member].session
         assert target is not None
         route = self._routes.get(state)
@@ -264,6 +285,7 @@ class StreamRouter:
         state.moves, state.strikes = decision.moves, decision.strikes
         state.member = decision.member
         target.carry_on(carried)
+        return True
 
     def _why_left(self, number: int) -> MovedWhy:
         """What has become of a member that a stream leaves."""
@@ -292,11 +314,13 @@ class StreamRouter:
         if decision.why is not Failure.NO_MEMBER:
             return EngineError(fault)
         is_accepted = decision.stream.prompt_ids is not None
-        if is_accepted and self._members.attached:
+        model = decision.stream.model
+        if is_accepted and self._members.attached_of(model):
             return StreamLostError(fault)
-        return self._members.gone_error()
+        return self._members.gone_error(model)
 
 
-def _is_together(state: StreamState, submit: Submit) -> bool:
-    """Whether both are answers to one prompt."""
-    return isinstance(state.request, Submit) and can_join(state.request, submit)
+def _is_together(last: StreamState, state: StreamState, submit: Submit) -> bool:
+    """Whether both are answers of one model to one prompt."""
+    is_same_model = last.model == state.model
+    return is_same_model and isinstance(last.request, Submit) and can_join(last.request, submit)

@@ -1,4 +1,7 @@
-"""Finds the member of a fleet that has a stream of another client's, and resumes it there."""
+"""Finds the member of a fleet that has a stream of another client's, and resumes it there.
+
+Where the reader knows the stream's model, its members alone are asked.
+"""
 
 from __future__ import annotations
 
@@ -76,28 +79,32 @@ class StreamSearch:
         self._now = now
         if not self._searches:
             return
-        is_whole = not self._is_any_away()
-        able = self._members.attached
+        pools: dict[str, tuple[list[FleetMember], bool]] = {}
         for state, search in list(self._searches.items()):
+            if state.model not in pools:
+                is_whole = not self._is_any_away(state.model)
+                pools[state.model] = self._members.attached_of(state.model), is_whole
+            able, is_whole = pools[state.model]
             if search.answers is not None:
                 if now >= search.answers_until:
                     search.answers.give_up()
             elif able and (is_whole or now >= search.since + search.waits_s):
                 self._ask(state, search, able, now)
             elif not able and now >= search.since + self._settings.wait_s:
-                self._held.give_up(state, self._members.gone_error())
+                self._held.give_up(state, self._members.gone_error(state.model))
 
-    def _is_any_away(self) -> bool:
-        """Whether a member is not attached that may be soon."""
+    def _is_any_away(self, model: str) -> bool:
+        """Whether a member that may serve a model is not attached, but may be soon."""
         return any(
             each.is_listed and each.session and not each.is_attached and not each.is_gone
-            for each in self._members
+            for each in self._members.that_may_serve(model)
         )
 
     def _ask(
         self, state: StreamState, search: _Search, able: Sequence[FleetMember], now: float
     ) -> None:
-        is_only = len(self._members.listed) < 2
+        pool = self._members.that_may_serve(state.model)
+        is_only = len([each for each in pool if each.is_listed]) < 2
         if is_only or not all(each.can_locate for each in able):
             self._resume_at(state, able[0].number, 0, now)
             return
@@ -116,10 +123,11 @@ class StreamSearch:
         best = max(range(len(found)), key=found.__getitem__)
         moves = min(found[best], _MOST_MOVES)
         there = [number for number in numbers if self._members.is_there(number)]
-        is_whole = None not in located and len(there) == len(self._members)
+        num_pool = len(self._members.that_may_serve(state.model))
+        is_whole = None not in located and len(there) == num_pool
         if not there:
             self._searches[state] = _Search(search.since, search.waits_s)
-        elif not moves and search.waits_s < _MISSING_S and self._is_any_away():
+        elif not moves and search.waits_s < _MISSING_S and self._is_any_away(state.model):
             self._searches[state] = _Search(search.since, _MISSING_S)
         elif moves and numbers[best] in there:
             self._resume_at(state, numbers[best], moves - 1, self._now)

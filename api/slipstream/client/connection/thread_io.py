@@ -69,9 +69,11 @@ class ThreadIO:
     # ---- for any thread --------------------------------------------------------------------
 
     @property
-    def model(self) -> ModelCard | None:
-        """The model that the server last reported; None before the first connection."""
-        return self._session.model
+    def models(self) -> tuple[ModelCard, ...]:
+        """The models that the server last reported: one, or those of a fleet; empty before the
+        first connection.
+        """
+        return self._session.models
 
     def connect(self) -> Future[ModelCard]:
         """A future that is done when the server answers; ConnectionLostError after `timeout_s`."""
@@ -84,10 +86,13 @@ class ThreadIO:
         """Submit the stream's request. On a closed connection it ends with a ClosedError."""
         self._commands.post(partial(self._submit, state))
 
-    def ask(self, query: Query) -> Future[Any]:
-        """The future answer of the server; ConnectionLostError after `timeout_s` without one."""
+    def ask(self, query: Query, model: str = "") -> Future[Any]:
+        """The future answer of the server; ConnectionLostError after `timeout_s` without one.
+
+        model: whose replicas may answer, by its name; empty: any, or it depends on none.
+        """
         future: Future[Any] = Future()
-        self._commands.post(partial(self._ask, query, future, time.monotonic()))
+        self._commands.post(partial(self._ask, query, future, time.monotonic(), model))
         return future
 
     def abort(self, state: StreamState) -> None:
@@ -124,8 +129,8 @@ class ThreadIO:
         if self._ending is not None:
             self._session.end_all(self._ending)
 
-    def _ask(self, query: Query, future: Future[Any], since: float) -> None:
-        self._session.ask(query, future, since, self._commands.post)
+    def _ask(self, query: Query, future: Future[Any], since: float, model: str) -> None:
+        self._session.ask(query, future, since, self._commands.post, model)
         if self._ending is not None:
             self._session.end_all(self._ending)
 

@@ -28,7 +28,8 @@ class StreamState:
     push: appends the stream's next delta to `deltas`, or to the queue of the group that reads the
     stream. resubmittable: the Submit that starts the stream again where the server no longer has
     it; None where it is not known. where: the prompt's name in errors, where a call has several.
-    prompt_cache_key: requests of one key prefer one replica; empty for none.
+    prompt_cache_key: requests of one key prefer one replica; empty for none. model: the name of the
+    one that computes it; empty: the only one, or that of a resumed stream, which is not known yet.
     """
 
     request: Submit | Resume  # the original request
@@ -61,6 +62,7 @@ class StreamState:
     strikes: int = 0  # cores of other members that crashed while they ran it
     where: str = ""
     prompt_cache_key: str = ""
+    model: str = ""
 
     def __post_init__(self) -> None:
         self.push = self.deltas.append

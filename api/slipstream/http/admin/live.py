@@ -63,9 +63,12 @@ class Timeline(Struct, frozen=True):
 
 
 class Replica(Struct, frozen=True):
-    """One replica, as it has told this front. state: as in /health."""
+    """One replica, as it has told this front. state: as in /health. model: its name, where this
+    front serves several.
+    """
 
     state: str
+    model: str | None = None
     running: int | None = None
     waiting: int | None = None
     cache_use: float | None = None
@@ -160,13 +163,16 @@ class LiveStatistics:
 
 def _with_replicas(numbers: LiveNumbers, replicas: Sequence[ReplicaStatus]) -> LiveNumbers:
     shown: dict[str, Replica] = {}
+    has_several = len({each.model for each in replicas if each.model}) > 1
     for each in replicas:
+        model = each.model if has_several else None
         load = None if each.condition in ("away", "refused") else each.load
         shown[each.shown_name] = (
-            Replica(each.condition)
+            Replica(each.condition, model)
             if load is None
             else Replica(
                 each.condition,
+                model,
                 load.running,
                 load.waiting,
                 1.0 - load.free_blocks / load.blocks if load.blocks else None,

@@ -297,13 +297,14 @@ def _replica_metrics(model_name: str, replicas: Sequence[ReplicaStatus]) -> Iter
         labels=("model_name", "replica", "state"),
     )
     for replica in replicas:
-        state.add_metric([model_name, replica.shown_name, replica.condition], 1)
+        state.add_metric([replica.model or model_name, replica.shown_name, replica.condition], 1)
     yield state
     for name, help_, value in _REPLICA_GAUGES:
         gauge = GaugeMetricFamily(PREFIX + name, help_, labels=("model_name", "replica"))
         for replica in replicas:
             if replica.load is not None and replica.condition not in ("away", "refused"):
-                gauge.add_metric([model_name, replica.shown_name], value(replica.load))
+                labels = [replica.model or model_name, replica.shown_name]
+                gauge.add_metric(labels, value(replica.load))
         yield gauge
 
 
@@ -446,11 +447,16 @@ class _Collector(Collector):
             self._labels = ("model_name", "replica", "process")
             stacks = {"": statistics, **inspected}
             self._rows = [
-                ([model_name, replica, name], each)
+                ([self._model_of(replica), replica, name], each)
                 for replica, stack in stacks.items()
                 if stack is not None
                 for name, each in stack.processes.items()
             ]
+
+    def _model_of(self, replica: str) -> str:
+        """The name of the model that a replica serves, or that of this front's where not known."""
+        found = [each.model for each in self._replicas if each.shown_name == replica]
+        return (found and found[0]) or self._model_name
 
     def collect(self) -> Iterator[Metric]:
         """Every metric, with or without samples."""
@@ -467,7 +473,7 @@ class _Collector(Collector):
             labels=("model_name", "replica"),
         )
         for replica, stack in (self._inspected or {}).items():
-            inspected.add_metric([self._model_name, replica], float(stack is not None))
+            inspected.add_metric([self._model_of(replica), replica], float(stack is not None))
         yield inspected
 
 

@@ -45,7 +45,7 @@ from slipstream.http.openai.response_bodies import (
     PromptTokensDetails,
     Usage,
 )
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import event
 from slipstream.http.time_slice import Parts, TimeSlicedQueue
 from slipstream.prompt_logprobs import PromptTokenLogprobs
@@ -74,7 +74,7 @@ class AnswerContext:
     """
 
     engine: StreamEngine
-    texts: TokenTexts
+    texts: TextsByModel
     limits: Limits
     broadcast: Broadcast = field(default_factory=Broadcast)
     slices: TimeSlicedQueue = field(default_factory=TimeSlicedQueue)
@@ -90,7 +90,7 @@ class LiveAnswer:
         self.id = str(plan.id)
         self.exchange = exchange
         self.context = context
-        self.texts = context.texts
+        self.texts = context.texts.of(plan.model)
         self.num_unwritten = len(plan.states)
         self.event_ids: EventIdWriter | None = None
         self._has_settled = False

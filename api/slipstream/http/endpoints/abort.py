@@ -13,7 +13,7 @@ from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import UnknownStreamError
 from slipstream.http.answers.event_ids import parse_answer_id
 from slipstream.http.api_errors import bad_field
-from slipstream.http.endpoints.served_model import respond_when_done, served_model
+from slipstream.http.endpoints.served_model import respond_when_done, served_models
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.body_decoder import BodyDecoder
 from slipstream.http.openai.request_bodies import AbortRequest
@@ -31,7 +31,7 @@ def abort(io: LoopIO, request: HttpRequest, exchange: Exchange, scope: bytes) ->
     if answer.num_streams > MAX_CANCELLED:
         what = f"request_id: got {answer.num_streams} choices, allowed: at most {MAX_CANCELLED}"
         raise bad_field("request_id", what)
-    served_model(io)
+    served_models(io)
 
     def response_of(found: Cancelled) -> Response:
         if "running" in found.found:

@@ -49,11 +49,11 @@ def plan_messages(body: MessagesRequest, model: ModelCard) -> AnswerPlan:
     return plan_chat(chat, model, kind=KIND, shape=MESSAGES, param_names=PARAM_NAMES)
 
 
-def count_tokens(io: LoopIO, body: CountTokensRequest, exchange: Exchange) -> None:
-    """Answer with the number of the prompt's tokens. Raises: ApiError."""
+def count_tokens(io: LoopIO, body: CountTokensRequest, model: str, exchange: Exchange) -> None:
+    """Answer with the number of the prompt's tokens. model: its name. Raises: ApiError."""
     asked = prompt_query(chat_request(body))
 
     def response_of(found: Tokenized) -> Response:
         return json_response(200, InputTokens(len(ids_of(found))))
 
-    respond_when_done(io.ask(asked), exchange, response_of, {"prompt": "messages"})
+    respond_when_done(io.ask(asked, model), exchange, response_of, {"prompt": "messages"})

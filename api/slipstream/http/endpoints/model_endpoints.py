@@ -46,20 +46,23 @@ from slipstream.http.endpoints.resume import (
     accepts_events,
     plan_or_resume,
     plan_resumed_stream,
+    resumed_answer,
 )
-from slipstream.http.endpoints.served_model import guarded, served_model
+from slipstream.http.endpoints.served_model import guarded, served_model, served_models
 from slipstream.http.endpoints.tokenize import detokenize, tokenize, tokenizer_info
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.body_decoder import check_num_values
 from slipstream.http.openai.ignored_fields import IGNORED_FIELDS, IgnoredFields
 from slipstream.http.openai.request_bodies import SampledRequest
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import Response
+from slipstream.request.served_models import find_model
 from slipstream.request.trace_context import TRACEPARENT, TRACESTATE, trace_context
-from slipstream_ipc.messages import TraceContext
+from slipstream_ipc.messages import ModelCard, TraceContext
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
+_LOCATE_S = 2.0  # for replicas to say whether they have a stream
 _MAX_LOGGED = 64  # kinds of ignored fields that are not logged again
 Body = TypeVar("Body")
 
@@ -71,7 +74,7 @@ class ModelEndpoints:
         self,
         io: LoopIO,
         keys: ApiKeys,
-        texts: TokenTexts,
+        texts: TextsByModel,
         limits: Limits,
         *,
         is_traced: bool = False,
@@ -103,7 +106,7 @@ class ModelEndpoints:
             "/tokenize": partial(tokenize, io),
             "/detokenize": partial(detokenize, io),
         }
-        self.gets: dict[str, Handler] = {"/tokenizer_info": partial(tokenizer_info, texts)}
+        self.gets: dict[str, Handler] = {"/tokenizer_info": partial(tokenizer_info, io, texts)}
 
     async def answer(self, path: str, body: bytes) -> Response:
         """POST `body` to `path`, one of `posts`, from within this process. Not for streams."""
@@ -117,8 +120,8 @@ class ModelEndpoints:
         guarded(exchange, partial(self._handle, handler, request, exchange))
 
     def _handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
-        model = self._io.model
-        check_num_values(request.body, 0 if model is None else model.max_model_len)
+        longest = max([model.max_model_len for model in self._io.models], default=0)
+        check_num_values(request.body, longest)
         handler(request, exchange)
 
     def completions(self, request: HttpRequest, exchange: Exchange) -> None:
@@ -146,8 +149,8 @@ class ModelEndpoints:
     def count_tokens(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/messages/count_tokens. Raises: ApiError, BadRequestError."""
         body = self._read(read_count_tokens, request)
-        served_model(self._io, body.model)
-        count_tokens(self._io, body, exchange)
+        model = served_model(self._io, body.model)
+        count_tokens(self._io, body, model.name, exchange)
 
     def generate(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /generate. Raises: ApiError, BadRequestError."""
@@ -160,9 +163,40 @@ class ModelEndpoints:
         """GET /v1/streams/ID: resume an answer. Raises: ApiError."""
         if request.method == "HEAD":  # it would take the stream over from its reader
             raise ApiError(405, "method: got HEAD, allowed: GET", headers=((b"allow", b"GET"),))
-        plan = plan_resumed_stream(request, served_model(self._io))
-        start = self.responses.resume if plan.id.kind == KIND else self._start
-        start(plan, request, exchange)
+
+        def resume(model: ModelCard) -> None:
+            plan = plan_resumed_stream(request, model)
+            start = self.responses.resume if plan.id.kind == KIND else self._start
+            start(plan, request, exchange)
+
+        models = served_models(self._io)
+        if len(models) == 1:
+            resume(models[0])
+        else:
+            self._with_model_of(resumed_answer(request).first, request, exchange, resume)
+
+    def _with_model_of(
+        self,
+        stream_id: bytes,
+        request: HttpRequest,
+        exchange: Exchange,
+        then: Callable[[ModelCard], None],
+    ) -> None:
+        """Call `then` with the model of a stream, with any of them where no replica knows it."""
+        tenant = self._keys.tenant(request.headers)
+
+        def found(name: str) -> None:
+            models = served_models(self._io)
+            model = find_model(models, name) or models[0]
+            if exchange.is_open:
+                then(model)
+
+        before = self._streams_by_id.get(stream_id)
+        if before is not None and before.request.scope == tenant:
+            found(before.model)
+        else:
+            use = partial(_guarded_call, exchange, found)
+            self._io.find_model(stream_id, tenant, _LOCATE_S, use)
 
     def abort(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /abort. Raises: ApiError."""
@@ -201,11 +235,12 @@ class ModelEndpoints:
         trace = _trace_of(request) if self._is_traced else None
         for state in plan.states:
             state.set_origin(tenant, request.id, trace)
+            state.model = plan.model
         if plan.is_resumable or plan.is_background:
             self._keep_submits(plan)
         start = partial(starter, plan, exchange, self._context)
         if plan.needs_texts:
-            self._context.texts.when_loaded(start)
+            self._context.texts.of(plan.model).when_loaded(start)
         else:
             start()
 
@@ -218,6 +253,10 @@ class ModelEndpoints:
             if state.resubmittable is None and before is not None:
                 state.resubmittable = before.resubmittable
             self._streams_by_id[state.stream_id] = state
+
+
+def _guarded_call(exchange: Exchange, call: Callable[[str], None], found: str) -> None:
+    guarded(exchange, partial(call, found))
 
 
 def _trace_of(request: HttpRequest) -> TraceContext:

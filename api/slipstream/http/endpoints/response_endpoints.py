@@ -39,7 +39,12 @@ from slipstream.http.endpoints.response_plan import (
     unknown_response,
 )
 from slipstream.http.endpoints.resume import last_event_id, plan_or_resume
-from slipstream.http.endpoints.served_model import guarded, respond_when_done, served_model
+from slipstream.http.endpoints.served_model import (
+    guarded,
+    respond_when_done,
+    served_model,
+    served_models,
+)
 from slipstream.http.exchange import Exchange, Handler, HttpRequest
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.response_encoding import Response, json_response
@@ -123,8 +128,8 @@ class ResponseEndpoints:
     def count(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/responses/input_tokens. Raises: ApiError, BadRequestError."""
         body = self._read(read_response_request, request)
-        served_model(self._io, body.model)
-        self._with_named(body, request, exchange, partial(self._count, body, exchange))
+        model = served_model(self._io, body.model)
+        self._with_named(body, request, exchange, partial(self._count, body, model.name, exchange))
 
     def retrieve(self, request: HttpRequest, exchange: Exchange) -> None:
         """GET /v1/responses/ID and …/input_items. Raises: ApiError."""
@@ -209,13 +214,17 @@ class ResponseEndpoints:
             then({})
 
     def _count(
-        self, body: ResponsesRequest, exchange: Exchange, kept: dict[str, KeptResponse]
+        self,
+        body: ResponsesRequest,
+        model: str,
+        exchange: Exchange,
+        kept: dict[str, KeptResponse],
     ) -> None:
         def response_of(found: Tokenized) -> Response:
             return json_response(200, InputTokenCount(len(ids_of(found))))
 
         query = prompt_query(chat_of(body, context_of(body, kept)))
-        respond_when_done(self._io.ask(query), exchange, response_of, {"prompt": "input"})
+        respond_when_done(self._io.ask(query, model), exchange, response_of, {"prompt": "input"})
 
     def _create(
         self,
@@ -282,7 +291,7 @@ class ResponseEndpoints:
         forget: bool = False,
     ) -> None:
         """Call `then` with a response that is kept, or answer 404. Raises: ApiError."""
-        served_model(self._io)
+        served_models(self._io)
         stream_id = stream_id_of(response_id)
         if stream_id is None:
             raise unknown_response(response_id)

@@ -22,6 +22,7 @@ from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan, AnswerShape
 from slipstream.http.answers.event_ids import (
     MAX_CURSORS,
+    AnswerId,
     EventId,
     StreamCursor,
     parse_answer_id,
@@ -87,9 +88,14 @@ def plan_or_resume(
     return _plan(event_id, model, is_begun=True, submits=_submits(event_id, new_plan))
 
 
+def resumed_answer(request: HttpRequest) -> AnswerId:
+    """The answer that GET /v1/streams/ID names. Raises: ApiError."""
+    return parse_answer_id(unquote(request.path.removeprefix(PREFIX)))
+
+
 def plan_resumed_stream(request: HttpRequest, model: ModelCard) -> AnswerPlan:
     """The streams of GET /v1/streams/ID. Raises: ApiError."""
-    answer = parse_answer_id(unquote(request.path.removeprefix(PREFIX)))
+    answer = resumed_answer(request)
     query = _query(request.query)
     text = last_event_id(request) or query.get("last_event_id")
     if text is not None:

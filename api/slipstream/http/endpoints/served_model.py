@@ -1,4 +1,4 @@
-"""What endpoints share: the served model, and answering with the result of a query."""
+"""What endpoints share: the served models, and answering with the result of a query."""
 
 from __future__ import annotations
 
@@ -9,26 +9,56 @@ from typing import Any
 
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.errors import SlipstreamError
-from slipstream.http.api_errors import ApiError, error_of, not_ready, unknown_model
+from slipstream.http.api_errors import (
+    ApiError,
+    bad_field,
+    error_of,
+    not_ready,
+    unknown_model,
+)
 from slipstream.http.exchange import Exchange
 from slipstream.http.response_encoding import Response
+from slipstream.request.served_models import find_model, names_of
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 
 
-def served_model(io: LoopIO, name: str | None = None) -> ModelCard:
-    """The served model. name: in the request, if any.
-
-    Raises ApiError while there is no model (503), or if the name is another's (404).
-    """
-    model = io.model
-    if model is None:
+def served_models(io: LoopIO) -> tuple[ModelCard, ...]:
+    """The served models, one or more. Raises ApiError (503) while there is none."""
+    if not io.models:
         raise not_ready("the engine is still starting, or does not answer this front yet")
-    if name is not None and name != model.name:
-        raise unknown_model(name, model.name)
-    return model
+    return io.models
+
+
+def served_model(io: LoopIO, name: str | None) -> ModelCard:
+    """The model of a request. name: in the request, if any.
+
+    Raises ApiError while there is no model (503); if the name is none of the served ones' (404, or
+    503 while a replica loads that may serve it); if there is none, and several are served (400).
+    """
+    models = served_models(io)
+    model = find_model(models, name)
+    if model is not None:
+        return model
+    if name is None:
+        raise bad_field("model", f"model: missing, allowed: {names_of(models)}")
+    if io.is_replica_starting:
+        raise not_ready(f"model: {name!r} is not served yet; a replica is loading its model")
+    raise unknown_model(name, names_of(models))
+
+
+def tokenizer_of(io: LoopIO, given: str | None, model: str) -> str:
+    """The tokenizer of a served model, by its name: the one given, unless several are served, or
+    the one that the server names. Raises: LookupError.
+    """
+    card = find_model(io.models, model)
+    if given and len(io.models) <= 1:
+        return given
+    if card is None:
+        raise LookupError(f"the model {model!r} is not served any more")
+    return card.path
 
 
 def guarded(exchange: Exchange, call: Callable[[], None]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -17,13 +18,13 @@ from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.connection.queries import ids_of, new_detokenize, new_tokenize
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.endpoints.chat import template_options
-from slipstream.http.endpoints.served_model import respond_when_done, served_model
+from slipstream.http.endpoints.served_model import respond_when_done, served_model, served_models
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.chat_turns import chat_messages
 from slipstream.http.openai.request_bodies import DetokenizeRequest, TokenizeRequest
 from slipstream.http.openai.response_bodies import Text, Tokens
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.response_encoding import Response, json_response
 from slipstream_ipc.messages import Detokenized, ModelCard, Tokenize, Tokenized
 from slipstream_ipc.validation.chat_template import MAX_QUERY_CHARS, MAX_QUERY_TOKENS
@@ -59,16 +60,17 @@ def tokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     names = {"with_strings": "return_token_strs"}
     if body.messages is not None:
         names["prompt"] = "messages"
-    respond_when_done(io.ask(asked), exchange, response_of, names)
+    respond_when_done(io.ask(asked, model.name), exchange, response_of, names)
 
 
 def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
     """POST /detokenize. Raises: ApiError, BadRequestError."""
-    most = _max_ids(served_model(io))
+    most = max([_max_ids(model) for model in served_models(io)])
     if (num := request.body.count(b",") + 1) > most + _SLACK:
         raise bad_field("tokens", f"tokens: got {num}, allowed: at most {most}")
     body = _detokenize_decoder.decode(request.body)
     model = served_model(io, body.model)
+    most = _max_ids(model)
     if len(body.tokens) > most:
         raise bad_field("tokens", f"tokens: got {len(body.tokens)}, allowed: at most {most}")
     if body.tokens and not (min(body.tokens) >= 0 and max(body.tokens) < model.vocab_size):
@@ -78,15 +80,22 @@ def detokenize(io: LoopIO, request: HttpRequest, exchange: Exchange) -> None:
         return json_response(200, Text(found.text))
 
     asked = new_detokenize(body.tokens, model)
-    respond_when_done(io.ask(asked), exchange, response_of, {"token_ids": "tokens"})
+    respond_when_done(io.ask(asked, model.name), exchange, response_of, {"token_ids": "tokens"})
 
 
-def tokenizer_info(texts: TokenTexts, _request: HttpRequest, exchange: Exchange) -> None:
-    """GET /tokenizer_info. Raises: ApiError."""
-    exchange.respond(Response(200, _tokenizer_info(texts)))
+def tokenizer_info(
+    io: LoopIO, texts: TextsByModel, request: HttpRequest, exchange: Exchange
+) -> None:
+    """GET /tokenizer_info?model=NAME; the name may be left out where one model is served.
+
+    Raises: ApiError.
+    """
+    [name] = parse_qs(request.query).get("model", [None])[-1:]
+    model = served_model(io, name)
+    exchange.respond(Response(200, _tokenizer_info(texts.of(model.name))))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=16)
 def _tokenizer_info(texts: TokenTexts) -> bytes:
     """Raises: ApiError."""
     try:

@@ -229,12 +229,13 @@ class Models(Struct, frozen=True):
 
 class Health(Struct, frozen=True):
     """The state of the server. processes, pids: the state and the process id of each process of the
-    stack, by name; an id is up to a second old. replicas: what each replica that a router knows of
-    is doing.
+    stack, by name; an id is up to a second old. models: in place of `model` where several are
+    served. replicas: what each replica that a router knows of is doing.
     """
 
     status: str
     model: str | UnsetType = UNSET
+    models: list[str] | UnsetType = UNSET
     processes: dict[str, str] | UnsetType = UNSET
     pids: dict[str, int] | UnsetType = UNSET
     replicas: dict[str, str] | UnsetType = UNSET

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,21 @@ class TokenTexts:
             self._vocabulary = _Vocabulary(_find(self._tokenizer).read_bytes())
         except Exception as error:  # without a vocabulary, ids are shown instead
             _logger.warning("log-probabilities show token ids, not their texts: %s", error)
+
+
+class TextsByModel:
+    """The texts of the tokens of each served model."""
+
+    def __init__(self, tokenizer_of: Callable[[str], str]) -> None:
+        """tokenizer_of: names the tokenizer of a model, by the model's name; see `TokenTexts`."""
+        self._tokenizer_of = tokenizer_of
+        self._texts: dict[str, TokenTexts] = {}
+
+    def of(self, model: str) -> TokenTexts:
+        """Those of a served model, by its name."""
+        if model not in self._texts:
+            self._texts[model] = TokenTexts(partial(self._tokenizer_of, model))
+        return self._texts[model]
 
 
 class TokenKeys:

@@ -1,4 +1,4 @@
-// The served model: its name, and what the server says of it.
+// The served models: the one that is asked, and what the server says of it.
 
 import { headersOf } from "./conversation/stream.js";
 import { byId, element } from "./elements.js";
@@ -7,11 +7,12 @@ export class Model {
   #key;
   #onKnown;
   #onKeyNeeded;
-  #isKnown = false; // or asked for, until there is another key
+  #shown = null; // what /live had when the models were asked for; null: ask, if it has a name
+  #served = [];
   #known = null;
 
-  // key: gives the API key. onKnown: is given the model. onKeyNeeded: called where the server asks
-  // for a key.
+  // key: gives the API key. onKnown: is given the model that is asked. onKeyNeeded: called where the
+  // server asks for a key.
   constructor({ key, onKnown, onKeyNeeded }) {
     this.#key = key;
     this.#onKnown = onKnown;
@@ -20,29 +21,44 @@ export class Model {
       byId("details").showModal();
       this.#showDetails();
     });
+    byId("models").addEventListener("change", () => this.#choose(byId("models").value));
     byId("details-close").addEventListener("click", () => byId("details").close());
   }
 
-  // name: as /live has it; null while the server starts.
+  // What a request says of the model: its name where there are several, else nothing.
+  get ofRequest() {
+    return this.#served.length > 1 ? { model: this.#known.id } : {};
+  }
+
+  // name: as /live has it, of several their names; null while the server starts.
   async show(name) {
     if (name) byId("model").textContent = name;
-    if (this.#isKnown || !name) return;
-    this.#isKnown = true;
+    if (this.#shown === name || !name) return;
+    this.#shown = name;
     try {
       const response = await fetch("/v1/models", { headers: headersOf(this.#key()) });
       if (response.status === 401) this.#onKeyNeeded();
       if (!response.ok) return; // who sends a prompt is told
-      [this.#known] = (await response.json()).data;
-      byId("model").textContent = this.#known.id;
-      this.#onKnown(this.#known);
+      this.#served = (await response.json()).data;
+      const names = this.#served.map(({ id }) => id);
+      byId("models").replaceChildren(...names.map((textContent) => element("option", { textContent })));
+      byId("models").hidden = names.length < 2;
+      this.#choose(this.#known?.id);
     } catch {
-      this.#isKnown = false;
+      this.#shown = null;
     }
+  }
+
+  // The first one where the server has none of this name, or no longer.
+  #choose(name) {
+    this.#known = this.#served.find(({ id }) => id === name) ?? this.#served[0];
+    byId("models").value = this.#known.id;
+    this.#onKnown(this.#known);
   }
 
   // There is another key.
   forget() {
-    this.#isKnown = false;
+    this.#shown = null;
   }
 
   async #showDetails() {

@@ -138,6 +138,7 @@ async function ask(text, again = null, turnMode = again?.mode ?? mode()) {
   const mine = {
     controller: new AbortController(),
     key: key(),
+    ofModel: model.ofRequest,
     id: null,
     isStopped: false,
     turn,
@@ -188,7 +189,7 @@ async function read(mine, shown) {
       say(`Connection lost, and gone on with after ${time((performance.now() - lostAt) / 1000)}.`),
   };
   try {
-    for await (const chunk of chunksOf(path, content, {
+    for await (const chunk of chunksOf(path, { ...content, ...mine.ofModel }, {
       key: mine.key,
       signal: mine.controller.signal,
       told,

@@ -29,7 +29,7 @@ from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.resume import plan_or_resume
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenText, TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel, TokenText
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import AnswerEvent, End, EventKind, LogprobColumns
 
@@ -223,7 +223,7 @@ def test_a_model_without_a_format_answers_in_text() -> None:
     wires = [Wire() for _ in plans]
     for plan, wire in zip(plans, wires, strict=True):
         wire.exchange = Exchange(HttpRequest(), wire)  # type: ignore[arg-type]
-        context = AnswerContext(table, TokenTexts("nowhere"), Limits(), table.broadcast)
+        context = AnswerContext(table, TextsByModel(lambda _: "nowhere"), Limits(), table.broadcast)
         start_answer(plan, wire.exchange, context)
     handles = [plan.states[0].handle for plan in plans]
     for at in range(3):

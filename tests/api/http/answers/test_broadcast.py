@@ -22,7 +22,7 @@ from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.generate import plan_generation, read_generate
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 NUM = 4  # streams
@@ -247,7 +247,7 @@ def test_ends_leave_nothing_behind() -> None:
         wire = Wire()
         wire.exchange = Exchange(HttpRequest(), wire)  # type: ignore[arg-type]
         plan = asked("completion")
-        context = AnswerContext(front, TokenTexts("nowhere"), Limits(), broadcast)
+        context = AnswerContext(front, TextsByModel(lambda _: "nowhere"), Limits(), broadcast)
         start_answer(plan, wire.exchange, context)
         [state] = plan.states
         assert front.table.deliver(deltas(Entry(state.handle, "x", ids=[7], end=end_of("x"))))

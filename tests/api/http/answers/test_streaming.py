@@ -27,7 +27,7 @@ from slipstream.http.config import Limits
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.resume import plan_resumed_stream
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import Accepted, LogprobColumns, Superseded, UnknownStreams
@@ -55,7 +55,7 @@ def test_nothing_runs_for_who_left_before_it_could_begin(is_stream: bytes) -> No
     exchange, engine = Exchange(HttpRequest(), connection), Engine()
     exchange.disconnect()
     limits = Limits(held_bytes=1000)
-    start_answer(plan, exchange, AnswerContext(engine, TokenTexts("nowhere"), limits))
+    start_answer(plan, exchange, AnswerContext(engine, TextsByModel(lambda _: "nowhere"), limits))
     assert engine.submitted == []
 
 
@@ -67,7 +67,9 @@ def test_choices_that_another_front_goes_on_with_are_not_ended_by_this_one() -> 
 
     async def main() -> None:
         exchange = Exchange(HttpRequest(), wire)
-        start_answer(plan, exchange, AnswerContext(engine, TokenTexts("nowhere"), Limits()))
+        start_answer(
+            plan, exchange, AnswerContext(engine, TextsByModel(lambda _: "nowhere"), Limits())
+        )
         for state in plan.states:
             table.add(state)
         table.supersede(Superseded(plan.states[0].handle))
@@ -89,7 +91,7 @@ def streamed(
     request.version = "1.0"  # without chunks around the events
     wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
     limits = Limits(held_bytes=held_bytes)
-    context = AnswerContext(table, TokenTexts("nowhere"), limits, table.broadcast)
+    context = AnswerContext(table, TextsByModel(lambda _: "nowhere"), limits, table.broadcast)
     start_answer(plan, wire.exchange, context)
     return plan.states[0]
 

@@ -24,7 +24,7 @@ from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.generate import plan_generation, read_generate
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import Accepted, End, Fault, LogprobColumns, PromptLogprobs
@@ -75,7 +75,7 @@ class Asked:
         self.plan, self.table, self.wire = asked(kind), Table(), Wire()
         self.exchange = self.wire.exchange = Exchange(HttpRequest(), self.wire)  # type: ignore[arg-type]
         self.slices = TimeSlicedQueue()
-        where = (TokenTexts("nowhere"), Limits(), self.table.broadcast, self.slices)
+        where = (TextsByModel(lambda _: "nowhere"), Limits(), self.table.broadcast, self.slices)
         start_answer(self.plan, self.exchange, AnswerContext(self.table, *where))
         self._numbers = random.Random(kind)
 

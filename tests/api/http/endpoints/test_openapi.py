@@ -18,7 +18,7 @@ from slipstream import Stack
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 
 MODEL = "simulated:step_ms=0,prefill_us=0"
 TURNS = [{"role": "user", "content": "hi"}]
@@ -57,7 +57,7 @@ def test_a_key_may_be_in_either_header():
 
 
 def test_it_describes_every_path_and_no_other():
-    app = App(None, ApiKeys(()), TokenTexts("/nowhere"), Limits())  # type: ignore[arg-type]
+    app = App(None, ApiKeys(()), TextsByModel(lambda _: "/nowhere"), Limits())  # type: ignore[arg-type]
     described: dict[str, set[str]] = {}
     for path, methods in DOCUMENT["paths"].items():
         described.setdefault(path.partition("{id}")[0], set()).update(map(str.upper, methods))

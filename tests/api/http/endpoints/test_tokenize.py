@@ -353,7 +353,7 @@ def test_questions_survive_the_death_of_the_worker(stack):
 
 
 def test_more_tokens_than_one_may_ask_about_name_the_field() -> None:
-    io: Any = SimpleNamespace(model=ModelCard("m", "/nowhere", 1000, 99, ()))
+    io: Any = SimpleNamespace(models=(ModelCard("m", "/nowhere", 1000, 99, ()),))
     whole = json.dumps({"tokens": [1] * (MAX_IDS_FLOOR + 1)}).encode()
     unread = b'{"tokens": [' + b"1," * (
         2 * MAX_IDS_FLOOR
@@ -362,16 +362,16 @@ def test_more_tokens_than_one_may_ask_about_name_the_field() -> None:
         with pytest.raises(ApiError, match=f"allowed: at most {MAX_IDS_FLOOR}") as caught:
             detokenize(io, HttpRequest(body=body), io)
         assert caught.value.body.error.param == "tokens"
-    long = structs.replace(io.model, max_model_len=2 * MAX_IDS_FLOOR)
+    long = structs.replace(io.models[0], max_model_len=2 * MAX_IDS_FLOOR)
     with pytest.raises(ApiError, match="not JSON"):
-        detokenize(SimpleNamespace(model=long), HttpRequest(body=unread), io)
-    longest = structs.replace(io.model, max_model_len=2**30)
+        detokenize(SimpleNamespace(models=(long,)), HttpRequest(body=unread), io)
+    longest = structs.replace(io.models[0], max_model_len=2**30)
     with pytest.raises(ApiError, match=f"allowed: at most {MAX_QUERY_TOKENS}"):
-        detokenize(SimpleNamespace(model=longest), HttpRequest(body=b"," * 2**21), io)
+        detokenize(SimpleNamespace(models=(longest,)), HttpRequest(body=b"," * 2**21), io)
 
 
 def test_a_text_longer_than_one_may_ask_about_is_sent_to_nobody() -> None:
-    io: Any = SimpleNamespace(model=ModelCard("m", "/nowhere", 1000, 99, ()))
+    io: Any = SimpleNamespace(models=(ModelCard("m", "/nowhere", 1000, 99, ()),))
     body = json.dumps({"prompt": "x" * (MAX_QUERY_CHARS + 1)}).encode()
     with pytest.raises(ApiError, match=f"allowed: at most {MAX_QUERY_CHARS}") as caught:
         tokenize(io, HttpRequest(body=body), io)

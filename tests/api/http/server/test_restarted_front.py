@@ -19,7 +19,7 @@ from slipstream.demo_model import MODEL_PATH
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.server.server import Server
 from slipstream.stack.children.listeners import Listeners
 
@@ -40,7 +40,7 @@ async def answers_of(
 ) -> list[Any]:
     """Statuses and bodies of /health and of a completion, sent before the front is connected."""
     io = LoopIO(worker.address, PATIENCE_S if comes_back else 0.1, outlives_server=False)
-    app = App(io, ApiKeys(()), TokenTexts(str(MODEL_PATH)), Limits())
+    app = App(io, ApiKeys(()), TextsByModel(lambda _: str(MODEL_PATH)), Limits())
     app.health.processes = processes
     server = Server(app, Limits())
     listeners = Listeners.at("127.0.0.1", 0)

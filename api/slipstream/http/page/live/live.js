@@ -116,11 +116,12 @@ function processRow([name, { state, restarts }]) {
   return { name, state, text: `${name}${again}`, title: `${name} is ${state}${again}` };
 }
 
-function replicaRow([name, { state, running, waiting, cache_use }]) {
+function replicaRow([name, { state, model, running, waiting, cache_use }]) {
+  const ofModel = model === null ? "" : ` (${model})`;
   const requests = running === null ? "" : `: ${running} running, ${waiting} waiting`;
   const cache = cache_use === null ? "" : `, cache ${percentOf(cache_use)}`;
-  const text = `${name}${requests}${cache}`;
-  return { name, state, text, title: `${name} is ${state}` };
+  const text = `${name}${ofModel}${requests}${cache}`;
+  return { name, state, text, title: `${name}${ofModel} is ${state}` };
 }
 
 /** A list of names with their states; a state is shown to all unless it is the usual one. */
