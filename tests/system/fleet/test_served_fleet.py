@@ -166,7 +166,9 @@ def test_replicas_are_shown_and_one_is_drained_by_its_name() -> None:
         assert code == 0
         head, *rows = [line.split() for line in table.splitlines()]
         assert head[:5] == ["REPLICA", "MODEL", "STATE", "RUNNING", "WAITING"]
-        assert [row[:4] for row in rows] == [[f"replica-{n}", "serving", "0", "0"] for n in (0, 1)]
+        told = [[row[0], *row[2:5]] for row in rows]
+        assert told == [[f"replica-{n}", "serving", "0", "0"] for n in (0, 1)]
+        assert {row[1] for row in rows} == {MODEL}
         assert [row[-1] for row in rows] == fleet.address.split(",")
         where = ("--runtime-dir", str(fleet.folder))
         supervisor = fleet.supervisor(1).pid
