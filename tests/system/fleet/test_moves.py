@@ -282,7 +282,14 @@ def test_moved_with_everything_a_request_may_ask(
 
 def resumed(fleet: MiniFleet, session: FleetSession, reading: Reading) -> Reading:
     """The reader comes back, with the request, to where it has read."""
-    resume = new_resume(reading.state.stream_id.hex(), *reading.position)
+    return resumed_at(fleet, session, reading, reading.position)
+
+
+def resumed_at(
+    fleet: MiniFleet, session: FleetSession, reading: Reading, position: tuple[int, int]
+) -> Reading:
+    """A reader comes back, with the request, to a position."""
+    resume = new_resume(reading.state.stream_id.hex(), *position)
     submit = reading.state.resubmittable
     state = StreamState(resume, wants_whole=False, resubmittable=submit)
     return fleet.start(state, session)
@@ -380,3 +387,40 @@ def test_reader_back_at_another_front_while_the_replica_is_lost(make_fleet, expe
     fleet.until(lambda: bool(later.state.deltas))
     fleet.clients.append(fleet.session)
     assert_only_the_later_reads(fleet, reading, later, plain)
+
+
+@pytest.mark.parametrize("are_spread", [False, True], ids=["alike", "other_loads"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["ahead", "behind"])
+def test_two_readers_at_two_fronts_of_a_stream_that_no_replica_has(
+    make_fleet, expected, order: tuple[int, int], are_spread: bool
+) -> None:
+    """Both have it computed again, with the same `moves`; one of them reads it to its end."""
+    [plain] = expected(PROMPTS[:1], **LONG)
+    fleet = make_fleet(2)
+    reading = begun(fleet, **LONG)
+    positions = [reading.position]
+    read_on(fleet, reading, 60)
+    positions.append(reading.position)
+    for index in range(2):
+        fleet.kill(index)
+    fleet.clients.remove(fleet.session)  # its front is lost, too
+    fleet.session.close()
+    for index in range(2):
+        fleet.start_again(index)
+    fronts = fleet.client(), fleet.client()
+    fleet.until(lambda: all(len(each._moves.open_members()) == 2 for each in fronts))
+    if are_spread:  # each front has sent much to another replica
+        for index, front in enumerate(fronts):
+            front._members[index].load.note_sent(1_000_000, fleet.now())
+    readers = [
+        resumed_at(fleet, front, reading, positions[number])
+        for front, number in zip(fronts, order, strict=True)
+    ]
+    fleet.until(lambda: all(each.is_over for each in readers))
+    [other] = [each for each in readers if each.state.error is not None]
+    assert isinstance(other.state.error, SupersededError), other.state.error
+    [whole] = [each for each in readers if each is not other]
+    whole.take()
+    _, num_tokens = positions[order[readers.index(whole)]]
+    assert whole.token_ids == plain.token_ids[num_tokens:]
+    assert plain.text.endswith(whole.text)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
 from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.streams.stream_state import StreamState
@@ -21,6 +23,7 @@ from slipstream.fleet.member_load import SentRequest
 from slipstream.fleet.moves import Fail, Failure, Hold, Moves, ReaderProgress, Start
 from slipstream.fleet.placement import Placement
 from slipstream.fleet.prompt_keys import PromptKey, prompt_key
+from slipstream.fleet.rendezvous import homes
 from slipstream.fleet.router_counters import MovedWhy, PlacedWhy, RouterCounters
 from slipstream.request.parallel_sampling import can_join
 from slipstream.request.served_models import checked_model
@@ -100,10 +103,16 @@ class StreamRouter:
         self._placed_why = best.reason
         return numbers[best.member]
 
-    def best_of(self, state: StreamState, numbers: Sequence[int]) -> int:
-        """As `choose`, of those among them that take new streams where there are any."""
+    def home_of(self, state: StreamState, numbers: Sequence[int]) -> int:
+        """Which of these members computes a stream that none of them has: one that takes new
+        streams, where there are any, and by the stream's id alone. So its readers at several fronts
+        meet at one member, where the last one to come reads.
+        """
         is_open = set(self._moves.open_members())
-        return self.choose(state, [each for each in numbers if each in is_open] or numbers)
+        able = [each for each in numbers if each in is_open] or list(numbers)
+        salts = np.array([self._members[number].load.salt for number in able], np.uint64)
+        [home] = homes(int.from_bytes(state.stream_id[:8], "little"), salts, 1)
+        return able[home]
 
     def _prompt_len(self, state: StreamState, route: _Route) -> int:
         """Tokens that the stream's next replica has to have in its cache."""

@@ -132,10 +132,10 @@ class StreamSearch:
         elif moves and numbers[best] in there:
             self._resume_at(state, numbers[best], moves - 1, self._now)
         elif is_whole:
-            self._resume_at(state, self._router.best_of(state, there), 0, self._now)
+            self._resume_at(state, self._router.home_of(state, there), 0, self._now)
         else:  # an earlier reader may be about to move it from a replica that is lost
             ahead = moves - moves % _READER_MOVES + _READER_MOVES
-            self._resume_at(state, self._router.best_of(state, there), ahead, self._now)
+            self._resume_at(state, self._router.home_of(state, there), ahead, self._now)
 
     def _resume_at(self, state: StreamState, number: int, moves: int, now: float) -> None:
         del self._searches[state]
