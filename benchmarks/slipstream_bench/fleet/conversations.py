@@ -40,6 +40,7 @@ from slipstream_bench.common.load.http_client import (
 from slipstream_bench.common.load.openai_target import StreamEvent
 from slipstream_bench.common.measures import Row, cannot_measure
 from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of, number
+from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report import (
     add_common,
     check_common,
@@ -134,7 +135,26 @@ def bench_conversations(arguments: argparse.Namespace) -> int:
         f"replica, {given['seconds']:g} s; medians of {arguments.runs}."
     )
     print_rows(rows, arguments, _COLUMNS)
+    if arguments.png is not None:
+        _draw(rows, given["replicas"], arguments.png)
     return 0
+
+
+def _draw(rows: Sequence[Row], num_replicas: int, file: str) -> None:
+    percentiles = ("p50", "p95", "p99")
+    grouped_bars(
+        file,
+        percentiles,
+        {
+            f"{row['router']} ({row['hit_percent']} % of prompts cached)": [
+                float(row[f"ttft_{each}_ms"] or 0) for each in percentiles
+            ]
+            for row in rows
+        },
+        title=f"Time to first token of chats over {num_replicas} replicas (simulated)",
+        x_label="percentile",
+        y_label="ms",
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ Numbers are those of the span in which all requests run (`steady`).
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -20,6 +21,7 @@ from slipstream_bench.common.load.native_target import open_target, run_at_once
 from slipstream_bench.common.load.openai_target import LoadRequestOptions
 from slipstream_bench.common.measures import Row, cannot_measure, steady
 from slipstream_bench.common.options import Option, add, fill_in, integer, many
+from slipstream_bench.common.pictures import grouped_bars
 from slipstream_bench.common.report import (
     add_common,
     check_common,
@@ -67,6 +69,8 @@ def bench_scale(arguments: argparse.Namespace) -> int:
     _compare(rows)
     print(f"{note} Steps of {_STEP_MS:g} ms; medians of {arguments.runs}.")
     print_rows(rows, arguments, _COLUMNS)
+    if arguments.png is not None:
+        _draw(rows, arguments.png)
     return 0
 
 
@@ -129,3 +133,23 @@ def _compare(rows: list[Row]) -> None:
         if one:
             ideal = one * int(row["replicas"] or 1)
             row["over_n_times_one"] = round(float(row["output_tokens_per_s"] or 0) / ideal, 3)
+
+
+def _draw(rows: Sequence[Row], file: str) -> None:
+    found = [float(row["output_tokens_per_s"] or 0) for row in rows]
+    shares = [row["over_n_times_one"] for row in rows]
+    ideal = [
+        tokens / float(share) if share else None
+        for tokens, share in zip(found, shares, strict=True)
+    ]
+    series: dict[str, Sequence[float | None]] = {"measured": found}
+    if any(ideal):
+        series["as many times one alone"] = ideal
+    grouped_bars(
+        file,
+        [str(row["replicas"]) for row in rows],
+        series,
+        title=f"Throughput of replicas behind one client (simulated, steps of {_STEP_MS:g} ms)",
+        x_label="replicas",
+        y_label="output tokens/s",
+    )

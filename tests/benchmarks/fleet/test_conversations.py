@@ -38,8 +38,10 @@ def test_a_peers_router_needs_its_python(capsys):
 @pytest.mark.slow
 def test_turns_find_what_came_before_at_their_replica(tmp_path):
     file = tmp_path / "rows.json"
+    picture = tmp_path / "rows.png"
     words = ["--quick", "--seconds", "12", "--rate", "1", "--json", str(file)]
-    assert main(["bench", "conversations", *words]) == 0
+    assert main(["bench", "conversations", *words, "--png", str(picture)]) == 0
+    assert picture.stat().st_size > 0
     [row] = json.loads(file.read_text())
     assert row["failed"] == 0
     assert row["requests"] > 0

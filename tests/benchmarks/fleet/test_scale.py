@@ -23,7 +23,9 @@ def test_throughput_is_compared_with_n_times_one():
 def test_two_replicas_compute_more_than_one(tmp_path):
     file = tmp_path / "rows.json"
     words = ["--replicas", "1,2", "--streams", "4", "--output-len", "20", "--runs", "1"]
-    assert main(["bench", "scale", *words, "--json", str(file)]) == 0
+    picture = tmp_path / "rows.png"
+    assert main(["bench", "scale", *words, "--json", str(file), "--png", str(picture)]) == 0
+    assert picture.stat().st_size > 0
     one, two = json.loads(file.read_text())
     assert one["failed_requests"] == two["failed_requests"] == 0
     assert two["output_tokens_per_s"] > one["output_tokens_per_s"] > 0
