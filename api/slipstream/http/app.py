@@ -259,11 +259,13 @@ class App:
         if not self._io.is_attached or not self.health.serves:
             raise not_ready("the engine does not respond")
         if not self._io.is_serving:
-            away = ", ".join(self._io.models_away) if len(models) > 1 else ""
-            raise not_ready(f"no replica{away and ' of '}{away} takes requests now")
-        is_only = len(models) == 1
+            of_these = f" of {', '.join(self._io.models_away)}" if len(models) > 1 else ""
+            raise not_ready(f"no replica{of_these} takes requests now")
         names = [model.name for model in models]
-        ready = Health("ready", names[0] if is_only else UNSET, UNSET if is_only else names)
+        if len(names) == 1:
+            ready = Health("ready", model=names[0])
+        else:
+            ready = Health("ready", models=names)
         exchange.respond(json_response(200, ready))
 
     def _get_live(self, _request: HttpRequest, exchange: Exchange) -> None:

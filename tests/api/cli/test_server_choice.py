@@ -8,8 +8,12 @@ import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
+from tests.helpers.fake_worker import MODEL as CARD
+from tests.helpers.fake_worker import Entry, FakeWorker, deltas, end_of
 from tests.helpers.patience import PATIENCE_S
 from tests.helpers.stacks import spareless_stack
 
@@ -18,7 +22,7 @@ from slipstream.cli.main import main
 from slipstream.client.endpoints import ADDRESS_VARIABLE
 from slipstream.errors import ConnectionLostError
 from slipstream.progress import Progress
-from slipstream_ipc.messages import Fault
+from slipstream_ipc.messages import Fault, Submit
 
 MODEL = "simulated:step_ms=1,mode=chain"
 ANSWER = ["--max-tokens", "4", "--temperature", "0"]
@@ -48,6 +52,31 @@ def alone(tmp_path, monkeypatch):
     """A user without a running server."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv(ADDRESS_VARIABLE, raising=False)
+
+
+def test_of_several_models_a_command_names_one(tmp_path, capsys):
+    def play(worker: FakeWorker, body: Any) -> None:
+        if isinstance(body, Submit):
+            text = worker.model.name
+            worker.accept_from_script(body)
+            worker.post(deltas(Entry(body.handle, text, end=end_of(text))))
+
+    tmp_path.chmod(0o700)
+    cards = [replace(CARD, name=name, path=f"/models/{name}") for name in ("one", "two")]
+    workers = [FakeWorker(f"ipc://{tmp_path}/{card.name}", play, card) for card in cards]
+    where = ["--address", ",".join([worker.address for worker in workers])]
+    try:
+        assert main(["generate", "x", *ANSWER, *where, "--model", "two"]) == 0
+        assert capsys.readouterr().out == "two"
+        assert main(["chat", "one", "-q", "x", *where]) == 0
+        assert capsys.readouterr().out == "one\n"
+        for named in ([], ["--model", "three"]):
+            assert main(["generate", "x", *where, *named]) == 2
+            assert "--model: got" in (said := capsys.readouterr().err)
+            assert "allowed: one of 'one', 'two'" in said
+    finally:
+        for worker in workers:
+            worker.stop()
 
 
 # ---- a server that runs --------------------------------------------------------------------

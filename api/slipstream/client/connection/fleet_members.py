@@ -147,7 +147,9 @@ class FleetMembers:
         """What is known of each member that is listed."""
         found = [each.status for each in self.listed]
         nums = Counter([each.name for each in found])
-        return [replace(each, is_namesake=nums[each.name] > 1) for each in found]
+        return [
+            replace(each, is_namesake=bool(each.name) and nums[each.name] > 1) for each in found
+        ]
 
     def that_may_answer(self, now: float) -> list[FleetMember]:
         """Those that are attached, or were until lately; all, where there is none of these."""
@@ -181,7 +183,7 @@ class FleetMembers:
         taken, self._unasked = self._unasked, []
         there = {each.model for each in self.attached}
         for member in self._members.values():
-            is_other_there = member.model in there or (member.card is None and there)
+            is_other_there = member.model in there or (member.card is None and bool(there))
             if not member.is_attached and member.session is not None and is_other_there:
                 taken += _about(member.model, member.session.take_queries(but_of_streams=True))
         return taken
@@ -298,7 +300,8 @@ class FleetMembers:
         member.can_locate = bool(welcome.model.fingerprint)
         member.can_inspect = bool(welcome.answers & ANSWERS_INSPECT)
         member.has_attached = True
-        if member.session is not None and not member.is_of(welcome.model.name):
+        is_other_model = member.card is not None and member.model != welcome.model.name
+        if member.session is not None and is_other_model:
             taken = member.session.take_queries(but_of_streams=True)
             self._unasked += _about(member.model, taken)
         member.card = welcome.model

@@ -63,6 +63,7 @@ from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
 _LOCATE_S = 2.0  # for replicas to say whether they have a stream
+_MISSING_S = 2.0  # for one that is away to come back, where the others do not have it
 _MAX_LOGGED = 64  # kinds of ignored fields that are not logged again
 Body = TypeVar("Body")
 
@@ -182,21 +183,33 @@ class ModelEndpoints:
         exchange: Exchange,
         then: Callable[[ModelCard], None],
     ) -> None:
-        """Call `then` with the model of a stream, with any of them where no replica knows it."""
+        """Call `then` with the model of a stream, with any of them where no replica knows it. One
+        that is away is waited for, as it may.
+        """
         tenant = self._keys.tenant(request.headers)
 
-        def found(name: str) -> None:
+        def found(name: str, *, is_last: bool = False) -> None:
             models = served_models(self._io)
-            model = find_model(models, name) or models[0]
-            if exchange.is_open:
-                then(model)
+            model = find_model(models, name)
+            if not exchange.is_open:
+                return
+            if model is not None or is_last or not self._is_any_away():
+                then(model or models[0])
+            else:
+                self._io.loop.call_later(_MISSING_S, ask, True)
+
+        def ask(is_last: bool) -> None:
+            use = partial(_guarded_call, exchange, partial(found, is_last=is_last))
+            self._io.find_model(stream_id, tenant, _LOCATE_S, use)
 
         before = self._streams_by_id.get(stream_id)
-        if before is not None and before.request.scope == tenant:
+        if before is not None and before.request.scope == tenant and before.model:
             found(before.model)
         else:
-            use = partial(_guarded_call, exchange, found)
-            self._io.find_model(stream_id, tenant, _LOCATE_S, use)
+            ask(False)
+
+    def _is_any_away(self) -> bool:
+        return any(each.condition == "away" for each in self._io.replicas)
 
     def abort(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /abort. Raises: ApiError."""
@@ -235,7 +248,8 @@ class ModelEndpoints:
         trace = _trace_of(request) if self._is_traced else None
         for state in plan.states:
             state.set_origin(tenant, request.id, trace)
-            state.model = plan.model
+            if state.resubmittable is not None:  # else it is looked for at the replicas of all
+                state.model = plan.model
         if plan.is_resumable or plan.is_background:
             self._keep_submits(plan)
         start = partial(starter, plan, exchange, self._context)
@@ -251,7 +265,7 @@ class ModelEndpoints:
             if before is not None and before.request.scope != state.request.scope:
                 continue  # another key's
             if state.resubmittable is None and before is not None:
-                state.resubmittable = before.resubmittable
+                state.resubmittable, state.model = before.resubmittable, before.model
             self._streams_by_id[state.stream_id] = state
 
 
