@@ -18,7 +18,7 @@ from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import LogprobColumns, ModelCard
 
@@ -124,8 +124,9 @@ class Asked:
         self.plan, self.table, self.wire = plan, Table(), Wire()
         request = HttpRequest(path=path, version=version)
         self.exchange = self.wire.exchange = Exchange(request, self.wire)  # type: ignore[arg-type]
-        self.texts = TokenTexts("nowhere")
-        context = AnswerContext(self.table, self.texts, Limits(), self.table.broadcast)
+        texts = TextsByModel(lambda _: "nowhere")
+        self.texts = texts.of(plan.model)
+        context = AnswerContext(self.table, texts, Limits(), self.table.broadcast)
         start_answer(plan, self.exchange, context)
 
     @property

@@ -103,11 +103,17 @@ def resume_stream(
 
 
 def new_state(
-    io: ClientConnection, prompt: Prompt, params: SamplingParams, *, kind: OutputKind
+    model: ModelCard | None, prompt: Prompt, params: SamplingParams, *, kind: OutputKind
 ) -> StreamState:
-    """A stream of the only model, ready to submit. params: checked. Raises: BadRequestError."""
-    model = model_of_call(io, None)
-    return StreamState(new_submit(prompt, params, model=model), wants_whole=kind == "final")
+    """A stream that is ready to submit. model: None where it is not known yet. params: checked.
+
+    Raises: BadRequestError.
+    """
+    return StreamState(
+        new_submit(prompt, params, model=model),
+        wants_whole=kind == "final",
+        model="" if model is None else model.name,
+    )
 
 
 def new_states(

@@ -101,9 +101,9 @@ class LiveStreams:
         self._points: list[tuple[float, int]] = []  # (time, tokens received so far)
         self._io = open_io(server_endpoint(address), _START_S)
         try:
-            self._io.connect().result()
+            model = self._io.connect().result()
             self.tallies = [
-                StreamTally(new_state(self._io, prompt, params, kind="delta"))
+                StreamTally(new_state(model, prompt, params, kind="delta"))
                 for prompt, params in requests
             ]
             self._group = StreamGroup([tally.state for tally in self.tallies])

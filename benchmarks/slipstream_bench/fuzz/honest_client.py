@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import zmq
@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from slipstream.client.base import new_state
 from slipstream.client.connection.session import ClientSession
-from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.outputs import join
 from slipstream_ipc.messages import SamplingParams
@@ -91,8 +90,7 @@ class HonestClient:
         self._session.close()
 
     def _start(self, index: int, prompt: list[int], params: SamplingParams) -> None:
-        io = cast(ThreadIO, self._session)  # only its model is used
-        state = new_state(io, prompt, params, kind="delta")
+        state = new_state(self._session.model, prompt, params, kind="delta")
         self._running[index] = state
         self._session.submit(state, time.monotonic())
 

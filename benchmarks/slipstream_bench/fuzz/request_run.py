@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -29,7 +29,6 @@ from msgspec import Struct
 
 from slipstream.client.base import new_state
 from slipstream.client.connection.session import ClientSession
-from slipstream.client.connection.thread_io import ThreadIO
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import BadRequestError
 from slipstream_bench.common import process_census
@@ -234,11 +233,10 @@ class _HostileReaders:
         now = time.monotonic()
         for _ in range(request.answers):
             try:
-                io = cast(ThreadIO, self._session)  # only its model is used
                 prompt = request.prompt
                 if not isinstance(prompt, str):
                     prompt = np.array(prompt, np.uint32)  # type: ignore[assignment]
-                state = new_state(io, prompt, request.params, kind="delta")
+                state = new_state(self._session.model, prompt, request.params, kind="delta")
             except BadRequestError as error:
                 self.outcomes[f"refused at the client: {error.fault.field}"] += 1
                 continue

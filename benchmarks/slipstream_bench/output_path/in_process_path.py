@@ -118,7 +118,7 @@ class OutputPath:
         for index, prompt in enumerate(workload.prompts[:batch]):
             # a step's plan holds the seeds of its rows, so the seed identifies the request
             seeded = structs.replace(params, seed=index)
-            self.states.append(new_state(self.io, prompt, seeded, kind="delta"))
+            self.states.append(new_state(self._session.models[0], prompt, seeded, kind="delta"))
         self.group = StreamGroup(self.states) if is_together else None
         for state in self.states:
             self._session.submit(state, time.monotonic())

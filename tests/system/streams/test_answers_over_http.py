@@ -18,7 +18,7 @@ from slipstream.http.answers.streaming import start_answer
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 
 TOOL = {"type": "function", "function": {"name": "f"}}
 
@@ -51,7 +51,7 @@ class Chats:
             wire = Wire()
             wire.exchange = Exchange(HttpRequest(), wire)  # type: ignore[arg-type]
             context = AnswerContext(
-                self.table, TokenTexts("nowhere"), Limits(), self.table.broadcast
+                self.table, TextsByModel(lambda _: "nowhere"), Limits(), self.table.broadcast
             )
             start_answer(replace(plan, is_resumable=is_resumable), wire.exchange, context)
             [state] = plan.states

@@ -22,7 +22,7 @@ from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.generate import plan_generation, read_generate
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
 
 NUM = 4  # streams
@@ -44,7 +44,7 @@ class Front:
             request.version = "1.0" if kind == "1.0" else "1.1"
             wire.exchange = Exchange(request, wire)  # type: ignore[arg-type]
             plan = replace(asked(kind), is_resumable=kind == "resumable")
-            texts = TokenTexts("nowhere")
+            texts = TextsByModel(lambda _: "nowhere")
             start_answer(plan, wire.exchange, AnswerContext(self, texts, Limits(), broadcast))
             self.wires.append(wire)
             self.states += plan.states

@@ -30,7 +30,7 @@ from slipstream.http.config import Limits
 from slipstream.http.endpoints.messages import plan_messages, read_messages
 from slipstream.http.endpoints.response_plan import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TokenText, TokenTexts
+from slipstream.http.openai.vocabulary import TextsByModel, TokenText, TokenTexts
 from slipstream.http.response_encoding import json_part
 from slipstream.http.responses.responses_request import read_response_request
 from slipstream_ipc.columns import pack_f32, pack_u32
@@ -42,12 +42,13 @@ BLOCKS = ["response", "message"]
 NUM = 5  # streams
 MANY_CALLS = EventKind.CALL_ARGUMENTS | 3 << 8
 native = load_extension("text_chunks", broadcast_module._SOURCE)
+TEXTS = TextsByModel(lambda _: str(MODEL_PATH))
 needs_native = pytest.mark.skipif(native is None, reason="no C compiler")
 
 
 @cache
 def demo_texts() -> TokenTexts:
-    texts = TokenTexts(str(MODEL_PATH))
+    texts = TEXTS.of(CARD.name)
     texts._load()
     return texts
 
@@ -76,7 +77,7 @@ class Front:
         self.wires: list[Wire] = []
         self.states: list[StreamState] = []
         self.exchanges: list[Exchange] = []
-        context = AnswerContext(self, demo_texts(), Limits(), self.broadcast)
+        context = AnswerContext(self, TEXTS, Limits(), self.broadcast)
         for kind in kinds:
             wire, request = Wire(), HttpRequest()
             request.version = "1.0" if kind == "1.0" else "1.1"

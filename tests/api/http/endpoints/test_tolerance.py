@@ -108,7 +108,7 @@ class Refused:
 
 def test_the_log_names_each_kind_once(caplog: pytest.LogCaptureFixture) -> None:
     class NoWorker:
-        model = None
+        models = ()
 
     endpoints = ModelEndpoints(cast(Any, NoWorker()), ApiKeys(()), cast(Any, None), Limits())
 
