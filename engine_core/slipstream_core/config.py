@@ -9,6 +9,25 @@ from msgspec import Meta, Struct
 Positive = Annotated[int, Meta(ge=1)]
 
 
+class NodesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The machines over which the ranks of one core are spread, with equally many on each.
+
+    `num` counts them. `address` is where the core listens for the ranks of the others, tcp:// and
+    the address of a network interface of its machine, to which everything is bound that the ranks
+    open. `keys` is the folder of CURVE keys: the server's on the core's machine, a client's on the
+    others; None with `insecure`, which is for loopback alone.
+    `join_timeout_s` is how long the core waits for ranks to come; after `silent_s` without a sign
+    of life a rank, or the core, counts as lost.
+    """
+
+    num: Annotated[int, Meta(ge=2, le=64)]
+    address: str
+    keys: str | None = None
+    insecure: bool = False
+    join_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    silent_s: Annotated[float, Meta(gt=0)] = 10.0
+
+
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
@@ -43,6 +62,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `trust_remote_code` lets code beside the weights run in this process.
     `tensor_parallel_size` is the number of ranks that compute the model together: this process and
     others that it starts; `threads` and `kv_cache_gib` are then of each rank and of all together.
+    `nodes` are the machines that they are on, each with an equal number; None: all are on this one.
     """
 
     model: str
@@ -78,10 +98,32 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enforce_eager: bool = False
     cuda_graph_sizes: Annotated[tuple[Positive, ...], Meta(max_length=1024)] = ()
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
+    nodes: NodesConfig | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """The machines that ranks are on."""
+        return 1 if self.nodes is None else self.nodes.num
+
+    @property
+    def num_local_ranks(self) -> int:
+        """The ranks of each machine."""
+        return self.tensor_parallel_size // self.num_nodes
+
+
+class RemoteRankConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of a rank on another machine than the core.
+
+    index: among all ranks, from 1. core: this machine's own settings, whose `nodes` say where the
+    core is; those that all ranks share are the core's, which it sends.
+    """
+
+    core: CoreConfig
+    index: Positive
 
 
 class RankConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a rank that is not the core itself.
+    """Settings of a rank on the core's machine that is not the core itself.
 
     index: among all ranks, from 1. The descriptors are inherited: where the group meets, the memory
     of exchanges and of plans, this rank's doorbell, and what it rings when it releases a plan.

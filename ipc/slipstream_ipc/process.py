@@ -426,11 +426,16 @@ def _shortened(beat: Status) -> Status:
     return msgspec.structs.replace(beat, numbers=None)
 
 
+def words_of(error: BaseException) -> str:
+    """An error's type and message in one line, as last words."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MAX_LAST_WORDS]
+
+
 def _report_and_exit(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     """The excepthook: report the exception and exit at once, as tear-down might hang."""
-    words = " ".join(f"{kind.__name__}: {error}".split())
-    report(Status(last_words=words[:_MAX_LAST_WORDS]))
-    _logger.critical("%s", words[:_MAX_LAST_WORDS], exc_info=(kind, error, traceback))
+    words = words_of(error)
+    report(Status(last_words=words))
+    _logger.critical("%s", words, exc_info=(kind, error, traceback))
     os._exit(1)

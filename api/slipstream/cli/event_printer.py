@@ -35,7 +35,8 @@ class EventPrinter:
     """Prints the supervisor's events to the terminal; where the log is JSON, logs them.
 
     about: what is started. names: what errors call options, by keyword. key: an API key as a shell
-    knows it. certificate: the file of the HTTP server's. command: the one that runs.
+    knows it. certificate: the file of the HTTP server's. command: the one that runs. serves:
+    whether clients can use what runs.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class EventPrinter:
         key: str | None = None,
         certificate: str | None = None,
         listen: str | None = None,
+        serves: bool = True,
         form: LogFormat = "text",
     ) -> None:
         self._about = about
@@ -56,6 +58,7 @@ class EventPrinter:
         self._key = key
         self._certificate = certificate
         self._listen = listen
+        self._serves = serves
         self._is_logged = form == "json"
         self._http_address: str | None = None
 
@@ -69,6 +72,8 @@ class EventPrinter:
                 self._say(f"{name} ready (process {pid}, {seconds:.1f} s){about}")
                 if is_front(name):
                     self._http_address = _reachable(http_address_in(detail))
+            case StackReady(address=address) if not self._serves:
+                self._say(f"\n{self._about} wait for {address}; Ctrl-C ends them")
             case StackReady(address=address):
                 is_default = address == default_address()  # where `chat` looks
                 where = "" if is_default else f" --address {shlex.quote(address)}"

@@ -22,6 +22,7 @@ from slipstream.fleet.members import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, 
 from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.plan.fleet_plan import needs_no_card
+from slipstream.stack.plan.nodes import one_machine
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import HTTP, StackSettings, group_of, settings_from
 from slipstream.stack.stack import StackError
@@ -235,6 +236,7 @@ def _settings(arguments: argparse.Namespace) -> StackSettings:
         if given.get(name) and path.is_dir():
             given[name] = str(path.absolute())
     settings = settings_from(given)
+    one_machine(settings, "replicas on Ray")
     plan_stack(replace(settings, listen=_ANY_LISTENER), default_runtime_dir())
     return settings
 

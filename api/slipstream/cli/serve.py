@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slipstream.cli.event_printer import EventPrinter, key_hint, write_line
@@ -18,9 +18,11 @@ from slipstream.errors import wrong_option
 from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import plan_fleet
 from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys
+from slipstream.stack.plan.node_plan import plan_node
+from slipstream.stack.plan.nodes import local_ranks
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.role_statistics import SUPERVISOR
-from slipstream.stack.settings import settings_from
+from slipstream.stack.settings import StackSettings, settings_from
 from slipstream.stack.supervisor import Supervisor
 from slipstream.tracing.part_files import checked_trace, discard_parts
 from slipstream_ipc.telemetry.logs import configure_logging
@@ -67,7 +69,8 @@ def add_serve(parser: Parser) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """Run a stack and return the supervisor's exit code."""
     given = given_settings(arguments)
-    if given.get("listen") and not {"keys", "insecure"} & given.keys():
+    needs_keys = given.get("listen") or given.get("master_addr")
+    if needs_keys and not {"keys", "insecure"} & given.keys():
         given |= {"keys": os.environ.get(KEYS_VARIABLE) or None}
         arguments.option_names["keys"] = f"${KEYS_VARIABLE}"
     if arguments.no_http:
@@ -85,6 +88,8 @@ def serve(arguments: argparse.Namespace) -> int:
         private_directory(folder.parent)  # otherwise its owner could replace the folder
     else:
         folder = Path(arguments.runtime_dir).absolute()
+    if settings.node_rank and num_replicas is None:
+        return _serve_ranks(settings, folder, arguments.option_names)
     fleet = None if num_replicas is None else plan_fleet(settings, folder, num_replicas)
     config = plan_stack(settings, folder) if fleet is None else None
     configure_logging(SUPERVISOR, settings.log_format)
@@ -103,6 +108,16 @@ def serve(arguments: argparse.Namespace) -> int:
     assert config is not None
     trace = checked_trace(settings.trace)
     return _traced(Supervisor(config, printer), () if trace is None else (trace,))
+
+
+def _serve_ranks(settings: StackSettings, folder: Path, names: Mapping[str, str]) -> int:
+    """Run this machine's ranks of a model that another one serves."""
+    config = plan_node(settings, folder)
+    configure_logging(SUPERVISOR, settings.log_format)
+    ranks = ", ".join(map(str, local_ranks(settings)))
+    about = f"ranks {ranks} of {settings.model or MODEL_NAME}"
+    printer = EventPrinter(about, names, serves=False, form=settings.log_format)
+    return Supervisor(config, printer).run()
 
 
 def _traced(supervisor: Supervisor | FleetSupervisor, traces: Sequence[str]) -> int:

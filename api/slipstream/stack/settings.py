@@ -26,8 +26,9 @@ MEMORY = "memory"
 COMPUTATION = "computation"
 STREAMS = "streams and restarts"
 NETWORK = "Python clients on other machines"
+NODES = "one model over several machines"
 DIAGNOSIS = "diagnosis"
-GROUPS = (MODEL, HTTP, SCHEDULING, MEMORY, COMPUTATION, STREAMS, NETWORK, DIAGNOSIS)
+GROUPS = (MODEL, HTTP, SCHEDULING, MEMORY, COMPUTATION, STREAMS, NETWORK, NODES, DIAGNOSIS)
 """The groups of settings, in the order of help texts."""
 
 
@@ -416,6 +417,41 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             NETWORK, "use tcp:// without keys: loopback only, open to all users of this machine"
         ),
     ] = False
+    nnodes: Annotated[
+        int,
+        Meta(ge=1, le=64),
+        _about(
+            NODES,
+            "number of machines that share --tensor-parallel-size; `slipstream serve` runs on each "
+            "of them, with the same options but for --node-rank",
+        ),
+    ] = 1
+    node_rank: Annotated[
+        int,
+        Meta(ge=0, le=63),
+        _about(
+            NODES,
+            "number of this machine among them; 0 serves, the others only compute, with its "
+            "settings but for MODEL, --threads and --trust-remote-code",
+        ),
+    ] = 0
+    master_addr: Annotated[
+        str | None,
+        _about(
+            NODES,
+            "address of machine 0, where it listens for the others, which may name its host; needs "
+            "--keys (the server's there, a client's on the others), or --insecure",
+            "ADDRESS",
+        ),
+    ] = None
+    master_port: Annotated[
+        int, Meta(ge=1, le=65535), _about(NODES, "port of machine 0 for the others", "PORT")
+    ] = 29501
+    join_timeout_s: Annotated[
+        float,
+        Meta(gt=0),
+        _about(NODES, "how long machine 0 waits for the others before it fails", "SECONDS"),
+    ] = 600.0
     otlp_traces_endpoint: Annotated[
         str | None,
         _about(
@@ -492,6 +528,11 @@ class StackOptions(TypedDict, total=False):
     keys: str | None
     members: str | None
     insecure: bool
+    nnodes: int
+    node_rank: int
+    master_addr: str | None
+    master_port: int
+    join_timeout_s: float
     http_port: int | None
     http_workers: int
     host: str

@@ -1,4 +1,5 @@
-"""Plans from the first rank to the others: a ring of slots in shared memory, with doorbells.
+"""Plans from the first rank to others on its machine: a ring of slots in shared memory, with
+doorbells.
 
 - A plan is written once, whatever the number of ranks. Each rank has an eventfd that counts the
   plans it has not taken yet, so it sleeps until there is one. Writing to the eventfd and reading
@@ -41,7 +42,7 @@ class PlanBus:
     """The first rank's end."""
 
     def __init__(self, num_readers: int) -> None:
-        assert 0 < num_readers <= _MAX_READERS
+        assert num_readers <= _MAX_READERS
         self.memory_fd = os.memfd_create("slipstream-plans", os.MFD_CLOEXEC)
         self.room_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK | os.EFD_SEMAPHORE
@@ -61,8 +62,10 @@ class PlanBus:
         os.ftruncate(self.memory_fd, _PAGE + NUM_SLOTS * size)
         self._memory = _Memory(self.memory_fd)
 
-    def put(self, plan: StepPlan, bounds: PlanBounds | None = None, *, timeout_s: float) -> None:
-        """Write a plan and ring.
+    def put(
+        self, plan: StepPlan, bounds: PlanBounds | None = None, *, timeout_s: float
+    ) -> memoryview:
+        """Write a plan and ring. Returns its bytes, which are good until the next call.
 
         Raises PlanBytesError where it does not fit into a slot, PlanBoundsError where it is not
         within its bounds, and then no rank hears of it; BusStalledError where no slot is released
@@ -70,9 +73,10 @@ class PlanBus:
         """
         self._wait_for_room(timeout_s)
         slot = self._memory.slots[self._num_written % NUM_SLOTS]
-        slot.pack(plan, bounds)
+        size = slot.pack(plan, bounds)
         self._num_written += 1
         self._ring()
+        return slot.written(size)
 
     def close(self) -> None:
         """Close the descriptors. Idempotent."""
@@ -84,6 +88,8 @@ class PlanBus:
 
     @property
     def _num_free(self) -> int:
+        if not self.doorbells:
+            return NUM_SLOTS
         released = self._memory.released
         slowest = min(int(released[at]) for at in range(0, len(self.doorbells) * 8, 8))
         return NUM_SLOTS - (self._num_written - slowest)

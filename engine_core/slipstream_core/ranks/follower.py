@@ -1,4 +1,4 @@
-"""A rank that is not the core: `python -m slipstream_core.ranks.follower`, started by the core.
+"""A rank on the core's machine: `python -m slipstream_core.ranks.follower`, started by the core.
 
 It imports, waits until the core is activated, loads its slice of the model, and computes the plans
 that the core writes, at most one ahead. It knows no stream and no worker. It dies with the core,
@@ -9,16 +9,33 @@ from __future__ import annotations
 
 import select
 from functools import partial
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from slipstream_core.config import RankConfig
 from slipstream_core.ranks.bus import PlanReader
 from slipstream_core.runner.factory import import_runner, with_device_defaults
 from slipstream_core.runner.load_error import load_status
-from slipstream_core.step.plan import Runner
+from slipstream_core.step.plan import Runner, StepPlan
 from slipstream_ipc.process import freeze_gc, prepare, report, run_child, start_child
 
 _MOST_LAUNCHED = 2  # one that runs, and the next
+
+
+class Plans(Protocol):
+    """Where the plans of the first rank come from."""
+
+    def fileno(self) -> int:
+        """Readable when a plan has come since `any_waiting` was False."""
+
+    @property
+    def any_waiting(self) -> bool:
+        """Whether `take` would return at once."""
+
+    def take(self) -> StepPlan:
+        """Wait for the next plan, whose arrays are good until it is released."""
+
+    def release(self) -> None:
+        """Give back the oldest plan taken."""
 
 
 def main() -> int:
@@ -30,13 +47,17 @@ def main() -> int:
     freeze_gc()
     reader.wait()
     from slipstream_core.ranks.group import JOIN_S, device_type, join_group
+    from slipstream_core.ranks.meeting import LocalMeeting, Meeting, NetworkMeeting
     from slipstream_core.runner.sharding.rank import Rank
     from slipstream_core.runner.torch_factory import load_runner
 
     core = with_device_defaults(core)  # as the core's own settings are
-    rank = Rank(config.index, core.tensor_parallel_size)
+    rank = Rank(config.index, core.tensor_parallel_size, core.num_nodes)
     exchange_fd = config.exchange_fd if core.native else None
-    join_group(rank, device_type(core), config.meeting_fd, exchange_fd, JOIN_S)
+    meeting: Meeting = LocalMeeting(config.meeting_fd, exchange_fd)
+    if core.nodes is not None:
+        meeting = NetworkMeeting.told(config.meeting_fd)
+    join_group(rank, device_type(core), meeting, JOIN_S)
     try:
         runner = load_runner(core, rank)
     except (ValueError, MemoryError) as error:
@@ -46,7 +67,7 @@ def main() -> int:
     return follow(runner, reader)
 
 
-def follow(runner: Runner, reader: PlanReader) -> NoReturn:
+def follow(runner: Runner, reader: Plans) -> NoReturn:
     """Compute plans for ever. Raises what a step raises, and PlanBytesError."""
     num_launched = 0
     fd = runner.fileno()

@@ -1,13 +1,10 @@
-"""Joins the ranks of a core into torch's process group, on one machine.
-
-The ranks meet in a file of memory that all of them have inherited, so nothing listens for that and
-nothing is left behind. What gloo and NCCL open afterwards is bound to loopback.
-"""
+"""Joins the ranks of a core into torch's process group."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -15,12 +12,12 @@ import torch
 from torch import distributed
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.ranks.meeting import LocalMeeting, Meeting
 from slipstream_core.runner.sharding.collectives import exchange_by, least_over_ranks
 from slipstream_core.runner.sharding.exchange import SharedExchange
 from slipstream_core.runner.sharding.rank import Rank
 
 JOIN_S = 1800.0  # for a collective while ranks load, which may read files at different speeds
-_LOOPBACK = "lo"
 _Distributed: Any = distributed  # in part without annotations
 
 
@@ -32,37 +29,45 @@ def device_type(config: CoreConfig) -> str:
 
 
 def join_group(
-    rank: Rank, device_type: str, meeting_fd: int, exchange_fd: int | None, timeout_s: float
+    rank: Rank,
+    device_type: str,
+    meeting: Meeting,
+    timeout_s: float,
+    listening: socket.socket | None = None,
 ) -> None:
     """Wait until all ranks have joined. A collective that takes longer than `timeout_s` raises.
 
-    device_type: cuda or cpu. meeting_fd, exchange_fd: files in memory that all ranks have, empty at
-    first: where they meet, and through which CPUs exchange; None: by gloo alone. Raises
-    RuntimeError.
+    device_type: cuda or cpu. listening: at the address of a NetworkMeeting, for the first rank,
+    which takes it. Raises RuntimeError.
     """
+    interface = meeting.interface
     os.environ.update(
-        GLOO_SOCKET_IFNAME=_LOOPBACK,
-        NCCL_SOCKET_IFNAME=_LOOPBACK,
+        GLOO_SOCKET_IFNAME=interface,
+        NCCL_SOCKET_IFNAME=interface,
         # whether a step hangs, the core alone decides
         TORCH_NCCL_ASYNC_ERROR_HANDLING="0",
         TORCH_NCCL_ENABLE_MONITORING="0",
         # transformers places a rank by it
-        LOCAL_RANK=str(rank.index),
+        LOCAL_RANK=str(rank.local_index),
     )
     on_card = device_type == "cuda"
     if on_card:
-        torch.cuda.set_device(rank.index)
+        torch.cuda.set_device(rank.local_index)
     else:  # transformers loads slices onto cards where torch finds any
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    store = _Distributed.FileStore(f"/proc/self/fd/{meeting_fd}", rank.size)
+    if isinstance(meeting, LocalMeeting):
+        store = meeting.store(rank.size)
+    else:
+        store = meeting.store(timeout_s, listening)
     _Distributed.init_process_group(
         "nccl" if on_card else "gloo",
         store=store,
         rank=rank.index,
         world_size=rank.size,
         timeout=timedelta(seconds=timeout_s),
-        device_id=torch.device("cuda", rank.index) if on_card else None,
+        device_id=torch.device("cuda", rank.local_index) if on_card else None,
     )
+    exchange_fd = meeting.exchange_fd
     if on_card or exchange_fd is None:
         return
     exchange = None

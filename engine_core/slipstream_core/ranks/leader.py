@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections import deque
 
 import torch
@@ -10,9 +11,11 @@ import torch
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.bus import slot_bytes
 from slipstream_core.ranks.group import JOIN_S, device_type, join_group, leave_group
+from slipstream_core.ranks.meeting import LocalMeeting, NetworkMeeting
 from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
 from slipstream_core.ranks.plan_codec import PlanBytesError
 from slipstream_core.ranks.processes import Ranks
+from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.runner.sharding.collectives import ExchangeFailed
 from slipstream_core.runner.sharding.rank import Rank
@@ -48,7 +51,7 @@ class LeadRunner:
     def launch(self, plan: StepPlan) -> None:
         """Have all ranks enqueue a step."""
         try:
-            self._ranks.bus.put(plan, self._bounds, timeout_s=self._timeout_s)
+            self._ranks.put(plan, self._bounds, timeout_s=self._timeout_s)
         except (PlanBoundsError, PlanBytesError) as error:
             failed = StepFailed(plan.step, error)
             failed.__cause__ = error
@@ -99,16 +102,19 @@ def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
             "tensor parallelism has not been tried on cards: %d of them compute this model",
             config.tensor_parallel_size,
         )
-        if torch.cuda.device_count() < config.tensor_parallel_size:
+        if torch.cuda.device_count() < config.num_local_ranks:
             raise ModelLoadError(
                 config.model,
-                f"tensor_parallel_size is {config.tensor_parallel_size}, and there are "
-                f"{torch.cuda.device_count()} cards",
+                f"tensor_parallel_size is {config.tensor_parallel_size} on {config.num_nodes} "
+                f"machines, and there are {torch.cuda.device_count()} cards",
             )
-    ranks.bus.wake()
-    rank = Rank(0, config.tensor_parallel_size)
-    exchange_fd = ranks.exchange_fd if config.native else None
-    join_group(rank, kind, ranks.meeting_fd, exchange_fd, JOIN_S)
+    rank = Rank(0, config.tensor_parallel_size, config.num_nodes)
+    if ranks.remote is None:
+        ranks.bus.wake()
+        exchange_fd = ranks.exchange_fd if config.native else None
+        join_group(rank, kind, LocalMeeting(ranks.meeting_fd, exchange_fd), JOIN_S)
+    else:
+        _meet_remote(config, rank, ranks, ranks.remote)
     own = load_runner(config, rank)
     ranks.bus.allocate(
         slot_bytes(
@@ -123,3 +129,15 @@ def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
     if kind == "cpu":
         warm_up(runner, own, config)
     return runner
+
+
+def _meet_remote(config: CoreConfig, rank: Rank, ranks: Ranks, remote: RemoteRanks) -> None:
+    """Wait for the ranks of other machines, and join a group with all. Raises RanksMissingError."""
+    host = remote.listen()
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listening:
+        meeting = NetworkMeeting(host, listening.getsockname()[1])
+        remote.gather(config, (meeting.host, meeting.port))
+        meeting.tell(ranks.meeting_fd)
+        ranks.bus.wake()
+        join_group(rank, device_type(config), meeting, JOIN_S, listening)

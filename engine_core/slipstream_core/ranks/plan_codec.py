@@ -135,6 +135,10 @@ class PlanBuffer:
         header[0] = _MAGIC
         return size
 
+    def written(self, size: int) -> memoryview:
+        """The bytes of the plan that was written."""
+        return self._buffer[:size]
+
     def _pack_natively(
         self, plan: StepPlan, counts: tuple[int, ...], size: int, bounds: PlanBounds | None
     ) -> bool:

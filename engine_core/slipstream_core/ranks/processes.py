@@ -1,7 +1,8 @@
 """The processes of a core's other ranks: starting them, watching them, ending them.
 
-They are started on the main thread, as they die with the thread that has started them, and belong
-to the core's process group. torch is not imported here: they import it while the core does.
+Those on this machine are started on the main thread, as they die with the thread that has started
+them, and belong to the core's process group. Those on other machines come by themselves
+(`remote_ranks`). torch is not imported here: they import it while the core does.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +20,10 @@ import msgspec
 
 from slipstream_core.config import CoreConfig, RankConfig
 from slipstream_core.ranks.bus import PlanBus
+from slipstream_core.ranks.plan_check import PlanBounds
+from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd, RankProcess, RankWatch, end_as_well
+from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import (
     CONTROL_FD_VARIABLE,
@@ -35,21 +40,25 @@ _STANDARD_ERROR = 2
 
 
 class Ranks:
-    """The ranks of this core besides itself, and the bus to them."""
+    """The ranks of this core besides itself, and the ways of plans to them.
+
+    bus: to those on this machine. remote: those on others; None where there are none.
+    """
 
     def __init__(self, config: CoreConfig, on_end: Callable[[RankEnd], None] = end_as_well) -> None:
-        """Start them; they import what they need, and wait.
+        """Start those of this machine; they import what they need, and wait.
 
         on_end: called in another thread when one of them ends by itself. Raises OSError.
         """
+        self._on_end = on_end
+        self._has_ended = threading.Event()
         self.meeting_fd = os.memfd_create("slipstream-ranks", os.MFD_CLOEXEC)
         self.exchange_fd = os.memfd_create("slipstream-exchange", os.MFD_CLOEXEC)
-        self.bus = PlanBus(config.tensor_parallel_size - 1)
+        self.bus = PlanBus(config.num_local_ranks - 1)
+        self.remote = None if config.nodes is None else RemoteRanks(config, self._note_end)
         self.are_ready = False
-        self._started = [
-            self._start(config, index) for index in range(1, config.tensor_parallel_size)
-        ]
-        self._watch = RankWatch(self._started, on_end)
+        self._started = [self._start(config, index) for index in range(1, config.num_local_ranks)]
+        self._watch = RankWatch(self._started, self._note_end)
 
     def _start(self, config: CoreConfig, index: int) -> RankProcess:
         its = RankConfig(
@@ -88,8 +97,14 @@ class Ranks:
             stdin.write(msgspec.json.encode(its))  # its death is noticed by its end
         return RankProcess(index, process, status_fd)
 
+    def put(self, plan: StepPlan, bounds: PlanBounds, *, timeout_s: float) -> None:
+        """Have all of them compute a plan. Raises what `PlanBus.put` and `RemoteRanks.put` do."""
+        written = self.bus.put(plan, bounds, timeout_s=timeout_s)
+        if self.remote is not None:
+            self.remote.put(written, timeout_s=timeout_s)
+
     def states(self) -> dict[str, OwnProcess]:
-        """The processes by name, for a `Status`."""
+        """The processes of this machine by name, for a `Status`."""
         return {
             f"rank-{each.rank}": OwnProcess(
                 "ready" if self.are_ready else "starting", each.process.pid
@@ -99,7 +114,7 @@ class Ranks:
 
     def wait_for_end(self, timeout_s: float) -> None:
         """Wait for the end of one of them, and for what `on_end` does."""
-        self._watch.wait(timeout_s)
+        self._has_ended.wait(timeout_s)
 
     def kill_stopped(self) -> bool:
         """SIGKILL those that a signal has stopped, which ends the core as well; whether there are
@@ -114,15 +129,22 @@ class Ranks:
     def close(self) -> None:
         """End them; what they compute is lost. Idempotent."""
         self._watch.close()
+        if self.remote is not None:
+            self.remote.close()
         for each in self._started:
             each.process.kill()
             each.process.wait()
             os.close(each.status_fd)
-        if self._started:
+        if self.meeting_fd >= 0:
             os.close(self.meeting_fd)
             os.close(self.exchange_fd)
+            self.meeting_fd = -1
         self._started = []
         self.bus.close()
+
+    def _note_end(self, end: RankEnd) -> None:
+        self._on_end(end)
+        self._has_ended.set()
 
 
 def _is_stopped(pid: int) -> bool:

@@ -32,7 +32,7 @@ class RankEnd(NamedTuple):
     """How a rank has ended. status: what it said last."""
 
     rank: int  # its index
-    pid: int
+    pid: int  # on its machine
     code: int  # -N: by signal N
     status: Status
 
@@ -55,10 +55,6 @@ class RankWatch:
         self._watched = {os.pidfd_open(each.process.pid): each for each in processes}
         self._thread = threading.Thread(target=self._wait, name="ranks", daemon=True)
         self._thread.start()
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait for the first end, and until it has been handled."""
-        self._thread.join(timeout_s)
 
     def close(self) -> None:
         """Stop watching, before the ranks are ended on purpose. Idempotent."""

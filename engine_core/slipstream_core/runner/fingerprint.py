@@ -39,8 +39,21 @@ def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
     digest = hashlib.blake2b(digest_size=_SIZE)
     settings = (config.dtype, info.vocab_size, info.max_model_len, info.eos_token_ids)
     digest.update(msgspec.msgpack.encode((settings, info.default_sampling)))
+    return _with_files(digest, config.model)
+
+
+def fingerprint_of_files(model: str) -> bytes:
+    """The hash of a model's files alone, which needs no loaded model; 16 bytes.
+
+    Empty where they cannot be read, or are not there yet.
+    """
+    return _with_files(hashlib.blake2b(digest_size=_SIZE), model)
+
+
+def _with_files(digest: hashlib.blake2b, model: str) -> bytes:
+    """The hash with the model's files behind what is in it; empty where they cannot be read."""
     try:
-        for part in _parts(config.model):
+        for part in _parts(model):
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
     except (OSError, ValueError) as error:

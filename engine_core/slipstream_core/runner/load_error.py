@@ -17,11 +17,15 @@ class NoRoomError(ModelLoadError):
     """The memory that is free now does not suffice."""
 
 
+class RanksMissingError(ModelLoadError):
+    """Ranks on other machines have not come, or cannot."""
+
+
 def load_status(model: str, error: ValueError | MemoryError) -> Status:
     """What a process reports that could not load its model or serve it with its settings."""
     if isinstance(error, MemoryError):
         return Status(error=f"{model} does not fit into memory: {error}")
-    if isinstance(error, NoRoomError):
+    if isinstance(error, NoRoomError | RanksMissingError):
         return Status(error=str(error))
     is_hub_id = not model.startswith("/") and ":" not in model
     # a hub may be reached later, and may change

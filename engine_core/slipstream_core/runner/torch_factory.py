@@ -46,8 +46,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     thread. libgomp's teams spin between loops only while the process has no more OpenMP threads
     than cores, so a team left over from loading would cost the device's team a third of its speed.
     """
-    size = 1 if rank is None else rank.size
-    threads = config.threads or max(1, num_cores() // size)
+    size, num_local = (1, 1) if rank is None else (rank.size, rank.num_local)
+    threads = config.threads or max(1, num_cores() // num_local)
     torch.set_num_threads(1)
     if config.device != "cpu" and torch.cuda.is_available():
         sys.setswitchinterval(_SWITCH_S)
@@ -102,7 +102,7 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         keep_freed_memory()
         memory = read_host_memory()
         cache = num_blocks * block_bytes(model, config.block_size)
-        refuse_cache(model.name, size * model.kept_bytes, size * cache, memory)
+        refuse_cache(model.name, num_local * model.kept_bytes, num_local * cache, memory)
         packs = packs_weights(model, memory)
     try:
         runner = make(

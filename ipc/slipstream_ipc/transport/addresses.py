@@ -121,6 +121,11 @@ def is_ipv6(address: str) -> bool:
     return address.startswith(TCP + "[")
 
 
+def host_of(address: str) -> str:
+    """The host of a tcp:// address, without brackets. Raises: BadRequest."""
+    return _host("address", address)
+
+
 def _host(field: str, address: str) -> str:
     allowed = "tcp://HOST:PORT, with a port from 1 to 65535"
     host, colon, port = address.removeprefix(TCP).rpartition(":")

@@ -26,6 +26,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections.abc import Callable
 
 import zmq
 
@@ -105,8 +106,11 @@ class ConnectionTable:
 class Connections:
     """Bounds the connections of one accepting socket."""
 
-    def __init__(self, limit: int) -> None:
-        """`limit`: descriptors that this process may open."""
+    def __init__(self, limit: int, on_closed: Callable[[int], None] | None = None) -> None:
+        """`limit`: descriptors that this process may open. on_closed: called in the watching thread
+        with the descriptor of a connection that has ended, before another one can have it.
+        """
+        self._on_closed = on_closed
         most = num_spare_files(limit)
         self.max_local = min(MAX_LOCAL_CONNECTIONS, most // 2)  # of what is spare
         most = max(1, most - self.max_local)
@@ -161,6 +165,8 @@ class Connections:
             event, fd = _MONITOR_FRAME.unpack(told)
             if event == zmq.EVENT_MONITOR_STOPPED:
                 return False
+            if event == zmq.EVENT_DISCONNECTED and self._on_closed is not None:
+                self._on_closed(fd)
             inode = _inode(fd) if event == zmq.EVENT_ACCEPTED else None
             if inode is None:
                 self._table.closed(fd)

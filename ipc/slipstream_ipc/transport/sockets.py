@@ -49,6 +49,7 @@ MAX_READ_AT_ONCE = 1024  # messages read in one call of `receive`
 MAX_READ_BYTES_AT_ONCE = 2**21  # the same in bytes; a larger message ends the call
 
 _MAX_LOCAL = 64  # connections of a server whose peers are a few of its own
+_BEATS = 4  # of ZeroMQ's own, in the time after which a connection counts as silent
 _PEER_HWM = 256  # messages of one peer in each direction; links have a window of 16
 
 
@@ -107,8 +108,59 @@ def bind_router(
     check_ipc_address(address)
     check_socket_folder(address)
     if listener is not None:
-        has_keys = listener.keys is not None
-        check_listen_address(listener.address, has_keys=has_keys, insecure=listener.insecure)
+        _check_listener(listener)
+    socket = _new_router(context, max_message_bytes, connections)
+    try:
+        socket.bind(address)  # before the keys are set: it takes none
+        if listener is not None:
+            _bind_listener(context, socket, listener)
+    except zmq.ZMQError:
+        socket.close()  # an open socket would block the context's termination
+        raise
+    return socket
+
+
+def bind_tcp_router(
+    context: zmq.Context[zmq.Socket[bytes]],
+    listener: Listener,
+    *,
+    max_message_bytes: int,
+    connections: Connections,
+    silent_s: float,
+) -> zmq.Socket[bytes]:
+    """A ROUTER bound to the address of `listener` alone. Peers that give no sign of life for
+    `silent_s` are disconnected (`beat_below`). The others are parameters of `bind_router`.
+
+    Raises: BadRequest for an invalid address; ZMQError if it cannot be bound.
+    """
+    _check_listener(listener)
+    socket = _new_router(context, max_message_bytes, connections)
+    beat_below(socket, silent_s)
+    try:
+        _bind_listener(context, socket, listener)
+    except zmq.ZMQError:
+        socket.close()
+        raise
+    return socket
+
+
+def beat_below(socket: zmq.Socket[bytes], silent_s: float) -> None:
+    """Connections of the socket's next `bind` or `connect` are tested by ZeroMQ's own heartbeats,
+    and broken off after `silent_s` without an answer.
+
+    libzmq's thread sends and answers them: they tell a lost machine or a stopped process, not a
+    loop that hangs.
+    """
+    ms = max(1, int(silent_s * 1e3))
+    socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, ms // _BEATS))
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, ms - ms // _BEATS)
+
+
+def _new_router(
+    context: zmq.Context[zmq.Socket[bytes]],
+    max_message_bytes: int,
+    connections: Connections | None,
+) -> zmq.Socket[bytes]:
     socket = context.socket(zmq.ROUTER)
     _common(socket, max_message_bytes)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -117,18 +169,22 @@ def bind_router(
     socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1e3))
     if connections is not None:
         connections.watch(context, socket)
-    try:
-        socket.bind(address)  # before the keys are set: it takes none
-        if listener is not None:
-            if listener.keys is not None:
-                open_gate(context, listener.keys)
-                secure_server(socket, listener.keys)
-            socket.setsockopt(zmq.IPV6, int(is_ipv6(listener.address)))
-            socket.bind(listener.address)
-    except zmq.ZMQError:
-        socket.close()  # an open socket would block the context's termination
-        raise
     return socket
+
+
+def _check_listener(listener: Listener) -> None:
+    has_keys = listener.keys is not None
+    check_listen_address(listener.address, has_keys=has_keys, insecure=listener.insecure)
+
+
+def _bind_listener(
+    context: zmq.Context[zmq.Socket[bytes]], socket: zmq.Socket[bytes], listener: Listener
+) -> None:
+    if listener.keys is not None:
+        open_gate(context, listener.keys)
+        secure_server(socket, listener.keys)
+    socket.setsockopt(zmq.IPV6, int(is_ipv6(listener.address)))
+    socket.bind(listener.address)
 
 
 @dataclass(frozen=True, slots=True)

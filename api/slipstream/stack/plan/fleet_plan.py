@@ -19,6 +19,7 @@ import msgspec
 from slipstream.client.endpoints import client_address
 from slipstream.errors import wrong_option
 from slipstream.fleet.members import MAX_MEMBERS
+from slipstream.stack.plan.nodes import one_machine
 from slipstream.stack.plan.process_plan import plan_fronts, plan_stack
 from slipstream.stack.settings import StackSettings
 from slipstream.stack.supervisor_events import SupervisorConfig
@@ -74,6 +75,7 @@ def plan_fleet(settings: StackSettings, runtime_dir: Path, num_replicas: int) ->
     """
     if not 1 <= num_replicas <= MAX_MEMBERS:
         raise wrong_option("replicas", num_replicas, f"an integer >= 1 and <= {MAX_MEMBERS}")
+    one_machine(settings, "replicas")
     if "," in str(runtime_dir):
         raise wrong_option("runtime_dir", str(runtime_dir), "a path without a comma")
     cards = [] if needs_no_card(settings) else visible_cards()

@@ -24,6 +24,7 @@ from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.plan.front_plan import front_specs
 from slipstream.stack.plan.model_source import RANDOM, check_hub, model_and_tokenizer
+from slipstream.stack.plan.nodes import nodes_options
 from slipstream.stack.plan.otlp_endpoint import checked_otlp_endpoint
 from slipstream.stack.runtime_dir import cache_dir
 from slipstream.stack.settings import StackSettings
@@ -111,7 +112,11 @@ def plan_stack(
     core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
     trace = checked_trace(settings.trace)
     otlp_traces_endpoint = checked_otlp_endpoint(settings.otlp_traces_endpoint)
-    keys = check_listener(settings.listen, settings.keys, insecure=settings.insecure)
+    nodes = nodes_options(settings)
+    if settings.node_rank:
+        allowed = "0, which serves; `slipstream serve` runs on the other machines"
+        raise wrong_option("node_rank", settings.node_rank, allowed)
+    keys = _check_listener(settings)
     if settings.listen is not None:
         _check_ports(settings.listen, settings.output_workers)
     try:
@@ -124,15 +129,11 @@ def plan_stack(
             CORE,
             "slipstream_core.main",
             {
-                "model": model,
-                "served_model_name": _model_name(settings),
+                **core_config(settings, model),
                 "address": core_address,
                 "runtime_dir": str(runtime_dir),
                 "trace": trace,
-                **_core_options(settings),
-                "kv_cache_gib": _kv_cache_gib(settings),
-                "touches_cache": _has_cache_size(settings),
-                **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
+                "nodes": nodes,
             },
             has_spare=settings.spare_core,
         ),
@@ -167,7 +168,19 @@ def plan_stack(
     ]
     if may_fork(settings.device, model):
         children = [_forkable(spec) for spec in children]
-    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+    return supervisor_config(settings, children, address, runtime_dir, parent_pid)
+
+
+def core_config(settings: StackSettings, model: str) -> dict[str, Any]:
+    """A core's config but for its place in a stack."""
+    return {
+        "model": model,
+        "served_model_name": _model_name(settings),
+        **_core_options(settings),
+        "kv_cache_gib": _kv_cache_gib(settings),
+        "touches_cache": _has_cache_size(settings),
+        **(_demo_options(settings) if model == str(MODEL_PATH) else {}),
+    }
 
 
 def plan_fronts(
@@ -195,16 +208,17 @@ def plan_fronts(
         "is_router": True,
     }
     children = front_specs(settings, front)
-    return _supervisor_config(settings, children, address, runtime_dir, parent_pid)
+    return supervisor_config(settings, children, address, runtime_dir, parent_pid)
 
 
-def _supervisor_config(
+def supervisor_config(
     settings: StackSettings,
     children: list[ChildSpec],
     address: str,
     runtime_dir: Path,
-    parent_pid: int | None,
+    parent_pid: int | None = None,
 ) -> SupervisorConfig:
+    """A supervisor of these children. address: where what it runs is reached."""
     return SupervisorConfig(
         tuple(children),
         address,
@@ -218,6 +232,13 @@ def _supervisor_config(
         listen=None if settings.http_port is None else (settings.host, settings.http_port),
         uds=None if settings.uds is None else os.path.abspath(settings.uds),
     )
+
+
+def _check_listener(settings: StackSettings) -> Path | None:
+    """The folder of the keys of `listen`. Raises: BadRequestError."""
+    if settings.listen is None and settings.nnodes > 1:
+        return None  # they are for the other machines
+    return check_listener(settings.listen, settings.keys, insecure=settings.insecure)
 
 
 def _check_ports(listen: str, num_workers: int) -> None:

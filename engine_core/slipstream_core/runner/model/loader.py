@@ -270,7 +270,7 @@ def _device(name: str, device: Device, rank: Rank | None) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and rank is not None:
-        return torch.device(device, rank.index)
+        return torch.device(device, rank.local_index)
     return torch.device(device)
 
 
