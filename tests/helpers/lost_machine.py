@@ -15,6 +15,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.helpers.namespaces import NEAR, linked_machine, run
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.processes import started
 from tests.helpers.stacks import spareless_stack
@@ -29,27 +30,11 @@ PARAMS = {"max_tokens": 200, "ignore_eos": True, "seed": 1}
 HERE, THERE, PORT = "10.77.0.1", "10.77.0.2", 7001
 
 
-def run(command: str) -> None:
-    subprocess.run(shlex.split(command), check=True)
-
-
 def main() -> int:
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="lost-")))
         make_folder(folder / "keys")
-        run("ip link set lo up")
-        beside = opened.enter_context(
-            started(["unshare", "-n", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE)
-        )
-        assert beside.stdout is not None
-        beside.stdout.readline()  # it is in its namespace
-        inside = f"nsenter -t {beside.pid} -n"
-        run(f"ip link add near type veth peer name far netns {beside.pid}")
-        run(f"ip addr add {HERE}/24 dev near")
-        run("ip link set near up")
-        for command in ("lo up", "far up"):
-            run(f"{inside} ip link set {command}")
-        run(f"{inside} ip addr add {THERE}/24 dev far")
+        inside = opened.enter_context(linked_machine(HERE, THERE))
         remote = f"tcp://{THERE}:{PORT}"
         serve = f"{sys.executable} -m slipstream.cli.main serve {MODEL} --no-http"
         where = f"--runtime-dir {folder / 'run'} --listen {remote} --keys {folder / 'keys'}"
@@ -74,7 +59,7 @@ def main() -> int:
             patience.check("both replicas are attached")
         streams = [client.stream(prompt, **PARAMS) for prompt in PROMPTS]
         texts = [next(stream).text for stream in streams]
-        run("ip link set near down")
+        run(f"ip link set {NEAR} down")
         texts = [
             text + "".join([delta.text for delta in stream])
             for text, stream in zip(texts, streams, strict=True)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -28,6 +29,7 @@ from slipstream_core.ranks.rank_messages import (
     PLAN_NUMBER,
     Assign,
     Failed,
+    FromRank,
     Join,
     Joined,
     Refuse,
@@ -86,7 +88,7 @@ class CoreLink:
 
         Raises RankRefusedError.
         """
-        self._socket.send(encode(join))
+        self._say(join)
         said = ""
         while True:
             on_turn()
@@ -95,11 +97,11 @@ class CoreLink:
             if self.any_waiting:
                 body = self._received()
                 if isinstance(body, Assign):
-                    self._socket.send(encode(Joined()))
+                    self._say(Joined())
                     return body
                 trouble = f"the core refuses it for now: {body.why}"
                 self._watch.socket.poll(_BEAT_MS)  # a pause, that the connection's end cuts short
-                self._socket.send(encode(join))
+                self._say(join)
             seen = self._watch.look()
             if seen.refused:
                 raise RankRefusedError(f"{self._nodes.address}: {seen.refused}")
@@ -110,7 +112,7 @@ class CoreLink:
             if seen.is_broken:  # a core that ended before all ranks were there
                 self._close()
                 self._open()
-                self._socket.send(encode(join))
+                self._say(join)
 
     def watch(self) -> None:
         """End this process with the connection from now on, and write beats."""
@@ -129,10 +131,13 @@ class CoreLink:
         self._is_failing.set()
         if self._beating is not None:
             self._beating.join()  # the monitor is this thread's then
-        self._socket.send(encode(failed))
-        self._socket.setsockopt(zmq.LINGER, _FAREWELL_MS)
-        self._watch.close()
-        self._socket.close()
+        self._say(failed)
+        self._close(_FAREWELL_MS)
+        self._context.term()
+
+    def close(self) -> None:
+        """Close the connection without notice."""
+        self._close()
         self._context.term()
 
     # ---- plans -----------------------------------------------------------------------------
@@ -167,7 +172,7 @@ class CoreLink:
     def release(self) -> None:
         """Say that the oldest plan taken is computed."""
         self._num_released += 1
-        self._socket.send(encode(Released(self._num_released)))
+        self._say(Released(self._num_released))
 
     # ---- the connection --------------------------------------------------------------------
 
@@ -185,10 +190,14 @@ class CoreLink:
         self._poller.register(self._socket, zmq.POLLIN)
         self._socket.connect(self._nodes.address)
 
-    def _close(self) -> None:
+    def _say(self, body: FromRank) -> None:
+        with contextlib.suppress(zmq.Again):  # the connection is closed for good
+            self._socket.send(encode(body), zmq.NOBLOCK)
+
+    def _close(self, linger_ms: int = 0) -> None:
         self._watch.close()
         self._poller.unregister(self._socket)
-        self._socket.close(linger=0)
+        self._socket.close(linger=linger_ms)
 
     def _received(self) -> Assign | Refuse:
         """What the core says; a refusal is for now alone. Raises RankRefusedError."""

@@ -11,8 +11,7 @@ import json
 import os
 import shutil
 import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +19,11 @@ from typing import NamedTuple
 import psutil
 import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
+from tests.helpers.rank_streams import core_ends, once_under_way, texts
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SlipstreamError, Stack
 from slipstream.demo_model import MODEL_PATH
-from slipstream.stack.supervisor_events import ProcessEnded
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +52,6 @@ class OwnForCausalLM(LlamaForCausalLM):
             raise RuntimeError("as it was told")
         return super().forward(*args, **kwargs)
 """
-PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 STEP_TIMEOUT_S = 15.0
 
 
@@ -115,57 +113,10 @@ def two_ranks(
             yield TwoRanks(stack, client, orders, expected, is_recorded=request.param)
 
 
-def texts(client: Client, seen: Callable[[int], None]) -> list[str]:
-    """The texts of streams that run together. seen: told the characters of the first one so far."""
-    found = [""] * len(PROMPTS)
-
-    def read(at: int) -> None:
-        stream = client.stream(
-            PROMPTS[at],
-            max_tokens=100,
-            seed=at,
-            temperature=0.8,
-            top_p=0.95 if at % 2 else 1.0,
-            ignore_eos=True,
-        )
-        for delta in stream:
-            found[at] += delta.text
-            if at == 0:
-                seen(len(found[at]))
-
-    threads = [threading.Thread(target=read, args=(at,)) for at in range(len(PROMPTS))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(4 * PATIENCE_S)
-        assert not thread.is_alive()
-    return found
-
-
-def once_under_way(act: Callable[[], None]) -> Callable[[int], None]:
-    has_acted: list[bool] = []
-
-    def seen(num_chars: int) -> None:
-        if num_chars > 100 and not has_acted:
-            has_acted.append(True)
-            act()
-
-    return seen
-
-
 def move_in(path: Path, text: str) -> None:
     """Write a file that is there with all of its text at once."""
     path.with_suffix(".new").write_text(text)
     path.with_suffix(".new").rename(path)
-
-
-def ends(stack: Stack) -> Sequence[str]:
-    """How cores have ended since the last call."""
-    return [
-        each.how
-        for each in stack.events()
-        if isinstance(each, ProcessEnded) and each.name == "core"
-    ]
 
 
 def test_two_ranks_say_what_one_says(two_ranks: TwoRanks) -> None:
@@ -182,11 +133,11 @@ def test_nothing_listens_beyond_loopback(two_ranks: TwoRanks) -> None:
 
 
 def test_rank_killed_streams_identical(two_ranks: TwoRanks) -> None:
-    ends(two_ranks.stack)
+    core_ends(two_ranks.stack)
     rank = two_ranks.rank()
     assert texts(two_ranks.client, once_under_way(rank.kill)) == two_ranks.expected
     patience = Patience()
-    while not (found := ends(two_ranks.stack)):  # the last token may have been there before
+    while not (found := core_ends(two_ranks.stack)):  # the last token may have been there before
         patience.check("the core lives on without its rank")
     assert found == ["signal SIGKILL"]
 
@@ -202,30 +153,30 @@ def test_core_killed_takes_its_ranks_with_it(two_ranks: TwoRanks) -> None:
 def test_rank_hangs_step_timeout(two_ranks: TwoRanks, rank: int) -> None:
     if two_ranks.is_recorded:
         pytest.skip("a recorded forward has no code that could hang as it is told")
-    ends(two_ranks.stack)
+    core_ends(two_ranks.stack)
     order = two_ranks.orders / str(rank)
     hang = once_under_way(lambda: move_in(order, "hang"))
     assert texts(two_ranks.client, hang) == two_ranks.expected
-    [how] = ends(two_ranks.stack)
+    [how] = core_ends(two_ranks.stack)
     assert f"a step did not finish within {STEP_TIMEOUT_S:g} s" in how
 
 
 def test_stopped_rank_is_charged_to_no_request(two_ranks: TwoRanks) -> None:
-    ends(two_ranks.stack)
+    core_ends(two_ranks.stack)
     # before the first step: a busy client may read long after the last one
     os.kill(two_ranks.rank().pid, signal.SIGSTOP)
     assert texts(two_ranks.client, lambda _: None) == two_ranks.expected
-    assert ends(two_ranks.stack) == ["signal SIGKILL"]  # an end from outside
+    assert core_ends(two_ranks.stack) == ["signal SIGKILL"]  # an end from outside
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_forward_raises_on_one_rank(two_ranks: TwoRanks, rank: int) -> None:
     if two_ranks.is_recorded:
         pytest.skip("a recorded forward has no code that could raise as it is told")
-    ends(two_ranks.stack)
+    core_ends(two_ranks.stack)
     order = two_ranks.orders / str(rank)
     assert texts(two_ranks.client, once_under_way(order.touch)) == two_ranks.expected
-    [how] = ends(two_ranks.stack)
+    [how] = core_ends(two_ranks.stack)
     assert how.startswith("exit code 1")
     assert "RuntimeError: as it was told" in how
 

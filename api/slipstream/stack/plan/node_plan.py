@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from slipstream.errors import wrong_option
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
@@ -40,4 +42,5 @@ def plan_node(settings: StackSettings, runtime_dir: Path) -> SupervisorConfig:
         )
         for index in local_ranks(settings)
     ]
-    return supervisor_config(settings, children, nodes["address"], runtime_dir)
+    without_fronts = msgspec.structs.replace(settings, http_port=None, uds=None)
+    return supervisor_config(without_fronts, children, nodes["address"], runtime_dir)
