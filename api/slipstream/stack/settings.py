@@ -422,8 +422,8 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(ge=1, le=64),
         _about(
             NODES,
-            "number of machines that share --tensor-parallel-size; `slipstream serve` runs on each "
-            "of them, with the same options but for --node-rank",
+            "number of machines that the ranks are spread over; `slipstream serve` runs on each of "
+            "them, with the same options but for --node-rank",
         ),
     ] = 1
     node_rank: Annotated[
@@ -431,16 +431,16 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Meta(ge=0, le=63),
         _about(
             NODES,
-            "number of this machine among them; 0 serves, the others only compute, with its "
-            "settings but for MODEL, --threads and --trust-remote-code",
+            "number of this machine among them; 0 serves, the others compute with its settings, "
+            "but for the model's place, threads and the trust in code, which are their own",
         ),
     ] = 0
     master_addr: Annotated[
         str | None,
         _about(
             NODES,
-            "address of machine 0, where it listens for the others, which may name its host; needs "
-            "--keys (the server's there, a client's on the others), or --insecure",
+            "IP address of machine 0, at which it listens for the others; these may name its host; "
+            "needs a folder of keys: the server's on machine 0, a client's on the others",
             "ADDRESS",
         ),
     ] = None

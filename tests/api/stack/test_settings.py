@@ -161,6 +161,7 @@ def test_every_option_reaches_a_process(tmp_path):
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere.add("log_format")  # in the environment of all processes
     elsewhere.add("output_workers")  # decides how many there are
+    elsewhere |= {"nnodes", "node_rank", "master_addr", "master_port", "join_timeout_s"}
     assert {*given, "keys", "members"} == {*StackSettings.__struct_fields__} - elsewhere
     core, worker = configs(tmp_path, **given)
     arrived = {**msgspec.structs.asdict(worker), **msgspec.structs.asdict(core)}

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -24,12 +25,16 @@ from tests.helpers.processes import started
 
 from slipstream.cli.keys import make_folder
 from slipstream.cli.options.parser import Parser
+from slipstream.cli.options.stack_options import given_settings
 from slipstream.cli.route import add_route
 from slipstream.cli.serve import DEFAULT_HTTP_PORT, add_serve
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.admin.metrics import _FAMILIES, PREFIX
 from slipstream.http.endpoints import openapi
 from slipstream.stack.plan.front_plan import API_KEY_VARIABLE
+from slipstream.stack.plan.node_plan import plan_node
+from slipstream.stack.plan.process_plan import plan_stack
+from slipstream.stack.settings import StackSettings, settings_from
 
 DEPLOY = Path(__file__).parents[3] / "scripts" / "deploy"
 FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -38,6 +43,37 @@ OBJECTS: list[dict[str, Any]] = [
 ]
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text()
 VERSIONS = ("1.30", "1.34", "1.37")
+GROUPS = "LeaderWorkerSet"  # not of Kubernetes itself
+# what of its API is used: a small schema of our own, which has not been held against the API
+GROUPS_SCHEMA = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "additionalProperties": False,
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": GROUPS},
+        "metadata": {"type": "object", "required": ["name"]},
+        "spec": {
+            "type": "object",
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer", "minimum": 0},
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "required": ["workerTemplate", "size"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer", "minimum": 1},
+                        "restartPolicy": {"enum": ["RecreateGroupOnPodRestart", "None"]},
+                        "leaderTemplate": {"type": "object", "required": ["spec"]},
+                        "workerTemplate": {"type": "object", "required": ["spec"]},
+                    },
+                },
+            },
+        },
+    },
+}
 ENDS_S = 20  # after a drain; a supervisor takes at most 14
 
 
@@ -59,15 +95,18 @@ def container(name: str) -> dict[str, Any]:
 PODS = ("slipstream-replica", "slipstream-router")
 
 
-def words_of(name: str) -> list[str]:
+def words_of(has: dict[str, Any]) -> list[str]:
     """The command that a container runs."""
     entry = json.loads(re.findall(r"^ENTRYPOINT (.*)$", CONTAINERFILE, re.MULTILINE)[0])
-    return [*container(name).get("command", entry), *container(name)["args"]]
+    return [*has.get("command", entry), *has["args"]]
 
 
 def options(name: str) -> Any:
-    """What our parser makes of the arguments that a container runs."""
-    words = words_of(name)
+    """What our parser makes of the arguments that a deployment's container runs."""
+    return parsed(words_of(container(name)))
+
+
+def parsed(words: list[str]) -> Any:
     assert words[0] == "slipstream"
     parser = Parser(prog="slipstream")
     {"serve": add_serve, "route": add_route}[words[1]](parser)
@@ -75,7 +114,11 @@ def options(name: str) -> Any:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("each", OBJECTS, ids=lambda o: f"{o['kind']}-{o['metadata']['name']}")
+@pytest.mark.parametrize(
+    "each",
+    [each for each in OBJECTS if each["kind"] != GROUPS],
+    ids=lambda o: f"{o['kind']}-{o['metadata']['name']}",
+)
 def test_each_object_is_one_that_kubernetes_knows(each: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(each, version, strict=True)
 
@@ -182,6 +225,95 @@ def test_replicas_are_added_at_three_quarters_of_what_they_run() -> None:
     assert named_in_rule <= {family.name for family in _FAMILIES}
 
 
+# ---- one model over the pods of a group --------------------------------------------------------
+
+
+def group() -> dict[str, Any]:
+    template: dict[str, Any] = named(GROUPS, "slipstream-ranks")["spec"]["leaderWorkerTemplate"]
+    return template
+
+
+def of_group(role: str) -> Any:
+    """What our parser makes of a pod's arguments, with the variables that the API sets."""
+    sets = {
+        "$(LWS_GROUP_SIZE)": str(group()["size"]),
+        "$(LWS_WORKER_INDEX)": "1",
+        "$(LWS_LEADER_ADDRESS)": "slipstream-ranks-0.slipstream-ranks.default",
+        "$(POD_IP)": "10.0.0.5",
+    }
+    [has] = group()[f"{role}Template"]["spec"]["containers"]
+    words = words_of(has)
+    for name, value in sets.items():
+        words = [word.replace(name, value) for word in words]
+    assert not [word for word in words if "$(" in word]
+    return parsed(words)
+
+
+def test_a_group_has_the_form_that_we_know_of() -> None:
+    jsonschema.validate(named(GROUPS, "slipstream-ranks"), GROUPS_SCHEMA)
+    assert group()["restartPolicy"] == "RecreateGroupOnPodRestart"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("role", ["leader", "worker"])
+def test_the_pods_of_a_group_are_ones_that_kubernetes_knows(role: str, version: str) -> None:
+    template = group()[f"{role}Template"]
+    pods = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": role}}
+    kubernetes_validate.validate({**pods, "template": template}, version, strict=True)
+
+
+def test_the_machines_of_a_group_agree(tmp_path: Path) -> None:
+    leader, worker = of_group("leader"), of_group("worker")
+    for name in ("model", "tensor_parallel_size", "nnodes", "master_port"):
+        assert getattr(leader, name, None) == getattr(worker, name, None)
+    assert int(leader.nnodes) == group()["size"]
+    folders = {}
+    for role in ("server", "client"):  # as the guide makes the Secrets
+        folders[role] = tmp_path / role
+        make_folder(folders[role])
+    lead = settings_from(
+        {**given_settings(leader), "model": str(MODEL_PATH), "keys": str(folders["server"])}
+    )
+    work = settings_from(
+        {**given_settings(worker), "model": str(MODEL_PATH), "keys": str(folders["client"])}
+    )
+    assert plan_stack(lead, tmp_path).children[0].name == "core"
+    assert [child.name for child in plan_node(work, tmp_path).children] == ["rank-1"]
+
+
+def test_a_group_is_found_and_lets_in_its_own_pods_and_routers() -> None:
+    labels = {
+        role: group()[f"{role}Template"]["metadata"]["labels"] for role in ("leader", "worker")
+    }
+    service = named("Service", "slipstream-ranks")["spec"]
+    assert service["selector"] == labels["leader"]
+    assert of_group("leader").listen == f"tcp://0.0.0.0:{service['ports'][0]['port']}"
+    policy = named("NetworkPolicy", "slipstream-ranks")["spec"]
+    shared = {"app": labels["worker"]["app"]}
+    assert policy["podSelector"]["matchLabels"] == shared
+    own, routers, http = policy["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": shared}}]}, "on all ports"
+    assert routers["from"][0]["podSelector"]["matchLabels"] == {"app": PODS[1]}
+    assert [each["ports"][0]["port"] for each in (routers, http)] == [7001, DEFAULT_HTTP_PORT]
+    [has] = group()["leaderTemplate"]["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in has["ports"]}
+    assert ports == {
+        "streams": 7001,
+        "http": DEFAULT_HTTP_PORT,
+        "ranks": StackSettings().master_port,
+    }
+    for role in ("leader", "worker"):
+        spec = group()[f"{role}Template"]["spec"]
+        [has] = spec["containers"]
+        mounts = {each["mountPath"]: each["name"] for each in has["volumeMounts"]}
+        volumes = {each["name"]: each for each in spec["volumes"]}
+        assert set(mounts.values()) == set(volumes)
+        given = of_group(role)
+        secret = volumes[mounts[given.keys]]["secret"]["secretName"]
+        assert secret == f"slipstream-{'server' if role == 'leader' else 'client'}-keys"
+        assert "emptyDir" in volumes[mounts[str(Path(given.runtime_dir).parent)]]
+
+
 @pytest.mark.slow
 def test_the_commands_serve_and_end_at_sigterm(tmp_path: Path) -> None:
     """As in a pod, but for the model, the paths and the ports."""
@@ -199,7 +331,7 @@ def test_the_commands_serve_and_end_at_sigterm(tmp_path: Path) -> None:
     }
 
     def command(name: str, *more: str) -> list[str]:
-        words = [*words_of(name), *more]
+        words = [*words_of(container(name)), *more]
         for old, new in here.items():
             words = [word.replace(old, new) for word in words]
         return [sys.executable, "-m", "slipstream.cli.main", *words[1:]]

@@ -17,6 +17,7 @@ _OURS = {
     # SGLang
     "--tp": "--tensor-parallel-size",
     "--tp-size": "--tensor-parallel-size",
+    "--dist-init-addr": "--master-addr",
     "--model-path": "--model",
     "--tokenizer-path": "--tokenizer",
     "--context-length": "--max-model-len",
@@ -50,6 +51,7 @@ _MISSING = {
     "--distributed-executor-backend": _SEVERAL_DEVICES,
     "--enable-expert-parallel": _SEVERAL_DEVICES,
     "--tensor-split": _SEVERAL_DEVICES,
+    "--headless": "a machine whose --node-rank is not 0 has no HTTP server",
     "--quantization": _QUANTISED,
     "--kv-cache-dtype": _QUANTISED_CACHE,
     "--load-in-4bit": _QUANTISED,
