@@ -45,6 +45,6 @@ def other_machine(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
         assert process.stdout is not None
         timer = threading.Timer(2 * PATIENCE_S, process.kill)
         timer.start()
-        assert any("wait for tcp://" in line for line in process.stdout)
+        assert any("waiting for the core at tcp://" in line for line in process.stdout)
         timer.cancel()
         yield process

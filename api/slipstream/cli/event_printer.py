@@ -73,7 +73,7 @@ class EventPrinter:
                 if is_front(name):
                     self._http_address = _reachable(http_address_in(detail))
             case StackReady(address=address) if not self._serves:
-                self._say(f"\n{self._about} wait for {address}; Ctrl-C ends them")
+                self._say(f"\n{self._about}: waiting for the core at {address}; Ctrl-C ends this")
             case StackReady(address=address):
                 is_default = address == default_address()  # where `chat` looks
                 where = "" if is_default else f" --address {shlex.quote(address)}"

@@ -114,8 +114,9 @@ def _serve_ranks(settings: StackSettings, folder: Path, names: Mapping[str, str]
     """Run this machine's ranks of a model that another one serves."""
     config = plan_node(settings, folder)
     configure_logging(SUPERVISOR, settings.log_format)
-    ranks = ", ".join(map(str, local_ranks(settings)))
-    about = f"ranks {ranks} of {settings.model or MODEL_NAME}"
+    ranks = [str(index) for index in local_ranks(settings)]
+    which = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(ranks)}"
+    about = f"{which} of {settings.model or MODEL_NAME}"
     printer = EventPrinter(about, names, serves=False, form=settings.log_format)
     return Supervisor(config, printer).run()
 

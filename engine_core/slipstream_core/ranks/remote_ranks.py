@@ -127,7 +127,7 @@ class RemoteRanks:
 
         Raises RanksMissingError where they do not come within `join_timeout_s`.
         """
-        logger.info("waiting for ranks %s at %s", self._missing(), self._nodes.address)
+        logger.info("waiting for %s at %s", self._missing(), self._nodes.address)
         end = time.monotonic() + self._nodes.join_timeout_s
         self._wait_until(lambda: all(rank.fd >= 0 for rank in self._ranks), end)
         with self._lock:
@@ -174,8 +174,7 @@ class RemoteRanks:
                 more = f"; the last that was refused: {self._refused}" if self._refused else ""
                 raise RanksMissingError(
                     self._config.model,
-                    f"ranks {self._missing()} have not come to {self._nodes.address} within "
-                    f"{within}{more}",
+                    f"{self._missing()} did not come to {self._nodes.address} within {within}{more}",
                 )
             self._wait_for_input()
 
@@ -317,5 +316,5 @@ class RemoteRanks:
         threading.Thread(target=self._on_end, args=(end,), daemon=True).start()
 
     def _missing(self) -> str:
-        missing = [rank.index for rank in self._ranks if not rank.has_joined]
-        return ", ".join(map(str, missing))
+        missing = [str(rank.index) for rank in self._ranks if not rank.has_joined]
+        return f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(missing)}"

@@ -294,7 +294,7 @@ def test_ranks_that_do_not_come_are_named(model: Path, keys: Path) -> None:
     link = CoreLink(core.nodes)
     with pytest.raises(RankRefusedError):
         link.join(replace(join_of(model, 3), version="0.0.1"), lambda: None)
-    with pytest.raises(RanksMissingError, match=r"ranks 2, 3 have not come .* its version is 0"):
+    with pytest.raises(RanksMissingError, match=r"ranks 2, 3 did not come .* its version is 0"):
         core.gather()
     link.close()
     core.ranks.close()
