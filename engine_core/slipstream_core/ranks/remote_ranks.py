@@ -316,5 +316,9 @@ class RemoteRanks:
         threading.Thread(target=self._on_end, args=(end,), daemon=True).start()
 
     def _missing(self) -> str:
-        missing = [str(rank.index) for rank in self._ranks if not rank.has_joined]
+        missing = [
+            str(rank.index)
+            for rank in self._ranks
+            if rank.fd < 0 or (self._is_assigned and not rank.has_joined)
+        ]
         return f"{'rank' if len(missing) == 1 else 'ranks'} {', '.join(missing)}"

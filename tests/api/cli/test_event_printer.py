@@ -36,6 +36,15 @@ def test_what_is_started_is_said_once(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("starting a-model ...\n", "")
 
 
+def test_ranks_of_another_machine_wait_and_serve_nobody(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tell = EventPrinter("rank 1 of a-model", NAMES, serves=False)
+    tell(StackReady("tcp://10.0.0.5:29501"))
+    said = "\nrank 1 of a-model: waiting for the core at tcp://10.0.0.5:29501; Ctrl-C ends this\n"
+    assert capsys.readouterr() == (said, "")
+
+
 def test_restarts_take_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
     tell = printer()
     tell(ProcessEnded("worker", 12, "signal SIGKILL"))  # the log has it
