@@ -170,12 +170,12 @@ class RemoteRanks:
         """Raises RanksMissingError."""
         while not is_so():
             if time.monotonic() > end:
-                within = f"{self._nodes.join_timeout_s:g} s (join_timeout_s)"
-                more = f"; the last that was refused: {self._refused}" if self._refused else ""
-                raise RanksMissingError(
-                    self._config.model,
-                    f"{self._missing()} did not come to {self._nodes.address} within {within}{more}",
-                )
+                nodes = self._nodes
+                within = f"within {nodes.join_timeout_s:g} s (join_timeout_s)"
+                why = f"{self._missing()} did not come to {nodes.address} {within}"
+                if self._refused:
+                    why += f"; the last that was refused: {self._refused}"
+                raise RanksMissingError(self._config.model, why)
             self._wait_for_input()
 
     def _has_room(self) -> bool:
