@@ -301,6 +301,8 @@ class RemoteRanks:
             logger.warning("rank %d (process %d) has gone again", rank.index, rank.pid)
             rank.fd, rank.route = -1, b""
             return
+        if rank.is_lost:
+            return
         rank.is_lost = True
         failed = rank.failed
         if failed is None:
