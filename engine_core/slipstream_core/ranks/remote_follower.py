@@ -31,11 +31,11 @@ from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
     Beats,
     ParentCommands,
+    freeze_gc,
     installed_version,
     prepare,
     report,
     run_child,
-    settle_memory,
     start_child,
     wait_for_activation,
     words_of,
@@ -53,7 +53,7 @@ def main() -> int:
     assert nodes is not None
     commands, beats = ParentCommands(), Beats()
     prepare(partial(import_runner, own, is_awaited=commands.any_waiting), commands)
-    settle_memory()
+    freeze_gc()
     if wait_for_activation(commands, stop, beats) is None:
         return 0
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever this computes then is lost anyway
@@ -84,7 +84,7 @@ def main() -> int:
     except Exception as error:
         _end_with_core(link, error)
         raise
-    settle_memory()
+    freeze_gc()
     try:
         follow(runner, link)
     except Exception as error:
