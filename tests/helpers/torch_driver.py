@@ -67,6 +67,25 @@ class Request:
         return len(self.prompt) + self.num_launched - self.num_computed
 
 
+KINDS = ("greedy", "plain", "truncated")
+
+
+def requests_of(kind: str) -> list[Request]:
+    """Requests without log-probabilities; in steps of drawn rows there are greedy ones, too."""
+    is_truncated = kind == "truncated"
+    return [
+        Request(
+            prompt,
+            10,
+            temperature=0.0 if kind == "greedy" else 0.9 * (at % 3),
+            top_k=9 * (at % 2) if is_truncated else 0,
+            top_p=0.8 if is_truncated and at > 1 else 1.0,
+            seed=at,
+        )
+        for at, prompt in enumerate(prompts_of(3, 17, 9, 30))
+    ]
+
+
 class Driver:
     """Schedules steps on a runner, with `depth` of them in flight. budget: tokens per step."""
 

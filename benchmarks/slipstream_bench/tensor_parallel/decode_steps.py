@@ -35,6 +35,8 @@ class StepsWanted(msgspec.Struct, frozen=True):
     batches: tuple[int, ...]
     prompt_len: int
     steps: int
+    temperature: float
+    top_p: float
 
 
 class StepsTaken(msgspec.Struct, frozen=True):
@@ -97,7 +99,16 @@ def measure(wanted: StepsWanted) -> list[StepsTaken]:
         for batch in wanted.batches:
             shell = _TimedLaunches(runner, batch)
             prompts = random_prompts(batch, wanted.prompt_len, runner.info.vocab_size)
-            requests = [LoopRequest(prompt, wanted.steps + 2) for prompt in prompts]
+            requests = [
+                LoopRequest(
+                    prompt,
+                    wanted.steps + 2,
+                    temperature=wanted.temperature,
+                    top_p=wanted.top_p,
+                    seed=at,
+                )
+                for at, prompt in enumerate(prompts)
+            ]
             steps = drive(shell, requests, budget=max(2048, most)).steps
             step_us = 1e6 * float(np.median(decode_intervals_s(steps, batch)))
             launch_us = float(np.median(shell.spent_ns)) / 1e3

@@ -12,7 +12,7 @@ import msgspec
 from slipstream.cli.options.parser import Parser
 from slipstream.demo_model import MODEL_PATH
 from slipstream_bench.common.measures import Row, cannot_measure
-from slipstream_bench.common.options import Option, add, fill_in, integer, many
+from slipstream_bench.common.options import Option, add, fill_in, integer, many, number
 from slipstream_bench.common.provenance import package_version
 from slipstream_bench.common.report import (
     add_common,
@@ -39,6 +39,18 @@ _OPTIONS = (
     Option("batches", many(integer(1)), "rows of a decode step", (1, 8, 32)),
     Option("ranks", many(integer(1, 64)), "numbers of ranks", (1, 2)),
     Option("prompt_len", integer(1), "tokens", 64),
+    Option(
+        "temperature",
+        number(lambda value: 0 <= value <= 2, "a number in [0, 2]"),
+        "of each request; 0 is greedy",
+        0.0,
+    ),
+    Option(
+        "top_p",
+        number(lambda value: 0 < value <= 1, "a number in (0, 1]"),
+        "of each request; 1 is off",
+        1.0,
+    ),
     Option("steps", integer(1), "decode steps of a run", 64, 16),
 )
 _NUM_PLANS = 500
@@ -78,6 +90,8 @@ def bench_tensor_parallel(arguments: argparse.Namespace) -> int:
                 batches=given["batches"],
                 prompt_len=given["prompt_len"],
                 steps=given["steps"],
+                temperature=given["temperature"],
+                top_p=given["top_p"],
             )
         ),
     )
@@ -108,4 +122,6 @@ def _step_rows(wanted: StepsWanted) -> Iterator[Row]:
             "launch_us": round(taken.launch_us, 1),
             "steps": taken.steps,
             "prompt_len": wanted.prompt_len,
+            "temperature": wanted.temperature,
+            "top_p": wanted.top_p,
         }

@@ -7,6 +7,7 @@ import socket
 from collections import deque
 
 import torch
+from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.bus import slot_bytes
@@ -50,6 +51,8 @@ class LeadRunner:
 
     def launch(self, plan: StepPlan) -> None:
         """Have all ranks enqueue a step."""
+        if self._own.may_slice and len(plan.temperatures) and not plan.needs_whole_rows:
+            plan = replace(plan, sliced=True)
         try:
             self._ranks.put(plan, self._bounds, timeout_s=self._timeout_s)
         except (PlanBoundsError, PlanBytesError) as error:

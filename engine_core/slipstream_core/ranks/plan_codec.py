@@ -7,8 +7,9 @@ follow from them, so the bytes hold no type, no name and no offset.
 Plans are checked and written in C (`plan_pack.c`) where that can be had. `PlanBounds.check` and
 `_write` are its reference, and tell what is wrong with a plan.
 
-Rank 0 alone samples, so what only sampling reads stays there, as do a prompt's rows and targets. In
-a plan that is read these columns are empty, and flags and limits those of a greedy step.
+What only rank 0 reads stays there: a prompt's rows and targets, and what is sampled by, but for the
+temperatures and seeds of a plan that is `sliced`. In a plan that is read these columns are empty,
+and flags and limits those of a greedy step.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ def _fields(shape: tuple[str, ...], **dtypes: type[np.generic]) -> tuple[_PlanFi
     return tuple(_PlanField(name, np.dtype(dtype), shape) for name, dtype in dtypes.items())
 
 
-_MAGIC: Final = 0x32_4E_41_4C_50_50_49_4C  # changes with the layout
-_COUNTS: Final = ("T", "R", "W", "N")
+_MAGIC: Final = 0x33_4E_41_4C_50_50_49_4C  # changes with the layout
+_COUNTS: Final = ("T", "R", "W", "N", "S")
 
-# magic, size in bytes, step, num_decodes, whether there is a prompt; then the counts
-_NUM_SCALARS: Final = 5
+# magic, size in bytes, step, num_decodes, whether there is a prompt, which slices are sampled (0:
+# none, _GREEDY, _DRAWN, _TRUNCATED); then the counts
+_NUM_SCALARS: Final = 6
+_GREEDY, _DRAWN, _TRUNCATED = range(1, 4)
 _WORDS: Final = _NUM_SCALARS + len(_COUNTS)
 _HEADER_BYTES: Final = 8 * _WORDS
 _ANY: Final = 0, 2**64 - 1  # no bounds
@@ -59,6 +62,7 @@ _PLAN_FIELDS: Final = (
     *_fields(("R", "W"), block_tables=np.int32),
     *_fields(("R",), samples=np.bool_),
 )
+_DRAWN_FIELDS: Final = _fields(("S",), seeds=np.int64, temperatures=np.float32)
 _PROMPT_FIELDS: Final = _fields(("N",), tokens=np.int64)
 
 _NO_LONGS: Final = np.empty(0, np.int64)
@@ -105,7 +109,7 @@ class PlanBuffer:
         self._buffer = buffer
         self._native = native_packer() if is_native else None
         self._packer: Any = None  # of plans with these counts, within these bounds
-        self._packs: tuple[tuple[int, ...], PlanBounds | None] | None = None
+        self._packs: tuple[tuple[int, ...], int, PlanBounds | None] | None = None
         self._layout: tuple[int, ...] = ()  # the counts, and whether there is a prompt
         self._columns: dict[str, Any] = {}
         self._scored: dict[str, Any] = {}
@@ -131,7 +135,8 @@ class PlanBuffer:
         _write(plan, self._columns)
         if prompt is not None:
             _write(prompt, self._scored)
-        header[1:] = (size, plan.step, plan.num_decodes, prompt is not None, *counts)
+        slices = _slices(plan)
+        header[1:] = (size, plan.step, plan.num_decodes, prompt is not None, slices, *counts)
         header[0] = _MAGIC
         return size
 
@@ -143,23 +148,27 @@ class PlanBuffer:
         self, plan: StepPlan, counts: tuple[int, ...], size: int, bounds: PlanBounds | None
     ) -> bool:
         """Write a plan in C; whether that was done."""
-        if self._packs != (counts, bounds):
-            self._packer = self._new_packer(counts, size, bounds)
-            self._packs = counts, bounds
+        packs = counts, _slices(plan), bounds
+        if self._packs != packs:
+            self._packer = self._new_packer(size, *packs)
+            self._packs = packs
         is_written: bool = self._packer.pack(plan)
         return is_written
 
-    def _new_packer(self, counts: tuple[int, ...], size: int, bounds: PlanBounds | None) -> Any:
+    def _new_packer(
+        self, size: int, counts: tuple[int, ...], slices: int, bounds: PlanBounds | None
+    ) -> Any:
         named = dict(zip(_COUNTS, counts, strict=True))
         checks = {} if bounds is None else bounds.checks(named["W"])
         fields = []
         at = _HEADER_BYTES
-        for field in _PLAN_FIELDS:
+        for field in _plan_fields(named):
             rows, *columns = (named[name] for name in field.shape)
             shape, item = (rows, columns[0] if columns else -1), field.dtype.itemsize
-            fields.append((field.name, at, item, *shape, *checks.get(field.name, _ANY)))
+            checked = checks.get(field.name, _ANY)
+            fields.append((field.name, field.dtype.kind, at, item, *shape, *checked))
             at += _padded(_num_items(field, named) * item)
-        words = (_MAGIC, size, 0, 0, 0, *counts)
+        words = (_MAGIC, size, 0, 0, 0, slices, *counts)
         names = [field.name for field in _PLAN_FIELDS]
         pair = (-1, -1) if bounds is None else (names.index("query_lens"), names.index("kv_lens"))
         assert self._native is not None
@@ -175,20 +184,25 @@ class PlanBuffer:
         space = self._buffer.nbytes
         if space < _HEADER_BYTES:
             raise PlanBytesError(f"{space} bytes are less than a header")
-        magic, size, step, num_decodes, has_prompt, *numbers = self._header.tolist()
+        magic, size, step, num_decodes, has_prompt, slices, *numbers = self._header.tolist()
         if magic != _MAGIC:
             raise PlanBytesError("not a plan")
         # no count is larger than the buffer, so numpy is asked for no shape that overflows
         if min(numbers) < 0 or max(numbers) > space:
             raise PlanBytesError("a count lies beyond the buffer")
         counts = tuple(numbers)
-        if not 0 <= has_prompt <= 1 or (not has_prompt and counts[-1]):
+        num_scored, num_drawn = counts[3:]
+        if not 0 <= has_prompt <= 1 or (not has_prompt and num_scored):
             raise PlanBytesError("positions of no prompt")
+        if not 0 <= slices <= _TRUNCATED or (slices < _DRAWN and num_drawn):
+            raise PlanBytesError("draws from no slices")
         if size != _size(counts) or size > space:
             raise PlanBytesError("the columns do not have the size of the plan")
         self._lay_out(counts, has_prompt=bool(has_prompt))
         num_tokens = counts[0]
         _check_rows(self._columns, num_tokens, num_decodes)
+        if slices >= _DRAWN and num_drawn != np.count_nonzero(self._columns["samples"]):
+            raise PlanBytesError("the rows that are drawn are not those that are sampled")
         prompt = None
         if has_prompt:
             tokens = self._scored["tokens"]
@@ -202,6 +216,12 @@ class PlanBuffer:
                 targets=_NO_LONGS,
             )
         fields = {**_UNSAMPLED, **self._columns}
+        if slices:
+            fields |= {
+                "sliced": True,
+                "all_greedy": slices == _GREEDY,
+                "any_truncation": slices == _TRUNCATED,
+            }
         return StepPlan(step=step, num_decodes=num_decodes, prompt=prompt, **fields)
 
     def _lay_out(self, counts: tuple[int, ...], *, has_prompt: bool) -> None:
@@ -210,7 +230,8 @@ class PlanBuffer:
         if layout == self._layout:
             return
         named = dict(zip(_COUNTS, counts, strict=True))
-        self._columns, at = _columns_at(_PLAN_FIELDS, named, self._buffer, _HEADER_BYTES)
+        fields = _plan_fields(named)
+        self._columns, at = _columns_at(fields, named, self._buffer, _HEADER_BYTES)
         self._scored = {}
         if has_prompt:
             self._scored, _ = _columns_at(_PROMPT_FIELDS, named, self._buffer, at)
@@ -241,7 +262,22 @@ def _check_indices(indices: Column, end: int) -> None:
 def _counts(plan: StepPlan) -> tuple[int, ...]:
     """The counts of `_COUNTS`, in their order."""
     num_scored = 0 if plan.prompt is None else len(plan.prompt.tokens)
-    return len(plan.token_ids), len(plan.slots), plan.block_tables.shape[1], num_scored
+    num_drawn = len(plan.temperatures) if _slices(plan) >= _DRAWN else 0
+    num_tokens, num_rows = len(plan.token_ids), len(plan.slots)
+    return num_tokens, num_rows, plan.block_tables.shape[1], num_scored, num_drawn
+
+
+def _slices(plan: StepPlan) -> int:
+    """Which slices are sampled, as the header says it."""
+    if not plan.sliced:
+        return 0
+    if plan.all_greedy:
+        return _GREEDY
+    return _TRUNCATED if plan.any_truncation else _DRAWN
+
+
+def _plan_fields(counts: dict[str, int]) -> tuple[_PlanField, ...]:
+    return (*_PLAN_FIELDS, *_DRAWN_FIELDS) if counts["S"] else _PLAN_FIELDS
 
 
 @lru_cache(maxsize=64)
@@ -249,7 +285,7 @@ def _size(counts: tuple[int, ...]) -> int:
     """Bytes of header and columns."""
     named = dict(zip(_COUNTS, counts, strict=True))
     size = _HEADER_BYTES
-    for field in (*_PLAN_FIELDS, *_PROMPT_FIELDS):
+    for field in (*_plan_fields(named), *_PROMPT_FIELDS):
         size += _padded(_num_items(field, named) * field.dtype.itemsize)
     return size
 

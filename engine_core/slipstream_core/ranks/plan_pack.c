@@ -11,13 +11,14 @@
 #include <string.h>
 
 #define MAX_FIELDS 16
-#define WORDS 9 /* of the header: magic, size, step, num_decodes, has_prompt, and four counts */
+#define WORDS 11 /* of the header: magic, size, step, num_decodes, has_prompt, slices, five counts */
 #define UNCHECKED UINT64_MAX
 
 typedef struct {
     PyObject *name;
+    int kind;            /* of numbers, as numpy has it: b, i or f */
     Py_ssize_t offset;   /* into the slot */
-    Py_ssize_t itemsize; /* 1: bool, 4: int32, 8: int64 */
+    Py_ssize_t itemsize; /* 1: bool, 4: int32 or float32, 8: int64 */
     Py_ssize_t rows;
     Py_ssize_t columns; /* -1: it has one dimension */
     uint64_t shift;     /* added before a number is compared, so that -1 may be allowed */
@@ -49,8 +50,8 @@ static void packer_dealloc(Packer *self)
 static int read_field(PyObject *given, Field *field, const Py_buffer *slot)
 {
     unsigned long long shift, end;
-    if (!PyArg_ParseTuple(given, "OnnnnKK", &field->name, &field->offset, &field->itemsize,
-                          &field->rows, &field->columns, &shift, &end)) {
+    if (!PyArg_ParseTuple(given, "OCnnnnKK", &field->name, &field->kind, &field->offset,
+                          &field->itemsize, &field->rows, &field->columns, &shift, &end)) {
         field->name = NULL;
         return -1;
     }
@@ -61,6 +62,7 @@ static int read_field(PyObject *given, Field *field, const Py_buffer *slot)
     const Py_ssize_t item = field->itemsize;
     if ((item != 1 && item != 4 && item != 8) || field->rows < 0 || field->offset < 0 ||
         field->offset % 8 || field->offset > slot->len ||
+        (field->kind == 'f' && (item != 4 || end != UNCHECKED)) ||
         (columns && field->rows > (slot->len - field->offset) / item / columns)) {
         PyErr_SetString(PyExc_ValueError, "Packer: a field beyond the slot");
         return -1;
@@ -137,7 +139,8 @@ static int fits(const Field *field, const Py_buffer *column)
     if (format[0] == '<' || format[0] == '=' || format[0] == '@')
         format++;
     const char kind = format[0];
-    const int is_kind = field->itemsize == 1   ? kind == '?'
+    const int is_kind = field->kind == 'f'     ? kind == 'f'
+                        : field->itemsize == 1 ? kind == '?'
                         : field->itemsize == 4 ? kind == 'i' || kind == 'l'
                                                : kind == 'l' || kind == 'q';
     if (!is_kind || format[1] != '\0' || column->itemsize != field->itemsize)

@@ -8,9 +8,10 @@ be launched before its predecessor has finished: its input ids are gathered on t
 - A launched plan's arrays belong to the runner until its step is collected; on a CPU they are read
   in place, by another thread.
 - A step that raises changes nothing but the cache slots and last tokens of its own rows.
-- Of several ranks the first one samples, and the others receive its ids. A forward that raises ends
-  the process, as the other ranks would wait for it for ever. A step that cannot be sampled fails on
-  the first rank alone; the others receive any ids, as its rows are computed again.
+- Of several ranks the first one samples, and the others receive its ids, or all sample a plan that
+  is `sliced` together. A forward that raises ends the process, as the other ranks would wait for it
+  for ever. A step that cannot be sampled fails on the first rank alone; the others receive any ids,
+  as its rows are computed again.
 - A plan that awaits masks stops between its forward pass and sampling until they arrive. Masks of a
   step that raised before it needed them are skipped.
 """
@@ -53,8 +54,13 @@ from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
 from slipstream_core.runner.sampling.logprobs import arrived, candidates
 from slipstream_core.runner.sampling.sampler import sample
+from slipstream_core.runner.sampling.slice_sampling import SliceSampler
 from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
-from slipstream_core.runner.sharding.collectives import ids_from_lead
+from slipstream_core.runner.sharding.collectives import (
+    gather_over_ranks,
+    ids_from_lead,
+    share_of,
+)
 from slipstream_core.runner.staging import CardCopies, Copies, Staging, to_device
 from slipstream_core.step.plan import (
     Int32s,
@@ -165,6 +171,12 @@ class TorchRunner:
             max_model_len=self.info.max_model_len,
         )
         self._vocab = torch.arange(model.vocab_size, dtype=torch.int32, device=model.device)
+        self._share: int | None = None  # columns of a rank's logits, where those are slices
+        self._slices: SliceSampler | None = None
+        if model.rank is not None and model.head_is_sliced:
+            self._share = share_of(model.vocab_size, model.rank.size)
+            if self._whole is None:  # its noise is not torch's to the last bit
+                self._slices = SliceSampler(self._vocab, model.rank)
         self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # (step, masks)
         self._tracer = tracer
         self._spans = None  # on a CPU a step ends with its job
@@ -222,6 +234,11 @@ class TorchRunner:
     def done_at(self) -> None:
         """Return None: the end of a step is not known in advance."""
         return
+
+    @property
+    def may_slice(self) -> bool:
+        """Whether plans may be `sliced`; the same on all ranks."""
+        return self._slices is not None
 
     def close(self) -> None:
         """Stop the device's thread and free the cache. Idempotent."""
@@ -355,6 +372,10 @@ class TorchRunner:
             self._threads.end_forward()
         if self._rank is None:
             return self._sampled(plan, logits, graphs)
+        if plan.sliced:
+            return self._chosen(plan, logits)
+        if self._share is not None:
+            logits = gather_over_ranks(logits, self.info.vocab_size)
         if not self._rank.leads:
             return self._received(plan)
         num_rows = len(plan.temperatures)
@@ -389,13 +410,26 @@ class TorchRunner:
             None if constraints is None else self._logits_processors.apply(logits, constraints)
         )
         token_ids, logprobs = sample(
-            logits, plan, self._vocab, allowed=allowed, masks=masks, whole=self._whole
+            logits,
+            plan,
+            self._vocab,
+            allowed=allowed,
+            masks=masks,
+            whole=self._whole,
+            share=self._share,
         )
         if constraints is not None:
             self._logits_processors.sampled(token_ids)
         self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
         more = wide(logits, token_ids, plan, self._copies) if plan.any_wide else ()
         return deliver(self._copies, plan, token_ids, logprobs, more, prompt)
+
+    def _chosen(self, plan: StepPlan, logits: torch.Tensor) -> Any:
+        """Sample with the other ranks from slices [S, own], and store and deliver the ids."""
+        assert self._slices is not None
+        token_ids = self._slices.sample(logits.float(), plan)
+        self._last_token.index_copy_(0, self._to(plan.slots[plan.samples]), token_ids)
+        return deliver(self._copies, plan, token_ids, None, (), ())
 
     def _received(self, plan: StepPlan) -> Any:
         """Store what the first rank has sampled."""

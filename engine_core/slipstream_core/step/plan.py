@@ -109,6 +109,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     any_wide: bool = False  # some sampled row is wide
     prompt: PromptPlan | None = None  # if some row wants prompt log-probabilities
     listed: ListedLogprobs | None = None  # if some sampled row lists ids
+    # ranks sample from their slices of the logits (`slice_sampling`); the first one says so
+    sliced: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -124,6 +126,18 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     def awaits_masks(self) -> bool:
         """Whether `Runner.sample` has to be called before it can be sampled."""
         return len(self.grammar_rows) > 0
+
+    @property
+    def needs_whole_rows(self) -> bool:
+        """Whether some row's logits are edited, or its log-probabilities wanted."""
+        return (
+            self.max_logprobs >= 0
+            or self.any_wide
+            or self.prompt is not None
+            or self.constraints is not None
+            or len(self.masked_rows) > 0
+            or self.awaits_masks
+        )
 
 
 @dataclass(frozen=True, slots=True)

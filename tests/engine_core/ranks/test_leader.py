@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from tests.helpers.torch_driver import BLOCK, Driver, Request, prompts_of, save_model
+from tests.helpers.torch_driver import (
+    BLOCK,
+    KINDS,
+    Driver,
+    Request,
+    prompts_of,
+    requests_of,
+    save_model,
+)
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.leader import LeadRunner, load_lead
 from slipstream_core.ranks.processes import Ranks
 from slipstream_core.ranks.watch import RankEnd
 from slipstream_core.runner import torch_runner
+from slipstream_core.runner.sampling import slice_sampling
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 
@@ -60,9 +69,8 @@ def requests() -> list[Request]:
     ]
 
 
-def outputs(runner: Runner) -> list[tuple[list[int], list[list[int]]]]:
+def outputs(runner: Runner, some: list[Request]) -> list[tuple[list[int], list[list[int]]]]:
     driver = Driver(runner, budget=12)  # type: ignore[arg-type]
-    some = requests()
     driver.run(some)
     assert driver.num_mixed
     return [(it.output, [ids for _, ids, _ in it.logprobs]) for it in some]
@@ -73,10 +81,23 @@ def test_samples_and_log_probabilities_are_those_of_one_rank(
 ) -> None:
     alone = load_runner(config_of(folder))
     try:
-        assert outputs(lead) == outputs(alone)
+        assert outputs(lead, requests()) == outputs(alone, requests())
         assert lead.info.block_bytes == alone.info.block_bytes // 2
     finally:
         alone.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sampled_from_slices_is_what_one_rank_samples(
+    kind: str, lead: LeadRunner, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = load_runner(config_of(folder))
+    try:
+        expected = outputs(alone, requests_of(kind))
+    finally:
+        alone.close()
+    monkeypatch.delattr(torch_runner, "sample")  # of whole rows
+    assert outputs(lead, requests_of(kind)) == expected
 
 
 def plan_of_one(lead: LeadRunner, step: int) -> StepPlan:
@@ -121,7 +142,7 @@ def test_a_plan_that_has_no_room_in_the_ring_fails_alone(lead: LeadRunner) -> No
 def test_a_step_that_cannot_be_sampled_fails_alone(
     lead: LeadRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_of_one(lead, 1)
+    plan = replace(plan_of_one(lead, 1), num_logprobs=np.zeros(1, np.int32), max_logprobs=0)
     lead.launch(plan)
     expected = lead.collect().token_ids.tolist()
     sample = torch_runner.sample
@@ -132,6 +153,27 @@ def test_a_step_that_cannot_be_sampled_fails_alone(
         return sample(logits, plan, *args, **options)
 
     monkeypatch.setattr(torch_runner, "sample", fails_at_two)
+    lead.launch(replace(plan, step=2))
+    lead.launch(replace(plan, step=3))
+    with pytest.raises(StepFailed, match="no sample"):
+        lead.collect()
+    assert lead.collect().token_ids.tolist() == expected
+
+
+def test_slices_that_cannot_be_sampled_fail_alone(
+    lead: LeadRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of_one(lead, 1)
+    lead.launch(plan)
+    expected = lead.collect().token_ids.tolist()
+    best_of_slice = slice_sampling.best_of_slice
+
+    def fails_at_two(logits: Any, plan: StepPlan, ids: Any) -> Any:
+        if plan.step == 2:
+            raise RuntimeError("no sample")
+        return best_of_slice(logits, plan, ids)
+
+    monkeypatch.setattr(slice_sampling, "best_of_slice", fails_at_two)
     lead.launch(replace(plan, step=2))
     lead.launch(replace(plan, step=3))
     with pytest.raises(StepFailed, match="no sample"):

@@ -20,11 +20,12 @@ from slipstream_core.ranks.plan_codec import (
 )
 from slipstream_core.step.plan import PromptPlan, StepPlan
 
-HEADER_WORDS = 9
+HEADER_WORDS = 11
 SENT = {
     *("step", "num_decodes", "token_ids", "gather_slots", "positions", "kv_slots", "slots"),
     *("query_lens", "kv_lens", "block_tables", "samples"),
 }
+DRAWN = {"temperatures", "seeds"}
 
 
 @st.composite
@@ -81,6 +82,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         any_wide=draw(st.booleans()),
         max_logprobs=draw(st.integers(-1, 20)),
         prompt=draw(st.sampled_from([None, prompt])),
+        sliced=draw(st.booleans()),
     )
 
 
@@ -115,17 +117,23 @@ def assert_same(got: object, want: object) -> None:
 
 
 def sent(plan: StepPlan) -> StepPlan:
-    """What other ranks compute: the plan without what only sampling reads."""
+    """What other ranks compute: the plan without what only the first one reads."""
+    is_drawn = plan.sliced and not plan.all_greedy
     left_out: dict[str, Any] = {
         name: value[:0]
-        for name in set(StepPlan.__struct_fields__) - SENT
+        for name in set(StepPlan.__struct_fields__) - SENT - (DRAWN if is_drawn else set())
         if isinstance(value := getattr(plan, name), np.ndarray)
     }
     prompt = plan.prompt
     if prompt is not None:
         names = set(PromptPlan.__dataclass_fields__) - {"tokens"}
         prompt = dataclasses.replace(prompt, **dict.fromkeys(names, prompt.rows[:0]))
-    flags = {"all_greedy": True, "any_truncation": False, "any_wide": False, "max_logprobs": -1}
+    flags = {
+        "all_greedy": not is_drawn,
+        "any_truncation": is_drawn and plan.any_truncation,
+        "any_wide": False,
+        "max_logprobs": -1,
+    }
     return msgspec.structs.replace(
         plan, **left_out, **flags, prompt=prompt, constraints=None, listed=None
     )
@@ -287,6 +295,7 @@ def scored(token: int = 0) -> PromptPlan:
         {"samples": np.array([1, 2], np.uint8).view(np.bool_)},
         {"prompt": scored(2)},
         {"prompt": scored(-1)},
+        {"prompt": None, "sliced": True, "all_greedy": False, "samples": np.zeros(2, np.bool_)},
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(changes: dict[str, Any]) -> None:
@@ -304,6 +313,15 @@ def test_a_prompt_that_is_none_is_refused(has_prompt: int) -> None:
         view(memoryview(space))
 
 
+@pytest.mark.parametrize("slices", [0, 1, 4])
+def test_draws_from_no_slices_are_refused(slices: int) -> None:
+    space = packed(msgspec.structs.replace(plan_of([Row(), Row()]), sliced=True))
+    assert view(memoryview(space)).temperatures.tolist() == [1, 1]
+    np.frombuffer(space, np.int64)[5] = slices
+    with pytest.raises(PlanBytesError):
+        view(memoryview(space))
+
+
 @pytest.mark.parametrize("width", [-1, 1 << 40])
 def test_a_width_without_rows_is_refused(width: int) -> None:
     space = bytearray(8 * HEADER_WORDS)
@@ -315,6 +333,6 @@ def test_a_width_without_rows_is_refused(width: int) -> None:
     }
     pack(msgspec.structs.replace(plan, num_decodes=0, **empty), memoryview(space))
     assert view(memoryview(space)).num_requests == 0
-    np.frombuffer(space, np.int64)[7] = width
+    np.frombuffer(space, np.int64)[8] = width
     with pytest.raises(PlanBytesError):
         view(memoryview(space))

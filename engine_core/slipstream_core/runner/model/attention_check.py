@@ -21,7 +21,7 @@ from slipstream_core.runner.attention.interface import AttentionParams
 _NUM_TOKENS = 4
 
 
-class _SelfAttention:
+class SelfAttention:
     """An attention context in which each token attends only to itself."""
 
     def __init__(self, *, stop: bool = False) -> None:
@@ -57,7 +57,7 @@ def check_independence(module: Any, *, vocab_size: int, max_model_len: int) -> N
     poisoned = num_tokens // 2
     others = [token for token in range(num_tokens) if token != poisoned]
 
-    def run(order: torch.Tensor, context: _SelfAttention) -> torch.Tensor:
+    def run(order: torch.Tensor, context: SelfAttention) -> torch.Tensor:
         logits: torch.Tensor = module(
             input_ids=ids[order][None],
             position_ids=positions[order][None],
@@ -72,13 +72,13 @@ def check_independence(module: Any, *, vocab_size: int, max_model_len: int) -> N
         return embeddings
 
     with torch.inference_mode():
-        in_order, reverse = _SelfAttention(), _SelfAttention(stop=True)
+        in_order, reverse = SelfAttention(), SelfAttention(stop=True)
         hook = module.get_input_embeddings().register_forward_hook(poison)
         try:
             logits = run(positions, in_order)
         finally:
             hook.remove()
-        if logits[others].isnan().any() and not run(positions, _SelfAttention()).isnan().any():
+        if logits[others].isnan().any() and not run(positions, SelfAttention()).isnan().any():
             raise ValueError("its tokens influence each other outside of attention")
         with contextlib.suppress(_EnoughError):
             run(positions.flip(0), reverse)

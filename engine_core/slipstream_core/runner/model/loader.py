@@ -49,6 +49,7 @@ from slipstream_core.runner.model.hub import Source, incomplete, locate
 from slipstream_core.runner.model.quantization import dequantise, widen
 from slipstream_core.runner.model.random_weights import is_random, random_config, random_module
 from slipstream_core.runner.model.rope import freeze_frequencies
+from slipstream_core.runner.model.sliced_head import slice_head
 from slipstream_core.runner.model.unsupported import (
     class_name,
     refusal,
@@ -91,6 +92,7 @@ class LoadedModel:
     device: torch.device
     kept_bytes: int = 0  # of weights on a CPU that are not the checkpoint's mapping
     rank: Rank | None = None  # among several
+    head_is_sliced: bool = False  # its logits are this rank's slice of the vocabulary
 
 
 def load_model(
@@ -164,6 +166,7 @@ def load_model(
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
+        head_is_sliced = rank is not None and slice_head(module, text.vocab_size, rank)
     logger.info(
         "loaded %s: %.2f GiB in %.1f s",
         name,
@@ -182,6 +185,7 @@ def load_model(
         device=target,
         kept_bytes=kept,
         rank=rank,
+        head_is_sliced=head_is_sliced,
     )
 
 

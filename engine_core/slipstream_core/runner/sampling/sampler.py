@@ -31,7 +31,10 @@ import torch
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_core.runner.sampling.token_bitmask import apply_masks
 from slipstream_core.runner.sampling.top_tokens import logprob_columns, most_likely
-from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
+from slipstream_core.runner.sampling.truncation_limits import (
+    TruncationLimits,
+    log_total_by_slices,
+)
 from slipstream_core.runner.sampling.whole_vocab_sampling import Draws
 from slipstream_core.runner.staging import to_device
 from slipstream_core.step.plan import (
@@ -75,13 +78,15 @@ def sample(
     allowed: torch.Tensor | None = None,
     masks: Int32s | None = None,
     whole: WholeVocabSampler | None = None,
+    share: int | None = None,
 ) -> tuple[torch.Tensor, RawLogprobs | None]:
     """Sample one token for each of the plan's S sampled rows.
 
     `logits` is float32 [S, vocab] and is not changed; `vocab` is arange(vocab) as int32 on the same
     device. `allowed` is the logits with the plan's constraints applied, if it has some; `masks` is
     as in `Runner.sample`, if the plan awaits them; `whole`, if given, replaces torch's operators
-    for draws from whole rows. The tokens are int64 [S] on that device.
+    for draws from whole rows. `share`, if given, is the columns of a rank's slice: a row is sampled
+    as `slice_sampling` samples it. The tokens are int64 [S] on that device.
     """
     if allowed is None:
         allowed = logits
@@ -93,9 +98,9 @@ def sample(
     if whole is not None and (plan.all_greedy or not plan.any_truncation):
         token_ids = whole.choose(allowed, draws=_draws_of(plan, logits)).token_ids
     else:
-        token_ids = _argmax(allowed)
+        token_ids = argmax(allowed)
         if not plan.all_greedy:
-            drawn = _draw_rows(allowed, plan, vocab, whole)
+            drawn = _draw_rows(allowed, plan, vocab, whole, share)
             token_ids = torch.where(_to(plan.temperatures > 0, logits), drawn, token_ids)
     if plan.max_logprobs < 0:
         return token_ids, None
@@ -113,7 +118,7 @@ def _draws_of(plan: StepPlan, logits: torch.Tensor) -> Draws | None:
     )
 
 
-def _argmax(values: torch.Tensor) -> torch.Tensor:
+def argmax(values: torch.Tensor) -> torch.Tensor:
     """int64 [rows]: the index of each row's largest value, the first of equal ones.
 
     On a CPU numpy is used, whose loop is vectorised: 0.35 ms for [64, 32000], torch 2.7 ms.
@@ -160,7 +165,11 @@ def _listed_columns(
 
 
 def _draw_rows(
-    logits: torch.Tensor, plan: StepPlan, vocab: torch.Tensor, whole: WholeVocabSampler | None
+    logits: torch.Tensor,
+    plan: StepPlan,
+    vocab: torch.Tensor,
+    whole: WholeVocabSampler | None,
+    share: int | None,
 ) -> torch.Tensor:
     """Tokens of all rows as if none were greedy, int64 [S]."""
     scaled = logits / _to(divisors(plan.temperatures), logits)[:, None]
@@ -169,7 +178,11 @@ def _draw_rows(
         return draw(scaled, _to(row_keys(plan.seeds, positions), logits), vocab)
     top_ks = effective_top_ks(plan, logits.shape[1])
     limits = TruncationLimits(
-        scaled, _to(top_ks, logits), _to(plan.top_ps, logits), _to(plan.min_ps, logits)
+        scaled,
+        _to(top_ks, logits),
+        _to(plan.top_ps, logits),
+        _to(plan.min_ps, logits),
+        None if share is None else log_total_by_slices(scaled, share),
     )
     keys = _to(row_keys(plan.seeds, positions), logits)
     token_ids, covered = draw_candidates(limits, keys, whole)
@@ -236,6 +249,14 @@ def draw_candidates(
     width = min(NUM_CANDIDATES, limits.scaled.shape[1])
     likeliest = most_likely if whole is None else whole.most_likely
     values, ids = likeliest(limits.scaled, width)
+    return draw_among(values, ids, limits, keys)
+
+
+def draw_among(
+    values: torch.Tensor, ids: torch.Tensor, limits: TruncationLimits, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `draw_candidates`, which are given: scaled logits and ids [S, width], best first."""
+    width = values.shape[1]
     probs = (values - limits.log_total).exp_()
     bounded = (limits.top_ks > 0) & (limits.top_ks <= width)
     ranks = torch.arange(width, device=values.device)
@@ -295,17 +316,25 @@ def _draw_by_rejection(
 
 def draw(scaled: torch.Tensor, keys: torch.Tensor, vocab: torch.Tensor) -> torch.Tensor:
     """One token per row from softmax(scaled), int64 [S]; keys int32 [2, S]."""
+    return best_scores(scaled, keys, vocab)[1]
+
+
+def best_scores(
+    scaled: torch.Tensor, keys: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of each row's logits with noise, and its column; [S] each.
+
+    scaled: [S, N], of the `ids`, int32 [N]. keys: int32 [2, S].
+    """
     chunk = _rows_per_chunk(scaled)
-    if len(scaled) <= chunk:
-        return (scaled - exponential(keys, vocab).log_()).argmax(-1)
-    return torch.cat(
-        [
-            (part - exponential(part_keys, vocab).log_()).argmax(-1)
-            for part, part_keys in zip(
-                torch.split(scaled, chunk), torch.split(keys, chunk, 1), strict=True
-            )
-        ]
-    )
+    best, columns = [], []
+    for part, part_keys in zip(
+        torch.split(scaled, chunk), torch.split(keys, chunk, 1), strict=True
+    ):
+        noisy = part - exponential(part_keys, ids).log_()
+        columns.append(argmax(noisy))
+        best.append(noisy.gather(1, columns[-1][:, None])[:, 0])
+    return (best[0], columns[0]) if len(best) == 1 else (torch.cat(best), torch.cat(columns))
 
 
 def _rows_per_chunk(scaled: torch.Tensor) -> int:

@@ -61,6 +61,11 @@ def as_plain_modules(model: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
             module.padding_idx = None  # would be compared with the slice's size
 
 
+def gathers(module: Any) -> bool:
+    """Whether this is a product whose ranks put their slices side by side."""
+    return getattr(getattr(module, "forward", None), "__func__", None) is _gathered
+
+
 def _as_plain_tensors(model: nn.Module) -> dict[int, int]:
     """Replace all DTensors; the whole height of each embedding's matrix, by the module's id."""
     from torch.distributed.tensor import DTensor  # imports much, for this alone
