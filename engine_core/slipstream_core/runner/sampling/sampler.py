@@ -198,12 +198,9 @@ def _draw_rows(
     else:
         # Only the device knows whether a kept set reached further, so this waits for it.
         further = np.flatnonzero(open_ended & ~covered.cpu().numpy())
-        chunk = _rows_per_chunk(scaled)
-        for start in range(0, len(further), chunk):
-            rows = further[start : start + chunk]
-            index = _to(rows, logits)
-            token_ids[index] = _draw_by_rejection(
-                limits.of(index), masses[index], plan.seeds[rows], positions[rows], vocab
+        if len(further):
+            token_ids[_to(further, logits)] = draw_from_rows(
+                limits, masses, further, plan.seeds[further], positions[further], vocab
             )
     return token_ids
 
@@ -276,6 +273,26 @@ def draw_among(
     return ids.gather(1, choice)[:, 0], covered[:, 0]
 
 
+def draw_from_rows(
+    limits: TruncationLimits,
+    masses: torch.Tensor,  # see TruncationLimits.masses
+    rows: Int64s,  # [F] among those of the limits
+    seeds: Int64s,  # [F]
+    positions: npt.NDArray[np.integer],  # [F]
+    vocab: torch.Tensor,
+) -> torch.Tensor:
+    """Exact tokens of rows whose kept set may exceed the candidates, int64 [F]."""
+    chunk = _rows_per_chunk(limits.scaled)
+    drawn = []
+    for start in range(0, len(rows), chunk):
+        some = slice(start, start + chunk)
+        index = _to(rows[some], limits.scaled)
+        drawn.append(
+            _draw_by_rejection(limits.of(index), masses[index], seeds[some], positions[some], vocab)
+        )
+    return torch.cat(drawn)
+
+
 def _draw_by_rejection(
     limits: TruncationLimits,
     masses: torch.Tensor,  # see TruncationLimits.masses
@@ -283,7 +300,7 @@ def _draw_by_rejection(
     positions: npt.NDArray[np.integer],
     vocab: torch.Tensor,
 ) -> torch.Tensor:
-    """Exact tokens of rows whose kept set exceeds the candidates, int64 [S].
+    """As `draw_from_rows`, of all rows at once.
 
     Whether a token is kept depends on the likelier tokens only. So a rejected token shows that all
     tokens no likelier than it lie outside too, and the next round leaves them out: the draw stays

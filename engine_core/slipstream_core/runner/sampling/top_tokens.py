@@ -11,8 +11,6 @@ import torch
 
 _SORTED_FROM = 2  # if num is at least 1 / _SORTED_FROM of the vocabulary, sort the whole row
 _NOT_EQUAL = torch.iinfo(torch.int32).min
-_ALL_BUT_SIGN = 0x7FFFFFFF
-LOWEST_KEY = torch.iinfo(torch.int64).min  # below those of all values
 
 
 def most_likely(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,25 +31,6 @@ def most_likely(logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Ten
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
-
-
-def ordering_keys(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """int64 keys of float32 `values` and int64 `ids` of the same shape.
-
-    The larger value has the larger key, and of equal values the lower id. There is one zero, and
-    one NaN, which is larger than all else, as for torch's argmax.
-    """
-    values = torch.where(values == 0, 0.0, values)
-    bits = torch.where(values.isnan(), torch.nan, values).view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & _ALL_BUT_SIGN)
-    return (ordered.long() << 32) | (_ALL_BUT_SIGN - ids)
-
-
-def values_and_ids(keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values and ids of which `ordering_keys` made these keys."""
-    ordered = (keys >> 32).int()
-    values = (ordered ^ ((ordered >> 31) & _ALL_BUT_SIGN)).view(torch.float32)
-    return values, _ALL_BUT_SIGN - (keys & _ALL_BUT_SIGN)
 
 
 def _may_look(logits: torch.Tensor) -> bool:

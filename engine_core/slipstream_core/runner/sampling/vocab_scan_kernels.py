@@ -203,7 +203,7 @@ def top_of_slices(
     NUM: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid: (S, slices). Keys are those of `top_tokens.ordering_keys`, so no two are equal."""
+    """Grid: (S, slices). A key orders by value, then by the lower id, so no two are equal."""
     row = tl.program_id(0)
     part = tl.program_id(1)
     ids = part * BLOCK + tl.arange(0, BLOCK)

@@ -16,14 +16,11 @@ from typing import Any, NamedTuple
 import torch
 
 from slipstream_core.runner.attention.triton_support import compiling, is_wanted, unready
-from slipstream_core.runner.sampling.top_tokens import (
-    logprob_columns,
-    most_likely,
-    values_and_ids,
-)
+from slipstream_core.runner.sampling.top_tokens import logprob_columns, most_likely
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 
 _INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
+_ID_BITS = 0x7FFFFFFF
 _FEWEST_TOP = 16  # tokens kept of a slice; a power of two
 
 
@@ -209,8 +206,11 @@ class WholeVocabSampler:
         """The `num` largest values and their ids, [S, num], and ranks of `own` [S], if given."""
         keys, counts, launch = self._topping(logits, num, own)
         launch.run()
-        values, ids = values_and_ids(keys.topk(num, dim=-1).values)
-        return values, ids, counts if own is None else counts.sum(-1) + 1
+        best = keys.topk(num, dim=-1).values
+        ordered = (best >> 32).int()
+        values = (ordered ^ ((ordered >> 31) & _ID_BITS)).view(torch.float32)
+        ranks = counts if own is None else counts.sum(-1) + 1
+        return values, _ID_BITS - (best & _ID_BITS), ranks
 
     def _topping(
         self, logits: torch.Tensor, num: int, own: torch.Tensor | None

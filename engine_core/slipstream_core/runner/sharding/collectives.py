@@ -59,13 +59,6 @@ def gather_over_ranks(x: torch.Tensor, width: int) -> torch.Tensor:
     return whole
 
 
-def longs_of_ranks(x: torch.Tensor) -> torch.Tensor:
-    """The ranks' int64 [rows, n] side by side."""
-    x = x.contiguous().view(torch.float32)  # moved as they are, by what moves logits
-    width = x.shape[-1] * _Any.get_world_size()
-    return gather_over_ranks(x, width).view(torch.int64)
-
-
 def ids_from_lead(ids: torch.Tensor) -> None:
     """Fill `ids`, dense int64, with those of the first rank."""
     if _shared is not None and _shared.may_take(ids):

@@ -19,7 +19,6 @@ from tests.helpers.sampling_plans import Row, plan_of
 from slipstream_core.runner.sampling import slice_sampling
 from slipstream_core.runner.sampling.sampler import sample
 from slipstream_core.runner.sampling.slice_sampling import SliceSampler
-from slipstream_core.runner.sampling.top_tokens import ordering_keys, values_and_ids
 from slipstream_core.runner.sharding.collectives import share_of, slice_of
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.step.plan import StepFailed, StepPlan
@@ -30,8 +29,9 @@ torch.set_num_threads(1)  # threads that wait for one another crawl on a busy ma
 class Meeting:
     """Exchanges of ranks that are threads, for `slice_sampling`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, vocab_size: int) -> None:
         self.num_gathered = 0  # rows that were brought together
+        self._vocab_size = vocab_size
         self._size = size
         self._index = threading.local()
         self._barrier = threading.Barrier(size, timeout=PATIENCE_S)
@@ -70,13 +70,11 @@ class Meeting:
         self._barrier.wait()
         return given
 
-    def longs_of_ranks(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self._all(x), -1)
-
     def gather_over_ranks(self, x: torch.Tensor, width: int) -> torch.Tensor:
         whole = torch.cat(self._all(x), -1)
         assert whole.shape[-1] == width
-        self.num_gathered = len(whole)
+        if width == self._vocab_size:
+            self.num_gathered = len(whole)
         return whole
 
     def ids_from_lead(self, ids: torch.Tensor) -> None:
@@ -84,10 +82,10 @@ class Meeting:
 
 
 @contextmanager
-def meeting_of(size: int) -> Iterator[Meeting]:
-    meeting = Meeting(size)
+def meeting_of(size: int, vocab_size: int) -> Iterator[Meeting]:
+    meeting = Meeting(size, vocab_size)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for name in ("longs_of_ranks", "gather_over_ranks", "ids_from_lead"):
+        for name in ("gather_over_ranks", "ids_from_lead"):
             monkeypatch.setattr(slice_sampling, name, getattr(meeting, name))
         yield meeting
 
@@ -159,7 +157,7 @@ def test_rows_are_drawn_as_whole_ones(
 ) -> None:
     size, vocab_size = sizes
     logits, plan = logits_of(kind, len(rows), vocab_size, seed), plan_of(rows)
-    with meeting_of(size) as meeting:
+    with meeting_of(size, vocab_size) as meeting:
         found = in_slices(meeting, logits, plan, size)
     vocab = torch.arange(vocab_size, dtype=torch.int32)
     expected = sample(logits, plan, vocab)[0].tolist()
@@ -174,7 +172,7 @@ def test_truncated_rows_are_drawn_as_whole_ones(
 ) -> None:
     size, vocab_size = sizes
     logits, plan = logits_of(kind, len(rows), vocab_size, seed), plan_of(rows)
-    with meeting_of(size) as meeting:
+    with meeting_of(size, vocab_size) as meeting:
         found = in_slices(meeting, logits, plan, size)
     vocab = torch.arange(vocab_size, dtype=torch.int32)
     expected, _ = sample(logits, plan, vocab, share=share_of(vocab_size, size))
@@ -184,7 +182,7 @@ def test_truncated_rows_are_drawn_as_whole_ones(
 def test_rows_whose_kept_set_reaches_further_alone_are_brought_together() -> None:
     rows = [Row(top_k=20), Row(top_p=0.999), Row(temperature=0.0), Row(top_p=0.001), Row()]
     logits, plan = logits_of("spread", len(rows), 4099, 1), plan_of(rows)
-    with meeting_of(2) as meeting:
+    with meeting_of(2, 4099) as meeting:
         in_slices(meeting, logits, plan, 2)
     assert meeting.num_gathered == 2  # the second and the last
 
@@ -196,7 +194,7 @@ def test_a_first_rank_that_cannot_sample_comes_to_every_exchange(
     rows = [Row(seed=1), Row(seed=2)] if name == "best_of_slice" else [Row(top_k=9), Row(top_p=0.9)]
     work = getattr(slice_sampling, name)
 
-    with meeting_of(3) as meeting:
+    with meeting_of(3, 1001) as meeting:
 
         def fails(*arguments: Any) -> torch.Tensor:
             if meeting.is_first:
@@ -222,14 +220,11 @@ def test_a_rank_that_cannot_sample_raises(monkeypatch: pytest.MonkeyPatch) -> No
         SliceSampler(vocab, Rank(1, 2)).sample(torch.zeros(1, 4), plan_of([Row()]))
 
 
-@given(
-    st.lists(st.floats(width=32), min_size=2, max_size=20),
-    st.lists(st.integers(0, (1 << 31) - 1), min_size=20, max_size=20, unique=True),
-)
-def test_keys_order_as_argmax_does(numbers: list[float], ids: list[int]) -> None:
-    values, its = torch.tensor(numbers), torch.tensor(sorted(ids[: len(numbers)]))
-    keys = ordering_keys(values, its)
-    assert int(keys.argmax()) == int(values.argmax())
-    found, back = values_and_ids(keys)
-    assert torch.equal(back, its)
-    assert torch.equal(found.nan_to_num(7), values.nan_to_num(7))
+def test_what_is_not_a_number_is_taken_as_from_a_whole_row() -> None:
+    logits = logits_of("spread", 3, 1001, 1)
+    logits[0, 700], logits[1, 900], logits[1, 30] = torch.nan, -torch.nan, torch.inf
+    plan = plan_of([Row(temperature=0.0)] * 3)
+    with meeting_of(2, 1001) as meeting:
+        found = in_slices(meeting, logits, plan, 2)
+    vocab = torch.arange(1001, dtype=torch.int32)
+    assert found == [sample(logits, plan, vocab)[0].tolist()] * 2
