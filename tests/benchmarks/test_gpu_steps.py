@@ -59,12 +59,12 @@ def test_a_plan_writes_each_token_to_its_place_in_its_rows_blocks(
     at = 0
     taken: set[int] = set()
     for row, (before, now) in enumerate(rows):
-        table = plan.block_tables[row]
-        num_blocks = -(-(before + now) // BLOCK)
-        assert 0 not in table[:num_blocks]
-        assert not table[num_blocks:].any()
-        assert not taken & set(table[:num_blocks].tolist())
-        taken |= set(table[:num_blocks].tolist())
+        mine = plan.table_slots == row
+        table = plan.table_blocks[mine]
+        assert plan.table_numbers[mine].tolist() == list(range(-(-(before + now) // BLOCK)))
+        assert 0 not in table
+        assert not taken & set(table.tolist())
+        taken |= set(table.tolist())
         for position in range(before, before + now):
             assert plan.positions[at] == position
             assert plan.kv_slots[at] == table[position // BLOCK] * BLOCK + position % BLOCK
@@ -76,7 +76,7 @@ def test_a_plan_writes_each_token_to_its_place_in_its_rows_blocks(
 
 def test_rows_share_blocks_where_the_cache_is_smaller() -> None:
     plan = plan_of(runner(num_blocks=4), [(40, 1), (40, 1)])
-    assert set(plan.block_tables.ravel().tolist()) == {1, 2, 3}
+    assert set(plan.table_blocks.tolist()) == {1, 2, 3}
 
 
 def test_a_steps_work_is_its_weights_its_cache_and_its_operations() -> None:

@@ -12,10 +12,11 @@ from slipstream_bench.tensor_parallel.plan_costs import decode_plan, measure_pla
 
 
 def test_a_measured_plan_is_one_that_ranks_take() -> None:
-    plan = decode_plan(3, 5)
-    assert (plan.num_requests, plan.num_tokens, plan.block_tables.shape) == (3, 3, (3, 5))
-    row = measure_plans(3, 5, num_plans=9)
-    assert (row["rows"], row["blocks"]) == (3, 5)
+    plan = decode_plan(33, 5)
+    assert (plan.num_requests, plan.num_tokens) == (33, 33)
+    assert plan.table_slots.tolist() == [15, 31], "one row in 16 begins a block"
+    row = measure_plans(33, 5, num_plans=9)
+    assert (row["rows"], row["blocks"]) == (33, 5)
     assert all(float(row[name] or 0) > 0 for name in ("put_us", "take_us"))
 
 

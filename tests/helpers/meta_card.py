@@ -176,7 +176,7 @@ class WatchedRecorder:
 class MetaAttention:
     """In place of Triton's attention, which has its own tests: computes shapes only."""
 
-    def of_plan(self, plan: StepPlan) -> MetaAttention:
+    def of_plan(self, plan: StepPlan, block_tables: torch.Tensor) -> MetaAttention:
         return self
 
     def of_decode(self, layers: Sequence[LayerCache], columns: DecodeColumns) -> MetaAttention:
@@ -184,7 +184,7 @@ class MetaAttention:
 
     def of_mixed(self, layers: Sequence[LayerCache], columns: MixedColumns) -> MetaAttention:
         assert columns.query_starts.shape == (len(columns.kv_lens) + 1,)
-        assert len(columns.block_tables) == len(columns.kv_lens)
+        assert len(columns.slots) == len(columns.kv_lens)
         return self
 
     def attend(

@@ -67,6 +67,9 @@ class Harness:
         self.launched: deque[StepPlan] = deque()
         self.failing: set[int] = set()  # steps that fail when they are collected
         self.num_faults = 0
+        # by slot, of what plans have brought
+        max_blocks = -(-limits.max_model_len // limits.block_size)
+        self.tables = np.zeros((limits.max_num_seqs, max_blocks), np.int32)
 
     def add(
         self,
@@ -128,6 +131,8 @@ class Harness:
             self.check(plan, known)
             if fails:
                 self.failing.add(plan.step)
+                entries = plan.table_slots, plan.table_numbers
+                self.runner._tables[entries] = plan.table_blocks  # as a step that raises later
             else:
                 self.runner.launch(plan)
             self.launched.append(plan)
@@ -191,7 +196,7 @@ class Harness:
         assert len(set(plan.slots.tolist())) == num_requests
         assert len(set(plan.kv_slots.tolist())) == plan.num_tokens
         assert plan.slots.max() < self.limits.max_num_seqs
-        for column in (plan.query_lens, plan.kv_lens, plan.prompt_lens, plan.block_tables):
+        for column in (plan.query_lens, plan.kv_lens, plan.prompt_lens):
             assert len(column) == num_requests
             assert column.dtype == np.int32
         for column in (plan.token_ids, plan.gather_slots, plan.positions, plan.kv_slots):
@@ -209,6 +214,11 @@ class Harness:
         assert plan.all_greedy == (plan.temperatures == 0).all()
         assert plan.max_logprobs == plan.num_logprobs.max(initial=-1)
 
+        entries = plan.table_slots, plan.table_numbers
+        assert len(set(zip(*(column.tolist() for column in entries), strict=True))) == len(
+            plan.table_blocks
+        )
+        self.tables[entries] = plan.table_blocks
         owners = {stream.request.seed: stream for stream in self.streams.values()}
         masked: list[tuple[int, int]] = []
         end = nth = 0
@@ -218,8 +228,13 @@ class Harness:
             kv_len = int(plan.kv_lens[i])
             assert positions.tolist() == list(range(kv_len - len(positions), kv_len))
             assert kv_len < self.limits.max_model_len
-            blocks = plan.block_tables[i][positions // size]
+            slot = int(plan.slots[i])
+            blocks = self.tables[slot, positions // size]
             assert (blocks > 0).all()
+            # the scheduler's own may be some blocks behind
+            num = min(-(-kv_len // size), int(self.scheduler._slots.num_blocks[slot]))
+            whole = self.scheduler._slots.tables[slot, :num]
+            assert self.tables[slot, :num].tolist() == whole.tolist()
             assert (plan.kv_slots[begin:end] == blocks * size + positions % size).all()
             gathered = plan.gather_slots[begin:end]
             if (gathered >= 0).any():

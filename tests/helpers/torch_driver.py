@@ -130,12 +130,14 @@ class Driver:
 
     def plan(self, rows: list[tuple[Request, int]], num_decodes: int) -> StepPlan:
         tokens: list[tuple[int, int, int, int]] = []  # id, gather slot, position, kv slot
+        entries: list[tuple[int, int, int]] = []  # slot, number, block
         sampled: list[Request] = []
         for request, count in rows:
             known = request.prompt + request.output
             for position in range(request.num_computed, request.num_computed + count):
                 if position // BLOCK == len(request.table):
                     request.table.append(self.free_blocks.pop())
+                    entries.append((request.slot, position // BLOCK, request.table[-1]))
                 here = position < len(known)
                 tokens.append(
                     (
@@ -153,9 +155,8 @@ class Driver:
             request.num_launched += 1
         self.in_flight.append(sampled)
         self.num_steps += 1
-        tables = [request.table for request, _ in rows]
         columns = [np.array(column, np.int64) for column in zip(*tokens, strict=True)]
-        widest = max(map(len, tables))
+        slots, numbers, blocks = np.array(entries, np.int64).reshape(-1, 3).T
         return StepPlan(
             step=self.num_steps,
             num_decodes=num_decodes,
@@ -167,8 +168,10 @@ class Driver:
             query_lens=np.array([count for _, count in rows], np.int32),
             kv_lens=np.array([request.num_computed for request, _ in rows], np.int32),
             prompt_lens=np.array([len(request.prompt) for request, _ in rows], np.int32),
-            block_tables=np.array([t + [0] * (widest - len(t)) for t in tables], np.int32),
             samples=np.array(samples),
+            table_slots=slots,
+            table_numbers=numbers,
+            table_blocks=blocks.astype(np.int32),
             temperatures=np.array([r.temperature for r in sampled], np.float32),
             top_ks=np.array([r.top_k for r in sampled], np.int32),
             top_ps=np.array([r.top_p for r in sampled], np.float32),

@@ -66,6 +66,7 @@ class Scene:
     num_decodes: int
     query_starts: torch.Tensor  # [R + 1] int32
     kv_lens: torch.Tensor  # [R] int32
+    slots: torch.Tensor  # [R] int64: whose tables in `block_tables` are the rows'
     block_tables: torch.Tensor  # [R, widest] int32
     kv_slots: torch.Tensor  # [T] int64; 0, in the null block, for padded rows
     query: torch.Tensor
@@ -229,7 +230,8 @@ def make_scene(case: AttentionCase, device: torch.device, dtype: torch.dtype) ->
         num_decodes=len(case.decodes),
         query_starts=torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32).to(device),
         kv_lens=torch.tensor([a + b for a, b in rows], dtype=torch.int32).to(device),
-        block_tables=torch.from_numpy(tables).to(device),
+        slots=torch.arange(len(tables)).flip(0).to(device),
+        block_tables=torch.from_numpy(tables).flip(0).to(device),
         kv_slots=torch.cat(slots).to(device),
         query=torch.cat(queries).to(device),
         key=torch.cat(keys).to(device),
@@ -247,6 +249,7 @@ def triton_context(scene: Scene, block_size: int) -> AttentionContext:
         scene.num_decodes,
         scene.kv_slots,
         scene.kv_lens,
+        scene.slots,
         scene.block_tables,
         scene.query_starts if scene.num_decodes < len(scene.kv_lens) else None,
     )

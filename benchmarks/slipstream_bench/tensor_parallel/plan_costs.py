@@ -15,23 +15,27 @@ BLOCK_SIZE = 16
 
 
 def decode_plan(num_rows: int, num_blocks: int) -> StepPlan:
-    """Each of the rows decodes a token; its table has `num_blocks`."""
+    """Each of the rows decodes a token and has `num_blocks`; one in BLOCK_SIZE begins its last."""
     rows = np.arange(num_rows)
-    lens = np.full(num_rows, num_blocks * BLOCK_SIZE, np.int32)
-    tables = np.arange(num_rows * num_blocks, dtype=np.int32).reshape(num_rows, num_blocks)
+    lens = (num_blocks * BLOCK_SIZE - rows % BLOCK_SIZE).astype(np.int32)
+    positions = lens - np.int64(1)
+    blocks = rows * num_blocks + positions // BLOCK_SIZE
+    begun = np.flatnonzero(positions % BLOCK_SIZE == 0)
     return StepPlan(
         step=1,
         num_decodes=num_rows,
         token_ids=np.zeros(num_rows, np.int64),
         gather_slots=rows,
-        positions=lens - np.int64(1),
-        kv_slots=tables[:, -1] * np.int64(BLOCK_SIZE) + (BLOCK_SIZE - 1),
+        positions=positions,
+        kv_slots=blocks * BLOCK_SIZE + positions % BLOCK_SIZE,
         slots=rows,
         query_lens=np.ones(num_rows, np.int32),
         kv_lens=lens,
         prompt_lens=lens,
-        block_tables=tables,
         samples=np.ones(num_rows, np.bool_),
+        table_slots=rows[begun],
+        table_numbers=positions[begun] // BLOCK_SIZE,
+        table_blocks=blocks[begun].astype(np.int32),
         temperatures=np.ones(num_rows, np.float32),
         top_ks=np.zeros(num_rows, np.int32),
         top_ps=np.ones(num_rows, np.float32),
@@ -49,7 +53,13 @@ def decode_plan(num_rows: int, num_blocks: int) -> StepPlan:
 def measure_plans(num_rows: int, num_blocks: int, num_plans: int) -> Row:
     """Medians over `num_plans` plans, in one thread: writer and reader in turns, wall time."""
     plan = decode_plan(num_rows, num_blocks)
-    bounds = PlanBounds(num_rows * num_blocks, BLOCK_SIZE, num_rows, 2)
+    bounds = PlanBounds(
+        num_blocks=num_rows * num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=num_rows,
+        max_blocks=num_blocks,
+        vocab_size=2,
+    )
     bus = PlanBus(1)
     bus.allocate(
         slot_bytes(

@@ -189,6 +189,6 @@ def slot_bytes(
     max_blocks: of a request's table. max_scored: prompt positions that a step may score.
     """
     tokens = 4 * 8 * max_num_batched_tokens
-    rows = max_num_seqs * (32 + 4 * max_blocks)
+    rows = max_num_seqs * (32 + 20 * max_blocks)
     scored = 8 * max_scored
     return 2 * (tokens + rows + scored) + _PAGE

@@ -44,8 +44,13 @@ class LeadRunner:
         self._own = own
         self._ranks = ranks
         self._timeout_s = config.step_timeout_s
+        info = own.info
         self._bounds = PlanBounds(
-            own.num_blocks, own.info.block_size, config.max_num_seqs, own.info.vocab_size
+            num_blocks=own.num_blocks,
+            block_size=info.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_blocks=-(-info.max_model_len // info.block_size),
+            vocab_size=info.vocab_size,
         )
         self._launched: deque[StepFailed | None] = deque()  # None: by the ranks
 

@@ -28,19 +28,22 @@ class PlanBounds(NamedTuple):
     num_blocks: int
     block_size: int
     max_num_seqs: int
+    max_blocks: int  # of a row
     vocab_size: int
 
-    def checks(self, width: int) -> dict[str, tuple[int, int]]:
+    def checks(self) -> dict[str, tuple[int, int]]:
         """For each column what is added to its numbers, and what they are below then, not being
-        negative. width: of the block tables.
+        negative.
         """
-        # every position of a row, and so every key that is attended to, is in its table
-        room = width * self.block_size
+        # every position of a row, and so every key that is attended to, has a place in its table
+        room = self.max_blocks * self.block_size
         return {
             "token_ids": (0, self.vocab_size),
             "kv_slots": (0, self.num_blocks * self.block_size),
             "slots": (0, self.max_num_seqs),
-            "block_tables": (0, self.num_blocks),
+            "table_slots": (0, self.max_num_seqs),
+            "table_numbers": (0, self.max_blocks),
+            "table_blocks": (0, self.num_blocks),
             "gather_slots": (1, self.max_num_seqs + 1),  # -1: none
             "kv_lens": (0, room + 1),
             "positions": (0, room),
@@ -48,7 +51,7 @@ class PlanBounds(NamedTuple):
 
     def check(self, plan: StepPlan) -> None:
         """Raises PlanBoundsError."""
-        for name, (shift, end) in self.checks(plan.block_tables.shape[1]).items():
+        for name, (shift, end) in self.checks().items():
             column = getattr(plan, name)
             _check(name, column + shift if shift else column, end)
         if (plan.query_lens > plan.kv_lens).any():

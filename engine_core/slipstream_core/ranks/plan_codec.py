@@ -36,15 +36,17 @@ class PlanBytesError(ValueError):
 class _PlanField(NamedTuple):
     name: str
     dtype: np.dtype[Any]
-    shape: tuple[str, ...]  # names of counts
+    length: str  # which of the counts
 
 
-def _fields(shape: tuple[str, ...], **dtypes: type[np.generic]) -> tuple[_PlanField, ...]:
-    return tuple(_PlanField(name, np.dtype(dtype), shape) for name, dtype in dtypes.items())
+def _fields(length: str, **dtypes: type[np.generic]) -> tuple[_PlanField, ...]:
+    return tuple(_PlanField(name, np.dtype(dtype), length) for name, dtype in dtypes.items())
 
 
 _MAGIC: Final = 0x33_4E_41_4C_50_50_49_4C  # changes with the layout
-_COUNTS: Final = ("T", "R", "W", "N", "S")
+# tokens, rows, rows that are drawn from slices, entries of tables, scored positions
+_COUNTS: Final = ("T", "R", "S", "E", "N")
+_NUM_FIXED: Final = 3  # of these; the others change from one decode step to the next
 
 # magic, size in bytes, step, num_decodes, whether there is a prompt, which slices are sampled (0:
 # none, _GREEDY, _DRAWN, _TRUNCATED); then the counts
@@ -55,15 +57,13 @@ _HEADER_BYTES: Final = 8 * _WORDS
 _ANY: Final = 0, 2**64 - 1  # no bounds
 
 _PLAN_FIELDS: Final = (
-    *_fields(
-        ("T",), token_ids=np.int64, gather_slots=np.int64, positions=np.int64, kv_slots=np.int64
-    ),
-    *_fields(("R",), slots=np.int64, query_lens=np.int32, kv_lens=np.int32),
-    *_fields(("R", "W"), block_tables=np.int32),
-    *_fields(("R",), samples=np.bool_),
+    *_fields("T", token_ids=np.int64, gather_slots=np.int64, positions=np.int64, kv_slots=np.int64),
+    *_fields("R", slots=np.int64, query_lens=np.int32, kv_lens=np.int32, samples=np.bool_),
 )
-_DRAWN_FIELDS: Final = _fields(("S",), seeds=np.int64, temperatures=np.float32)
-_PROMPT_FIELDS: Final = _fields(("N",), tokens=np.int64)
+_DRAWN_FIELDS: Final = _fields("S", seeds=np.int64, temperatures=np.float32)
+_TABLE_FIELDS: Final = _fields(
+    "E", table_slots=np.int64, table_numbers=np.int64, table_blocks=np.int32
+)
 
 _NO_LONGS: Final = np.empty(0, np.int64)
 _NO_INTS: Final = np.empty(0, np.int32)
@@ -108,12 +108,15 @@ class PlanBuffer:
         """buffer: begins at a multiple of 8 bytes. is_native: C may be used."""
         self._buffer = buffer
         self._native = native_packer() if is_native else None
-        self._packer: Any = None  # of plans with these counts, within these bounds
+        self._packer: Any = None  # of plans with these fixed counts, within these bounds
         self._packs: tuple[tuple[int, ...], int, PlanBounds | None] | None = None
-        self._layout: tuple[int, ...] = ()  # the counts, and whether there is a prompt
-        self._columns: dict[str, Any] = {}
-        self._scored: dict[str, Any] = {}
-        self._header: Column = np.frombuffer(buffer, np.int64, min(_WORDS, buffer.nbytes // 8))
+        self._layout: tuple[int, ...] = ()  # the fixed counts
+        self._columns: dict[str, Any] = {}  # by token and by row
+        self._unsampled: dict[str, Any] = {}  # with what only sampling reads
+        self._tables_at = _HEADER_BYTES
+        self._longs: Column = np.frombuffer(buffer, np.int64, buffer.nbytes // 8)
+        self._ints: Column = self._longs.view(np.int32)
+        self._header: Column = self._longs[:_WORDS]
 
     def pack(self, plan: StepPlan, bounds: PlanBounds | None = None) -> int:
         """Write a plan that is within its bounds; the number of bytes written.
@@ -125,16 +128,17 @@ class PlanBuffer:
         size = _size(counts)
         if size > self._buffer.nbytes:
             raise PlanBytesError(f"a plan of {size} bytes in a buffer of {self._buffer.nbytes}")
-        if self._native is not None and self._pack_natively(plan, counts, size, bounds):
+        if self._native is not None and self._pack_natively(plan, counts, bounds):
             return size
         header, prompt = self._header, plan.prompt
         header[0] = 0
         if bounds is not None:
             bounds.check(plan)
-        self._lay_out(counts, has_prompt=prompt is not None)
-        _write(plan, self._columns)
+        self._lay_out(counts)
+        tables, scored = self._varying(counts)
+        _write(plan, self._columns | tables)
         if prompt is not None:
-            _write(prompt, self._scored)
+            _write(prompt, {"tokens": scored})
         slices = _slices(plan)
         header[1:] = (size, plan.step, plan.num_decodes, prompt is not None, slices, *counts)
         header[0] = _MAGIC
@@ -145,30 +149,27 @@ class PlanBuffer:
         return self._buffer[:size]
 
     def _pack_natively(
-        self, plan: StepPlan, counts: tuple[int, ...], size: int, bounds: PlanBounds | None
+        self, plan: StepPlan, counts: tuple[int, ...], bounds: PlanBounds | None
     ) -> bool:
         """Write a plan in C; whether that was done."""
-        packs = counts, _slices(plan), bounds
+        packs = counts[:_NUM_FIXED], _slices(plan), bounds
         if self._packs != packs:
-            self._packer = self._new_packer(size, *packs)
+            self._packer = self._new_packer(*packs)
             self._packs = packs
         is_written: bool = self._packer.pack(plan)
         return is_written
 
-    def _new_packer(
-        self, size: int, counts: tuple[int, ...], slices: int, bounds: PlanBounds | None
-    ) -> Any:
-        named = dict(zip(_COUNTS, counts, strict=True))
-        checks = {} if bounds is None else bounds.checks(named["W"])
+    def _new_packer(self, fixed: tuple[int, ...], slices: int, bounds: PlanBounds | None) -> Any:
+        named = dict(zip(_COUNTS, fixed, strict=False)) | {"E": -1}  # -1: as many as the plan has
+        checks = {} if bounds is None else bounds.checks()
         fields = []
         at = _HEADER_BYTES
-        for field in _plan_fields(named):
-            rows, *columns = (named[name] for name in field.shape)
-            shape, item = (rows, columns[0] if columns else -1), field.dtype.itemsize
+        for field in (*_fixed_fields(named["S"]), *_TABLE_FIELDS):
+            num, item = named[field.length], field.dtype.itemsize
             checked = checks.get(field.name, _ANY)
-            fields.append((field.name, field.dtype.kind, at, item, *shape, *checked))
-            at += _padded(_num_items(field, named) * item)
-        words = (_MAGIC, size, 0, 0, 0, slices, *counts)
+            fields.append((field.name, field.dtype.kind, at, item, num, *checked))
+            at += _padded(max(num, 0) * item)
+        words = (_MAGIC, at, 0, 0, 0, slices, *fixed, 0, 0)
         names = [field.name for field in _PLAN_FIELDS]
         pair = (-1, -1) if bounds is None else (names.index("query_lens"), names.index("kv_lens"))
         assert self._native is not None
@@ -191,51 +192,68 @@ class PlanBuffer:
         if min(numbers) < 0 or max(numbers) > space:
             raise PlanBytesError("a count lies beyond the buffer")
         counts = tuple(numbers)
-        num_scored, num_drawn = counts[3:]
+        num_tokens, _, num_drawn, _, num_scored = counts
         if not 0 <= has_prompt <= 1 or (not has_prompt and num_scored):
             raise PlanBytesError("positions of no prompt")
         if not 0 <= slices <= _TRUNCATED or (slices < _DRAWN and num_drawn):
             raise PlanBytesError("draws from no slices")
         if size != _size(counts) or size > space:
             raise PlanBytesError("the columns do not have the size of the plan")
-        self._lay_out(counts, has_prompt=bool(has_prompt))
-        num_tokens = counts[0]
+        self._lay_out(counts)
+        tables, scored = self._varying(counts)
         _check_rows(self._columns, num_tokens, num_decodes)
         if slices >= _DRAWN and num_drawn != np.count_nonzero(self._columns["samples"]):
             raise PlanBytesError("the rows that are drawn are not those that are sampled")
         prompt = None
         if has_prompt:
-            tokens = self._scored["tokens"]
-            _check_indices(tokens, num_tokens)
+            _check_indices(scored, num_tokens)
             prompt = PromptPlan(
                 rows=_NO_LONGS,
                 starts=_NO_LONGS,
                 counts=_NO_LONGS,
                 num_logprobs=_NO_LONGS,
-                tokens=tokens,
+                tokens=scored,
                 targets=_NO_LONGS,
             )
-        fields = {**_UNSAMPLED, **self._columns}
+        fields = self._unsampled
         if slices:
-            fields |= {
+            fields = fields | {
                 "sliced": True,
                 "all_greedy": slices == _GREEDY,
                 "any_truncation": slices == _TRUNCATED,
             }
-        return StepPlan(step=step, num_decodes=num_decodes, prompt=prompt, **fields)
+        return StepPlan(step=step, num_decodes=num_decodes, prompt=prompt, **tables, **fields)
 
-    def _lay_out(self, counts: tuple[int, ...], *, has_prompt: bool) -> None:
-        """Find the columns of a plan with these counts, which fits."""
-        layout = (*counts, has_prompt)
-        if layout == self._layout:
+    def _lay_out(self, counts: tuple[int, ...]) -> None:
+        """Find the columns by token and by row of a plan with these counts, which fits."""
+        if counts[:_NUM_FIXED] == self._layout:
             return
         named = dict(zip(_COUNTS, counts, strict=True))
-        fields = _plan_fields(named)
-        self._columns, at = _columns_at(fields, named, self._buffer, _HEADER_BYTES)
-        self._scored = {}
-        if has_prompt:
-            self._scored, _ = _columns_at(_PROMPT_FIELDS, named, self._buffer, at)
-        self._layout = layout
+        self._columns, at = {}, _HEADER_BYTES
+        for field in _fixed_fields(named["S"]):
+            num = named[field.length]
+            column = np.empty(0, field.dtype)
+            if num:  # frombuffer refuses to begin at the buffer's end
+                column = np.frombuffer(self._buffer, field.dtype, num, at)
+            self._columns[field.name] = column
+            at += _padded(num * field.dtype.itemsize)
+        self._tables_at = at
+        self._unsampled = _UNSAMPLED | self._columns
+        self._layout = counts[:_NUM_FIXED]
+
+    def _varying(self, counts: tuple[int, ...]) -> tuple[dict[str, Any], Column]:
+        """The entries of tables, and the scored positions, of a plan that is laid out."""
+        *_, num, num_scored = counts
+        at = self._tables_at // 8
+        blocks = at + 2 * num
+        end = blocks + (num + 1) // 2
+        longs = self._longs
+        tables = {
+            "table_slots": longs[at : at + num],
+            "table_numbers": longs[at + num : blocks],
+            "table_blocks": self._ints[2 * blocks : 2 * blocks + num],
+        }
+        return tables, longs[end : end + num_scored]
 
 
 def _check_rows(columns: dict[str, Column], num_tokens: int, num_decodes: int) -> None:
@@ -264,7 +282,7 @@ def _counts(plan: StepPlan) -> tuple[int, ...]:
     num_scored = 0 if plan.prompt is None else len(plan.prompt.tokens)
     num_drawn = len(plan.temperatures) if _slices(plan) >= _DRAWN else 0
     num_tokens, num_rows = len(plan.token_ids), len(plan.slots)
-    return num_tokens, num_rows, plan.block_tables.shape[1], num_scored, num_drawn
+    return num_tokens, num_rows, num_drawn, len(plan.table_slots), num_scored
 
 
 def _slices(plan: StepPlan) -> int:
@@ -276,25 +294,23 @@ def _slices(plan: StepPlan) -> int:
     return _TRUNCATED if plan.any_truncation else _DRAWN
 
 
-def _plan_fields(counts: dict[str, int]) -> tuple[_PlanField, ...]:
-    return (*_PLAN_FIELDS, *_DRAWN_FIELDS) if counts["S"] else _PLAN_FIELDS
+def _fixed_fields(num_drawn: int) -> tuple[_PlanField, ...]:
+    return (*_PLAN_FIELDS, *_DRAWN_FIELDS) if num_drawn else _PLAN_FIELDS
+
+
+def _size(counts: tuple[int, ...]) -> int:
+    """Bytes of header and columns."""
+    *_, num_entries, num_scored = counts
+    varying = 2 * 8 * num_entries + _padded(4 * num_entries) + 8 * num_scored
+    return _fixed_size(counts[:_NUM_FIXED]) + varying
 
 
 @lru_cache(maxsize=64)
-def _size(counts: tuple[int, ...]) -> int:
-    """Bytes of header and columns."""
-    named = dict(zip(_COUNTS, counts, strict=True))
-    size = _HEADER_BYTES
-    for field in (*_plan_fields(named), *_PROMPT_FIELDS):
-        size += _padded(_num_items(field, named) * field.dtype.itemsize)
-    return size
-
-
-def _num_items(field: _PlanField, counts: dict[str, int]) -> int:
-    items = 1
-    for name in field.shape:
-        items *= counts[name]
-    return items
+def _fixed_size(fixed: tuple[int, ...]) -> int:
+    named = dict(zip(_COUNTS, fixed, strict=False))
+    fields = _fixed_fields(named["S"])
+    sizes = (_padded(named[each.length] * each.dtype.itemsize) for each in fields)
+    return _HEADER_BYTES + sum(sizes)
 
 
 def _padded(size: int) -> int:
@@ -307,23 +323,3 @@ def _write(source: StepPlan | PromptPlan, places: dict[str, Column]) -> None:
         if column.shape != place.shape or column.dtype != place.dtype:
             raise PlanBytesError(f"{name} is {column.dtype} {column.shape}")
         place[...] = column
-
-
-def _columns_at(
-    fields: tuple[_PlanField, ...], counts: dict[str, int], buffer: memoryview, at: int
-) -> tuple[dict[str, Any], int]:
-    """Views of the columns from `at` on, by name, and where the last one ends."""
-    columns: dict[str, Any] = {}
-    for field in fields:
-        items = _num_items(field, counts)
-        if items:
-            column: Column = np.frombuffer(buffer, field.dtype, items, at)
-            at += _padded(items * field.dtype.itemsize)
-        else:  # frombuffer refuses to begin at the buffer's end
-            column = np.empty(0, field.dtype)
-        columns[field.name] = (
-            column
-            if len(field.shape) == 1
-            else column.reshape(tuple(counts[name] for name in field.shape))
-        )
-    return columns, at

@@ -12,17 +12,19 @@
 
 #define MAX_FIELDS 16
 #define WORDS 11 /* of the header: magic, size, step, num_decodes, has_prompt, slices, five counts */
+#define SIZE_WORD 1
+#define VARYING_WORD 9 /* how many items the varying fields have */
 #define UNCHECKED UINT64_MAX
+#define VARYING (-1)
 
 typedef struct {
     PyObject *name;
     int kind;            /* of numbers, as numpy has it: b, i or f */
     Py_ssize_t offset;   /* into the slot */
     Py_ssize_t itemsize; /* 1: bool, 4: int32 or float32, 8: int64 */
-    Py_ssize_t rows;
-    Py_ssize_t columns; /* -1: it has one dimension */
-    uint64_t shift;     /* added before a number is compared, so that -1 may be allowed */
-    uint64_t end;       /* numbers are below it, and not negative */
+    Py_ssize_t num;      /* of items; VARYING: as many as the plan has, behind the field before */
+    uint64_t shift;      /* added before a number is compared, so that -1 may be allowed */
+    uint64_t end;        /* numbers are below it, and not negative */
 } Field;
 
 typedef struct {
@@ -50,28 +52,27 @@ static void packer_dealloc(Packer *self)
 static int read_field(PyObject *given, Field *field, const Py_buffer *slot)
 {
     unsigned long long shift, end;
-    if (!PyArg_ParseTuple(given, "OCnnnnKK", &field->name, &field->kind, &field->offset,
-                          &field->itemsize, &field->rows, &field->columns, &shift, &end)) {
+    if (!PyArg_ParseTuple(given, "OCnnnKK", &field->name, &field->kind, &field->offset,
+                          &field->itemsize, &field->num, &shift, &end)) {
         field->name = NULL;
         return -1;
     }
     Py_INCREF(field->name);
     field->shift = shift;
     field->end = end;
-    const Py_ssize_t columns = field->columns < 0 ? 1 : field->columns;
     const Py_ssize_t item = field->itemsize;
-    if ((item != 1 && item != 4 && item != 8) || field->rows < 0 || field->offset < 0 ||
+    if ((item != 1 && item != 4 && item != 8) || field->num < VARYING || field->offset < 0 ||
         field->offset % 8 || field->offset > slot->len ||
         (field->kind == 'f' && (item != 4 || end != UNCHECKED)) ||
-        (columns && field->rows > (slot->len - field->offset) / item / columns)) {
+        field->num > (slot->len - field->offset) / item) {
         PyErr_SetString(PyExc_ValueError, "Packer: a field beyond the slot");
         return -1;
     }
     return 0;
 }
 
-/* Packer(slot, words, fields, query_lens, kv_lens): words as in the header, without step and
- * num_decodes; fields as in Field; the index of those two fields, or -1 */
+/* Packer(slot, words, fields, query_lens, kv_lens): words as in the header, without what
+ * differs from plan to plan; fields as in Field; the index of those two fields, or -1 */
 static PyObject *packer_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     (void)keywords;
@@ -121,9 +122,9 @@ static PyObject *packer_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     }
     for (int pair = 0; pair < 2; pair++) { /* the two that are compared number for number */
         const int at = pair ? kv_lens : query_lens;
-        if (at >= 0 && (self->fields[at].itemsize != 4 || self->fields[at].columns >= 0 ||
+        if (at >= 0 && (self->fields[at].itemsize != 4 || self->fields[at].num < 0 ||
                         query_lens < 0 || kv_lens < 0 ||
-                        self->fields[query_lens].rows != self->fields[kv_lens].rows)) {
+                        self->fields[query_lens].num != self->fields[kv_lens].num)) {
             PyErr_SetString(PyExc_ValueError, "Packer: lengths that cannot be compared");
             Py_DECREF(self);
             return NULL;
@@ -132,7 +133,7 @@ static PyObject *packer_new(PyTypeObject *type, PyObject *args, PyObject *keywor
     return (PyObject *)self;
 }
 
-/* Whether a buffer is a column as the field declares it; its last dimension is dense. */
+/* Whether a buffer is a dense column as the field declares it. */
 static int fits(const Field *field, const Py_buffer *column)
 {
     const char *format = column->format == NULL ? "B" : column->format;
@@ -140,17 +141,14 @@ static int fits(const Field *field, const Py_buffer *column)
         format++;
     const char kind = format[0];
     const int is_kind = field->kind == 'f'     ? kind == 'f'
-                        : field->itemsize == 1 ? kind == '?'
+                        : field->itemsize == 1   ? kind == '?'
                         : field->itemsize == 4 ? kind == 'i' || kind == 'l'
                                                : kind == 'l' || kind == 'q';
     if (!is_kind || format[1] != '\0' || column->itemsize != field->itemsize)
         return 0;
-    if (column->ndim != (field->columns < 0 ? 1 : 2) || column->shape[0] != field->rows)
+    if (column->ndim != 1 || (field->num != VARYING && column->shape[0] != field->num))
         return 0;
-    if (field->columns >= 0 && column->shape[1] != field->columns)
-        return 0;
-    const int last = column->ndim - 1;
-    return column->shape[last] < 2 || column->strides[last] == column->itemsize;
+    return column->shape[0] < 2 || column->strides[0] == column->itemsize;
 }
 
 static int is_within(const Field *field, const char *data, Py_ssize_t num)
@@ -178,8 +176,27 @@ static int is_within(const Field *field, const char *data, Py_ssize_t num)
     return !bad;
 }
 
+/* A plan on its way into the slot. */
+typedef struct {
+    char *slot;
+    Py_ssize_t bytes;   /* of the slot */
+    Py_ssize_t end;     /* of what is written */
+    Py_ssize_t varying; /* items of the varying fields; -1: none is written yet */
+} Written;
+
+/* Where a column of the plan goes; -1: it is not taken. */
+static Py_ssize_t offset_of(const Field *field, Py_ssize_t num, Written *written)
+{
+    if (field->num != VARYING)
+        return field->offset;
+    if (written->varying >= 0 && written->varying != num)
+        return -1;
+    written->varying = num;
+    return num > (written->bytes - written->end) / field->itemsize ? -1 : written->end;
+}
+
 /* 1: written and within its bounds, 0: it is not taken, -1: an exception */
-static int write_field(const Field *field, PyObject *plan, char *slot)
+static int write_field(const Field *field, PyObject *plan, Written *written)
 {
     PyObject *given = PyObject_GetAttr(plan, field->name);
     if (given == NULL)
@@ -191,20 +208,16 @@ static int write_field(const Field *field, PyObject *plan, char *slot)
         return 0;
     }
     int is_taken = fits(field, &column);
+    const Py_ssize_t num = is_taken ? column.shape[0] : 0;
+    const Py_ssize_t offset = is_taken ? offset_of(field, num, written) : -1;
+    is_taken = offset >= 0;
     if (is_taken) {
-        const Py_ssize_t width = field->columns < 0 ? field->rows : field->columns;
-        const Py_ssize_t rows = field->columns < 0 ? 1 : field->rows;
-        const Py_ssize_t row_bytes = width * field->itemsize;
-        char *to = slot + field->offset;
-        if (rows == 1 || (rows > 0 && column.strides[0] == row_bytes)) {
-            if (rows * row_bytes)
-                memcpy(to, column.buf, rows * row_bytes);
-        } else {
-            for (Py_ssize_t row = 0; row < rows && row_bytes; row++)
-                memcpy(to + row * row_bytes, (char *)column.buf + row * column.strides[0],
-                       row_bytes);
-        }
-        is_taken = is_within(field, to, rows * width);
+        const Py_ssize_t bytes = num * field->itemsize;
+        char *to = written->slot + offset;
+        if (bytes)
+            memcpy(to, column.buf, bytes);
+        written->end = (offset + bytes + 7) / 8 * 8;
+        is_taken = is_within(field, to, num);
     }
     PyBuffer_Release(&column);
     Py_DECREF(given);
@@ -241,16 +254,19 @@ static PyObject *packer_pack(Packer *self, PyObject *plan)
     int is_taken = number_of(plan, step_name, &words[2]);
     if (is_taken > 0)
         is_taken = number_of(plan, num_decodes_name, &words[3]);
+    Written written = {slot, self->slot.len, sizeof words, -1};
     for (int at = 0; is_taken > 0 && at < self->num_fields; at++)
-        is_taken = write_field(&self->fields[at], plan, slot);
+        is_taken = write_field(&self->fields[at], plan, &written);
     if (is_taken < 0)
         return NULL;
+    words[SIZE_WORD] = written.end;
+    words[VARYING_WORD] = written.varying < 0 ? 0 : written.varying;
     if (is_taken && self->query_lens >= 0) {
         const Field *query = &self->fields[self->query_lens], *kv = &self->fields[self->kv_lens];
         const int32_t *computed = (const int32_t *)(slot + query->offset);
         const int32_t *known = (const int32_t *)(slot + kv->offset);
         int32_t bad = 0;
-        for (Py_ssize_t at = 0; at < query->rows; at++)
+        for (Py_ssize_t at = 0; at < query->num; at++)
             bad |= computed[at] > known[at];
         is_taken = !bad;
     }

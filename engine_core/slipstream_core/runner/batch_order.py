@@ -16,9 +16,10 @@ def begun_blocks(plan: StepPlan, block_size: int) -> npt.NDArray[np.int64]:
     Only a row's last block can be one. In decode that is one row in `block_size` on average, so
     clearing these blocks writes about as much as storing one token per row.
     """
-    numbers, num_in_last = np.divmod(plan.kv_lens, block_size)
+    num_in_last = plan.kv_lens % block_size
     begun = np.flatnonzero((num_in_last > 0) & (num_in_last <= plan.query_lens))
-    return plan.block_tables[begun, numbers[begun]].astype(np.int64)
+    last = np.cumsum(plan.query_lens, dtype=np.int64)[begun] - 1
+    return plan.kv_slots[last] // block_size
 
 
 def plan_order(plan: StepPlan) -> tuple[Selector, Selector, npt.NDArray[np.int64]]:

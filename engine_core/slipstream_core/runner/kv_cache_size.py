@@ -19,6 +19,7 @@ import torch
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.runner.attention.block_tables import table_bytes, table_width
 from slipstream_core.runner.cuda import mixed_forwards
 from slipstream_core.runner.cuda.decode_graphs import static_bytes
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError
@@ -131,7 +132,6 @@ def blocks_on_card(
     plan = partial(
         largest_plan,
         max_model_len=model.max_model_len,
-        block_size=config.block_size,
         vocab_size=vocab,
     )
     largest = [costliest_plan(plan(num_rows, config.max_num_batched_tokens), vocab)]
@@ -149,14 +149,15 @@ def blocks_on_card(
             f"{config.max_num_batched_tokens} tokens takes more; lower max_num_batched_tokens or "
             "max_num_seqs",
         ) from error
-    state_slots = most_bytes(config.max_num_seqs, vocab, model.max_model_len)
+    width = table_width(model.max_model_len, config.block_size)
+    kept = most_bytes(config.max_num_seqs, vocab, model.max_model_len)
+    kept += table_bytes(config.max_num_seqs, width)
     graphs = 0
     if sizes:
-        max_blocks = -(-model.max_model_len // config.block_size)
-        graphs = max(peaks[1:]) + static_bytes(sizes, vocab, max_blocks)
-        graphs += mixed_forwards.static_bytes(buckets, max(sizes), max_blocks)
+        graphs = max(peaks[1:]) + static_bytes(sizes, vocab)
+        graphs += mixed_forwards.static_bytes(buckets)
     free, total = meter.free_and_total()
-    use = DeviceMemoryUse(total, free_before, free, peaks[0] + state_slots, graphs)
+    use = DeviceMemoryUse(total, free_before, free, peaks[0] + kept, graphs)
     given = cache_bytes(use, share)
     if given < 2 * size:
         raise NoRoomError(model.name, too_small(use, share, 2 * size))
@@ -196,7 +197,7 @@ def _run(runner: Runner, plan: StepPlan) -> None:
 
 
 def largest_plan(
-    num_rows: int, num_tokens: int, *, max_model_len: int, block_size: int, vocab_size: int
+    num_rows: int, num_tokens: int, *, max_model_len: int, vocab_size: int
 ) -> StepPlan:
     """A step of `num_tokens` tokens of which `num_rows` are sampled with the costliest parameters.
 
@@ -222,8 +223,10 @@ def largest_plan(
         query_lens=lens,
         kv_lens=lens,
         prompt_lens=lens,
-        block_tables=np.zeros((num, int(lens.max()) // block_size + 1), np.int32),
         samples=samples,
+        table_slots=zeros[:0],
+        table_numbers=zeros[:0],
+        table_blocks=np.empty(0, np.int32),
         temperatures=ones,
         top_ks=np.full(num_rows, 50, np.int32),
         top_ps=0.9 * ones,

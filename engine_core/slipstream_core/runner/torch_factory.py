@@ -79,7 +79,8 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     buckets = token_buckets(config.max_num_batched_tokens) if sizes else ()
     num_blocks = config.num_blocks
     if num_blocks is None and model.device.type == "cuda":
-        with closing(make(num_blocks=PROFILE_BLOCKS)) as small:
+        longest = min(model.max_model_len, config.max_num_batched_tokens)
+        with closing(make(num_blocks=PROFILE_BLOCKS, max_row_len=longest)) as small:
             num_blocks = blocks_on_card(
                 model,
                 config,

@@ -1,13 +1,13 @@
 """Runs a transformers model: one step is one forward of a flattened batch [1, T].
 
-The runner holds the tensors that outlive a step: the KV cache and the last sampled token of each
-slot. What to compute is in the plan. Steps run one after another on the device's thread. A step may
-be launched before its predecessor has finished: its input ids are gathered on the device from
-`last_token`.
+The runner holds the tensors that outlive a step: the KV cache, and the block table and the last
+sampled token of each slot. What to compute is in the plan. Steps run one after another on the
+device's thread. A step may be launched before its predecessor has finished: its input ids are
+gathered on the device from `last_token`.
 
 - A launched plan's arrays belong to the runner until its step is collected; on a CPU they are read
   in place, by another thread.
-- A step that raises changes nothing but the cache slots and last tokens of its own rows.
+- A step that raises changes nothing but the cache slots, tables and last tokens of its own rows.
 - Of several ranks the first one samples, and the others receive its ids, or all sample a plan that
   is `sliced` together. A forward that raises ends the process, as the other ranks would wait for it
   for ever. A step that cannot be sampled fails on the first rank alone; the others receive any ids,
@@ -32,6 +32,7 @@ import torch
 
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.backend_choice import AttentionBackend, triton_attention
+from slipstream_core.runner.attention.block_tables import BlockTables, table_width
 from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
 from slipstream_core.runner.attention.interface import AttentionContext
@@ -89,6 +90,7 @@ class TorchRunner:
         num_blocks: int,
         block_size: int,
         max_num_seqs: int,
+        max_row_len: int | None = None,
         threads: int | None = None,
         tracer: Tracer | None = None,
         native: bool = True,
@@ -101,6 +103,7 @@ class TorchRunner:
     ) -> None:
         """Allocate the cache, compile the kernels and record decode steps.
 
+        `max_row_len` is how many tokens a row may have; None: as many as the cache has room for.
         `tracer` is used by the device's thread only. Without `native`, torch's operators replace
         our kernels; `attention_backend` is what attends. Without `packs`, weights stay laid out as
         loaded. `graph_sizes` are the numbers of rows whose decode steps are recorded,
@@ -141,6 +144,9 @@ class TorchRunner:
             device=model.device,
         )
         self._scratch = Scratch(model.dtype, model.device)
+        if copies is None and model.device.type == "cuda":
+            copies = CardCopies(model.device)
+        self._copies = copies
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_plain = model.device.type == "cpu" and model.dtype == torch.float32
         self._triton = None
@@ -162,6 +168,14 @@ class TorchRunner:
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
+        # torch's operators are told by the host which blocks to gather
+        on_host = model.device.type == "cuda" and self._triton is None
+        self._tables = BlockTables(
+            max_num_seqs,
+            table_width(max_row_len or self.info.max_model_len, block_size),
+            torch.device("cpu") if on_host else model.device,
+            None if on_host else copies,
+        )
         # [max_num_seqs + 1] int64: each slot's last sampled token; one more for padding rows
         self._last_token = torch.zeros(max_num_seqs + 1, dtype=torch.int64, device=model.device)
         self._logits_processors = LogitsProcessors(
@@ -180,9 +194,6 @@ class TorchRunner:
         self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # (step, masks)
         self._tracer = tracer
         self._spans = None  # on a CPU a step ends with its job
-        if copies is None and model.device.type == "cuda":
-            copies = CardCopies(model.device)
-        self._copies = copies
         self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
         self._threads = Threads(threads or torch.get_num_threads(), self._kernels)
         prepare = self._prepare_thread
@@ -316,7 +327,7 @@ class TorchRunner:
             vocab=self._vocab,
             copies=self._copies,
             sizes=sizes,
-            max_blocks=-(-self.info.max_model_len // self._block_size),
+            tables=self._tables.tensor,
             block_size=self._block_size,
             whole=self._whole,
             buckets=buckets,
@@ -363,6 +374,7 @@ class TorchRunner:
         Runs on the device's thread. Returns a StepResult; with `copies`, the work is enqueued and a
         PendingStep is returned.
         """
+        self._tables.append(plan)
         graphs = self._graphs if self._graphs is not None and self._graphs.takes(plan) else None
         if self._device.type == "cpu":
             is_list = self._is_recorded and plan.num_decodes == len(plan.kv_lens)
@@ -477,7 +489,7 @@ class TorchRunner:
     def _context(self, plan: StepPlan, rows: Selector, tokens: Selector) -> AttentionContext:
         """The attention context of this step, with rows and tokens in the model's order."""
         if self._triton is not None:
-            return self._triton.of_plan(plan)
+            return self._triton.of_plan(plan, self._tables.tensor)
         if self._kernels is not None:
             return CpuContext(
                 self._kernels,
@@ -486,7 +498,8 @@ class TorchRunner:
                 query_lens=plan.query_lens,
                 kv_lens=plan.kv_lens,
                 kv_slots=plan.kv_slots,
-                block_tables=plan.block_tables,
+                slots=plan.slots,
+                block_tables=self._tables.array,
                 block_size=self._block_size,
                 scratch=self._scratch,
             )
@@ -494,7 +507,8 @@ class TorchRunner:
             num_decodes=plan.num_decodes,
             query_lens=plan.query_lens[rows],
             kv_lens=plan.kv_lens[rows],
-            block_tables=plan.block_tables[rows],
+            slots=plan.slots[rows],
+            block_tables=self._tables.array,
             block_size=self._block_size,
             blocks_per_bucket=self._blocks_per_bucket,
             scratch=self._scratch,

@@ -74,7 +74,6 @@ def warm_up_plans(info: ModelInfo, config: CoreConfig) -> list[StepPlan]:
             num_rows,
             num_tokens,
             max_model_len=info.max_model_len,
-            block_size=info.block_size,
             vocab_size=info.vocab_size,
         )
 

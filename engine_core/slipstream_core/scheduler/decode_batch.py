@@ -5,15 +5,6 @@ goes. Then nothing is gathered anew: positions and cache slots advance by one or
 the rest stays. The result equals that of `step_builder.token_columns` for the same rows
 (tests/engine_core/scheduler/test_decode_batch.py).
 
-Block tables (`TableCopies`):
-
-- A plan's copy is written again only once its step is answered: a forward pass may read what the
-  table names behind a row's tokens, and mask it (see `runner/attention/kv_cache`), so that must not
-  change under it. There is one copy per step in flight and one more; they are used in turn.
-- Copies have room for further blocks, padded with the null block.
-- Blocks are announced some steps ahead (`expect`); a plan's table holds none of those that begin
-  behind its step.
-
 Answers (`DecodeStreak`):
 
 - Any increment of a generation, of any row, ends the streak. Steps are answered in launch order, so
@@ -28,16 +19,13 @@ The batch (`DecodeBatch`):
   before removing one of the rows, and before taking or freeing blocks; the last two end the batch.
 - It looks ahead one step at first, then twice as far each time up to 8: most batches either end
   soon or last.
-- Arrays that left as part of a plan are never written again, except block tables; unchanged arrays
-  are shared by all plans of the batch.
+- Arrays that left as part of a plan are never written again; unchanged arrays are shared by all
+  plans of the batch.
 - How far a row may be ahead of its worker is checked only when the allowance of the last check is
   used up: acknowledgements only grow, except on an attach, which calls `recheck_acks`.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -50,75 +38,6 @@ from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
-
-_SPARE_BLOCKS = 8  # spare blocks per row of a new copy
-
-
-@dataclass(slots=True, eq=False)
-class _Copy:
-    table: Int32s  # [rows, width]
-    items: Int32s  # flat view of `table`
-    last_step: int = 0  # last step that uses it; unset for the copy in use
-    num_done: int = 0  # of the expected blocks, how many are in it
-    lacks: list[tuple[Int64s, Int32s]] = field(default_factory=list)  # indices into `items`, blocks
-
-
-class TableCopies:
-    """Copies of the block tables of slots `at` [R]; there is none at first."""
-
-    def __init__(self, slots: SlotTable, at: Int64s) -> None:
-        self._slots = slots
-        self._at = at
-        self._are_first = bool(np.array_equal(at, np.arange(len(at))))
-        self._width = 0
-        self._copies: deque[_Copy] = deque()  # the last is in use
-        self._indices: Int64s = np.empty(0, np.int64)  # into a copy's `items`, of `_blocks`
-        self._blocks: Int32s = np.empty(0, np.int32)  # the expected ones
-
-    def expect(self, rows: Int64s, blocks: Int32s, widest: int) -> None:
-        """Announce blocks in the order in which they begin: `rows` [n], indices into `at`, all
-        different, get `blocks` [n]; no row then has more than `widest`. The slot table already has
-        all earlier blocks.
-        """
-        if widest > self._width:
-            self._width = max(min(widest + _SPARE_BLOCKS, self._slots.tables.shape[1]), widest)
-            self._copies.clear()
-        numbers = self._slots.num_blocks.take(self._at.take(rows))
-        for copy in self._copies:
-            if copy.num_done < len(self._blocks):
-                copy.lacks.append((self._indices[copy.num_done :], self._blocks[copy.num_done :]))
-            copy.num_done = 0
-        self._indices, self._blocks = rows * self._width + numbers, blocks
-
-    def with_first(self, num: int, *, step: int, oldest_in_flight: int | None) -> Int32s:
-        """The tables with the first `num` expected blocks filled in, [R, at least the widest]: for
-        `step`, and for the steps behind it until more blocks begin.
-
-        `oldest_in_flight` is the oldest unanswered step, None if there is none.
-        """
-        copies = self._copies
-        if copies:
-            copies[-1].last_step = step - 1
-        if copies and (oldest_in_flight is None or copies[0].last_step < oldest_in_flight):
-            copy = copies.popleft()
-        else:
-            table = self._made()
-            copy = _Copy(table, table.reshape(-1))
-        copies.append(copy)
-        if copy.lacks:
-            for indices, blocks in copy.lacks:
-                copy.items[indices] = blocks
-            copy.lacks.clear()
-        some = slice(copy.num_done, num)
-        copy.items[self._indices[some]] = self._blocks[some]
-        copy.num_done = num
-        return copy.table
-
-    def _made(self) -> Int32s:
-        tables = self._slots.tables
-        if self._are_first:  # low slots are taken first
-            return tables[: len(self._at), : self._width].copy()
-        return tables[:, : self._width].take(self._at, 0)
 
 
 class DecodeStreak:
@@ -183,6 +102,7 @@ class DecodeBatch:
         self.generations = generations
         self.step = step  # the last step planned
         self._requests = requests
+        self._slots = slots
         self._blocks = blocks
         self._tokens = tokens
         self._columns = columns
@@ -205,12 +125,13 @@ class DecodeBatch:
         self._kv_lens: Int32s = columns.kv_lens[None]  # [L, R]
         self._beginning = _NO_ROWS  # indices into `rows`, in order of the steps
         self._bounds = [0]  # bounds of each step's part of `_beginning`, [L + 1]
-        self._tables = TableCopies(slots, columns.slots)
+        # by entry of `_beginning`: the new entries of block tables
+        self._table_slots = self._table_numbers = _NO_ROWS
+        self._table_blocks: Int32s = np.empty(0, np.int32)
         # rows by the step in which they first begin a block; sorted at the first look-ahead
         self._order: Int64s | None = None
         self._phases = np.empty(0, np.int16)  # [R]
         self._ends: list[int] = []  # of each phase in `_order`, from 0 on, [block_size + 1]
-        self._max_position = 0  # the highest of the positions at the first look-ahead
         limits = np.minimum(requests.limit.take(at), requests.logprob_limit.take(at))
         limits -= self._first  # known is one more than computed
         self._num_left = int(limits.min()) - 1  # steps until a limit, or until room is asked for
@@ -237,19 +158,15 @@ class DecodeBatch:
             self._look_ahead()
         return self._bounds[self._at + 1] - self._bounds[self._at]
 
-    def next_columns(self, *, oldest_in_flight: int | None, is_last: bool) -> TokenColumns:
+    def next_columns(self, *, is_last: bool) -> TokenColumns:
         """The columns of the next step; there have to be blocks for num_beginning().
 
-        `oldest_in_flight` is the oldest unanswered step, None if there is none; `is_last`: whether
-        the batch's last step is still in flight.
+        `is_last`: whether the batch's last step is still in flight.
         """
         last, at = self._columns, self._at
-        tables, num_begun = last.block_tables, self._bounds[at + 1]
-        if num_begun > self._bounds[at]:
-            self._blocks.count_upcoming(num_begun - self._bounds[at])
-            tables = self._tables.with_first(
-                num_begun, step=self.step + 1, oldest_in_flight=oldest_in_flight
-            )
+        begun = slice(self._bounds[at], self._bounds[at + 1])
+        if begun.stop > begun.start:
+            self._blocks.count_upcoming(begun.stop - begun.start)
         if is_last:
             token_ids, gather_slots = self._zeros, last.slots
         else:
@@ -264,8 +181,10 @@ class DecodeBatch:
             query_lens=last.query_lens,
             kv_lens=self._kv_lens[at],
             prompt_lens=last.prompt_lens,
-            block_tables=tables,
             samples=last.samples,
+            table_slots=self._table_slots[begun],
+            table_numbers=self._table_numbers[begun],
+            table_blocks=self._table_blocks[begun],
             sampled=last.sampled,
         )
         return self._columns
@@ -304,7 +223,6 @@ class DecodeBatch:
             self._order = np.argsort(self._phases, kind="stable")
             firsts = np.searchsorted(self._phases.take(self._order), np.arange(size + 1))
             self._ends = firsts.tolist()
-            self._max_position = int(first.max())
         phase = self._num_steps % size
         length = min(self._next_length, size - phase, max(self._num_left, 1))
         self._next_length = min(2 * self._next_length, _MAX_AHEAD)
@@ -326,8 +244,9 @@ class DecodeBatch:
             jumps[beginning] = blocks.astype(np.int64) * size - waits - goes_on.take(beginning)
             has_begun = steps.astype(np.int16) >= self._phases - np.int16(phase)
             self._kv_slots += np.where(has_begun, jumps, 0)
-            widest = (self._max_position + self._num_steps + length - 1) // size + 1
-            self._tables.expect(beginning, blocks, widest)
+            self._table_slots = self._columns.slots.take(beginning)
+            self._table_numbers = self._slots.num_blocks.take(self._table_slots)
+            self._table_blocks = blocks
         self._first, self._beginning, self._length = first, beginning, length
         self._at = self._num_given = 0
         self._num_written = -1

@@ -72,11 +72,6 @@ class LaunchedSteps:
         """The step launched last, None if none is in flight."""
         return self._records[-1].step if self._records else None
 
-    @property
-    def first_step(self) -> int | None:
-        """The step that is answered next, None if none is in flight."""
-        return self._records[0].step if self._records else None
-
     def add(
         self,
         plan: StepPlan,

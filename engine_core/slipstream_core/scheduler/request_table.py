@@ -354,13 +354,9 @@ class SlotTable:
         self._running = None
         return blocks
 
-    def padded_tables(self, slots: Int64s) -> Int32s:
-        """A copy of the block tables of `slots`, [len(slots), widest of them]."""
-        widest = int(self.num_blocks[slots].max())
-        if np.array_equal(slots, np.arange(len(slots))):  # low slots are taken first
-            return self.tables[: len(slots), :widest].copy()
-        tables: Int32s = self.tables[slots, :widest]
-        return tables
+    def blocks_at(self, slots: Int64s, numbers: Int64s) -> Int32s:
+        """One block of the table of each of `slots` [n]."""
+        return self.tables.reshape(-1).take(slots * self.tables.shape[1] + numbers)
 
 
 _NO_COORDINATES: Int64s = np.empty(0, np.int64)

@@ -539,10 +539,7 @@ class Scheduler:
             return None
         if self._requests.has_masks or self._reasoning:
             batch.flush_deferred()
-        columns = batch.next_columns(
-            oldest_in_flight=self._in_flight.first_step,
-            is_last=self._in_flight.last_step == batch.step,
-        )
+        columns = batch.next_columns(is_last=self._in_flight.last_step == batch.step)
         num = len(batch.rows)
         plan = self._launch(columns, batch.rows, batch.generations, num_decodes=num)
         batch.count(plan.step)

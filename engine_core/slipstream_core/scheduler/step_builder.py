@@ -36,8 +36,10 @@ class TokenColumns(Struct, frozen=True, eq=False, gc=False):
     query_lens: Int32s
     kv_lens: Int32s
     prompt_lens: Int32s
-    block_tables: Int32s
     samples: Bools
+    table_slots: Int64s
+    table_numbers: Int64s
+    table_blocks: Int32s
     sampled: RowSet  # the sampled rows, [S]
 
 
@@ -83,11 +85,19 @@ def token_columns(
         token_ids[~gathered] = ids
         gather_slots = np.where(gathered, at[token_rows], -1)
 
-    block_tables = slots.padded_tables(at)
+    token_slots = at if num_decodes == len(rows) else at[token_rows]
     numbers = positions // block_size
-    blocks = block_tables.reshape(-1).take(token_rows * block_tables.shape[1] + numbers)
+    blocks = slots.blocks_at(token_slots, numbers)
     # positions - numbers * block_size takes a third of the time of a modulo
-    kv_slots = (blocks - numbers) * block_size + positions
+    within = positions - numbers * block_size
+    kv_slots = blocks.astype(np.int64) * block_size + within
+    begun = np.flatnonzero(within == 0)
+    table_slots, table_numbers = token_slots[begun], numbers[begun]
+    if num_decodes < len(rows):  # a row's first step is a chunk
+        shared = _shared_entries(requests, own[num_decodes:], block_size)
+        if shared is not None:
+            table_slots = np.concatenate([shared[0], table_slots])
+            table_numbers = np.concatenate([shared[1], table_numbers])
 
     samples = kv_lens == known
     sampled = rows if samples.all() else RowSet(own[samples])
@@ -100,10 +110,26 @@ def token_columns(
         query_lens=counts.astype(np.int32),
         kv_lens=kv_lens.astype(np.int32),
         prompt_lens=requests.prompt_len[own].astype(np.int32),
-        block_tables=block_tables,
         samples=samples,
+        table_slots=table_slots,
+        table_numbers=table_numbers,
+        table_blocks=slots.blocks_at(table_slots, table_numbers),
         sampled=sampled,
     )
+
+
+def _shared_entries(
+    requests: RequestTable, rows: Int64s, block_size: int
+) -> tuple[Int64s, Int64s] | None:
+    """Slot and number of each block that `rows` share, of those that begin with this step."""
+    num_shared, computed = requests.num_shared[rows], requests.computed[rows]
+    begins = (num_shared > 0) & (computed == num_shared)
+    if not begins.any():
+        return None
+    counts = num_shared[begins] // block_size
+    firsts = np.cumsum(counts) - counts
+    numbers = np.arange(counts.sum()) - np.repeat(firsts, counts)
+    return np.repeat(requests.slot[rows[begins]], counts), numbers
 
 
 def build_plan(
@@ -134,8 +160,10 @@ def build_plan(
         query_lens=columns.query_lens,
         kv_lens=columns.kv_lens,
         prompt_lens=columns.prompt_lens,
-        block_tables=columns.block_tables,
         samples=columns.samples,
+        table_slots=columns.table_slots,
+        table_numbers=columns.table_numbers,
+        table_blocks=columns.table_blocks,
         temperatures=sampling.temperatures,
         top_ks=sampling.top_ks,
         top_ps=sampling.top_ps,

@@ -8,8 +8,12 @@ takes, so that a plan can become one packed buffer for other ranks.
 - `gather_slots` names the slot whose last sampled token is the input id; it is -1 where `token_ids`
   holds the id. A runner executes steps in launch order, so it may read what the step before left in
   its `last_token[slot]`.
-- A plan does not change until its step is answered; its `block_tables` may be reused by a plan
-  after that.
+- A plan does not change until its step is answered.
+- A runner keeps a block table for each slot, and a plan has only the entries that are new: those of
+  blocks that the step begins, and, in a row's first step since it got its slot, those of the cached
+  prefix that it shares. So an entry comes with the first token that is computed in its block: as
+  long as a table is behind, so is the cache, and a step that fails has its rows compute those
+  tokens again. What a table names behind a row's tokens is left from a row before.
 - Only rows with `samples` set are sampled; a prefill chunk that ends before its request's last
   known token is not.
 - What rows with a grammar may sample depends on the ids of the step before, which the host does not
@@ -81,8 +85,12 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, eq=False, gc=False):
     query_lens: Int32s
     kv_lens: Int32s  # tokens in the cache after this step
     prompt_lens: Int32s
-    block_tables: Int32s  # [R, widest table or more], padded with the null block 0
     samples: Bools
+
+    # entries of block tables that are new in this step, [E]: all different
+    table_slots: Int64s
+    table_numbers: Int64s  # of each block in its table
+    table_blocks: Int32s
 
     # sampling columns of the S sampled rows, in row order
     temperatures: Float32s  # 0 is greedy

@@ -138,7 +138,9 @@ def test_a_slot_holds_every_usual_plan(rows: int, chunk: int, width: int) -> Non
         gather_slots=tokens,
         positions=tokens,
         kv_slots=tokens,
-        block_tables=np.zeros((rows, width), np.int32),
+        table_slots=np.zeros(rows * width, np.int64),
+        table_numbers=np.zeros(rows * width, np.int64),
+        table_blocks=np.zeros(rows * width, np.int32),
     )
     size = slot_bytes(
         max_num_seqs=rows, max_num_batched_tokens=rows + chunk, max_blocks=width, max_scored=0

@@ -112,7 +112,7 @@ def plan_of_one(lead: LeadRunner, step: int) -> StepPlan:
     [
         {"kv_slots": np.full(5, 1 << 40)},
         {"slots": np.array([-1])},
-        {"block_tables": np.full((1, 2), 60, np.int32)},
+        {"table_blocks": np.full(2, 60, np.int32)},
     ],
 )
 def test_a_plan_that_ranks_could_not_compute_fails_alone(
@@ -132,7 +132,10 @@ def test_a_plan_that_ranks_could_not_compute_fails_alone(
 
 def test_a_plan_that_has_no_room_in_the_ring_fails_alone(lead: LeadRunner) -> None:
     plan = plan_of_one(lead, 1)
-    lead.launch(replace(plan, block_tables=np.zeros((1, 1 << 20), np.int32)))
+    many = np.zeros(1 << 20, np.int64)
+    lead.launch(
+        replace(plan, table_slots=many, table_numbers=many, table_blocks=many.astype(np.int32))
+    )
     with pytest.raises(StepFailed):
         lead.collect()
     lead.launch(plan)

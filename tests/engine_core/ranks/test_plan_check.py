@@ -16,15 +16,17 @@ from slipstream_core.ranks.plan_check import PlanBounds, PlanBoundsError
 from slipstream_core.ranks.plan_codec import PlanBuffer, native_packer, packed_bytes
 from slipstream_core.step.plan import StepPlan
 
-BOUNDS = PlanBounds(num_blocks=10, block_size=4, max_num_seqs=6, vocab_size=50)
-PLAN = replace(plan_of([Row(position=2)] * 4), block_tables=np.full((4, 3), 9, np.int32))
+BOUNDS = PlanBounds(num_blocks=10, block_size=4, max_num_seqs=6, max_blocks=3, vocab_size=50)
+PLAN = plan_of([Row(position=2)] * 4)
 # by column: the least and the largest number allowed
 ALLOWED = {
     "token_ids": (0, 49),
     "kv_slots": (0, 39),
     "slots": (0, 5),
     "gather_slots": (-1, 5),
-    "block_tables": (0, 9),
+    "table_slots": (0, 5),
+    "table_numbers": (0, 2),
+    "table_blocks": (0, 9),
     "positions": (0, 11),
     "kv_lens": (1, 12),
 }
@@ -79,12 +81,3 @@ def test_a_row_that_computes_more_tokens_than_it_has_is_refused(
     lens[2] = PLAN.kv_lens[2] + 1
     with pytest.raises(PlanBoundsError):
         check(replace(PLAN, query_lens=lens))
-
-
-@CHECKS
-def test_a_row_of_a_wider_table_is_checked_as_far_as_it_is_shown(
-    check: Callable[[StepPlan], None],
-) -> None:
-    wide = np.full((4, 8), 99, np.int32)
-    wide[:, :3] = 1
-    check(replace(PLAN, block_tables=wide[:, :3]))

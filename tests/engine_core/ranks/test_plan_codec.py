@@ -23,7 +23,7 @@ from slipstream_core.step.plan import PromptPlan, StepPlan
 HEADER_WORDS = 11
 SENT = {
     *("step", "num_decodes", "token_ids", "gather_slots", "positions", "kv_slots", "slots"),
-    *("query_lens", "kv_lens", "block_tables", "samples"),
+    *("query_lens", "kv_lens", "samples", "table_slots", "table_numbers", "table_blocks"),
 }
 DRAWN = {"temperatures", "seeds"}
 
@@ -38,13 +38,14 @@ def plans(draw: st.DrawFn) -> StepPlan:
     rng = np.random.default_rng(draw(st.integers(0, 1 << 32)))
     rows, sampled, tokens = len(lens), int(samples.sum()), int(lens.sum())
     masked = draw(st.integers(0, 4)) if sampled else 0
+    entries = draw(st.integers(0, 9))
     scored = np.array(draw(st.lists(st.integers(1, 4), max_size=3)) if rows else [], np.int64)
 
     def longs(count: int, end: int = 1 << 62) -> np.ndarray[Any, np.dtype[np.int64]]:
         return rng.integers(-end, end, count)
 
-    def ints(*shape: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        return rng.integers(-(1 << 31), 1 << 31, shape, np.int32)
+    def ints(count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        return rng.integers(-(1 << 31), 1 << 31, count, np.int32)
 
     prompt = PromptPlan(
         rows=rng.integers(0, max(rows, 1), len(scored)),
@@ -65,9 +66,10 @@ def plans(draw: st.DrawFn) -> StepPlan:
         query_lens=lens,
         kv_lens=ints(rows),
         prompt_lens=ints(rows),
-        # wider than what is shown of it, as the scheduler's tables are
-        block_tables=ints(rows, 9)[:, : draw(st.integers(0, 9))],
         samples=samples,
+        table_slots=longs(entries),
+        table_numbers=longs(entries),
+        table_blocks=ints(entries),
         temperatures=rng.random(sampled, np.float32),
         top_ks=ints(sampled),
         top_ps=rng.random(sampled, np.float32),
@@ -166,21 +168,20 @@ def test_both_ways_write_the_same(several: list[StepPlan]) -> None:
         assert native._packer.pack(plan) is (plan.prompt is None)
 
 
-@pytest.mark.parametrize("name", ["token_ids", "block_tables", "query_lens"])
+@pytest.mark.parametrize("name", ["token_ids", "table_numbers", "query_lens"])
 def test_what_is_not_dense_or_not_as_declared_is_not_packed_in_c(name: str) -> None:
     if native_packer() is None:
         pytest.skip("there is no compiler")
-    tables = np.zeros((4, 3), np.int32)
-    plan = msgspec.structs.replace(plan_of([Row(position=2)] * 4), block_tables=tables)
+    plan = plan_of([Row(position=2)] * 4)
     buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
     buffer.pack(plan)
     column = getattr(plan, name)
     for other in (
-        np.repeat(column, 2, axis=-1)[..., ::2],
+        np.repeat(column, 2)[::2],
         column.astype(np.uint8),
         column.astype(column.dtype.newbyteorder(">")),
-        column[..., :-1],
-        column[..., None],
+        column[:-1],
+        column[:, None],
         column.tolist(),
     ):
         assert not buffer._packer.pack(msgspec.structs.replace(plan, **{name: other}))
@@ -202,7 +203,7 @@ def test_columns_are_views_of_the_buffer() -> None:
     space = packed(plan_of([Row(), Row()]))
     plan = view(memoryview(space))
     whole = np.frombuffer(space, np.uint8)
-    for name in ("token_ids", "block_tables", "samples"):
+    for name in ("token_ids", "table_blocks", "samples"):
         assert np.shares_memory(getattr(plan, name), whole)
 
 
@@ -260,7 +261,7 @@ def test_a_count_beyond_the_buffer_is_refused(word: int, count: int) -> None:
     [
         {"query_lens": np.ones(2, np.int64)},
         {"kv_lens": np.ones(1, np.int32)},
-        {"block_tables": np.ones((1, 1), np.int32)},
+        {"table_blocks": np.ones(1, np.int32)},
         {"samples": np.ones(2, np.uint8)},
     ],
 )

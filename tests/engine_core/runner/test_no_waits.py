@@ -14,7 +14,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 from tests.helpers.meta_card import (
-    BLOCK,
     MAX_MODEL_LEN,
     META,
     WaitedError,
@@ -59,7 +58,6 @@ def test_a_models_steps_are_enqueued_and_recorded(architecture: Any) -> None:
                 3,
                 num_tokens,
                 max_model_len=MAX_MODEL_LEN,
-                block_size=BLOCK,
                 vocab_size=model.vocab_size,
             )
             assert isinstance(step(runner, plan), StepReadback)
@@ -88,7 +86,7 @@ def runner(model: LoadedModel) -> Iterator[TorchRunner]:
 
 def decoding(num: int, **columns: Any) -> StepPlan:
     """A step of `num` decode rows, greedy unless `columns` say otherwise."""
-    plan = largest_plan(num, num, max_model_len=8, block_size=BLOCK, vocab_size=VOCAB)
+    plan = largest_plan(num, num, max_model_len=8, vocab_size=VOCAB)
     greedy = {
         "temperatures": np.zeros(num, np.float32),
         "top_ks": np.zeros(num, np.int32),
@@ -190,7 +188,7 @@ def test_very_many_listed_ids_are_enqueued(runner: TorchRunner) -> None:
 
 @pytest.mark.parametrize("sampled", [True, False])
 def test_a_prompts_log_probabilities_are_enqueued(runner: TorchRunner, sampled: bool) -> None:
-    plan = largest_plan(2, 40, max_model_len=MAX_MODEL_LEN, block_size=BLOCK, vocab_size=VOCAB)
+    plan = largest_plan(2, 40, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB)
     prompt = PromptPlan(
         rows=np.array([1]),
         starts=np.array([0]),
@@ -225,12 +223,12 @@ def chunks_alone(plan: StepPlan) -> StepPlan:
 
 
 def test_a_step_of_chunks_alone_is_enqueued(runner: TorchRunner) -> None:
-    plan = largest_plan(2, 40, max_model_len=MAX_MODEL_LEN, block_size=BLOCK, vocab_size=VOCAB)
+    plan = largest_plan(2, 40, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB)
     assert isinstance(step(runner, chunks_alone(plan)), EndedStep)
 
 
 def test_the_dearest_step_is_enqueued(runner: TorchRunner) -> None:
-    plan = largest_plan(3, 40, max_model_len=MAX_MODEL_LEN, block_size=BLOCK, vocab_size=VOCAB)
+    plan = largest_plan(3, 40, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB)
     plan = costliest_plan(plan, VOCAB)
     runner.sample(plan, np.full((3, -(-VOCAB // 32)), -1, np.int32))
     assert isinstance(step(runner, plan), StepReadback)

@@ -48,9 +48,12 @@ class Stream:
 
 @dataclass
 class Device:
-    """Executes plans at launch, in order; a plan that fails leaves garbage where it would write."""
+    """Executes plans at launch, in order; a plan that fails leaves garbage where it would write,
+    and its entries do not reach the tables.
+    """
 
     block_size: int
+    tables: np.ndarray  # by slot, of what plans have brought
     content: dict[tuple[int, int], Prefix | tuple[str]] = field(default_factory=dict)
     last_token: dict[int, int] = field(default_factory=dict)  # by slot
 
@@ -60,16 +63,17 @@ class Device:
         were_right: list[bool] = []
         last: dict[int, int] = {}
         end = 0
+        if not fails:
+            self.tables[plan.table_slots, plan.table_numbers] = plan.table_blocks
         for i in range(plan.num_requests):
             begin, end = end, end + int(plan.query_lens[i])
-            table = plan.block_tables[i].tolist()
+            table = self.tables[plan.slots[i]].tolist()
             for at in range(begin, end):
                 position = int(plan.positions[at])
                 gathered = int(plan.gather_slots[at])
                 token = int(plan.token_ids[at]) if gathered < 0 else self.last_token[gathered]
                 before = self.prefix(table, position)
                 place = divmod(int(plan.kv_slots[at]), self.block_size)
-                assert place == (table[position // self.block_size], position % self.block_size)
                 is_garbage = fails or before is None
                 self.content[place] = GARBAGE if is_garbage else (*before, token)
             if plan.samples[i]:
@@ -115,7 +119,10 @@ class Harness:
         self.blocks = self.scheduler._blocks
         self.num_looked_up = 0  # requests, from their beginnings
         self.watch_room()
-        self.device = Device(self.block_size)
+        max_blocks = -(-self.limits["max_model_len"] // self.block_size)
+        self.device = Device(
+            self.block_size, np.zeros((self.limits["max_num_seqs"], max_blocks), np.int32)
+        )
         self.acked = np.zeros(MAX_ROWS, np.int64)
         self.streams: dict[int, Stream] = {}
         self.launched: deque[tuple[StepPlan, bool, list[int], list[bool]]] = deque()
@@ -182,7 +189,7 @@ class Harness:
             for block in set((places // self.block_size).tolist()):
                 if held[block] > 1:
                     last = int(plan.kv_lens[i]) - 1
-                    number = plan.block_tables[i].tolist().index(block)
+                    number = self.table(int(plan.slots[i])).index(block)
                     assert i >= plan.num_decodes
                     assert (number + 1) * self.block_size - 1 <= last, "written, shared, not filled"
 
@@ -256,6 +263,9 @@ class Harness:
         assert pool.num_free == pool.num_blocks - 1 - len(held)
         if any(fails for _, fails, _, _ in self.launched):
             return  # who has part in that, and what it leaves behind, is told when it is answered
+        for slot, row in enumerate(slots.row.tolist()):
+            num = -(-int(requests.computed[row]) // self.block_size) if row >= 0 else 0
+            assert self.device.tables[slot, :num].tolist() == self.table(slot)[:num]
         for slot, row in enumerate(slots.row.tolist()):
             if row < 0:
                 continue

@@ -153,6 +153,7 @@ class TileScene:
             len(rows) if case.step == "decode" else 0,
             torch.cat(slots),
             torch.tensor(lens, dtype=torch.int32, device=device),
+            torch.arange(len(rows), device=device),
             tables,
             None if case.step == "decode" else starts.int(),
         )

@@ -5,7 +5,7 @@ masked or sorted. Prefill rows go to TorchAttention, row by row, as torch is goo
 
 - The kernel reads only what a row has written, and TorchAttention cuts the blocks gathered for
   prefill rows at the row's length, so no block needs to be cleared when it is begun.
-- The columns passed in must not change until the forward is done.
+- Columns and tables passed in must not change until the forward is done.
 """
 
 from __future__ import annotations
@@ -35,24 +35,28 @@ class CpuContext:
         query_lens: Int32s,  # [R]
         kv_lens: Int32s,  # [R], with this step's tokens
         kv_slots: Int64s,  # [T]
-        block_tables: Int32s,  # [R, widest]
+        slots: Int64s,  # [R]: whose tables in `block_tables` are the rows'
+        block_tables: Int32s,  # [slots, width]
         block_size: int,
         scratch: Scratch,
     ) -> None:
         self._kernels = kernels
         self._layers = layers
         self._num_decodes = num_decodes
+        assert block_tables.flags.c_contiguous
         self._columns = (  # kept alive: the kernel has their addresses
             np.ascontiguousarray(kv_slots, np.int64),
-            np.ascontiguousarray(block_tables, np.int32),
+            block_tables,
+            np.ascontiguousarray(slots, np.int64),
             np.ascontiguousarray(kv_lens, np.int32),
         )
-        slots, tables, lens = self._columns
+        stored, tables, table_rows, lens = self._columns
         self._call = Decode(
-            slots=slots.ctypes.data,
-            tokens=len(slots),
+            slots=stored.ctypes.data,
+            tokens=len(stored),
             tables=tables.ctypes.data,
             widest=tables.shape[1],
+            table_rows=table_rows.ctypes.data,
             lens=lens.ctypes.data,
             rows=num_decodes,
             block_size=block_size,
@@ -64,7 +68,8 @@ class CpuContext:
                 num_decodes=0,
                 query_lens=query_lens[num_decodes:],
                 kv_lens=kv_lens[num_decodes:],
-                block_tables=block_tables[num_decodes:],
+                slots=slots[num_decodes:],
+                block_tables=block_tables,
                 block_size=block_size,
                 blocks_per_bucket=1,
                 scratch=scratch,

@@ -28,7 +28,8 @@ class DecodeColumns:
 
     kv_slots: torch.Tensor  # [B] int64
     kv_lens: torch.Tensor  # [B] int32, this step's token included; 0 is padding
-    block_tables: torch.Tensor  # [B, W] int32, with a row stride that may exceed W
+    slots: torch.Tensor  # [B] int64: whose tables in `block_tables` are the rows'
+    block_tables: torch.Tensor  # [slots, W] int32
     block_size: int
 
 
@@ -45,7 +46,8 @@ class MixedColumns:
     kv_lens: torch.Tensor  # [R] int32, this step's tokens included; 0 is padding
     query_starts: torch.Tensor  # [R + 1] int32
     num_decodes: torch.Tensor  # [1] int32
-    block_tables: torch.Tensor  # [R, W] int32
+    slots: torch.Tensor  # [R] int64: whose tables in `block_tables` are the rows'
+    block_tables: torch.Tensor  # [slots, W] int32
     block_size: int
     num_prefills: int  # the most rows that do not decode, with the one of padding
 
@@ -78,9 +80,10 @@ class FixedShapeDecode:
         begins = at.kv_slots % at.block_size == 0
         cache.clear(torch.where(begins, at.kv_slots // at.block_size, 0))
         cache.store(at.kv_slots, key, value)
-        rows, width = at.block_tables.shape
+        tables = at.block_tables[at.slots]
+        rows, width = tables.shape
         keys_per_row = width * at.block_size
-        blocks = at.block_tables.reshape(-1)
+        blocks = tables.reshape(-1)
         kv_heads = key.shape[1]
         keys = cache.key_blocks[blocks].view(rows, keys_per_row, kv_heads, -1).transpose(1, 2)
         values = cache.value_blocks[blocks].view(rows, keys_per_row, kv_heads, -1).transpose(1, 2)
@@ -113,9 +116,10 @@ def fixed_shape_mixed(layers: Sequence[LayerCache], columns: MixedColumns) -> Fi
     rows = torch.searchsorted(columns.query_starts, tokens, right=True) - 1
     rows = rows.clamp(max=len(columns.kv_lens) - 1)  # while recorded, no row has a token
     lens = torch.where(columns.kv_lens[rows] > 0, columns.positions + 1, 0).to(torch.int32)
-    tables = columns.block_tables[rows]
+    slots = columns.slots[rows]
     return FixedShapeDecode(
-        layers, DecodeColumns(columns.kv_slots, lens, tables, columns.block_size)
+        layers,
+        DecodeColumns(columns.kv_slots, lens, slots, columns.block_tables, columns.block_size),
     )
 
 

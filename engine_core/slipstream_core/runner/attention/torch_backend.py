@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from slipstream_core.runner.attention.block_tables import padded_rows
 from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.staging import to_device
-from slipstream_core.step.plan import Bools, Int32s
+from slipstream_core.step.plan import Bools, Int32s, Int64s
 
 # Per gathered tensor (one for keys, one for values). On a CPU two of them fit a core's share of
 # L2/L3; on a card larger buckets mean fewer launches.
@@ -144,7 +145,8 @@ class TorchAttention:
         num_decodes: int,
         query_lens: Int32s,  # [R]
         kv_lens: Int32s,  # [R], with this step's tokens
-        block_tables: Int32s,  # [R, widest]
+        slots: Int64s,  # [R]: whose tables in `block_tables` are the rows'
+        block_tables: Int32s,  # [slots, width]
         block_size: int,
         blocks_per_bucket: int,
         scratch: Scratch,
@@ -152,7 +154,8 @@ class TorchAttention:
         self._scratch = scratch
         self._buckets = _buckets(
             kv_lens[:num_decodes],
-            block_tables[:num_decodes],
+            slots[:num_decodes],
+            block_tables,
             block_size,
             blocks_per_bucket,
             scratch,
@@ -163,7 +166,7 @@ class TorchAttention:
             kv_len, stop = int(kv_lens[row]), start + int(query_lens[row])
             blocks = None
             if stop - start < kv_len:
-                blocks = scratch.indices(block_tables[row, : -(-kv_len // block_size)])
+                blocks = scratch.indices(block_tables[slots[row], : -(-kv_len // block_size)])
             self._chunks.append(_Chunk(start, stop, kv_len, blocks))
             start = stop
 
@@ -250,13 +253,16 @@ class TorchAttention:
 
 def _buckets(
     kv_lens: Int32s,
+    slots: Int64s,
     block_tables: Int32s,
     block_size: int,
     blocks_per_bucket: int,
     scratch: Scratch,
 ) -> list[_Bucket]:
     """Group neighbouring rows into buckets, as many as fit; a single row may exceed the size."""
-    num_blocks = (-(-kv_lens // block_size)).tolist()
+    lens = -(-kv_lens // block_size)
+    # what a bucket gathers behind a row is masked, which hides no NaN: it is the null block
+    tables, num_blocks = padded_rows(block_tables, slots, lens), lens.tolist()
     buckets = []
     start = 0
     while start < len(num_blocks):
@@ -269,7 +275,7 @@ def _buckets(
                 start,
                 stop,
                 kv_lens[start:stop],
-                scratch.indices(block_tables[start:stop, :widest]),
+                scratch.indices(tables[start:stop, :widest]),
                 widest * block_size,
             )
         )

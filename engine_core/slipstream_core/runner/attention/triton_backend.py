@@ -79,10 +79,12 @@ class StepRows:
     num_decodes: int
     kv_slots: torch.Tensor  # [T] int64
     kv_lens: torch.Tensor  # [R] int32, with this step's tokens
-    block_tables: torch.Tensor  # [R, widest] int32, with stride 1 within a row
+    slots: torch.Tensor  # [R] int64: whose tables in `block_tables` are the rows'
+    block_tables: torch.Tensor  # [slots, width] int32, with stride 1 within a row
     query_starts: torch.Tensor | None = None  # [R + 1] int32; None: decode rows only
     decodes: torch.Tensor | None = None  # [1] int32: the rows that decode; None: num_decodes do
     num_prefills: int | None = None  # None: all rows behind num_decodes
+    longest: int | None = None  # tokens of the longest row; None: as many as a table may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +144,11 @@ class TritonAttention:
             self._tiles,
         )
 
-    def of_plan(self, plan: StepPlan) -> TritonContext:
-        """The context of a plan; copies its columns to the device."""
+    def of_plan(self, plan: StepPlan, block_tables: torch.Tensor) -> TritonContext:
+        """The context of a plan; copies its columns to the device.
+
+        block_tables: of all slots, [slots, width] int32, on the device.
+        """
         starts = decodes = None
         if plan.num_decodes < plan.num_requests:
             both = np.zeros(plan.num_requests + 2, np.int32)
@@ -156,9 +161,11 @@ class TritonAttention:
                 plan.num_decodes,
                 self._to(plan.kv_slots),
                 self._to(plan.kv_lens),
-                self._to(np.ascontiguousarray(plan.block_tables)),
+                self._to(plan.slots),
+                block_tables,
                 starts,
                 decodes,
+                longest=int(plan.kv_lens.max()),
             )
         )
 
@@ -167,7 +174,9 @@ class TritonAttention:
         assert layers is self._layers
         num_rows = len(columns.kv_lens)
         return self.context(
-            StepRows(num_rows, columns.kv_slots, columns.kv_lens, columns.block_tables)
+            StepRows(
+                num_rows, columns.kv_slots, columns.kv_lens, columns.slots, columns.block_tables
+            )
         )
 
     def of_mixed(self, layers: Sequence[LayerCache], columns: MixedColumns) -> TritonContext:
@@ -178,6 +187,7 @@ class TritonAttention:
                 len(columns.kv_lens) - 1,  # the last one is padding
                 columns.kv_slots,
                 columns.kv_lens,
+                columns.slots,
                 columns.block_tables,
                 columns.query_starts,
                 columns.num_decodes,
@@ -222,6 +232,7 @@ class TritonAttention:
                     1,
                     empty(num_tokens, dtype=torch.int64),
                     empty(2, dtype=torch.int32),
+                    empty(2, dtype=torch.int64),
                     empty(1, 1, dtype=torch.int32).expand(2, width),
                     empty(3, dtype=torch.int32),
                     empty(1, dtype=torch.int32),
@@ -380,7 +391,7 @@ class _Call:
             num_tokens -= rows.num_decodes
             most = len(rows.kv_lens) - rows.num_decodes
         num_tiles = num_tokens // tile.queries(num_heads // num_kv_heads) + most
-        longest = rows.block_tables.shape[1] * self.block_size
+        longest = rows.longest or rows.block_tables.shape[1] * self.block_size
         splits = num_splits(num_tiles * num_kv_heads, -(-longest // tile.block_n), self.processors)
         parts: _Parts = (None, None, None)
         if splits > 1:
@@ -438,6 +449,7 @@ class _Call:
                 "keys": self.cache.keys,
                 "values": self.cache.values,
                 "block_tables": rows.block_tables,
+                "table_rows": rows.slots,
                 "query_starts": None if shared["DECODE"] else rows.query_starts,
                 "kv_lens": rows.kv_lens,
                 "scale": scale,

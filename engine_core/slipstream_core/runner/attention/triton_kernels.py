@@ -177,7 +177,13 @@ def _tiles_of(kv_lens, rows, real, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["num_rows", "table_stride", "num_splits"],
-    do_not_specialize_on_alignment=["block_tables", "query_starts", "kv_lens", "num_decodes"],
+    do_not_specialize_on_alignment=[
+        "block_tables",
+        "table_rows",
+        "query_starts",
+        "kv_lens",
+        "num_decodes",
+    ],
 )
 def attend(
     output,  # [T, heads, VALUE_DIM]
@@ -189,7 +195,8 @@ def attend(
     query,  # [T, heads, KEY_DIM]
     keys,  # [slots, kv heads, KEY_DIM]
     values,  # [slots, kv heads, VALUE_DIM]
-    block_tables,  # [R, table_stride] int32
+    block_tables,  # [slots, table_stride] int32
+    table_rows,  # [R] int64: whose tables they are
     query_starts,  # [R + 1] int32, not with DECODE
     kv_lens,  # [R] int32
     sinks,  # [heads], with SINKS
@@ -303,7 +310,7 @@ def attend(
     acc = tl.zeros([BLOCK_M, VALUE_PAD], tl.float32)
     keys_of_head = keys + kv_head * key_head
     values_of_head = values + kv_head * value_head
-    table = block_tables + row.to(tl.int64) * table_stride
+    table = block_tables + tl.load(table_rows + row) * table_stride
     masked_from = low_key
     if not DECODE and WINDOW == 0:
         # all queries see the keys up to the first query's own

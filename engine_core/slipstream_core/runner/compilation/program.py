@@ -388,6 +388,7 @@ def trial_context(decode: DecodeGraph, kernels: Kernels, rows: int) -> CpuContex
         query_lens=np.ones(rows, np.int32),
         kv_lens=np.ones(rows, np.int32),
         kv_slots=np.arange(1, rows + 1),
+        slots=np.arange(rows),
         block_tables=np.arange(1, rows + 1, dtype=np.int32)[:, None],
         block_size=1,
         scratch=Scratch(torch.float32, torch.device("cpu")),

@@ -108,7 +108,7 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
     int group = (int)(p->heads / p->kv_heads), num_heads = (int)(last - first) * group;
     int key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
     int64_t len = p->lens[row], token = p->window && p->window < len ? len - p->window : 0;
-    const int32_t *table = p->tables + row * p->widest;
+    const int32_t *table = p->tables + p->table_rows[row] * p->widest;
     const float *sinks = p->sinks ? p->sinks + first * group : NULL;
     float *output = p->output + (row * p->heads + first * group) * value_dim;
     const float *query = p->query + row * p->query_row + first * group * p->query_head;

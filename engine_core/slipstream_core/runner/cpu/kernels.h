@@ -16,8 +16,9 @@ typedef struct {
     const float *query; /* [rows, heads, key_dim], strides in floats, the last is 1 */
     int64_t query_row, query_head;
     float *keys, *values;       /* [slots, kv_heads, dim] */
-    const int32_t *tables;      /* [rows, widest] */
+    const int32_t *tables;      /* of all batch slots, widest numbers apart */
     int64_t widest;
+    const int64_t *table_rows; /* [rows]: whose tables they are */
     const int32_t *lens; /* [rows], at least 1 */
     float *output;       /* [rows, heads, value_dim] */
     const float *sinks;  /* [heads] or NULL */

@@ -46,6 +46,7 @@ class Decode(ctypes.Structure):
         ("values", _Pointer),
         ("tables", _Pointer),
         ("widest", _Int),
+        ("table_rows", _Pointer),
         ("lens", _Pointer),
         ("output", _Pointer),
         ("sinks", _Pointer),

@@ -98,12 +98,12 @@ KINDS = tuple(
 MAX_EDITED = 64  # rows of a recorded step whose logits are changed; with more it is sampled eagerly
 
 
-def static_bytes(sizes: Sequence[int], vocab_size: int, max_blocks: int) -> int:
+def static_bytes(sizes: Sequence[int], vocab_size: int) -> int:
     """Bytes of the tensors that recorded steps read and write, mostly the logits."""
     largest = max(sizes, default=0)
     masks = 2 * largest * -(-vocab_size // 32)  # and as much on their way
     edited = min(largest, MAX_EDITED) * vocab_size
-    rows = largest * (vocab_size + 2 * max_blocks + 2 * 64)
+    rows = largest * (vocab_size + 2 * 64)
     return 4 * (masks + edited + rows)
 
 
@@ -120,7 +120,7 @@ class DecodeGraphs:
         vocab: torch.Tensor,  # arange(vocab) int32
         copies: Copies,
         sizes: Sequence[int],  # ascending
-        max_blocks: int,  # of one row's table
+        tables: torch.Tensor,  # [slots, width] int32; the last is the padding rows'
         block_size: int,
         kinds: Sequence[GraphKind] = KINDS,
         whole: WholeVocabSampler | None = None,
@@ -144,11 +144,8 @@ class DecodeGraphs:
         self._num_logprobs = min(MAX_LOGPROBS, len(vocab))
         device, largest = vocab.device, self._sizes[-1]
         self._layouts = {size: _columns_layout(size) for size in self._sizes}
-        width = -(-max_blocks // 16) * 16  # kernels are compiled for multiples of 16
-        # room for the widest plan: a buffer that grows would move away from the recordings
-        table_bytes = 4 * largest * width
-        self._staging = Staging(copies, device, self._layouts[largest].size + table_bytes)
-        self._tables = torch.zeros((largest, width), dtype=torch.int32, device=device)
+        self._staging = Staging(copies, device, self._layouts[largest].size)
+        self._tables = tables
         self._rows = torch.arange(largest, device=device)
         # of the model's type where kernels read it: a pass over bfloat16 moves half of the bytes
         dtype = torch.float32 if whole is None else layers[0].keys.dtype
@@ -176,7 +173,7 @@ class DecodeGraphs:
                 logits=self._logits,
                 copies=copies,
                 buckets=buckets,
-                table_width=width,
+                tables=tables,
                 block_size=block_size,
             )
 
@@ -198,12 +195,7 @@ class DecodeGraphs:
             return False
         if plan.num_decodes < num:
             return self._mixed is not None and self._mixed.takes(plan)
-        return (
-            num > 0
-            and plan.prompt is None
-            and plan.block_tables.shape[1] <= self._tables.shape[1]
-            and bool(plan.samples.all())
-        )
+        return num > 0 and plan.prompt is None and bool(plan.samples.all())
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
         """Logits of a plan that `takes` accepts, [S, vocab], until the next call."""
@@ -216,16 +208,8 @@ class DecodeGraphs:
             return logits
         size = self._size_for(num)
         layout = self._layouts[size]
-        num_blocks = plan.block_tables.shape[1]
-        stop = layout.size + 4 * num * num_blocks
-        buffer = self._staging.open(stop)
-        columns = layout.in_host(buffer)
-        self._fill(plan, columns, num)
-        flat = buffer[layout.size : stop].view(np.int32)
-        flat.reshape(num, num_blocks)[...] = plan.block_tables
-        sent = self._staging.send(stop)
-        tables = sent[layout.size : stop].view(torch.int32).view(num, num_blocks)
-        self._tables[:num, :num_blocks].copy_(tables)
+        self._fill(plan, layout.in_host(self._staging.open(layout.size)), num)
+        self._staging.send(layout.size)
         self._forwards[size]()
         return self._logits[:num]
 
@@ -287,7 +271,8 @@ class DecodeGraphs:
         """Seconds that `steps` replays take without host work between them.
 
         The `batch` rows have `context` tokens each, in blocks spread over the cache's `num_blocks`.
-        Writes to the cache. Raises ValueError if the batch size or kind is not recorded.
+        Writes to the cache and the tables of the first slots. Raises ValueError if the batch size
+        or kind is not recorded.
         """
         if not self._recorded or batch > self._recorded[-1]:
             raise ValueError(f"no CUDA graph for {batch} rows, only for {self._recorded}")
@@ -302,7 +287,8 @@ class DecodeGraphs:
         for column in columns.values():
             column[...] = 0
         columns["gather_slots"][...] = -1
-        columns["slots"][...] = len(self._last_token) - 1
+        columns["slots"][:batch] = np.arange(batch)
+        columns["slots"][batch:] = len(self._last_token) - 1
         columns["positions"][:batch] = context - 1
         columns["kv_lens"][:batch] = context
         offset = (context - 1) % self._block_size
@@ -357,7 +343,11 @@ class DecodeGraphs:
 
     def _forward_of(self, size: int, columns: dict[str, torch.Tensor]) -> Work:
         at = DecodeColumns(
-            columns["kv_slots"], columns["kv_lens"], self._tables[:size], self._block_size
+            columns["kv_slots"],
+            columns["kv_lens"],
+            columns["slots"],
+            self._tables,
+            self._block_size,
         )
         token_ids, gather_slots = columns["token_ids"], columns["gather_slots"]
 

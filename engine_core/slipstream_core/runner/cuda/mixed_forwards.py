@@ -36,9 +36,9 @@ def token_buckets(max_num_batched_tokens: int) -> tuple[int, ...]:
     return BUCKETS[: last + 1]
 
 
-def static_bytes(buckets: Sequence[int], max_rows: int, max_blocks: int) -> int:
-    """Bytes of the tensors that recorded forwards read, without the logits, which others hold."""
-    return 2 * (4 * (max_rows + 1) * max_blocks) + max(buckets, default=0) * 8 * 8
+def static_bytes(buckets: Sequence[int]) -> int:
+    """Bytes of the columns that recorded forwards read; others hold tables and logits."""
+    return max(buckets, default=0) * 9 * 8
 
 
 class MixedForwards:
@@ -54,7 +54,7 @@ class MixedForwards:
         logits: torch.Tensor,  # [max_rows, vocab], which a forward fills from the first on
         copies: Copies,
         buckets: Sequence[int],  # ascending
-        table_width: int,
+        tables: torch.Tensor,  # [max_num_seqs + 1, width] int32
         block_size: int,
     ) -> None:
         self._forward = forward
@@ -67,10 +67,8 @@ class MixedForwards:
         self._forwards: dict[int, Work] = {}
         device, most = logits.device, max(buckets)
         self._layouts = {bucket: self._layout(bucket) for bucket in self._buckets}
-        rows = self._num_rows(most) + 1
-        self._tables = torch.zeros((rows, table_width), dtype=torch.int32, device=device)
-        size = self._layouts[most].size + self._tables.nbytes
-        self._staging = Staging(copies, device, size)
+        self._tables = tables
+        self._staging = Staging(copies, device, self._layouts[most].size)
 
     def takes(self, plan: StepPlan) -> bool:
         """Whether `forward` can compute this plan."""
@@ -80,7 +78,6 @@ class MixedForwards:
             and plan.num_requests <= self._num_rows(bucket)
             and 0 < plan.num_requests - plan.num_decodes <= MAX_PREFILLS
             and plan.prompt is None
-            and plan.block_tables.shape[1] <= self._tables.shape[1]
         )
 
     def forward(self, plan: StepPlan) -> torch.Tensor:
@@ -91,10 +88,8 @@ class MixedForwards:
         bucket = self._bucket_for(plan.num_tokens)
         assert bucket is not None
         num, tokens = plan.num_requests, plan.num_tokens
-        layout, num_blocks = self._layouts[bucket], plan.block_tables.shape[1]
-        stop = layout.size + 4 * num * num_blocks
-        buffer = self._staging.open(stop)
-        columns = layout.in_host(buffer)
+        layout = self._layouts[bucket]
+        columns = layout.in_host(self._staging.open(layout.size))
         for name in ("token_ids", "positions", "kv_slots"):
             columns[name][:tokens] = getattr(plan, name)
             columns[name][tokens:] = 0
@@ -102,6 +97,8 @@ class MixedForwards:
         columns["gather_slots"][tokens:] = -1
         columns["kv_lens"][:num] = plan.kv_lens
         columns["kv_lens"][num:] = 0
+        columns["slots"][:num] = plan.slots
+        columns["slots"][num:] = len(self._last_token) - 1
         starts = columns["query_starts"]
         starts[0] = 0
         np.cumsum(plan.query_lens, out=starts[1 : num + 1])
@@ -110,11 +107,7 @@ class MixedForwards:
         kept = starts[1 : num + 1][plan.samples] - 1
         columns["keep"][: len(kept)] = kept
         columns["keep"][len(kept) :] = 0
-        flat = buffer[layout.size : stop].view(np.int32)
-        flat.reshape(num, num_blocks)[...] = plan.block_tables
-        sent = self._staging.send(stop)
-        tables = sent[layout.size : stop].view(torch.int32).view(num, num_blocks)
-        self._tables[:num, :num_blocks].copy_(tables)
+        self._staging.send(layout.size)
         self._forwards[bucket]()
         return self._logits[: len(kept)]
 
@@ -139,7 +132,8 @@ class MixedForwards:
                 columns["kv_lens"],
                 columns["query_starts"],
                 columns["num_decodes"],
-                self._tables[: rows + 1],
+                columns["slots"],
+                self._tables,
                 self._block_size,
                 min(rows, MAX_PREFILLS) + 1,
             ),
@@ -165,6 +159,7 @@ class MixedForwards:
             [
                 *(Field(name, np.int64, bucket) for name in names),
                 Field("keep", np.int64, rows),
+                Field("slots", np.int64, rows + 1),
                 Field("kv_lens", np.int32, rows + 1),
                 Field("query_starts", np.int32, rows + 2),
                 Field("num_decodes", np.int32, 1),

@@ -78,6 +78,8 @@ class SimulatedRunner:
         if text.answers is not None and text.answers.asks_for_prompts:
             self._cached_ids = np.zeros(num_blocks * info.block_size, np.int64)
         self._last_token: Int64s = np.zeros(max_num_seqs, np.int64)
+        max_blocks = -(-info.max_model_len // info.block_size)
+        self._tables: Int32s = np.zeros((max_num_seqs, max_blocks), np.int32)
         self._end: float | None = None  # end of the step launched last
         # end and outcome, oldest first; None: the plan awaits its masks
         self._results: deque[tuple[float, StepResult | StepFailed | None]] = deque()
@@ -141,6 +143,7 @@ class SimulatedRunner:
 
     def _execute(self, plan: StepPlan, masks: Int32s | None) -> StepResult:
         """Write the hashes of all tokens into the cache, then sample."""
+        self._tables[plan.table_slots, plan.table_numbers] = plan.table_blocks
         self._check(plan)
         ids = np.where(plan.gather_slots >= 0, self._last_token[plan.gather_slots], plan.token_ids)
         if ids.min(initial=0) < 0 or ids.max(initial=0) >= self.info.vocab_size:
@@ -171,7 +174,7 @@ class SimulatedRunner:
         rows = rows[plan.positions[starts[rows]] > 0]
         size = self.info.block_size
         numbers, offsets = np.divmod(plan.positions[starts[rows]] - 1, size)
-        read_slots = plan.block_tables[rows, numbers].astype(np.int64) * size + offsets
+        read_slots = self._tables[plan.slots[rows], numbers].astype(np.int64) * size + offsets
         follows = np.isin(read_slots, plan.kv_slots[plan.num_decodes :])
         for row, slot in zip(rows[follows].tolist(), read_slots[follows].tolist(), strict=True):
             # arrays, as numpy warns about overflow modulo 2**64 for scalars
@@ -235,7 +238,7 @@ class SimulatedRunner:
             if self._cached_ids is not None:
                 positions = np.arange(plan.prompt_lens[sampled[i]])
                 numbers, offsets = np.divmod(positions, self.info.block_size)
-                blocks = plan.block_tables[sampled[i], numbers].astype(np.int64)
+                blocks = self._tables[plan.slots[sampled[i]], numbers].astype(np.int64)
                 ids = self._cached_ids[blocks * self.info.block_size + offsets]
             answers.learn(int(prompts[i]), ids)
 
@@ -253,7 +256,7 @@ class SimulatedRunner:
     def _read(self, plan: StepPlan, rows: Bools, positions: Int64s) -> UInt64s:
         """The hash at one position of each of the plan's `rows`, through its block table."""
         size = self.info.block_size
-        blocks = plan.block_tables[np.flatnonzero(rows), positions // size]
+        blocks = self._tables[plan.slots[rows], positions // size]
         if not blocks.all():
             raise ValueError("a block table ends before the position that is read")
         hashes: UInt64s = self._cache[blocks.astype(np.int64) * size + positions % size]

@@ -118,11 +118,16 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
             end = before + i + 1
             expected.append(attend_one(query[start + i], key[:end], value[:end], params))
         start += count
+    # tables lie by slot, and those of rows before are in between
+    slots_of_rows = 1 + 2 * np.arange(len(tables))[::-1]
+    by_slot = np.full((2 * len(tables), tables.shape[1]), 1, np.int32)
+    by_slot[slots_of_rows] = tables
     attention = TorchAttention(
         num_decodes=len(case.decode_lens),
         query_lens=np.array(counts, np.int32),
         kv_lens=kv_lens,
-        block_tables=tables,
+        slots=slots_of_rows,
+        block_tables=by_slot,
         block_size=case.block_size,
         blocks_per_bucket=case.blocks_per_bucket,
         scratch=Scratch(torch.float32, torch.device("cpu")),
@@ -136,7 +141,8 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
             query_lens=np.array(counts, np.int32),
             kv_lens=kv_lens,
             kv_slots=torch.cat(slots).numpy(),
-            block_tables=tables,
+            slots=slots_of_rows,
+            block_tables=by_slot,
             block_size=case.block_size,
             scratch=Scratch(torch.float32, torch.device("cpu")),
         )
@@ -207,9 +213,9 @@ def test_the_kernel_reads_nothing_behind_a_row() -> None:
     plain = make_step(case)
     cache = step.context._layers[0]
     written = torch.zeros(len(cache.keys), dtype=torch.bool)
-    tables, lens = step.context._columns[1:]
-    for table, length in zip(tables, lens, strict=True):
-        positions = np.arange(length)
+    tables, slots, lens = step.context._columns[1:]
+    for slot, length in zip(slots, lens, strict=True):
+        table, positions = tables[slot], np.arange(length)
         written[table[positions // 16].astype(np.int64) * 16 + positions % 16] = True
     cache.keys[~written] = torch.nan
     cache.values[~written] = torch.nan
@@ -221,13 +227,13 @@ def test_the_kernel_reads_nothing_behind_a_row() -> None:
 def test_rows_may_share_blocks() -> None:
     step = make_step(Case(2, 2, 16, 16, 4, [9, 9], [], 20, None, None, False, 0), kernels=kernels())
     before = step.context.attend(0, step.query, step.key, step.value, step.params)
-    tables = step.context._columns[1]
+    tables, slots = step.context._columns[1:3]
     shared = step.context._layers[0]
-    first, second = tables[:, 0].astype(np.int64) * 4
+    first, second = tables[slots, 0].astype(np.int64) * 4
     shared.keys[second : second + 4] = shared.keys[first : first + 4]
     shared.values[second : second + 4] = shared.values[first : first + 4]
     copied = step.context.attend(0, step.query, step.key, step.value, step.params)
-    tables[1, 0] = tables[0, 0]
+    tables[slots[1], 0] = tables[slots[0], 0]
     named = step.context.attend(0, step.query, step.key, step.value, step.params)
     assert torch.equal(copied, named)
     assert not torch.equal(before, named)

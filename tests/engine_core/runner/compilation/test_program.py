@@ -99,6 +99,7 @@ def _context(rows: int) -> CpuContext:
         query_lens=np.ones(rows, np.int32),
         kv_lens=lens,
         kv_slots=slots,
+        slots=np.arange(rows),
         block_tables=tables,
         block_size=block,
         scratch=Scratch(torch.float32, torch.device("cpu")),

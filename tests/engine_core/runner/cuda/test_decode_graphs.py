@@ -237,14 +237,14 @@ def test_steps_beyond_what_is_recorded_run_eagerly(
     assert graphs is not None
 
     def takes(rows: int, tokens: int) -> bool:
-        plan = largest_plan(rows, tokens, max_model_len=64, block_size=BLOCK, vocab_size=199)
+        plan = largest_plan(rows, tokens, max_model_len=64, vocab_size=199)
         return graphs.takes(plan)
 
     assert takes(1, 16)
     assert takes(4, 16)
     assert not takes(1, 17)
     assert not takes(5, 16)
-    prefills = largest_plan(1, 12, max_model_len=4, block_size=BLOCK, vocab_size=199)
+    prefills = largest_plan(1, 12, max_model_len=4, vocab_size=199)
     assert prefills.num_requests - prefills.num_decodes == 3
     assert graphs.takes(prefills)
     with pytest.MonkeyPatch.context() as patch:
@@ -395,10 +395,10 @@ def test_a_closed_runner_gives_its_cache_back(make: MakeRunner) -> None:
     assert [cache() for cache in caches] == [None] * len(caches)
 
 
-def test_the_widest_tables_leave_the_buffer_where_recordings_look(model: LoadedModel) -> None:
+def test_a_step_with_many_entries_leaves_tables_where_recordings_look(model: LoadedModel) -> None:
     runner = TorchRunner(
         model,
-        num_blocks=18,  # 17 blocks to a row at most, where tables have room for 32
+        num_blocks=18,
         block_size=BLOCK,
         max_num_seqs=16,
         threads=1,
@@ -408,13 +408,21 @@ def test_the_widest_tables_leave_the_buffer_where_recordings_look(model: LoadedM
         recorder=OpRecorder(),
     )
     with contextlib.closing(runner):
-        graphs = runner._graphs
+        graphs, tables = runner._graphs, runner._tables
         assert graphs is not None
-        before = graphs._staging.device_buffer.data_ptr()
-        plan = largest_plan(4, 4, max_model_len=8, block_size=BLOCK, vocab_size=model.vocab_size)
-        wide = replace(plan, block_tables=np.zeros((4, graphs._tables.shape[1]), np.int32))
-        assert graphs._tables.shape[1] > 17
-        assert graphs.takes(wide)
-        runner.launch(wide)
+        before = graphs._staging.device_buffer.data_ptr(), tables.tensor.data_ptr()
+        plan = largest_plan(4, 4, max_model_len=8, vocab_size=model.vocab_size)
+        num_slots, width = tables.tensor.shape
+        places = np.arange((num_slots - 1) * width)
+        many = replace(
+            plan,
+            table_slots=places // width,
+            table_numbers=places % width,
+            table_blocks=(places % 17 + 1).astype(np.int32),
+        )
+        assert graphs.takes(many)
+        runner.launch(many)
         runner.collect()
-        assert graphs._staging.device_buffer.data_ptr() == before
+        assert (graphs._staging.device_buffer.data_ptr(), tables.tensor.data_ptr()) == before
+        assert tables.array[:-1].reshape(-1).tolist() == many.table_blocks.tolist()
+        assert not tables.array[-1].any(), "the padding rows' table"

@@ -192,7 +192,8 @@ def test_a_chunk_reads_what_another_one_of_its_step_writes(mode: str) -> None:
             for name in StepPlan.__struct_fields__
             if isinstance(getattr(front, name), np.ndarray)
         }
-        runner.launch(replace(front, **both | {"slots": np.array([0, 1])}))
+        both["slots"], both["table_slots"] = np.array([0, 1]), np.repeat([0, 1], 16)
+        runner.launch(replace(front, **both))
         expected = expected_tokens(runner.text, prompt, 1, seed=7)
         assert runner.collect().token_ids[1:].tolist() == expected
 
@@ -271,7 +272,7 @@ def test_a_wrong_block_or_position_or_id_changes_the_text() -> None:
         ({"positions": np.array([62, 63, 64])}, "outside of max_model_len 64"),
         ({"token_ids": np.array([1, 2, 50])}, "outside of the vocabulary of 50"),
         ({"gather_slots": np.array([-1, -1, 9])}, "out of bounds"),
-        ({"block_tables": np.zeros((1, 4), np.int32)}, "a block table ends before the position"),
+        ({"table_blocks": np.zeros(16, np.int32)}, "a block table ends before the position"),
     ],
 )
 def test_an_impossible_step_fails_alone(changes: dict[str, Any], message: str) -> None:

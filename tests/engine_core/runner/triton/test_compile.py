@@ -297,6 +297,7 @@ def test_no_step_compiles_what_was_not_compiled_at_the_start() -> None:
             scene.num_decodes,
             scene.kv_slots,
             torch.zeros(len(scene.kv_lens) + 1, dtype=torch.int32)[1:],  # in a packed buffer
+            scene.slots,
             scene.block_tables,
             scene.query_starts,
         )

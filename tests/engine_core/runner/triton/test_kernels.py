@@ -90,6 +90,7 @@ def rows_of(scene: Scene) -> StepRows:
         scene.num_decodes,
         scene.kv_slots,
         scene.kv_lens,
+        scene.slots,
         scene.block_tables,
         scene.query_starts if scene.num_decodes < len(scene.kv_lens) else None,
     )
@@ -224,7 +225,8 @@ def test_rows_that_are_counted_on_the_device(
         most,
         padded(scene.kv_slots, size),
         padded(scene.kv_lens, most + 1),
-        padded(scene.block_tables, most + 1),
+        padded(scene.slots, most + 1),
+        scene.block_tables,
         padded(scene.query_starts, most + 2, size),
         torch.tensor([scene.num_decodes], dtype=torch.int32, device=DEVICE),
         len(chunks) + 1,
@@ -242,7 +244,16 @@ def test_what_is_launched_hangs_on_nothing_that_is_on_the_device() -> None:
     scene = make_scene(case, DEVICE, torch.float32)
     meta: dict[str, Any] = {
         name: getattr(scene, name).to("meta")
-        for name in ("query_starts", "kv_lens", "block_tables", "kv_slots", "query", "key", "value")
+        for name in (
+            "query_starts",
+            "kv_lens",
+            "slots",
+            "block_tables",
+            "kv_slots",
+            "query",
+            "key",
+            "value",
+        )
     }
     layer = kv_cache.LayerCache(
         *(getattr(scene.layer, n).to("meta") for n in scene.layer.__slots__)
@@ -254,6 +265,7 @@ def test_what_is_launched_hangs_on_nothing_that_is_on_the_device() -> None:
             scene.num_decodes,
             there["kv_slots"],
             there["kv_lens"],
+            there["slots"],
             there["block_tables"],
             there["query_starts"],
         )
