@@ -317,11 +317,11 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = True
     attention_backend: Annotated[
-        Literal["auto", "triton", "torch"],
+        Literal["auto", "triton", "torch", "flashinfer"],
         _about(
             COMPUTATION,
-            "what attends: Triton's kernels, which need a GPU, or torch's operators; auto takes "
-            "Triton's where they can serve",
+            "what attends: Triton's kernels, which need a GPU, torch's operators, or FlashInfer, "
+            "where it is installed; auto takes Triton's where they can serve",
         ),
     ] = "auto"
     enforce_eager: Annotated[
@@ -501,7 +501,7 @@ class StackOptions(TypedDict, total=False):
     response_store_mib: float
     kv_cache_gib: float | None
     gpu_memory_utilization: float
-    attention_backend: Literal["auto", "triton", "torch"]
+    attention_backend: Literal["auto", "triton", "torch", "flashinfer"]
     enforce_eager: bool
     cuda_graph_sizes: Sequence[int]
     enable_prefix_caching: bool

@@ -31,7 +31,11 @@ import numpy.typing as npt
 import torch
 
 from slipstream_core.runner.attention import kv_cache
-from slipstream_core.runner.attention.backend_choice import AttentionBackend, triton_attention
+from slipstream_core.runner.attention.backend_choice import (
+    AttentionBackend,
+    flashinfer_attention,
+    triton_attention,
+)
 from slipstream_core.runner.attention.block_tables import BlockTables, table_width
 from slipstream_core.runner.attention.cpu_backend import CpuContext
 from slipstream_core.runner.attention.fixed_shape import FIXED_SHAPE, FixedShapeBackend
@@ -149,8 +153,17 @@ class TorchRunner:
         self._copies = copies
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_plain = model.device.type == "cpu" and model.dtype == torch.float32
-        self._triton = None
-        if native or attention_backend == "triton":
+        self._triton = self._flashinfer = None
+        if attention_backend == "flashinfer":
+            self._flashinfer = flashinfer_attention(
+                model.geometry,
+                self._layers,
+                block_size=block_size,
+                dtype=model.dtype,
+                device=model.device,
+                model=model.name,
+            )
+        elif native or attention_backend == "triton":
             self._triton = triton_attention(
                 model.geometry,
                 self._layers,
@@ -163,12 +176,12 @@ class TorchRunner:
         self._whole = None
         if native:
             self._whole = whole_vocab_sampler(model.vocab_size, model.device, model=model.name)
-        has_kernels = native and attention_backend != "torch" and self._triton is None
+        has_kernels = native and attention_backend == "auto" and self._triton is None
         self._kernels = kernels() if has_kernels and is_plain else None
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
-        # torch's operators are told by the host which blocks to gather
+        # torch's operators and FlashInfer are told by the host which blocks to read
         on_host = model.device.type == "cuda" and self._triton is None
         self._tables = BlockTables(
             max_num_seqs,
@@ -255,7 +268,7 @@ class TorchRunner:
         """Stop the device's thread and free the cache. Idempotent."""
         self._masks.put(None)  # unblocks a step that waits for masks
         self._thread.close()
-        self._graphs = self._triton = None  # both reference the cache
+        self._graphs = self._triton = self._flashinfer = None  # all of them reference the cache
         self._layers = []
         if self._tracer is not None:
             self._tracer.close()
@@ -345,7 +358,9 @@ class TorchRunner:
         return int(torch.cuda.mem_get_info(self._device)[0])
 
     def _fixed_shape_backend(self) -> FixedShapeBackend | None:
-        """Attention for recorded steps; None where recording them does not pay."""
+        """Attention for recorded steps; None where they cannot be, or it does not pay."""
+        if self._flashinfer is not None:
+            return None
         if self._triton is not None:
             return FixedShapeBackend(self._triton.of_decode, self._triton.of_mixed)
         return FIXED_SHAPE if self._device.type == "cpu" else None
@@ -467,7 +482,7 @@ class TorchRunner:
 
         The logits of the plan's `prompt` positions, if any, are appended.
         """
-        if self._kernels is None and self._triton is None:
+        if self._kernels is None and self._triton is None and self._flashinfer is None:
             rows, tokens, last = by_length(plan)
         else:
             rows, tokens, last = plan_order(plan)
@@ -490,6 +505,8 @@ class TorchRunner:
         """The attention context of this step, with rows and tokens in the model's order."""
         if self._triton is not None:
             return self._triton.of_plan(plan, self._tables.tensor)
+        if self._flashinfer is not None:
+            return self._flashinfer.of_plan(plan, self._tables.array)
         if self._kernels is not None:
             return CpuContext(
                 self._kernels,
