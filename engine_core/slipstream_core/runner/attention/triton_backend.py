@@ -9,6 +9,8 @@ What is dealt out depends on the rows alone: a launch in the first of all layers
 Rows are in the plan's order, of any length and in any blocks; nothing is gathered, sorted, padded
 or cleared.
 
+- Of a launch's arguments, those that no step changes are put together once for each layer
+  (`LayerForm`), and those that all layers share once a step.
 - Grids and splits come from shapes and from the plan on the host, so nothing waits for the device.
 - For a CUDA graph, these must be the same at each replay: the tensors of StepRows (in place; their
   content may change), `num_decodes`, `num_prefills`, and the addresses of query, key and value. A
@@ -27,7 +29,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,8 +60,6 @@ logger = logging.getLogger(__name__)
 _LOG2E = math.log2(math.e)
 _PROCESSORS = 132  # multiprocessors of an H100 or H200, used without a card
 _INTERPRETED_PROCESSORS = 8  # enough to split keys sometimes, few enough to stay fast
-
-_Parts = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 
 
 def is_interpreted() -> bool:
@@ -129,19 +129,92 @@ class TritonAttention:
         self._shared_limit = shared_limit(device) if shared_bytes is None else shared_bytes
         self._device = device
         self._processors = _INTERPRETED_PROCESSORS if is_interpreted() else _PROCESSORS
+        self._forms: dict[_FormKey, LayerForm] = {}
         if device.type == "cuda":
             properties = torch.cuda.get_device_properties(device)
             self._processors = properties.multi_processor_count
 
     def context(self, rows: StepRows) -> TritonContext:
         """An AttentionContext for a forward of these rows."""
-        return TritonContext(
-            self._layers,
-            rows,
-            self._block_size,
-            self._processors,
-            self._shared_limit,
-            self._tiles,
+        return TritonContext(self, rows, self._layers, self._block_size, self._processors)
+
+    def form_of(
+        self, layer: int, query: torch.Tensor, value: torch.Tensor, params: AttentionParams
+    ) -> LayerForm:
+        """What the launches of a layer have in common at every step; made at the first one."""
+        key = _FormKey(
+            layer,
+            query.shape[1:],
+            value.shape[1:],
+            query.dtype,
+            params.scale,
+            params.window,
+            params.softcap,
+            params.sinks is not None,
+        )
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._new_form(key)
+        return form
+
+    def _new_form(self, key: _FormKey) -> LayerForm:
+        (num_heads, key_dim), (num_kv_heads, value_dim) = key.query, key.value
+        heads = Heads(
+            group=num_heads // num_kv_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            itemsize=key.dtype.itemsize,
+        )
+        decode = decode_tile(heads, self._shared_limit, self._tiles)
+        prefill = prefill_tile(heads, self._shared_limit, self._tiles)
+        cache = self._layers[key.layer]
+        scale, cap = key.scale * _LOG2E, 0.0
+        if key.softcap is not None:  # in the form that the kernel expects
+            scale, cap = 2 * scale / key.softcap, key.softcap * _LOG2E
+        shared: dict[str, object] = {
+            "VALUE_DIM": value_dim,
+            "VALUE_PAD": padded(value_dim),
+            "SINKS": key.has_sinks,
+        }
+        attend = shared | {
+            "keys": cache.keys,
+            "values": cache.values,
+            "scale": scale,
+            "cap": cap,
+            "key_slot": cache.keys.stride(0),
+            "key_head": cache.keys.stride(1),
+            "value_slot": cache.values.stride(0),
+            "value_head": cache.values.stride(1),
+            "GROUP": heads.group,
+            "KEY_DIM": key_dim,
+            "KEY_PAD": padded(key_dim),
+            "BLOCK_SIZE": self._block_size,
+            "WINDOW": key.window or 0,
+            "SOFTCAP": key.softcap is not None,
+            "UPCAST": is_interpreted() and key.dtype == torch.bfloat16,
+        }
+        widths = num_kv_heads * key_dim, num_kv_heads * value_dim
+        return LayerForm(
+            num_kv_heads=num_kv_heads,
+            prefill_tile=prefill,
+            dealt=_Dealt(
+                window=key.window or 0,
+                block_n=decode.block_n,
+                budget=item_budget(num_kv_heads, self._processors),
+            ),
+            store={
+                "keys": cache.keys,
+                "values": cache.values,
+                "KEY_DIM": key_dim,
+                "VALUE_DIM": value_dim,
+                "KEY_WIDTH": widths[0],
+                "VALUE_WIDTH": widths[1],
+                "BLOCK": kernels.STORED_AT_ONCE,
+            },
+            stores=-(-max(widths) // kernels.STORED_AT_ONCE),
+            decode=attend | _of_tile(decode) | {"DECODE": True, "SPLIT": False},
+            prefill=attend | _of_tile(prefill) | {"DECODE": False},
+            combine=shared | {"AT_ONCE": MAX_SPLITS},
         )
 
     def of_plan(self, plan: StepPlan, block_tables: torch.Tensor) -> TritonContext:
@@ -246,27 +319,71 @@ class TritonAttention:
         return to_device(column, self._device)
 
 
+class _FormKey(NamedTuple):
+    layer: int
+    query: tuple[int, ...]  # heads and their dimension
+    value: tuple[int, ...]
+    dtype: torch.dtype
+    scale: float
+    window: int | None
+    softcap: float | None
+    has_sinks: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerForm:
+    """What a layer's launches have in common at every step: arguments, by kernel."""
+
+    num_kv_heads: int
+    prefill_tile: Tile
+    dealt: _Dealt
+    store: dict[str, object]
+    stores: int  # programs for a token
+    decode: dict[str, object]  # of `attend`
+    prefill: dict[str, object]
+    combine: dict[str, object]
+
+
+def _of_tile(tile: Tile) -> dict[str, object]:
+    return {
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+
+
 class TritonContext:
     """An AttentionContext over the paged cache, for one step's rows."""
 
     def __init__(
         self,
-        layers: Sequence[LayerCache],
+        attention: TritonAttention,
         rows: StepRows,
+        layers: Sequence[LayerCache],
         block_size: int,
         processors: int,
-        shared_limit: int,
-        tiles: Sequence[TileRule] = TILE_TABLE,
     ) -> None:
-        self._tiles = tiles
+        self._attention = attention
         self._layers = layers
         if rows.query_starts is not None and rows.decodes is None:
             decodes = rows.query_starts.new_full((1,), rows.num_decodes)
             rows = replace(rows, decodes=decodes)
         self._rows = rows
-        self._block_size = block_size
         self._processors = processors
-        self._shared_limit = shared_limit
+        self._longest = rows.longest or rows.block_tables.shape[1] * block_size
+        # what `attend` is given of the rows, by all layers
+        tables: dict[str, object] = {
+            "block_tables": rows.block_tables,
+            "table_rows": rows.slots,
+            "kv_lens": rows.kv_lens,
+            "table_stride": rows.block_tables.stride(0),
+        }
+        self._of_decodes = tables | {"query_starts": None, "num_rows": rows.num_decodes}
+        self._of_prefills = tables | {
+            "query_starts": rows.query_starts,
+            "num_rows": len(rows.kv_lens),
+        }
         self._dealt: dict[_Dealt, torch.Tensor] = {}
 
     def attend(
@@ -292,37 +409,75 @@ class TritonContext:
         params: AttentionParams,
     ) -> tuple[torch.Tensor, list[Launch]]:
         """The uninitialised output, and the launches that fill it."""
-        rows, cache = self._rows, self._layers[layer]
+        rows = self._rows
         query, key, value = _dense(query), _dense(key), _dense(value)
-        num_tokens, num_heads, key_dim = query.shape
-        num_kv_heads, value_dim = value.shape[1:]
-        heads = Heads(
-            group=num_heads // num_kv_heads,
-            key_dim=key_dim,
-            value_dim=value_dim,
-            itemsize=query.itemsize,
-        )
-        output = query.new_empty(num_tokens, num_heads, value_dim)
+        num_tokens, num_heads, _ = query.shape
+        output = query.new_empty(num_tokens, num_heads, value.shape[2])
         if num_tokens == 0:
             return output, []
-        call = _Call(output, query, cache, params, rows, self._block_size, self._processors)
-        launches = [_store(key, value, cache, rows)]
+        form = self._attention.form_of(layer, query, value, params)
+        launches = [_store(form, key, value, rows)]
         if rows.num_decodes > 0:
-            tile = decode_tile(heads, self._shared_limit, self._tiles)
-            dealt = _Dealt(
-                window=params.window or 0,
-                block_n=tile.block_n,
-                budget=item_budget(num_kv_heads, self._processors),
-            )
+            dealt = form.dealt
             if dealt not in self._dealt:
                 work = self._dealt[dealt] = dealt.room(rows)
                 launches.append(dealt.launch(work, rows))
-            launches += call.decoding(tile, self._dealt[dealt])
+            launches += self._decoding(form, query, output, params, self._dealt[dealt])
         has_prefills = rows.num_prefills is not None or rows.num_decodes < num_tokens
         if rows.query_starts is not None and has_prefills:
-            tile = prefill_tile(heads, self._shared_limit, self._tiles)
-            launches += call.prefilling(tile)
+            launches += self._prefilling(form, query, output, params)
         return output, launches
+
+    def _decoding(
+        self,
+        form: LayerForm,
+        query: torch.Tensor,
+        output: torch.Tensor,
+        params: AttentionParams,
+        work: torch.Tensor,
+    ) -> list[Launch]:
+        """The launches for decode rows, whose keys `work` deals out."""
+        num_rows = self._rows.num_decodes
+        num_items = len(work) - 2 - num_rows
+        both: dict[str, object] = {
+            **_parts(output, num_items, output.shape[1]),
+            "output": output,
+            "work": work,
+            "num_decodes": None,
+            "sinks": params.sinks,
+            "num_splits": 1,
+        }
+        grid = num_items, form.num_kv_heads, 1
+        attend = form.decode | self._of_decodes | both | _of_query(query)
+        return [Launch(kernels.attend, grid, attend), _combine(form, both, num_rows, decode=True)]
+
+    def _prefilling(
+        self, form: LayerForm, query: torch.Tensor, output: torch.Tensor, params: AttentionParams
+    ) -> list[Launch]:
+        """The launches for prefill rows, whose keys are split where there are few tiles."""
+        rows, tile = self._rows, form.prefill_tile
+        num_heads, num_kv_heads = output.shape[1], form.num_kv_heads
+        num_tokens, most = len(output), rows.num_prefills
+        if most is None:
+            num_tokens -= rows.num_decodes
+            most = len(rows.kv_lens) - rows.num_decodes
+        num_tiles = num_tokens // tile.queries(num_heads // num_kv_heads) + most
+        num_key_tiles = -(-self._longest // tile.block_n)
+        splits = num_splits(num_tiles * num_kv_heads, num_key_tiles, self._processors)
+        both: dict[str, object] = {
+            **(_parts(output, num_tokens, num_heads, splits) if splits > 1 else _NO_PARTS),
+            "output": output,
+            "work": None,
+            "num_decodes": rows.decodes,
+            "sinks": params.sinks,
+            "num_splits": splits,
+        }
+        attend = form.prefill | self._of_prefills | both | _of_query(query)
+        attend["SPLIT"] = splits > 1
+        launches = [Launch(kernels.attend, (num_tiles, num_kv_heads, splits), attend)]
+        if splits > 1:
+            launches.append(_combine(form, both, num_tokens, decode=False))
+        return launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,150 +516,46 @@ class _Dealt:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The arguments common to a layer's launches."""
-
-    output: torch.Tensor
-    query: torch.Tensor
-    cache: LayerCache
-    params: AttentionParams
-    rows: StepRows
-    block_size: int
-    processors: int
-
-    def decoding(self, tile: Tile, work: torch.Tensor) -> list[Launch]:
-        """The launches for decode rows, whose keys `work` deals out."""
-        num_rows = self.rows.num_decodes
-        num_items = len(work) - 2 - num_rows
-        num_heads = self.output.shape[1]
-        shared = self._shared(work, 1, self._parts(num_items, num_heads), decode=True)
-        attend = self._attend(shared, tile, (num_items, 1), num_rows)
-        return [attend, self._combine(shared, num_rows)]
-
-    def prefilling(self, tile: Tile) -> list[Launch]:
-        """The launches for prefill rows, whose keys are split where there are few tiles."""
-        num_heads, rows = self.output.shape[1], self.rows
-        num_kv_heads = self.cache.keys.shape[1]
-        num_tokens, most = len(self.output), rows.num_prefills
-        if most is None:
-            num_tokens -= rows.num_decodes
-            most = len(rows.kv_lens) - rows.num_decodes
-        num_tiles = num_tokens // tile.queries(num_heads // num_kv_heads) + most
-        longest = rows.longest or rows.block_tables.shape[1] * self.block_size
-        splits = num_splits(num_tiles * num_kv_heads, -(-longest // tile.block_n), self.processors)
-        parts: _Parts = (None, None, None)
-        if splits > 1:
-            parts = self._parts(num_tokens, num_heads, splits)
-        shared = self._shared(None, splits, parts, decode=False)
-        attend = self._attend(shared, tile, (num_tiles, splits), len(rows.kv_lens))
-        return [attend] if splits == 1 else [attend, self._combine(shared, num_tokens)]
-
-    def _parts(self, *shape: int) -> _Parts:
-        """Room for partial results: sums of values, highest scores, sums of weights."""
-        value_dim = self.output.shape[2]
-        sums = self.output.new_empty((*shape, value_dim), dtype=torch.float32)
-        tops, totals = (self.output.new_empty(shape, dtype=torch.float32) for _ in range(2))
-        return sums, tops, totals
-
-    def _shared(
-        self, work: torch.Tensor | None, splits: int, parts: _Parts, *, decode: bool
-    ) -> dict[str, object]:
-        """What `attend` and `combine` are both given."""
-        value_dim = self.output.shape[2]
-        return {
-            "output": self.output,
-            "part_acc": parts[0],
-            "part_top": parts[1],
-            "part_total": parts[2],
-            "work": work,
-            "num_decodes": None if decode else self.rows.decodes,
-            "sinks": self.params.sinks,
-            "num_splits": splits,
-            "VALUE_DIM": value_dim,
-            "VALUE_PAD": padded(value_dim),
-            "SINKS": self.params.sinks is not None,
-            "DECODE": decode,
-        }
-
-    def _attend(
-        self,
-        shared: dict[str, object],
-        tile: Tile,
-        grid: tuple[int, int],
-        num_rows: int,
-    ) -> Launch:
-        num_heads = self.output.shape[1]
-        num_kv_heads, key_dim = self.cache.keys.shape[1:]
-        rows, params = self.rows, self.params
-        scale, cap = params.scale * _LOG2E, 0.0
-        if params.softcap is not None:  # in the form that the kernel expects
-            scale, cap = 2 * scale / params.softcap, params.softcap * _LOG2E
-        return Launch(
-            kernels.attend,
-            (grid[0], num_kv_heads, grid[1]),
-            shared
-            | {
-                "query": self.query,
-                "keys": self.cache.keys,
-                "values": self.cache.values,
-                "block_tables": rows.block_tables,
-                "table_rows": rows.slots,
-                "query_starts": None if shared["DECODE"] else rows.query_starts,
-                "kv_lens": rows.kv_lens,
-                "scale": scale,
-                "cap": cap,
-                "num_rows": num_rows,
-                "table_stride": rows.block_tables.stride(0),
-                "query_token": self.query.stride(0),
-                "query_head": self.query.stride(1),
-                "key_slot": self.cache.keys.stride(0),
-                "key_head": self.cache.keys.stride(1),
-                "value_slot": self.cache.values.stride(0),
-                "value_head": self.cache.values.stride(1),
-                "GROUP": num_heads // num_kv_heads,
-                "KEY_DIM": key_dim,
-                "KEY_PAD": padded(key_dim),
-                "BLOCK_SIZE": self.block_size,
-                "WINDOW": params.window or 0,
-                "SOFTCAP": params.softcap is not None,
-                "SPLIT": grid[1] > 1,
-                "UPCAST": is_interpreted() and self.query.dtype == torch.bfloat16,
-                "BLOCK_M": tile.block_m,
-                "BLOCK_N": tile.block_n,
-                "num_warps": tile.num_warps,
-                "num_stages": tile.num_stages,
-            },
-        )
-
-    def _combine(self, shared: dict[str, object], num_tokens: int) -> Launch:
-        return Launch(
-            kernels.combine,
-            (num_tokens, self.output.shape[1]),
-            shared | {"num_tokens": len(self.output), "AT_ONCE": MAX_SPLITS},
-        )
+_NO_PARTS: dict[str, object] = {"part_acc": None, "part_top": None, "part_total": None}
 
 
-def _store(key: torch.Tensor, value: torch.Tensor, cache: LayerCache, rows: StepRows) -> Launch:
-    widths = [t.shape[1] * t.shape[2] for t in (key, value)]
+def _parts(output: torch.Tensor, *shape: int) -> dict[str, object]:
+    """Room for partial results: sums of values, highest scores, sums of weights."""
+    return {
+        "part_acc": output.new_empty((*shape, output.shape[2]), dtype=torch.float32),
+        "part_top": output.new_empty(shape, dtype=torch.float32),
+        "part_total": output.new_empty(shape, dtype=torch.float32),
+    }
+
+
+def _of_query(query: torch.Tensor) -> dict[str, object]:
+    return {"query": query, "query_token": query.stride(0), "query_head": query.stride(1)}
+
+
+def _combine(form: LayerForm, both: dict[str, object], num_tokens: int, *, decode: bool) -> Launch:
+    """Joins parts; `both` is what `attend` is given, too."""
+    output = both["output"]
+    assert isinstance(output, torch.Tensor)
+    return Launch(
+        kernels.combine,
+        (num_tokens, output.shape[1]),
+        form.combine | both | {"num_tokens": len(output), "DECODE": decode},
+    )
+
+
+def _store(form: LayerForm, key: torch.Tensor, value: torch.Tensor, rows: StepRows) -> Launch:
     return Launch(
         kernels.store,
-        (len(key), -(-max(widths) // kernels.STORED_AT_ONCE)),
-        {
+        (len(key), form.stores),
+        form.store
+        | {
             "key": key,
             "value": value,
-            "keys": cache.keys,
-            "values": cache.values,
             "kv_slots": rows.kv_slots,
             "key_token": key.stride(0),
             "key_head": key.stride(1),
             "value_token": value.stride(0),
             "value_head": value.stride(1),
-            "KEY_DIM": key.shape[2],
-            "VALUE_DIM": value.shape[2],
-            "KEY_WIDTH": widths[0],
-            "VALUE_WIDTH": widths[1],
-            "BLOCK": kernels.STORED_AT_ONCE,
         },
     )
 

@@ -1,7 +1,8 @@
 """Launches the Triton kernels of `forward_kernels`, as functions of tensors.
 
 Importing this module does not import Triton; the first launch does. Under Triton's interpreter
-(TRITON_INTERPRET=1) the same code runs on a CPU.
+(TRITON_INTERPRET=1) the same code runs on a CPU. What a kernel is compiled for follows from a
+layer's sizes (`*_form`): it is put together once for equal layers, not at every step.
 """
 
 from __future__ import annotations
@@ -199,8 +200,7 @@ def norm_arguments(
     offset: bool,
 ) -> dict[str, Any]:
     """The kernel's arguments; with `more`, the sum goes to `total`."""
-    heads, n = x.shape[2] if x.dim() == 4 else 1, x.shape[-1]
-    padded = _power_of_two(n)
+    heads = x.shape[2] if x.dim() == 4 else 1
     return {
         "output": output,
         "total": total,
@@ -212,14 +212,26 @@ def norm_arguments(
         "more_token": 0 if more is None else more.stride(1),
         "more_head": 0 if more is None or more.dim() == 3 else more.stride(2),
         "epsilon": epsilon,
+        **_norm_form(heads, x.shape[-1], more is not None, rounds, offset),
+    }
+
+
+@cache
+def _norm_form(heads: int, n: int, adds: bool, rounds: bool, offset: bool) -> dict[str, Any]:
+    padded = _power_of_two(n)
+    return {
         "HEADS": heads,
         "N": n,
         "PAD": padded,
-        "ADD": more is not None,
+        "ADD": adds,
         "ROUNDS": rounds,
         "OFFSET": offset,
-        "num_warps": min(max(padded // 512, 1), 16),
+        "num_warps": _norm_warps(padded),
     }
+
+
+def _norm_warps(padded: int) -> int:
+    return min(max(padded // 512, 1), 16)
 
 
 def layer_norm_arguments(
@@ -232,8 +244,6 @@ def layer_norm_arguments(
     epsilon: float,
 ) -> dict[str, Any]:
     """The kernel's arguments."""
-    n = x.shape[-1]
-    padded = _power_of_two(n)
     return {
         "output": output,
         "total": total,
@@ -244,10 +254,14 @@ def layer_norm_arguments(
         "x_token": x.stride(1),
         "more_token": more.stride(1),
         "epsilon": epsilon,
-        "N": n,
-        "PAD": padded,
-        "num_warps": min(max(padded // 512, 1), 16),
+        **_layer_norm_form(x.shape[-1]),
     }
+
+
+@cache
+def _layer_norm_form(n: int) -> dict[str, Any]:
+    padded = _power_of_two(n)
+    return {"N": n, "PAD": padded, "num_warps": _norm_warps(padded)}
 
 
 def gate_arguments(
@@ -277,9 +291,8 @@ def rotation_arguments(
     """The kernel's arguments, of queries and keys; shapes as in `ForwardOps.rotate`."""
     query, key = both
     assert query is not None
-    (width, interleaved, by_pair, wide), dim = form, query.shape[3]
-    heads = query.shape[1] + (0 if key is None else key.shape[1])
-    epsilon, rounds, offset = norm or (0.0, False, False)
+    _, query_heads, _, dim = query.shape
+    heads = query_heads + (0 if key is None else key.shape[1])
     return {
         "query_output": outputs[0],
         "key_output": outputs[1],
@@ -295,9 +308,24 @@ def rotation_arguments(
         "key_head": 0 if key is None else key.stride(1),
         "cosine_token": angles[0].stride(1),
         "sine_token": angles[1].stride(1),
+        **_rotation_form(heads, query_heads, dim, form, norm),
+    }
+
+
+@cache
+def _rotation_form(
+    heads: int,
+    query_heads: int,
+    dim: int,
+    form: tuple[int, bool, bool, bool],
+    norm: tuple[float, bool, bool] | None,
+) -> dict[str, Any]:
+    width, interleaved, by_pair, wide = form
+    epsilon, rounds, offset = norm or (0.0, False, False)
+    return {
         "epsilon": epsilon,
         "HEADS": heads,
-        "QUERY_HEADS": query.shape[1],
+        "QUERY_HEADS": query_heads,
         "DIM": dim,
         "HALF": width // 2,
         "PAD": _power_of_two(width // 2),
@@ -320,14 +348,20 @@ def route_arguments(
     form: tuple[int, str, str, float],
 ) -> dict[str, Any]:
     """The kernel's arguments; shapes as in `ForwardOps.route`."""
-    chosen, scores, weighs, scale = form
-    experts = logits.shape[1]
     return {
         "weights": weights,
         "ids": ids,
         "logits": logits,
         "bias": bias,
         "logits_token": logits.stride(0),
+        **_route_form(logits.shape[1], bias is not None, form),
+    }
+
+
+@cache
+def _route_form(experts: int, has_bias: bool, form: tuple[int, str, str, float]) -> dict[str, Any]:
+    chosen, scores, weighs, scale = form
+    return {
         "scale": float(scale),
         "EXPERTS": experts,
         "PAD": _power_of_two(experts),
@@ -335,7 +369,7 @@ def route_arguments(
         "CHOSEN_PAD": _power_of_two(chosen),
         "SCORES": _SCORES.index(scores),
         "WEIGHS": _WEIGHS.index(weighs),
-        "BIAS": bias is not None,
+        "BIAS": has_bias,
         "num_warps": 1 if experts <= 128 else 4,
     }
 

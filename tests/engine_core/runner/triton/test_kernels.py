@@ -276,6 +276,31 @@ def test_what_is_launched_hangs_on_nothing_that_is_on_the_device() -> None:
     assert launches[0] == launches[1]
 
 
+def test_what_steps_do_not_change_is_put_together_once_for_each_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = AttentionCase(name="", decodes=(30, 2), chunks=((0, 9), (40, 3)), window=8)
+    scene = make_scene(case, DEVICE, torch.float32)
+    attention = TritonAttention([scene.layer] * 3, block_size=16, device=DEVICE)
+    made = []
+    new_form = attention._new_form
+    monkeypatch.setattr(attention, "_new_form", lambda key: made.append(key) or new_form(key))
+    tensors = scene.query, scene.key, scene.value
+    whole = scene.params._replace(window=None)  # of the last layer, which has no window
+
+    def step() -> list[tuple[tuple[int, ...], set[str]]]:
+        context = attention.context(rows_of(scene))
+        launches = []
+        for layer, params in enumerate((scene.params, scene.params, whole)):
+            launches += context.launches(layer, *tensors, params)[1]
+        return [(launch.grid, set(launch.arguments)) for launch in launches]
+
+    first = step()
+    assert [key.layer for key in made] == [0, 1, 2]
+    assert all(step() == first for _ in range(3))
+    assert len(made) == 3
+
+
 def test_a_model_with_larger_heads_is_left_to_torch() -> None:
     def chosen(**shape: int) -> TritonAttention | None:
         geometry = AttentionCase(name="", **shape).geometry()
