@@ -165,7 +165,7 @@ def test_every_rank_takes_every_plan_in_order(core: Core, links: list[CoreLink])
         for link in links:
             taken = link.take()
             assert (taken.step, taken.num_requests) == (step, written.num_requests)
-            np.testing.assert_array_equal(taken.block_tables, written.block_tables)
+            np.testing.assert_array_equal(taken.table_blocks, written.table_blocks)
             link.release()
 
 
