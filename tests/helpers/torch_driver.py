@@ -11,7 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MiniCPM3Config,
+    MiniCPM3ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan, StepResult
@@ -38,6 +46,10 @@ def save_model(folder: Path, kind: str = "llama") -> Path:
     torch.manual_seed(0)
     if kind == "llama":
         LlamaForCausalLM(LlamaConfig(**settings)).save_pretrained(folder)
+    elif kind == "minicpm3":  # caches latents
+        settings |= {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 16}
+        settings |= {"qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 12}
+        MiniCPM3ForCausalLM(MiniCPM3Config(**settings)).save_pretrained(folder)
     else:
         MistralForCausalLM(MistralConfig(**settings, sliding_window=7)).save_pretrained(folder)
     return folder
@@ -212,8 +224,7 @@ def prompts_of(*lengths: int, seed: int = 1) -> list[list[int]]:
 def generate(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
     """The outputs of transformers, one prompt at a time."""
     torch.set_num_threads(1)  # threads that wait for each other are slow on a busy machine
-    kind = MistralForCausalLM if "mistral" in folder.name else LlamaForCausalLM
-    model = kind.from_pretrained(folder, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     return [
         model.generate(
             torch.tensor([prompt]),

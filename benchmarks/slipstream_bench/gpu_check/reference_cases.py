@@ -42,6 +42,7 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    is_latent: bool = False  # values are the beginnings of the keys
     spare_width: int = 0  # unused entries at the end of the block tables, as in graphs
     seed: int = 0
 
@@ -55,6 +56,7 @@ class AttentionCase:
             window=self.window,
             softcap=self.softcap,
             has_sinks=self.sinks,
+            is_latent=self.is_latent,
         )
 
 
@@ -106,6 +108,27 @@ def attention_cases(*, long: bool = False) -> list[AttentionCase]:
             spare_width=20,
         ),
         AttentionCase(name="split prefill", chunks=((500, 9),), num_kv_heads=1),
+        AttentionCase(name="latents", num_kv_heads=1, group=4, key_dim=80, is_latent=True, **mixed),
+        AttentionCase(
+            name="latents of more heads than a program has",
+            num_kv_heads=1,
+            group=72,
+            key_dim=56,
+            value_dim=40,
+            is_latent=True,
+            **mixed,
+        ),
+        AttentionCase(
+            name="latents, split and shared",
+            decodes=(700, 1, 0, 333),
+            chunks=((300, 9),),
+            shared=32,
+            num_kv_heads=1,
+            group=16,
+            key_dim=96,
+            is_latent=True,
+            spare_width=20,
+        ),
         AttentionCase(name="blocks of 1", block_size=1, **mixed),
         AttentionCase(name="blocks of 8", block_size=8, **mixed),
         AttentionCase(name="blocks of 48", block_size=48, **mixed),
@@ -132,6 +155,16 @@ def attention_cases(*, long: bool = False) -> list[AttentionCase]:
         )
     if long:
         cases += [
+            AttentionCase(
+                name="long latents",
+                decodes=(9000, 1, 4097),
+                chunks=((0, 1000), (3000, 300)),
+                num_kv_heads=1,
+                group=128,
+                key_dim=576,
+                value_dim=512,
+                is_latent=True,
+            ),
             AttentionCase(
                 name="long decode", decodes=(9000, 1, 4097), num_kv_heads=8, group=4, key_dim=128
             ),
@@ -203,15 +236,20 @@ def make_scene(case: AttentionCase, device: torch.device, dtype: torch.dtype) ->
         taken += needed[row]
         key = normal(length, case.num_kv_heads, case.key_dim)
         value = normal(length, case.num_kv_heads, case.value_dim)
+        if case.is_latent:
+            value = key[..., : case.value_dim]
         if 0 < case.shared <= before:
             tables[row, : len(common_blocks)] = common_blocks
-            key[: case.shared], value[: case.shared] = common
+            key[: case.shared] = common[0]
+            if not case.is_latent:
+                value[: case.shared] = common[1]
         key_positions = np.arange(length)
         at = torch.from_numpy(
             tables[row, key_positions // size].astype(np.int64) * size + key_positions % size
         )
         layer.keys[at[:before].to(device)] = key[:before].to(device)
-        layer.values[at[:before].to(device)] = value[:before].to(device)
+        if not case.is_latent:
+            layer.values[at[:before].to(device)] = value[:before].to(device)
         query = normal(max(now, 1), num_heads, case.key_dim)
         queries.append(query)
         if now == 0:  # padding: stores its token in the null block, sees no keys

@@ -186,13 +186,17 @@ _PARTLY_ROTARY: dict[str, Any] = {
         "partial_rotary_factor": 0.5,
     }
 }
-_DEEPSEEK = _MOE | {
+_LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 32,
     "kv_lora_rank": 16,
     "qk_rope_head_dim": 8,
     "qk_nope_head_dim": 16,
     "v_head_dim": 12,
+}
+_DEEPSEEK = {
+    **_MOE,
+    **_LATENT,
     "n_routed_experts": 4,
     "n_group": 1,
     "topk_group": 1,
@@ -293,7 +297,9 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served("OLMo 2", "Olmo2Config"),
     _served("OLMo 3", "Olmo3Config", sliding_window=WINDOW),
     _served("OLMoE", "OlmoeConfig", num_experts=4, num_experts_per_tok=2),
+    _served("DeepSeek V2 (MLA)", "DeepseekV2Config", **_DEEPSEEK),
     _served("DeepSeek V3 (MLA)", "DeepseekV3Config", quick=True, **_DEEPSEEK),
+    _served("MiniCPM3 (MLA)", "MiniCPM3Config", quick=True, **_LATENT),
     _served("GLM", "GlmConfig", head_dim=16),
     _served("GLM-4", "Glm4Config", head_dim=16),
     _served(
@@ -306,6 +312,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         topk_group=1,
         first_k_dense_replace=1,
     ),
+    _served("GLM-4.7-Flash (MLA)", "Glm4MoeLiteConfig", **_DEEPSEEK),
     _served("SmolLM3", "SmolLM3Config"),
     _served("ERNIE 4.5", "Ernie4_5Config", head_dim=16),
     _served("EXAONE 4, sliding window", "Exaone4Config", sliding_window=WINDOW),

@@ -288,8 +288,8 @@ class TorchRunner:
             while done < self.num_blocks and clock() < end_s:
                 blocks = slice(done, done + piece)
                 for layer in self._layers:
-                    layer.key_blocks[blocks].zero_()
-                    layer.value_blocks[blocks].zero_()
+                    for memory in layer.blocks:
+                        memory[blocks].zero_()
                 done = min(done + piece, self.num_blocks)
 
         self._on_device(touch)

@@ -115,6 +115,7 @@ def _why_not(
             key_dim=layer.key_dim,
             value_dim=layer.value_dim,
             itemsize=dtype.itemsize,
+            is_latent=layer.is_latent,
         )
         if not supports(heads, limit):
             kind = str(dtype).removeprefix("torch.")

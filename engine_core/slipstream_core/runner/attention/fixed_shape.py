@@ -86,7 +86,10 @@ class FixedShapeDecode:
         blocks = tables.reshape(-1)
         kv_heads = key.shape[1]
         keys = cache.key_blocks[blocks].view(rows, keys_per_row, kv_heads, -1).transpose(1, 2)
-        values = cache.value_blocks[blocks].view(rows, keys_per_row, kv_heads, -1).transpose(1, 2)
+        values = keys[..., : cache.values.shape[2]]
+        if cache.value_blocks is not None:
+            values = cache.value_blocks[blocks].view(rows, keys_per_row, kv_heads, -1)
+            values = values.transpose(1, 2)
         position = torch.arange(keys_per_row, dtype=torch.int32, device=query.device)
         ends = at.kv_lens[:, None]
         hidden = position >= ends

@@ -29,10 +29,12 @@ class LayerGeometry:
     window: int | None  # number of tokens a query sees, itself included; None is all
     softcap: float | None
     has_sinks: bool
+    is_latent: bool = False  # a value is the beginning of its key, and not cached itself
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of cache that one token takes in this layer."""
-        return self.num_kv_heads * (self.key_dim + self.value_dim) * dtype.itemsize
+        width = self.key_dim if self.is_latent else self.key_dim + self.value_dim
+        return self.num_kv_heads * width * dtype.itemsize
 
 
 class GeometryRecorder:
@@ -60,6 +62,7 @@ class GeometryRecorder:
             window=params.window,
             softcap=params.softcap,
             has_sinks=params.sinks is not None,
+            is_latent=params.is_latent,
         )
         return query.new_empty(*query.shape[:2], value.shape[2])
 

@@ -15,6 +15,8 @@ from typing import NamedTuple, Protocol
 import torch
 from transformers import AttentionInterface
 
+from slipstream_core.runner.attention.latent_attention import latent_projections
+
 ATTENTION_NAME = "slipstream_paged"
 
 # Arguments of transformers' attention functions without effect here: inference has no dropout,
@@ -43,6 +45,7 @@ class AttentionParams(NamedTuple):
     window: int | None = None  # number of tokens a query sees, itself included; None is all
     softcap: float | None = None  # scores s become softcap * tanh(s / softcap)
     sinks: torch.Tensor | None = None  # [num_heads], logits in the denominator only
+    is_latent: bool = False  # a value is the beginning of its key, of which all heads share one
 
 
 class AttentionContext(Protocol):
@@ -97,13 +100,21 @@ def paged_attention(
     )
     layer = module.layer_idx
     assert isinstance(layer, int)
+    heads = query[0]
+    latents = latent_projections(module)
+    if latents is not None:
+        heads, params = latents.absorb(heads), params._replace(is_latent=True)
+        if key.shape[1:] != (1, *heads.shape[1:]) or value.shape[3] != latents.rank:
+            raise TypeError("the model passes other keys to attention than its latents")
     output = paged.attend(
         layer,
-        query[0].transpose(0, 1),
+        heads.transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         params,
     )
+    if latents is not None:
+        output = latents.expand(output)
     return output[None], None
 
 

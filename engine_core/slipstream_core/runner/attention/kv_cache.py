@@ -1,5 +1,7 @@
 """The memory of the paged cache: per layer one tensor of keys and one of values, in blocks.
 
+Where latents are cached, a value is the beginning of its key, and the keys are all there is.
+
 The scheduler decides which block belongs to which request.
 
 - Block 0 is the null block: padding points there, and its content is never used.
@@ -28,17 +30,33 @@ class LayerCache:
     keys: torch.Tensor  # [num_blocks * block_size, num_kv_heads, key_dim]
     values: torch.Tensor  # [num_blocks * block_size, num_kv_heads, value_dim]
     key_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * key_dim]
-    value_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * value_dim]
+    # [num_blocks, block_size * num_kv_heads * value_dim]; None: values are parts of the keys
+    value_blocks: torch.Tensor | None
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are the beginnings of their keys."""
+        return self.value_blocks is None
+
+    @property
+    def blocks(self) -> tuple[torch.Tensor, ...]:
+        """The memory, each [num_blocks, width]."""
+        return (
+            (self.key_blocks,)
+            if self.value_blocks is None
+            else (self.key_blocks, self.value_blocks)
+        )
 
     def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write T tokens' keys and values [T, num_kv_heads, dim] to slots int64 [T]."""
         self.keys.index_copy_(0, slots, key)
-        self.values.index_copy_(0, slots, value)
+        if not self.is_latent:
+            self.values.index_copy_(0, slots, value)
 
     def clear(self, blocks: torch.Tensor) -> None:
         """Zero the blocks int64 [n]."""
-        self.key_blocks.index_fill_(0, blocks, 0)
-        self.value_blocks.index_fill_(0, blocks, 0)
+        for memory in self.blocks:
+            memory.index_fill_(0, blocks, 0)
 
 
 def allocate(
@@ -53,12 +71,16 @@ def allocate(
     layers = []
     for layer in geometry:
         parts = []
-        for dim in (layer.key_dim, layer.value_dim):
+        for dim in (layer.key_dim,) if layer.is_latent else (layer.key_dim, layer.value_dim):
             width = block_size * layer.num_kv_heads * dim
             blocks = _zeros(num_blocks * width, dtype, device).view(num_blocks, width)
             parts.append((blocks.view(-1, layer.num_kv_heads, dim), blocks))
-        (keys, key_blocks), (values, value_blocks) = parts
-        layers.append(LayerCache(keys, values, key_blocks, value_blocks))
+        keys, key_blocks = parts[0]
+        if layer.is_latent:
+            layers.append(LayerCache(keys, keys[..., : layer.value_dim], key_blocks, None))
+        else:
+            values, value_blocks = parts[1]
+            layers.append(LayerCache(keys, values, key_blocks, value_blocks))
     return layers
 
 

@@ -27,17 +27,21 @@ _STAGES_OF_ONE_TILE = 4
 _WAVES = 2  # programs per multiprocessor that a step with few rows is split into
 
 
+StepKind = Literal["decode", "prefill"]
+_MOST_LATENT_ROWS: dict[StepKind, int] = {"decode": 64, "prefill": 32}
+
+
 @dataclass(frozen=True, slots=True)
 class Tile:
     """The tile of one program, with its compiler options."""
 
-    block_m: int  # queries times query heads of one key head
+    block_m: int  # queries times a program's query heads
     block_n: int  # keys
     num_warps: int
     num_stages: int  # loads of keys and values in flight
 
     def queries(self, group: int) -> int:
-        """The number of queries in one tile, each with its `group` heads."""
+        """The number of queries in one tile, each with `group` heads."""
         return self.block_m // group
 
 
@@ -54,9 +58,29 @@ class Heads:
     key_dim: int
     value_dim: int
     itemsize: int  # bytes of an element
+    is_latent: bool = False  # a value is the beginning of its key, loaded once for both
 
+    @property
+    def key_pad(self) -> int:
+        """The width in which a key is loaded, or what of it is no value."""
+        return padded(self.key_dim - self.value_dim if self.is_latent else self.key_dim)
 
-StepKind = Literal["decode", "prefill"]
+    @property
+    def value_pad(self) -> int:
+        """The width in which a value is loaded."""
+        return padded(self.value_dim)
+
+    @property
+    def query_pad(self) -> int:
+        """The width in which a query is loaded."""
+        return self.key_pad + (self.value_pad if self.is_latent else 0)
+
+    def of_program(self, tile: Tile) -> int:
+        """The query heads of one program: of those that share latents as many as have rows."""
+        if not self.is_latent:
+            return self.group
+        most = min(self.group, tile.block_m)
+        return next(size for size in range(most, 0, -1) if self.group % size == 0)
 
 
 class TileRule(NamedTuple):
@@ -95,8 +119,9 @@ TILE_TABLE: tuple[TileRule, ...] = (
 
 def supports(heads: Heads, shared_limit: int) -> bool:
     """Whether there are tiles for the layer in `shared_limit` bytes per program."""
-    widest = max(heads.key_dim, heads.value_dim)
-    if widest > MAX_DIM or heads.group > (MAX_GROUP if widest <= _WIDE else _MAX_WIDE_GROUP):
+    widest = max(heads.key_pad, heads.value_pad)
+    most = MAX_GROUP if widest <= _WIDE else _MAX_WIDE_GROUP
+    if widest > MAX_DIM or (heads.group > most and not heads.is_latent):
         return False
     tiles = (decode_tile(heads, shared_limit), prefill_tile(heads, shared_limit))
     return all(shared_bytes(tile, heads) <= shared_limit for tile in tiles)
@@ -104,12 +129,12 @@ def supports(heads: Heads, shared_limit: int) -> bool:
 
 def decode_tile(heads: Heads, shared_limit: int, table: Sequence[TileRule] = TILE_TABLE) -> Tile:
     """The tile for decode rows."""
-    return _fitting(_chosen("decode", heads, table), heads, shared_limit)
+    return _fitting("decode", heads, shared_limit, table)
 
 
 def prefill_tile(heads: Heads, shared_limit: int, table: Sequence[TileRule] = TILE_TABLE) -> Tile:
     """The tile for prefill rows."""
-    return _fitting(_chosen("prefill", heads, table), heads, shared_limit)
+    return _fitting("prefill", heads, shared_limit, table)
 
 
 def with_tile(step: StepKind, tile: Tile) -> tuple[TileRule, ...]:
@@ -120,8 +145,10 @@ def with_tile(step: StepKind, tile: Tile) -> tuple[TileRule, ...]:
 
 def _chosen(step: StepKind, heads: Heads, table: Sequence[TileRule]) -> Tile:
     rows = padded(heads.group)
-    value_dim = padded(heads.value_dim)
-    widest = max(padded(heads.key_dim), value_dim)
+    if heads.is_latent:  # the heads may be dealt out to several programs
+        rows = min(rows, _MOST_LATENT_ROWS[step])
+    value_dim = heads.value_pad
+    widest = max(heads.key_pad, value_dim)
     for rule in table:
         if (
             rule.step == step
@@ -145,20 +172,20 @@ def shared_bytes(tile: Tile, heads: Heads) -> int:
     scores, and the loaded tiles of keys and values with their block numbers. Afterwards: the
     accumulator, in the layout in which it is stored.
     """
-    key_pad, value_pad = padded(heads.key_dim), padded(heads.value_dim)
-    keys, values = tile.block_n * key_pad, tile.block_n * value_pad
-    if tile.num_stages == 1:  # loaded one after the other
+    keys, values = tile.block_n * heads.key_pad, tile.block_n * heads.value_pad
+    if tile.num_stages == 1 and not heads.is_latent:  # loaded one after the other
         loaded = max(keys, values)
     else:
         loaded = (keys + values) * (2 if tile.num_stages >= _STAGES else 1)
-    numbers = tile.block_m * (key_pad + tile.block_n) + loaded
+    numbers = tile.block_m * (heads.query_pad + tile.block_n) + loaded
     walking = numbers * heads.itemsize + 16 * tile.block_n + 4 * tile.block_m
-    return max(walking, 4 * tile.block_m * value_pad)
+    return max(walking, 4 * tile.block_m * heads.value_pad)
 
 
-def _fitting(best: Tile, heads: Heads, shared_limit: int) -> Tile:
-    """The first of `best` and its smaller variants that fits, or the smallest of them."""
-    for tile in _smaller(best, padded(heads.group)):
+def _fitting(step: StepKind, heads: Heads, shared_limit: int, table: Sequence[TileRule]) -> Tile:
+    """The first of the table's tile and its smaller variants that fits, or the smallest."""
+    fewest_rows = padded(1 if heads.is_latent else heads.group)
+    for tile in _smaller(_chosen(step, heads, table), fewest_rows):
         if shared_bytes(tile, heads) <= shared_limit:
             break
     return tile

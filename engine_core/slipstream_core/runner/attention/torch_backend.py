@@ -52,12 +52,12 @@ class Scratch:
 
         The result is valid until the next call.
         """
-        self._keys, keys = _gather(self._keys, cache.key_blocks, blocks)
-        self._values, values = _gather(self._values, cache.value_blocks, blocks)
-        return (
-            keys.view(num_rows, -1, *cache.keys.shape[1:]).transpose(1, 2),
-            values.view(num_rows, -1, *cache.values.shape[1:]).transpose(1, 2),
-        )
+        self._keys, gathered = _gather(self._keys, cache.key_blocks, blocks)
+        keys = gathered.view(num_rows, -1, *cache.keys.shape[1:]).transpose(1, 2)
+        if cache.value_blocks is None:
+            return keys, keys[..., : cache.values.shape[2]]
+        self._values, gathered = _gather(self._values, cache.value_blocks, blocks)
+        return keys, gathered.view(num_rows, -1, *cache.values.shape[1:]).transpose(1, 2)
 
     def indices(self, blocks: Int32s) -> torch.Tensor:
         """Block numbers for gather(), flat and on the device."""

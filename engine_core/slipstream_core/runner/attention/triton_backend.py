@@ -48,7 +48,6 @@ from slipstream_core.runner.attention.tiles import (
     decode_tile,
     item_budget,
     num_splits,
-    padded,
     prefill_tile,
 )
 from slipstream_core.runner.attention.triton_support import shared_limit
@@ -164,16 +163,16 @@ class TritonAttention:
             key_dim=key_dim,
             value_dim=value_dim,
             itemsize=key.dtype.itemsize,
+            is_latent=(cache := self._layers[key.layer]).is_latent,
         )
         decode = decode_tile(heads, self._shared_limit, self._tiles)
         prefill = prefill_tile(heads, self._shared_limit, self._tiles)
-        cache = self._layers[key.layer]
         scale, cap = key.scale * _LOG2E, 0.0
         if key.softcap is not None:  # in the form that the kernel expects
             scale, cap = 2 * scale / key.softcap, key.softcap * _LOG2E
         shared: dict[str, object] = {
             "VALUE_DIM": value_dim,
-            "VALUE_PAD": padded(value_dim),
+            "VALUE_PAD": heads.value_pad,
             "SINKS": key.has_sinks,
         }
         attend = shared | {
@@ -182,25 +181,30 @@ class TritonAttention:
             "scale": scale,
             "cap": cap,
             "key_slot": cache.keys.stride(0),
-            "key_head": cache.keys.stride(1),
+            "key_head": 0 if heads.is_latent else cache.keys.stride(1),
             "value_slot": cache.values.stride(0),
-            "value_head": cache.values.stride(1),
-            "GROUP": heads.group,
+            "value_head": 0 if heads.is_latent else cache.values.stride(1),
             "KEY_DIM": key_dim,
-            "KEY_PAD": padded(key_dim),
+            "KEY_PAD": heads.key_pad,
             "BLOCK_SIZE": self._block_size,
             "WINDOW": key.window or 0,
             "SOFTCAP": key.softcap is not None,
+            "LATENT": heads.is_latent,
             "UPCAST": is_interpreted() and key.dtype == torch.bfloat16,
         }
-        widths = num_kv_heads * key_dim, num_kv_heads * value_dim
+        # a latent's value is the beginning of its key, and is not stored again
+        widths = num_kv_heads * key_dim, 0 if heads.is_latent else num_kv_heads * value_dim
+        of_decode, of_prefill = heads.of_program(decode), heads.of_program(prefill)
         return LayerForm(
-            num_kv_heads=num_kv_heads,
+            is_latent=heads.is_latent,
+            decode_groups=num_heads // of_decode,
+            prefill_groups=num_heads // of_prefill,
+            prefill_heads=of_prefill,
             prefill_tile=prefill,
             dealt=_Dealt(
                 window=key.window or 0,
                 block_n=decode.block_n,
-                budget=item_budget(num_kv_heads, self._processors),
+                budget=item_budget(num_heads // of_decode, self._processors),
             ),
             store={
                 "keys": cache.keys,
@@ -212,8 +216,8 @@ class TritonAttention:
                 "BLOCK": kernels.STORED_AT_ONCE,
             },
             stores=-(-max(widths) // kernels.STORED_AT_ONCE),
-            decode=attend | _of_tile(decode) | {"DECODE": True, "SPLIT": False},
-            prefill=attend | _of_tile(prefill) | {"DECODE": False},
+            decode=attend | _of_tile(decode) | {"GROUP": of_decode, "DECODE": True, "SPLIT": False},
+            prefill=attend | _of_tile(prefill) | {"GROUP": of_prefill, "DECODE": False},
             combine=shared | {"AT_ONCE": MAX_SPLITS},
         )
 
@@ -332,9 +336,16 @@ class _FormKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerForm:
-    """What a layer's launches have in common at every step: arguments, by kernel."""
+    """What a layer's launches have in common at every step: arguments, by kernel.
 
-    num_kv_heads: int
+    decode_groups, prefill_groups: the programs to an item or a tile of queries, each with some
+    heads; `prefill_heads` of a prefill's.
+    """
+
+    is_latent: bool
+    decode_groups: int
+    prefill_groups: int
+    prefill_heads: int
     prefill_tile: Tile
     dealt: _Dealt
     store: dict[str, object]
@@ -447,7 +458,7 @@ class TritonContext:
             "sinks": params.sinks,
             "num_splits": 1,
         }
-        grid = num_items, form.num_kv_heads, 1
+        grid = num_items, form.decode_groups, 1
         attend = form.decode | self._of_decodes | both | _of_query(query)
         return [Launch(kernels.attend, grid, attend), _combine(form, both, num_rows, decode=True)]
 
@@ -456,14 +467,14 @@ class TritonContext:
     ) -> list[Launch]:
         """The launches for prefill rows, whose keys are split where there are few tiles."""
         rows, tile = self._rows, form.prefill_tile
-        num_heads, num_kv_heads = output.shape[1], form.num_kv_heads
+        num_heads, num_groups = output.shape[1], form.prefill_groups
         num_tokens, most = len(output), rows.num_prefills
         if most is None:
             num_tokens -= rows.num_decodes
             most = len(rows.kv_lens) - rows.num_decodes
-        num_tiles = num_tokens // tile.queries(num_heads // num_kv_heads) + most
+        num_tiles = num_tokens // tile.queries(form.prefill_heads) + most
         num_key_tiles = -(-self._longest // tile.block_n)
-        splits = num_splits(num_tiles * num_kv_heads, num_key_tiles, self._processors)
+        splits = num_splits(num_tiles * num_groups, num_key_tiles, self._processors)
         both: dict[str, object] = {
             **(_parts(output, num_tokens, num_heads, splits) if splits > 1 else _NO_PARTS),
             "output": output,
@@ -474,7 +485,7 @@ class TritonContext:
         }
         attend = form.prefill | self._of_prefills | both | _of_query(query)
         attend["SPLIT"] = splits > 1
-        launches = [Launch(kernels.attend, (num_tiles, num_kv_heads, splits), attend)]
+        launches = [Launch(kernels.attend, (num_tiles, num_groups, splits), attend)]
         if splits > 1:
             launches.append(_combine(form, both, num_tokens, decode=False))
         return launches
@@ -550,12 +561,12 @@ def _store(form: LayerForm, key: torch.Tensor, value: torch.Tensor, rows: StepRo
         form.store
         | {
             "key": key,
-            "value": value,
+            "value": None if form.is_latent else value,
             "kv_slots": rows.kv_slots,
             "key_token": key.stride(0),
             "key_head": key.stride(1),
-            "value_token": value.stride(0),
-            "value_head": value.stride(1),
+            "value_token": 0 if form.is_latent else value.stride(0),
+            "value_head": 0 if form.is_latent else value.stride(1),
         },
     )
 

@@ -12,6 +12,9 @@ et al. 2023), whose partial results `combine` joins: a decode row's by as many a
 sees all rows' lengths, and a prefill row's, with SPLIT, by equally many each.
 
 - Scores are multiplied by log2(e), for exp2; sums, maxima and the accumulator are float32.
+- Where latents are cached (LATENT), a value is the beginning of its key, loaded once for both, and
+  a key is multiplied in two parts: that one, and its rotated end. All query heads have the same key
+  head; GROUP of them are a program's.
 - A row that sees no key (padding: kv_len 0) gives zeros, not NaN.
 - Nothing behind a row's end is read, so what other requests left there may be NaN.
 - float32 is multiplied in full precision ("ieee"): tf32 would be off by 1e-3.
@@ -34,7 +37,8 @@ def _tiles(
     acc,  # [BLOCK_M, VALUE_PAD] float32
     top,  # [BLOCK_M] float32, the highest score so far
     total,  # [BLOCK_M] float32, sum of exp2(score - top)
-    query,  # [BLOCK_M, KEY_PAD]
+    query,  # [BLOCK_M, KEY_PAD], or of keys that begin with their values what is behind those
+    of_values,  # [BLOCK_M, VALUE_PAD], with LATENT: the beginning of the query
     positions,  # [BLOCK_M] int32, of the queries in their row
     begin,  # of the keys, a multiple of BLOCK_N
     end,
@@ -53,12 +57,16 @@ def _tiles(
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
+    LATENT: tl.constexpr,
     MASKED: tl.constexpr,  # whether some key is hidden from some query
     UPCAST: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Continue the softmax over the keys [begin, end); returns acc, top, total."""
     key_dims = tl.arange(0, KEY_PAD)
+    if LATENT:
+        key_dims += VALUE_DIM
+    LOADED_DIM: tl.constexpr = KEY_DIM - VALUE_DIM if LATENT else KEY_DIM
     value_dims = tl.arange(0, VALUE_PAD)
     for start in range(begin, end, BLOCK_N):
         places = start + tl.arange(0, BLOCK_N)
@@ -70,17 +78,26 @@ def _tiles(
         slots = blocks.to(tl.int64) * BLOCK_SIZE + places % BLOCK_SIZE
 
         at_keys = keys + slots[None, :] * key_slot + key_dims[:, None]
-        if MASKED and KEY_PAD != KEY_DIM:
+        if MASKED and KEY_PAD != LOADED_DIM:
             key = tl.load(at_keys, mask=there[None, :] & (key_dims[:, None] < KEY_DIM), other=0.0)
         elif MASKED:
             key = tl.load(at_keys, mask=there[None, :], other=0.0)
-        elif KEY_PAD != KEY_DIM:
+        elif KEY_PAD != LOADED_DIM:
             key = tl.load(at_keys, mask=key_dims[:, None] < KEY_DIM, other=0.0)
         else:
             key = tl.load(at_keys)
         if UPCAST:
             key = key.to(tl.float32)
-        scores = tl.dot(query, key, input_precision="ieee") * scale
+        scores = tl.dot(query, key, input_precision="ieee")
+        if LATENT:
+            value = _values(
+                values, slots, value_slot, value_dims, there, VALUE_DIM, VALUE_PAD, MASKED
+            )
+            beginning = tl.trans(value)
+            if UPCAST:
+                beginning = beginning.to(tl.float32)
+            scores = tl.dot(of_values, beginning, scores, input_precision="ieee")
+        scores = scores * scale
         if SOFTCAP:  # cap * tanh(s / cap); the host's scale includes 2 log2(e) / cap
             scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
         if MASKED:
@@ -97,22 +114,40 @@ def _tiles(
         acc = acc * shrink[:, None]
         top = higher
 
-        at_values = values + slots[:, None] * value_slot + value_dims[None, :]
-        if MASKED and VALUE_PAD != VALUE_DIM:
-            seen_dims = there[:, None] & (value_dims[None, :] < VALUE_DIM)
-            value = tl.load(at_values, mask=seen_dims, other=0.0)
-        elif MASKED:
-            value = tl.load(at_values, mask=there[:, None], other=0.0)
-        elif VALUE_PAD != VALUE_DIM:
-            value = tl.load(at_values, mask=value_dims[None, :] < VALUE_DIM, other=0.0)
-        else:
-            value = tl.load(at_values)
+        if not LATENT:
+            value = _values(
+                values, slots, value_slot, value_dims, there, VALUE_DIM, VALUE_PAD, MASKED
+            )
         weights = probs.to(value.dtype)
         if UPCAST:
             weights = weights.to(tl.float32)
             value = value.to(tl.float32)
         acc = tl.dot(weights, value, acc, input_precision="ieee")
     return acc, top, total
+
+
+@triton.jit
+def _values(
+    values,
+    slots,
+    value_slot,
+    value_dims,
+    there,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """A tile of values, [BLOCK_N, VALUE_PAD]."""
+    at = values + slots[:, None] * value_slot + value_dims[None, :]
+    if MASKED and VALUE_PAD != VALUE_DIM:
+        value = tl.load(at, mask=there[:, None] & (value_dims[None, :] < VALUE_DIM), other=0.0)
+    elif MASKED:
+        value = tl.load(at, mask=there[:, None], other=0.0)
+    elif VALUE_PAD != VALUE_DIM:
+        value = tl.load(at, mask=value_dims[None, :] < VALUE_DIM, other=0.0)
+    else:
+        value = tl.load(at)
+    return value
 
 
 @triton.jit(
@@ -211,22 +246,23 @@ def attend(
     key_head,
     value_slot,
     value_head,
-    GROUP: tl.constexpr,  # query heads per key head
+    GROUP: tl.constexpr,  # query heads per key head; with LATENT some of them
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    KEY_PAD: tl.constexpr,  # the next power of two, 16 at least
+    KEY_PAD: tl.constexpr,  # the next power of two, 16 at least; with LATENT of what is no value
     VALUE_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: all
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
+    LATENT: tl.constexpr,
     DECODE: tl.constexpr,  # row r has one token, token r
     SPLIT: tl.constexpr,  # of prefill rows
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Grid: (items or query tiles, kv heads, splits)."""
+    """Grid: (items or query tiles, groups of query heads, splits)."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
     num_heads = tl.num_programs(1) * GROUP
@@ -275,14 +311,25 @@ def attend(
     first_position = kv_len - query_len + first_query
     positions = kv_len - query_len + queries
     key_dims = tl.arange(0, KEY_PAD)
+    if LATENT:
+        key_dims += VALUE_DIM
     value_dims = tl.arange(0, VALUE_PAD)
+    at_queries = query + (tokens * query_token + heads * query_head)[:, None]
     loaded = tl.load(
-        query + (tokens * query_token + heads * query_head)[:, None] + key_dims[None, :],
+        at_queries + key_dims[None, :],
         mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
         other=0.0,
     )
+    of_values = loaded
+    if LATENT:
+        of_values = tl.load(
+            at_queries + value_dims[None, :],
+            mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
+            other=0.0,
+        )
     if UPCAST:
         loaded = loaded.to(tl.float32)
+        of_values = of_values.to(tl.float32)
 
     # the keys that this tile sees, and this program's share of them
     low_key = 0
@@ -317,16 +364,16 @@ def attend(
         masked_from = tl.minimum(high_key, (first_position + 1) // BLOCK_N * BLOCK_N)
         masked_from = tl.maximum(masked_from, low_key)
         acc, top, total = _tiles(
-            acc, top, total, loaded, positions, low_key, masked_from, kv_len,
+            acc, top, total, loaded, of_values, positions, low_key, masked_from, kv_len,
             keys_of_head, values_of_head, table, key_slot, value_slot, scale, cap,
             KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BLOCK_SIZE, WINDOW, SOFTCAP,
-            False, UPCAST, BLOCK_N,
+            LATENT, False, UPCAST, BLOCK_N,
         )  # fmt: skip
     acc, top, total = _tiles(
-        acc, top, total, loaded, positions, masked_from, high_key, kv_len,
+        acc, top, total, loaded, of_values, positions, masked_from, high_key, kv_len,
         keys_of_head, values_of_head, table, key_slot, value_slot, scale, cap,
         KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BLOCK_SIZE, WINDOW, SOFTCAP,
-        True, UPCAST, BLOCK_N,
+        LATENT, True, UPCAST, BLOCK_N,
     )  # fmt: skip
 
     wanted = real[:, None] & (value_dims[None, :] < VALUE_DIM)
@@ -445,7 +492,7 @@ def store(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,  # kv heads times dim
-    VALUE_WIDTH: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr,  # 0: values are parts of the keys
     BLOCK: tl.constexpr,
 ):
     """Write tokens' keys and values to their slots. Grid: (T, blocks of the wider of the two)."""
@@ -455,6 +502,8 @@ def store(
     of_key = key + token * key_token + places // KEY_DIM * key_head + places % KEY_DIM
     moved = tl.load(of_key, mask=places < KEY_WIDTH, other=0.0)
     tl.store(keys + slot * KEY_WIDTH + places, moved, mask=places < KEY_WIDTH)
-    of_value = value + token * value_token + places // VALUE_DIM * value_head + places % VALUE_DIM
-    moved = tl.load(of_value, mask=places < VALUE_WIDTH, other=0.0)
-    tl.store(values + slot * VALUE_WIDTH + places, moved, mask=places < VALUE_WIDTH)
+    if VALUE_WIDTH > 0:
+        of_token = value + token * value_token
+        of_value = of_token + places // VALUE_DIM * value_head + places % VALUE_DIM
+        moved = tl.load(of_value, mask=places < VALUE_WIDTH, other=0.0)
+        tl.store(values + slot * VALUE_WIDTH + places, moved, mask=places < VALUE_WIDTH)

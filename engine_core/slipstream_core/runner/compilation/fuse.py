@@ -101,9 +101,11 @@ def attend_by_its_context(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    is_latent: bool,
 ) -> torch.Tensor:
     """The attention call of a recorded forward; shapes as in AttentionContext.attend."""
-    return context.attend(layer, query, key, value, AttentionParams(scale, window, softcap, sinks))
+    params = AttentionParams(scale, window, softcap, sinks, is_latent)
+    return context.attend(layer, query, key, value, params)
 
 
 def join(graph: GraphModule, kernels: Kernels) -> None:

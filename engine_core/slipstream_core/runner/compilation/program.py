@@ -186,8 +186,9 @@ class _Lowering:
         window: int | None,
         softcap: float | None,
         sinks: AnyNode | None,
+        is_latent: bool,
     ) -> _Value:
-        if context.op != "placeholder" or sinks is not None:
+        if context.op != "placeholder" or sinks is not None or is_latent:
             raise _Unknown
         a, b, c = (self._of(each, flat=True) for each in (query, key, value))
         (heads, key_dim), (kv_heads, value_dim) = a.shape, c.shape

@@ -47,7 +47,7 @@ _library: Any = torch.library
 _LIBRARY = _library.Library("slipstream", "FRAGMENT")
 _LIBRARY.define(
     "attend(Tensor query, Tensor key, Tensor value, int layer, float scale, int? window, "
-    "float? softcap, Tensor? sinks) -> Tensor"
+    "float? softcap, Tensor? sinks, bool is_latent) -> Tensor"
 )
 _LIBRARY.impl(
     "attend",

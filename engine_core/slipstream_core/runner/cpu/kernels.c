@@ -12,6 +12,7 @@
 #include "vectors.h"
 
 #define CHUNK 32     /* tokens per pass: their keys stay in L1 or L2 */
+#define FEW_HEADS 8  /* query heads to an item, if all have the same keys */
 
 static inline vec4 fold(vec x) {
     vec4 parts[W / 4];
@@ -102,16 +103,22 @@ static void gather(const float *probs, const float *const *values, int n, int di
         for (int t = 0; t < n; t++) sum[i] += probs[t] * values[t][i];
 }
 
-/* One row's query heads over key heads [first, last): softmax in one pass, chunk by chunk
+/* Floats from one head's value to the next one's. */
+static int64_t value_step_of(const Decode *p) {
+    return p->values == p->keys ? p->key_dim : p->value_dim;
+}
+
+/* One row's query heads [first, last): softmax in one pass, chunk by chunk
  * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). */
 static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last) {
-    int group = (int)(p->heads / p->kv_heads), num_heads = (int)(last - first) * group;
-    int key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
+    int64_t group = p->heads / p->kv_heads, key_head = first / group;
+    int num_heads = (int)(last - first), key_dim = (int)p->key_dim, value_dim = (int)p->value_dim;
+    int64_t value_step = value_step_of(p);
     int64_t len = p->lens[row], token = p->window && p->window < len ? len - p->window : 0;
     const int32_t *table = p->tables + p->table_rows[row] * p->widest;
-    const float *sinks = p->sinks ? p->sinks + first * group : NULL;
-    float *output = p->output + (row * p->heads + first * group) * value_dim;
-    const float *query = p->query + row * p->query_row + first * group * p->query_head;
+    const float *sinks = p->sinks ? p->sinks + first : NULL;
+    float *output = p->output + (row * p->heads + first) * value_dim;
+    const float *query = p->query + row * p->query_row + first * p->query_head;
     float most[num_heads], total[num_heads];
     for (int h = 0; h < num_heads; h++) {
         most[h] = sinks ? sinks[h] : -INFINITY;
@@ -126,8 +133,8 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
             int64_t offset = token % p->block_size;
             int64_t slot = (int64_t)table[token / p->block_size] * p->block_size + offset;
             for (; offset < p->block_size && n < CHUNK && token < len; offset++, slot++, token++) {
-                keys[n] = p->keys + (slot * p->kv_heads + first) * key_dim;
-                values[n++] = p->values + (slot * p->kv_heads + first) * value_dim;
+                keys[n] = p->keys + (slot * p->kv_heads + key_head) * key_dim;
+                values[n++] = p->values + (slot * p->kv_heads + key_head) * value_step;
             }
         }
         for (int h = 0; h < num_heads; h++) {
@@ -148,8 +155,8 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
             for (int t = 0; t < n; t++) mass += scores[t];
             total[h] += mass;
             gather(scores, values, n, value_dim, sum);
-            if ((h + 1) % group == 0)
-                for (int t = 0; t < n; t++) keys[t] += key_dim, values[t] += value_dim;
+            if ((first + h + 1) % group == 0)
+                for (int t = 0; t < n; t++) keys[t] += key_dim, values[t] += value_step;
         }
     }
     for (int h = 0; h < num_heads; h++) {
@@ -159,8 +166,11 @@ static void attend_row(const Decode *p, int64_t row, int64_t first, int64_t last
 }
 
 /* Part 0 stores all tokens' keys and values, part 1 computes attention of the decode rows. If there
- * are few rows, the key heads of a row are separate items. */
-static int64_t split_of(const Decode *p) { return p->rows >= 8 ? 1 : p->kv_heads; }
+ * are few rows, the key heads of a row are separate items, or some query heads of its only one. */
+static int64_t split_of(const Decode *p) {
+    if (p->rows >= 8) return 1;
+    return p->kv_heads > 1 ? p->kv_heads : (p->heads + FEW_HEADS - 1) / FEW_HEADS;
+}
 
 Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after) {
     if (part == 0) {
@@ -172,9 +182,11 @@ Stage slipstream_attend_stage(const Decode *p, int64_t part, int64_t after) {
 
 void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_t last) {
     if (part == 1) {
-        int64_t split = split_of(p), heads = p->kv_heads / split;
-        for (int64_t item = first; item < last; item++)
-            attend_row(p, item / split, item % split * heads, (item % split + 1) * heads);
+        int64_t split = split_of(p);
+        for (int64_t item = first; item < last; item++) {
+            int64_t of_row = item % split;
+            attend_row(p, item / split, of_row * p->heads / split, (of_row + 1) * p->heads / split);
+        }
         return;
     }
     for (int64_t t = first; t < last; t++)
@@ -182,9 +194,10 @@ void slipstream_attend_work(const Decode *p, int64_t part, int64_t first, int64_
             int64_t index = p->slots[t] * p->kv_heads + h;
             memcpy(p->keys + index * p->key_dim, p->key + t * p->key_token + h * p->key_head,
                    sizeof(float) * p->key_dim);
-            memcpy(p->values + index * p->value_dim,
-                   p->value + t * p->value_token + h * p->value_head,
-                   sizeof(float) * p->value_dim);
+            if (p->values != p->keys)
+                memcpy(p->values + index * p->value_dim,
+                       p->value + t * p->value_token + h * p->value_head,
+                       sizeof(float) * p->value_dim);
         }
 }
 

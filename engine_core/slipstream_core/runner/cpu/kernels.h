@@ -15,7 +15,8 @@ typedef struct {
     int64_t tokens;
     const float *query; /* [rows, heads, key_dim], strides in floats, the last is 1 */
     int64_t query_row, query_head;
-    float *keys, *values;       /* [slots, kv_heads, dim] */
+    float *keys, *values;       /* [slots, kv_heads, dim]; equal: a value begins its key, which
+                                 * alone is stored */
     const int32_t *tables;      /* of all batch slots, widest numbers apart */
     int64_t widest;
     const int64_t *table_rows; /* [rows]: whose tables they are */

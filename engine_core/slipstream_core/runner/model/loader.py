@@ -42,6 +42,7 @@ from transformers.utils.import_utils import is_accelerate_available
 
 from slipstream_core.runner.attention.geometry import LayerGeometry, read_geometry
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
+from slipstream_core.runner.attention.latent_attention import cache_latents
 from slipstream_core.runner.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError, brief
 from slipstream_core.runner.model.attention_check import check_independence
@@ -157,11 +158,12 @@ def load_model(
         except torch.OutOfMemoryError as error:
             raise _no_room(name, error) from error
         freeze_frequencies(module)
+        cache_latents(module)
         if rank is not None:
             kept = sum(parameter.nbytes for parameter in module.parameters())
             whole, layers = num_parameters * torch_dtype.itemsize, geometry
             geometry = read_geometry(module, len(layers), text.vocab_size, module.device)
-            _tell_shares(name, rank, kept / whole, _heads(geometry) / _heads(layers))
+            _tell_shares(name, rank, kept / whole, layers, geometry)
         try:
             check_independence(module, vocab_size=text.vocab_size, max_model_len=limit)
         except Exception as error:
@@ -205,18 +207,25 @@ def _sharding_plan(
     return plan_for(name, shell, geometry, rank)
 
 
-def _heads(geometry: tuple[LayerGeometry, ...]) -> int:
-    """Numbers that a token takes in the cache."""
-    return sum(layer.num_kv_heads * (layer.key_dim + layer.value_dim) for layer in geometry)
-
-
-def _tell_shares(name: str, rank: Rank, weights: float, cache: float) -> None:
-    """Log what share of the whole model this rank holds."""
+def _tell_shares(
+    name: str,
+    rank: Rank,
+    weights: float,
+    whole: tuple[LayerGeometry, ...],
+    own: tuple[LayerGeometry, ...],
+) -> None:
+    """Log what share of the whole model this rank holds: of its weights, and of its cache."""
     if not rank.leads:
         return
+    of_cache, all_cache = (
+        sum(layer.bytes_per_token(torch.float32) for layer in layers) for layers in (own, whole)
+    )
+    cache = of_cache / all_cache
     said = "each of %d ranks holds %.2f of the weights of %s and %.2f of its cache"
     logger.info(said, rank.size, weights, name, cache)
-    if max(weights, cache) > _MUCH / rank.size:
+    # latents are whole on every rank, as each of its heads needs all of them
+    is_even = all(layer.is_latent for layer in own) or cache <= _MUCH / rank.size
+    if weights > _MUCH / rank.size or not is_even:
         logger.warning(
             "%s is divided in part only: transformers' plan for it leaves the rest to every rank, "
             "which costs memory and time",
@@ -365,6 +374,7 @@ def _geometry(
         ) from error
     if not shell._supports_attention_backend:
         raise not_replaceable
+    cache_latents(shell)
     try:
         layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
     except Exception as error:

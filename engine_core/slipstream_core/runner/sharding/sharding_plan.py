@@ -76,7 +76,8 @@ def plan_for(
 ) -> ShardingPlan:
     """The plan of a model. shell: it on the meta device. Raises ModelLoadError."""
     heads = {layer.num_heads for layer in geometry}
-    key_heads = {layer.num_kv_heads for layer in geometry}
+    # each head has keys of its own, which are made of a latent that every rank holds
+    key_heads = {each.num_heads if each.is_latent else each.num_kv_heads for each in geometry}
     styles = dict(shell.tp_plan or {})
     if not styles:
         raise ModelLoadError(

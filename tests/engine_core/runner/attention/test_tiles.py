@@ -39,21 +39,41 @@ WIDE = st.builds(
     value_dim=st.integers(1, MAX_DIM),
     itemsize=SIZES,
 )
+LATENT = st.builds(
+    lambda rank, rotated, **others: Heads(
+        key_dim=rank + rotated, value_dim=rank, is_latent=True, **others
+    ),
+    group=st.integers(1, 2 * MAX_GROUP),
+    rank=st.integers(1, MAX_DIM),
+    rotated=st.integers(1, 128),
+    itemsize=SIZES,
+)
 HEADS = NARROW | WIDE
 
 
-@given(HEADS, st.sampled_from(LIMITS))
+@given(HEADS | LATENT, st.sampled_from(LIMITS))
 def test_a_tile_holds_the_whole_group_and_what_the_matrix_units_take(
     heads: Heads, limit: int
 ) -> None:
     for choose in (decode_tile, prefill_tile):
         tile = choose(heads, limit)
-        assert tile.queries(heads.group) >= 1
+        assert tile.queries(heads.of_program(tile)) >= 1
         for size in (tile.block_m, tile.block_n):
             assert size >= 16
             assert size & (size - 1) == 0
         if supports(heads, limit):
             assert shared_bytes(tile, heads) <= limit
+
+
+@given(LATENT, st.sampled_from(LIMITS))
+def test_heads_that_share_latents_are_dealt_out_evenly(heads: Heads, limit: int) -> None:
+    for choose in (decode_tile, prefill_tile):
+        tile = choose(heads, limit)
+        group = heads.of_program(tile)
+        assert heads.group % group == 0
+        fitting = range(1, tile.block_m + 1)
+        assert group == max(size for size in fitting if heads.group % size == 0)
+    assert supports(heads, limit) or (heads.itemsize == 4 and limit < 101_376)
 
 
 @settings(max_examples=1000)
@@ -86,7 +106,12 @@ def heads(group: int = 1, key_dim: int = 64, value_dim: int = 64, itemsize: int 
     return Heads(group=group, key_dim=key_dim, value_dim=value_dim, itemsize=itemsize)
 
 
-@given(HEADS, st.integers(H100_SHARED_LIMIT, 2**20))
+def latents(group: int) -> Heads:
+    """As DeepSeek's models have them."""
+    return Heads(group=group, key_dim=576, value_dim=512, itemsize=2, is_latent=True)
+
+
+@given(HEADS | LATENT, st.integers(H100_SHARED_LIMIT, 2**20))
 def test_where_there_is_as_much_as_on_an_h100_tiles_are_those_that_were_chosen_for_it(
     heads: Heads, limit: int
 ) -> None:
@@ -103,6 +128,8 @@ def test_where_there_is_as_much_as_on_an_h100_tiles_are_those_that_were_chosen_f
         (heads(2, 256, 256), Tile(16, 32, 4, 5), Tile(64, 32, 8, 5)),
         (heads(128, 256, 256), Tile(128, 32, 8, 5), Tile(128, 32, 8, 5)),
         (heads(8, 512, 512), Tile(16, 32, 4, 5), Tile(32, 32, 8, 5)),
+        (latents(128), Tile(64, 32, 8, 5), Tile(32, 32, 8, 5)),
+        (latents(16), Tile(16, 32, 4, 5), Tile(32, 32, 8, 5)),
         (heads(4, 128, 128, 4), Tile(16, 16, 4, 2), Tile(32, 16, 8, 2)),
         (heads(128, 256, 256, 4), Tile(128, 16, 8, 2), Tile(128, 16, 8, 2)),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,12 +37,13 @@ class Case:
     softcap: float | None
     sinks: bool
     seed: int
+    num_rotated: int | None = None  # of latents: numbers of a key behind those of its value
 
 
 CASES = st.builds(
     Case,
     num_kv_heads=st.sampled_from([1, 2]),
-    group=st.sampled_from([1, 3]),
+    group=st.sampled_from([1, 3, 20]),
     key_dim=st.sampled_from([8, 16]),
     value_dim=st.sampled_from([8, 16]),
     block_size=st.sampled_from([1, 4, 16]),
@@ -53,6 +54,7 @@ CASES = st.builds(
     softcap=st.sampled_from([None, None, 2.0]),
     sinks=st.booleans(),
     seed=st.integers(0, 1000),
+    num_rotated=st.sampled_from([None, None, 4, 8]),
 ).filter(lambda case: case.decode_lens or case.chunks)
 
 
@@ -69,6 +71,9 @@ class Step:
 
 
 def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -> Step:
+    is_latent = case.num_rotated is not None
+    if case.num_rotated is not None:
+        case = replace(case, num_kv_heads=1, key_dim=case.value_dim + case.num_rotated)
     torch.manual_seed(case.seed)
     rng = np.random.default_rng(case.seed)
     num_heads = case.num_kv_heads * case.group
@@ -81,7 +86,14 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
     for row, used in enumerate(num_blocks):
         tables[row, :used], free = free[:used], free[used:]
     geometry = LayerGeometry(
-        num_heads, case.num_kv_heads, case.key_dim, case.value_dim, case.window, case.softcap, True
+        num_heads=num_heads,
+        num_kv_heads=case.num_kv_heads,
+        key_dim=case.key_dim,
+        value_dim=case.value_dim,
+        window=case.window,
+        softcap=case.softcap,
+        has_sinks=True,
+        is_latent=is_latent,
     )
     layers = kv_cache.allocate(
         [geometry] * num_layers,
@@ -98,6 +110,7 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
         window=case.window,
         softcap=case.softcap,
         sinks=torch.randn(num_heads) if case.sinks else None,
+        is_latent=is_latent,
     )
     query = torch.randn(sum(counts), num_heads, case.key_dim)
     slots, keys, values, expected = [], [], [], []
@@ -109,6 +122,8 @@ def make_step(case: Case, num_layers: int = 1, kernels: Kernels | None = None) -
         places += positions % case.block_size
         key = torch.randn(before + count, case.num_kv_heads, case.key_dim)
         value = torch.randn(before + count, case.num_kv_heads, case.value_dim)
+        if is_latent:
+            value = key[..., : case.value_dim]
         for layer in layers:
             layer.store(places[:before], key[:before], value[:before])
         slots.append(places[before:])

@@ -65,7 +65,8 @@ def test_two_ranks_say_what_one_says(
     said = two_ranks.serve(folder)
     check(said, expected)
     for rank in said:
-        assert rank["cache"] == cache / 2
+        # every rank has the whole latents, of which each of its heads makes keys and values
+        assert rank["cache"] == (cache if "(MLA)" in architecture.name else cache / 2)
         assert rank["weights"] < 0.6 * weights
 
 

@@ -32,7 +32,12 @@ from slipstream_bench.gpu_check.sections import compiling, tiles
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
-from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT, Heads, Tile, shared_bytes
+from slipstream_core.runner.attention.tiles import (
+    H100_SHARED_LIMIT,
+    Heads,
+    Tile,
+    shared_bytes,
+)
 from slipstream_core.runner.attention.triton_backend import Launch, StepRows, TritonAttention
 from slipstream_core.runner.attention.triton_kernels import attend, combine, deal, store
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
@@ -98,6 +103,10 @@ def layer(
     return LayerGeometry(heads, kv_heads, key_dim, value_dim or key_dim, window, softcap, sinks)
 
 
+def latent(heads: int, rank: int = 512, rotated: int = 64) -> LayerGeometry:
+    return LayerGeometry(heads, 1, rank + rotated, rank, None, None, False, True)
+
+
 LAYERS = {
     "Llama 3.1 8B": layer(32, 8, 128),
     "Qwen3 0.6B": layer(16, 8, 128),
@@ -106,6 +115,9 @@ LAYERS = {
     "Gemma 2 9B, window": layer(16, 8, 256, window=4096, softcap=50.0),
     "Gemma 2 9B": layer(16, 8, 256, softcap=50.0),
     "DeepSeek V3": layer(128, 128, 192, 128),
+    "DeepSeek V3, latent": latent(128),
+    "DeepSeek V2 Lite, latent": latent(16),
+    "MiniCPM3, latent": latent(40, 256, 32),
     "Phi-3 mini": layer(32, 32, 96),
     "80 wide": layer(32, 32, 80),
     "StarCoder, one key head": layer(48, 1, 128),
@@ -160,12 +172,22 @@ def most_shared(launch: Launch, layer: LayerGeometry, dtype: torch.dtype) -> int
         key_dim=layer.key_dim,
         value_dim=layer.value_dim,
         itemsize=dtype.itemsize,
+        is_latent=layer.is_latent,
     )
     return shared_bytes(Tile(*sizes, *layout), heads)
 
 
 @pytest.mark.parametrize(
-    "name", ["Gemma 2 9B", "one key head for 128", "DeepSeek V3", "512 wide", "small"]
+    "name",
+    [
+        "Gemma 2 9B",
+        "one key head for 128",
+        "DeepSeek V3",
+        "DeepSeek V3, latent",
+        "DeepSeek V2 Lite, latent",
+        "512 wide",
+        "small",
+    ],
 )
 @pytest.mark.parametrize(
     ("capability", "limit", "dtype"),

@@ -6,6 +6,7 @@ scripts/triton-tests runs these; elsewhere they are skipped.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ torch.set_num_threads(1)  # threads that wait for one another crawl on a busy ma
 
 
 ROUNDED = {"decode", "padded rows", "group of 7", "all at once", "split, window and sinks"}
-ROUNDED |= {"dims 80 and 80", "dims 192 and 128"}
+ROUNDED |= {"dims 80 and 80", "dims 192 and 128", "latents"}
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
@@ -83,6 +84,13 @@ CASES = st.builds(
 @settings(deadline=None, max_examples=15)
 def test_whatever_the_step(case: AttentionCase) -> None:
     assert check_case(case, DEVICE, torch.float32) < LIMITS[torch.float32]
+
+
+@given(CASES, st.sampled_from([8, 16, 24]))
+@settings(deadline=None, max_examples=10)
+def test_whatever_the_step_of_latents(case: AttentionCase, rotated: int) -> None:
+    latent = replace(case, num_kv_heads=1, key_dim=case.value_dim + rotated, is_latent=True)
+    assert check_case(latent, DEVICE, torch.float32) < LIMITS[torch.float32]
 
 
 def rows_of(scene: Scene) -> StepRows:

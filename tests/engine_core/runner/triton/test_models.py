@@ -19,10 +19,16 @@ from slipstream_core.runner.attention.triton_backend import TritonContext
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.model.loader import load_model
 
-# window and softcap; norms of queries and keys; sinks; Dk and Dv. In float32 torch records no
+# window and softcap; norms of queries and keys; sinks; latents. In float32 torch records no
 # grouped product, so models with experts are not fused here, as on a card in float32.
 NUM_OUTPUTS = 5
-NAMES = {"Gemma 2": True, "Qwen3": True, "GPT-OSS": False, "DeepSeek V3 (MLA)": False}
+NAMES = {
+    "Gemma 2": True,
+    "Qwen3": True,
+    "GPT-OSS": False,
+    "DeepSeek V3 (MLA)": False,
+    "MiniCPM3 (MLA)": True,
+}
 
 
 @pytest.mark.parametrize(("name", "is_fused"), NAMES.items())

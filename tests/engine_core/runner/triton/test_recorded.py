@@ -28,7 +28,8 @@ NUM_TOKENS = 6
 
 
 @pytest.mark.parametrize(
-    ("kind", "buckets"), [("llama", ()), ("mistral", ()), ("llama", (16, 32)), ("mistral", (32,))]
+    ("kind", "buckets"),
+    [("llama", ()), ("mistral", ()), ("llama", (16, 32)), ("mistral", (32,)), ("minicpm3", (32,))],
 )
 def test_equals_generate(
     kind: str, buckets: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
