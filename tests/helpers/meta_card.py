@@ -24,6 +24,7 @@ from slipstream_core.runner.attention.fixed_shape import DecodeColumns, MixedCol
 from slipstream_core.runner.attention.geometry import read_geometry
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, AttentionParams, register
 from slipstream_core.runner.attention.kv_cache import LayerCache
+from slipstream_core.runner.attention.latent_attention import cache_latents
 from slipstream_core.runner.cuda.graph_capture import Work
 from slipstream_core.runner.model.loader import LoadedModel
 from slipstream_core.runner.model.rope import freeze_frequencies
@@ -206,6 +207,7 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) ->
     with META:
         module = make(config, dtype=dtype, attn_implementation=ATTENTION_NAME).eval()
     freeze_frequencies(module)
+    cache_latents(module)
     text = config.get_text_config()
     return LoadedModel(
         name=type(config).__name__,

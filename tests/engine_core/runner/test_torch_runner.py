@@ -107,7 +107,7 @@ def test_what_others_left_in_the_cache_never_shows(
 ) -> None:
     """A mask hides finite rubbish only: 0 * nan is nan, and so is inf - inf."""
     for layer in runner._layers:
-        for blocks in (layer.key_blocks, layer.value_blocks):
+        for blocks in layer.blocks:
             blocks[1:] = rubbish  # all but the null block
     requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
     Driver(runner, budget=32).run(requests)

@@ -147,7 +147,7 @@ def test_the_blocks_that_are_dealt_out_first_are_touched_until_the_time_is_over(
     ticks = count()
     assert runner.touch_cache(turns + 0.5, lambda: float(next(ticks))) == min(512, piece * turns)
     for layer in runner._layers:
-        for blocks in (layer.key_blocks, layer.value_blocks):
+        for blocks in layer.blocks:
             assert not blocks[: piece * turns].any()
             assert blocks[piece * turns :].isnan().all()
 

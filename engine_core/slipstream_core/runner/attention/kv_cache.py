@@ -1,6 +1,6 @@
 """The memory of the paged cache: per layer one tensor of keys and one of values, in blocks.
 
-Where latents are cached, a value is the beginning of its key, and the keys are all there is.
+Where latents are cached, a value is the beginning of its key, and there are keys alone.
 
 The scheduler decides which block belongs to which request.
 
@@ -30,7 +30,7 @@ class LayerCache:
     keys: torch.Tensor  # [num_blocks * block_size, num_kv_heads, key_dim]
     values: torch.Tensor  # [num_blocks * block_size, num_kv_heads, value_dim]
     key_blocks: torch.Tensor  # [num_blocks, block_size * num_kv_heads * key_dim]
-    # [num_blocks, block_size * num_kv_heads * value_dim]; None: values are parts of the keys
+    # [num_blocks, block_size * num_kv_heads * value_dim]; None: a value is the beginning of its key
     value_blocks: torch.Tensor | None
 
     @property
@@ -41,11 +41,9 @@ class LayerCache:
     @property
     def blocks(self) -> tuple[torch.Tensor, ...]:
         """The memory, each [num_blocks, width]."""
-        return (
-            (self.key_blocks,)
-            if self.value_blocks is None
-            else (self.key_blocks, self.value_blocks)
-        )
+        if self.value_blocks is None:
+            return (self.key_blocks,)
+        return (self.key_blocks, self.value_blocks)
 
     def store(self, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Write T tokens' keys and values [T, num_kv_heads, dim] to slots int64 [T]."""

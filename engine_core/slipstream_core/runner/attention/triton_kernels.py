@@ -37,8 +37,8 @@ def _tiles(
     acc,  # [BLOCK_M, VALUE_PAD] float32
     top,  # [BLOCK_M] float32, the highest score so far
     total,  # [BLOCK_M] float32, sum of exp2(score - top)
-    query,  # [BLOCK_M, KEY_PAD], or of keys that begin with their values what is behind those
-    of_values,  # [BLOCK_M, VALUE_PAD], with LATENT: the beginning of the query
+    query,  # [BLOCK_M, KEY_PAD]; with LATENT its rotated end
+    latent_query,  # [BLOCK_M, VALUE_PAD], with LATENT: its beginning
     positions,  # [BLOCK_M] int32, of the queries in their row
     begin,  # of the keys, a multiple of BLOCK_N
     end,
@@ -93,10 +93,10 @@ def _tiles(
             value = _values(
                 values, slots, value_slot, value_dims, there, VALUE_DIM, VALUE_PAD, MASKED
             )
-            beginning = tl.trans(value)
+            turned = tl.trans(value)
             if UPCAST:
-                beginning = beginning.to(tl.float32)
-            scores = tl.dot(of_values, beginning, scores, input_precision="ieee")
+                turned = turned.to(tl.float32)
+            scores = tl.dot(latent_query, turned, scores, input_precision="ieee")
         scores = scores * scale
         if SOFTCAP:  # cap * tanh(s / cap); the host's scale includes 2 log2(e) / cap
             scores = cap - 2.0 * cap / (tl.exp2(scores) + 1.0)
@@ -249,7 +249,7 @@ def attend(
     GROUP: tl.constexpr,  # query heads per key head; with LATENT some of them
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    KEY_PAD: tl.constexpr,  # the next power of two, 16 at least; with LATENT of what is no value
+    KEY_PAD: tl.constexpr,  # the next power of two, 16 at least; with LATENT of the rotated end
     VALUE_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,  # 0: all
@@ -314,22 +314,22 @@ def attend(
     if LATENT:
         key_dims += VALUE_DIM
     value_dims = tl.arange(0, VALUE_PAD)
-    at_queries = query + (tokens * query_token + heads * query_head)[:, None]
+    at_queries = query + (tokens * query_token + heads.to(tl.int64) * query_head)[:, None]
     loaded = tl.load(
         at_queries + key_dims[None, :],
         mask=real[:, None] & (key_dims[None, :] < KEY_DIM),
         other=0.0,
     )
-    of_values = loaded
+    latent_query = loaded
     if LATENT:
-        of_values = tl.load(
+        latent_query = tl.load(
             at_queries + value_dims[None, :],
             mask=real[:, None] & (value_dims[None, :] < VALUE_DIM),
             other=0.0,
         )
     if UPCAST:
         loaded = loaded.to(tl.float32)
-        of_values = of_values.to(tl.float32)
+        latent_query = latent_query.to(tl.float32)
 
     # the keys that this tile sees, and this program's share of them
     low_key = 0
@@ -364,13 +364,13 @@ def attend(
         masked_from = tl.minimum(high_key, (first_position + 1) // BLOCK_N * BLOCK_N)
         masked_from = tl.maximum(masked_from, low_key)
         acc, top, total = _tiles(
-            acc, top, total, loaded, of_values, positions, low_key, masked_from, kv_len,
+            acc, top, total, loaded, latent_query, positions, low_key, masked_from, kv_len,
             keys_of_head, values_of_head, table, key_slot, value_slot, scale, cap,
             KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BLOCK_SIZE, WINDOW, SOFTCAP,
             LATENT, False, UPCAST, BLOCK_N,
         )  # fmt: skip
     acc, top, total = _tiles(
-        acc, top, total, loaded, of_values, positions, masked_from, high_key, kv_len,
+        acc, top, total, loaded, latent_query, positions, masked_from, high_key, kv_len,
         keys_of_head, values_of_head, table, key_slot, value_slot, scale, cap,
         KEY_DIM, VALUE_DIM, KEY_PAD, VALUE_PAD, BLOCK_SIZE, WINDOW, SOFTCAP,
         LATENT, True, UPCAST, BLOCK_N,
@@ -492,7 +492,7 @@ def store(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_WIDTH: tl.constexpr,  # kv heads times dim
-    VALUE_WIDTH: tl.constexpr,  # 0: values are parts of the keys
+    VALUE_WIDTH: tl.constexpr,  # 0: a value is the beginning of its key
     BLOCK: tl.constexpr,
 ):
     """Write tokens' keys and values to their slots. Grid: (T, blocks of the wider of the two)."""

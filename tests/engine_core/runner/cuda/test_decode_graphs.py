@@ -277,6 +277,7 @@ def test_token_buckets() -> None:
     assert token_buckets(1) == (16,)
 
 
+@pytest.mark.parametrize("folder", ["llama", "mistral", "minicpm3"], indirect=True)
 @pytest.mark.parametrize("rubbish", [torch.nan, torch.inf])
 @pytest.mark.parametrize("buckets", [(), (16, 32)], ids=str)
 def test_what_others_left_in_the_cache_never_shows(
@@ -284,7 +285,7 @@ def test_what_others_left_in_the_cache_never_shows(
 ) -> None:
     runner = make((1, 4, 16), OpRecorder(), buckets)
     for layer in runner._layers:
-        for blocks in (layer.key_blocks, layer.value_blocks):
+        for blocks in layer.blocks:
             blocks[1:] = rubbish  # all but the null block
     requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
     Driver(runner, budget=32).run(requests)

@@ -88,6 +88,15 @@ def test_heads_that_do_not_divide_are_refused_with_the_sizes_that_would_do(
         plan_for("it", shell(LLAMA), layers(heads, key_heads), Rank(0, size))
 
 
+def test_heads_that_share_latents_are_dealt_out() -> None:
+    """Each has keys of its own, which a rank makes of the latents that all ranks hold."""
+    styles = {"model.layers.*.self_attn.q_b_proj": "colwise"}
+    latent = (LayerGeometry(8, 1, 24, 16, None, None, False, is_latent=True),) * 2
+    assert plan_for("it", shell(styles), latent, Rank(0, 4)).styles == styles
+    with pytest.raises(ModelLoadError, match=r"may be 1, 2, 4, 8$"):
+        plan_for("it", shell(styles), latent, Rank(0, 3))
+
+
 def test_fused_projections_share_no_key_head() -> None:
     styles = {"layers.*.attention.query_key_value": "colwise"}
     with pytest.raises(ModelLoadError, match=r"may be 1, 2$"):

@@ -129,7 +129,7 @@ CASES = [(torch.bfloat16, name) for name in LAYERS]
 CASES += [(torch.float16, "Llama 3.1 8B")]
 CASES += [(torch.float32, name) for name in ("Llama 3.1 8B", "Gemma 2 9B", "GPT-OSS, window")]
 SLOW = [pytest.mark.slow]
-QUICK = {"Llama 3.1 8B", "GPT-OSS, window", "Gemma 2 9B, window"}
+QUICK = {"Llama 3.1 8B", "GPT-OSS, window", "Gemma 2 9B, window", "DeepSeek V3, latent"}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,6 @@ def most_shared(launch: Launch, layer: LayerGeometry, dtype: torch.dtype) -> int
         "one key head for 128",
         "DeepSeek V3",
         "DeepSeek V3, latent",
-        "DeepSeek V2 Lite, latent",
         "512 wide",
         "small",
     ],

@@ -87,7 +87,7 @@ def test_whatever_the_step(case: AttentionCase) -> None:
 
 
 @given(CASES, st.sampled_from([8, 16, 24]))
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=5)
 def test_whatever_the_step_of_latents(case: AttentionCase, rotated: int) -> None:
     latent = replace(case, num_kv_heads=1, key_dim=case.value_dim + rotated, is_latent=True)
     assert check_case(latent, DEVICE, torch.float32) < LIMITS[torch.float32]

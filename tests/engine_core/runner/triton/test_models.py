@@ -22,13 +22,7 @@ from slipstream_core.runner.model.loader import load_model
 # window and softcap; norms of queries and keys; sinks; latents. In float32 torch records no
 # grouped product, so models with experts are not fused here, as on a card in float32.
 NUM_OUTPUTS = 5
-NAMES = {
-    "Gemma 2": True,
-    "Qwen3": True,
-    "GPT-OSS": False,
-    "DeepSeek V3 (MLA)": False,
-    "MiniCPM3 (MLA)": True,
-}
+NAMES = {"Gemma 2": True, "Qwen3": True, "GPT-OSS": False, "DeepSeek V3 (MLA)": False}
 
 
 @pytest.mark.parametrize(("name", "is_fused"), NAMES.items())
