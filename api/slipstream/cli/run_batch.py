@@ -137,11 +137,8 @@ def run_batch(arguments: argparse.Namespace) -> int:
     """
     if arguments.concurrency < 1:
         raise wrong_option("concurrency", arguments.concurrency, "an integer >= 1")
-    address = server_endpoint(arguments.address, **access_of(arguments)).address
-    if not address.startswith("ipc://") and not arguments.new_stack:
-        raise wrong_option(
-            "address", address, "an ipc:// address: a batch is run where the stack is"
-        )
+    if arguments.address is not None:
+        _check_local(server_endpoint(arguments.address, **access_of(arguments)).address)
     ids = _checked_ids(Path(arguments.input))
     path = Path(arguments.output)
     is_new = not path.exists()
@@ -152,6 +149,7 @@ def run_batch(arguments: argparse.Namespace) -> int:
             with contextlib.ExitStack() as server:
                 try:
                     address = server.enter_context(running_or_started(arguments))
+                    _check_local(server_endpoint(address, **access_of(arguments)).address)
                 except BaseException:
                     if is_new:
                         path.unlink(missing_ok=True)
@@ -163,6 +161,14 @@ def run_batch(arguments: argparse.Namespace) -> int:
         return 0
     sys.stderr.write(f"{arguments.prog}: {num_failed} of {len(ids)} failed: see {path}\n")
     return _SOME_FAILED
+
+
+def _check_local(address: str) -> None:
+    """Raises: BadRequestError for an address of another machine, or of several servers."""
+    if not address.startswith("ipc://"):
+        raise wrong_option(
+            "address", address, "an ipc:// address: a batch is run where the stack is"
+        )
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:

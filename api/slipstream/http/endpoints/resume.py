@@ -52,6 +52,7 @@ _SAME_POST = (
     "POST the same request with this Last-Event-ID: it is computed again and continues after the "
     "event"
 )
+_BEGIN_AGAIN = "POST the request again"
 _NO_REQUEST = "the body is no valid request; the event's own would be computed again"
 QUERY = ("include_usage", "continuous_usage_stats", "logprobs", "last_event_id")
 
@@ -143,6 +144,8 @@ def _plan(
     """submits: made of the body; empty if it is no valid request, None without a body."""
     ids = event_id.answer.stream_ids()
     hint = "" if submits else (_SAME_POST if submits is None else _NO_REQUEST)
+    if hint == _SAME_POST and not is_begun:  # there is no event that could be posted
+        hint = _BEGIN_AGAIN
     return AnswerPlan(
         id=event_id.answer,
         model=model.name,
