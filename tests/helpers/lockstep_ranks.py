@@ -112,13 +112,14 @@ def main() -> None:
 
     from slipstream_bench.models import tiny_models
     from slipstream_core.ranks.group import join_group
+    from slipstream_core.ranks.meeting import LocalMeeting
     from slipstream_core.runner.model.loader import load_model
     from slipstream_core.runner.sharding.rank import Rank
 
-    index, size, meeting, exchange = map(int, sys.argv[1:])
+    index, size, meeting_fd, exchange_fd = map(int, sys.argv[1:])
     rank = Rank(index, size)
     torch.set_num_threads(1)
-    join_group(rank, "cpu", meeting, exchange, PATIENCE_S)
+    join_group(rank, "cpu", LocalMeeting(meeting_fd, exchange_fd), PATIENCE_S)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
