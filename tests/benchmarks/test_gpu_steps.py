@@ -22,8 +22,10 @@ from slipstream_bench.gpu_check.kernel_census import (
     short_name,
 )
 from slipstream_bench.gpu_check.load_client import ClientLoad, lengths_of
+from slipstream_bench.gpu_check.sections.census import _Census
 from slipstream_bench.gpu_check.sections.steady import bounds_of, loop_shape
-from slipstream_bench.gpu_check.step_plans import plan_of
+from slipstream_bench.gpu_check.setting import GpuSetting
+from slipstream_bench.gpu_check.step_plans import plan_of, why_not_cached
 
 BLOCK = 16
 DENSE = ForwardWork(
@@ -72,6 +74,19 @@ def test_a_plan_writes_each_token_to_its_place_in_its_rows_blocks(
         assert plan.kv_lens[row] == before + now
         assert plan.query_lens[row] == now
     assert at == plan.num_tokens
+
+
+def test_a_step_that_the_cache_does_not_hold_is_skipped_with_its_sizes(tmp_path: Path) -> None:
+    """As 256 rows of Qwen3-30B-A3B on a card of 80 GiB."""
+    gib = SimpleNamespace(block_size=BLOCK, block_bytes=48 * 4 * 128 * 2 * 2 * BLOCK)
+    qwen: Any = SimpleNamespace(num_blocks=12_001, info=gib)  # 17.6 GiB
+    assert why_not_cached(qwen, [BLOCK] * 12_000) is None
+    assert why_not_cached(qwen, [BLOCK] * 11_999 + [BLOCK + 1]) is not None
+    report = GpuReport("census", tmp_path / "rows.jsonl", 0.0)
+    setting = GpuSetting("cuda", False, tmp_path, float("inf"), report)
+    _Census(setting, "qwen3-30b-a3b", qwen, DENSE).launched("decode of 256", [(1023, 1)] * 256)
+    [row] = read_rows(report.path)
+    assert row["skipped"] == "needs 24.0 GiB of cache, there are 17.6"
 
 
 def test_rows_share_blocks_where_the_cache_is_smaller() -> None:

@@ -1,4 +1,4 @@
-"""Plans of single steps, for measuring a runner without a scheduler."""
+"""Plans of single steps, for measuring a runner without a scheduler, and what a cache holds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream_core.step.plan import Runner, StepPlan
+
+
+def why_not_cached(runner: Runner, lens: Sequence[int]) -> str | None:
+    """Why the cache cannot hold rows of so many tokens each, in blocks of their own; None if it
+    can.
+    """
+    info, num = runner.info, runner.num_blocks - 1  # but for the null block
+    needs = sum(-(-length // info.block_size) for length in lens)
+    if needs <= num:
+        return None
+    needs_gib, has_gib = (blocks * info.block_bytes / 2**30 for blocks in (needs, num))
+    return f"needs {needs_gib:.1f} GiB of cache, there are {has_gib:.1f}"
 
 
 def plan_of(runner: Runner, rows: Sequence[tuple[int, int]], *, step: int = 0) -> StepPlan:

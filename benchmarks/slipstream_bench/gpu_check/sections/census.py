@@ -9,6 +9,8 @@ A row for the step, then one for each of the kernels that take longest, and one 
   other, as a stack launches them.
 - `step_us` is measured without the profiler. What lies between it and the kernels' own time is idle
   time of the device: gaps between launches, or a host that is late.
+- A card's cache takes what the model leaves; a step whose rows do not fit it is skipped, and
+  reported with its sizes.
 - The bound is of the measured ceilings; launches may be held against `--predict`.
 """
 
@@ -27,7 +29,7 @@ from slipstream_bench.gpu_check.bounds import ForwardWork, ceilings, step_work, 
 from slipstream_bench.gpu_check.kernel_census import KernelUse, per_run, profiled
 from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import GpuSetting
-from slipstream_bench.gpu_check.step_plans import plan_of
+from slipstream_bench.gpu_check.step_plans import plan_of, why_not_cached
 from slipstream_core.runner.factory import load_runner
 from slipstream_core.step.plan import Runner
 
@@ -59,7 +61,9 @@ def run(setting: GpuSetting, shape: str) -> None:
         shape,
         num_requests=most,
         max_model_len=longest,
-        num_tokens=most * (sizes.context + 32) + sizes.prefill,
+        num_tokens=(
+            most * (sizes.context + 32) + sizes.prefill if setting.device == "cpu" else None
+        ),
         graph_sizes=sizes.batches,
     )
     runner = load_runner(config)
@@ -90,7 +94,7 @@ class _Census:
         bare: Any = getattr(self.runner, "bare_replay", None)
         if self.setting.device == "cpu" or bare is None:
             return self.launched(case, rows)
-        if not self.setting.has_time(case):
+        if not self._has_room(case, rows):
             return None
         try:
             bare(batch, 1, context=context)
@@ -106,7 +110,7 @@ class _Census:
 
     def launched(self, case: str, rows: list[tuple[int, int]]) -> None:
         """A step that is launched again and again, the next one before the last is collected."""
-        if not self.setting.has_time(case):
+        if not self._has_room(case, rows):
             return
         plan, numbers = plan_of(self.runner, rows), count()
 
@@ -121,6 +125,14 @@ class _Census:
         step_s = _seconds(lambda: steps(_RUNS)) / _RUNS
         uses = profiled(self.setting.device, lambda: steps(_RUNS))
         self._report(case, rows, per_run(uses, (), _RUNS), step_s, is_replay=False)
+
+    def _has_room(self, case: str, rows: list[tuple[int, int]]) -> bool:
+        """Whether there is a cache and time for a step; if not, a row says so."""
+        why = why_not_cached(self.runner, [before + now for before, now in rows])
+        if why is not None:
+            self.setting.report.add(case, skipped=why)
+            return False
+        return self.setting.has_time(case)
 
     def _report(
         self,

@@ -34,6 +34,7 @@ from slipstream_bench.gpu_check.device_use import MeasuredRunner
 from slipstream_bench.gpu_check.gpu_stack import LoadClient, serving
 from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import SHAPES, GpuSetting
+from slipstream_bench.gpu_check.step_plans import why_not_cached
 from slipstream_core.runner.factory import load_runner
 
 _SPAN_S = 0.8  # approximate measured span of a load
@@ -143,12 +144,9 @@ class _Decode:
         name = f"context {context}, batch {batch}"
         guess_s = self._bound_s(batch, context) / _GUESS
         room = (runner.num_blocks - 1) // batch * info.block_size - context - info.block_size
-        if room < _FEWEST:
-            blocks = -(-(context + _FEWEST + info.block_size) // info.block_size)
-            needs = batch * blocks * info.block_bytes
-            has = (runner.num_blocks - 1) * info.block_bytes
-            reason = f"needs {needs / 2**30:.1f} GiB of cache, there are {has / 2**30:.1f}"
-            setting.report.add(name, skipped=reason)
+        least = context + _FEWEST + info.block_size
+        if (why := why_not_cached(runner, [least] * batch)) is not None:
+            setting.report.add(name, skipped=why)
             return None
         if not setting.has_time(name):
             return None
