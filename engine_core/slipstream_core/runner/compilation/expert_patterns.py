@@ -22,6 +22,7 @@ from slipstream_core.runner.compilation.fuse import (
 
 _aten = torch.ops.aten
 _DIVISIONS = (_aten.div.Tensor, _aten.div_.Tensor)
+_FILLS = (_aten.masked_fill.Scalar, _aten.masked_fill_.Scalar)
 
 
 class RouteForm(NamedTuple):
@@ -97,6 +98,7 @@ def as_order(graph: GraphModule, sort: AnyNode, ops: ExpertOps) -> None:
     if len(ends) != 1:
         return
     ends, num_experts = ends[0]
+    _drop_sentinels(graph, ordered, num_experts)
     olds: list[tuple[AnyNode, int]] = [(ordered, 0), (ends, 4)]
     inverse = None
     for user in places.users:
@@ -212,6 +214,30 @@ def _ends(ordered: AnyNode) -> tuple[AnyNode, int] | None:
     if counts.args[1:] != (num, 0, num - 1) or not is_call(ends, _aten.cumsum.default):
         return None
     return (ends, num) if ends.args[1:] == (0,) and dtype_of(ends) == torch.int32 else None
+
+
+def _drop_sentinels(graph: GraphModule, ordered: AnyNode, num_experts: int) -> None:
+    """Let go of what serves rows whose expert is `num_experts` or more, of which there are none.
+
+    A model gives such numbers to experts of other devices. Some versions of transformers mask their
+    rows on one device as well: before, between and behind both products.
+    """
+    dead: list[AnyNode] = []
+    for user in list(ordered.users):
+        if is_call(user, _aten.clamp_.default) and user.args == (ordered, None, num_experts - 1):
+            user.replace_all_uses_with(ordered)
+            dead.append(user)
+        elif is_call(user, _aten.ge.Scalar) and user.args == (ordered, num_experts):
+            mask = only_user(user)
+            if not is_call(mask, _aten.unsqueeze.default):
+                continue
+            for filled in list(mask.users):
+                if filled.target not in _FILLS or filled.args[1] is not mask:
+                    continue
+                filled.replace_all_uses_with(filled.args[0])
+                dead.append(filled)
+    for node in dead:
+        graph.graph.erase_node(node)
 
 
 def _inverts(node: AnyNode, places: AnyNode) -> bool:

@@ -155,6 +155,23 @@ def test_a_mixture_of_128_experts_whose_weights_are_normed() -> None:
     assert {each.args[1] for each in orders} == {128}
 
 
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "GPT-OSS"])
+def test_masks_of_experts_on_other_devices_are_let_go_of(name: str) -> None:
+    """transformers 5.17 always has them, later versions where experts are on several devices."""
+    (found,) = (each for each in ARCHITECTURES if each.name == name)
+    model, aten = meta_model(found.config()), torch.ops.aten
+    for module in model.module.modules():
+        if hasattr(module, "_is_expert_parallel"):
+            module._is_expert_parallel = True  # type: ignore[assignment]
+    written, fused = graphs(model)
+    fills = (aten.masked_fill.Scalar, aten.masked_fill_.Scalar)
+    targets = [node.target for node in written.graph.nodes]
+    assert sum(targets.count(each) for each in fills) == 3 * targets.count(aten.sort.default) > 0
+    before, after = LAUNCHES[name]
+    found_launches = tuple(max(launches_by_layer(each.graph)) for each in (written, fused))
+    assert found_launches == (before + 5, after)
+
+
 def test_products_with_the_same_input_are_joined() -> None:
     (llama,) = (each for each in ARCHITECTURES if each.name == "Llama")
     _, fused = graphs(meta_model(llama.config()))
