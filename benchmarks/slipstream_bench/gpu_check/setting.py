@@ -37,9 +37,10 @@ PARTS: dict[str, tuple[Section, ...]] = {
         _ENVIRONMENT,
         Section("compiling", "compiling", 40, function="run_attention"),
         Section("attention", "attention", 55),
+        Section("operators", "operators", 15),
         Section("sampling", "sampling", 25),
         Section("tokens", "exactness", 100),
-        Section("tests", "suite", 35),
+        Section("tests", "suite", 20),
     ),
     "decode": (
         _ENVIRONMENT,

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from slipstream_bench.gpu_check.kernels.operator_cases import operator_cases
 from slipstream_bench.gpu_check.reference_cases import LIMITS, attention_cases, check_case
 from slipstream_core.runner.sampling.noise import row_keys
 from slipstream_core.runner.sampling.whole_vocab_sampling import (
@@ -45,6 +46,8 @@ def small_cases(device: torch.device) -> dict[str, Callable[[], bool]]:
         for case in attention_cases()
         if case.name in _ATTENTION
     }
+    for name, error_of in operator_cases(device, dtype).items():
+        found[name] = lambda error_of=error_of: error_of() < LIMITS[dtype]  # type: ignore[misc]
     return {**found, "sampling": lambda: _sampling(device)}
 
 

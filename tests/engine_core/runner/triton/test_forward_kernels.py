@@ -326,15 +326,15 @@ def test_fused_forwards_compute_what_the_model_does(
 ) -> None:
     (architecture,) = (each for each in tiny_models.ARCHITECTURES if each.name == name)
     tiny_models.save(architecture, tmp_path)
-    module = load_model(str(tmp_path), device="cpu", dtype=dtype).module
+    module = load_model(str(tmp_path), device=DEVICE.type, dtype=dtype).module
     before = {name: each.clone() for name, each in module.state_dict().items()}
-    ids = torch.arange(6)[None] * 7 % tiny_models.VOCAB_SIZE
-    keep = torch.tensor([5, 3])
+    ids = torch.arange(6, device=DEVICE)[None] * 7 % tiny_models.VOCAB_SIZE
+    keep = torch.tensor([5, 3], device=DEVICE)
     with torch.inference_mode():
         expected = eager(module)(ids, ids, keep, OwnValue())
     weights: list[int] = []
     for _ in range(2):  # once more, as when the cache is sized first
-        forward = trace_for_card(module, ops, tiny_models.VOCAB_SIZE, torch.device("cpu"))
+        forward = trace_for_card(module, ops, tiny_models.VOCAB_SIZE, DEVICE)
         assert forward is not None
         with torch.inference_mode():
             output = forward(ids, ids, keep, OwnValue())

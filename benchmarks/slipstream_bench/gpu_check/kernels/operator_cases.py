@@ -1,0 +1,138 @@
+"""Each kernel of a fused forward by itself, against torch's operators in float64.
+
+Used where kernels can run: to check a card, by compute-sanitizer, and by tests under Triton's
+interpreter. Inputs are rounded to the dtype first, so an error is the kernel's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from slipstream_bench.gpu_check.reference_cases import relative_error
+from slipstream_core.runner.compilation.expert_patterns import RouteForm
+from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
+from slipstream_core.runner.cuda.forward_ops import ForwardOps
+
+# sizes as in Qwen3, but for the numbers of tokens and heads
+_TOKENS, _HIDDEN, _HEADS, _HEAD_DIM = 3, 1024, 3, 128
+_EXPERTS, _CHOSEN = 128, 8
+_EPSILON = 1e-6
+
+
+def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], float]]:
+    """By name: what runs a kernel and returns its output's largest relative error
+    (`reference_cases.relative_error`), which is infinite if it chose other ids.
+    """
+    cases = _OperatorCases(device, dtype)
+    return {
+        "rms_norm": cases.rms_norm,
+        "add_rms_norm": cases.add_rms_norm,
+        "add_layer_norm": cases.add_layer_norm,
+        "silu_mul": cases.silu_mul,
+        "rotate": cases.rotate,
+        "route": cases.route,
+        "order_experts": cases.order_experts,
+        "combine_experts": cases.combine_experts,
+    }
+
+
+class _OperatorCases:
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._ops = ForwardOps()
+
+    def rms_norm(self) -> float:
+        x, weight = self._normal(1, _TOKENS, _HIDDEN), self._normal(_HIDDEN, seed=1)
+        output = self._ops.rms_norm(x, weight, _EPSILON, True, False)
+        return relative_error(output, _normed(x.cpu().double(), weight))
+
+    def add_rms_norm(self) -> float:
+        x, more = (self._normal(1, _TOKENS, _HIDDEN, seed=at) for at in range(2))
+        weight = self._normal(_HIDDEN, seed=2)
+        total, output = self._ops.add_rms_norm(x, more, weight, _EPSILON, True, False)
+        added = (x + more).cpu().double()
+        return max(relative_error(total, added), relative_error(output, _normed(added, weight)))
+
+    def add_layer_norm(self) -> float:
+        x, more = (self._normal(1, _TOKENS, _HIDDEN, seed=at) for at in range(2))
+        weight, bias = (self._normal(_HIDDEN, seed=at) for at in (2, 3))
+        total, output = self._ops.add_layer_norm(x, more, weight, bias, _EPSILON)
+        added = (x + more).cpu().double()
+        expected = torch.nn.functional.layer_norm(
+            added, [_HIDDEN], weight.cpu().double(), bias.cpu().double(), _EPSILON
+        )
+        return max(relative_error(total, added), relative_error(output, expected))
+
+    def silu_mul(self) -> float:
+        # halves of a joined product
+        gate, up = self._normal(1, _TOKENS, 6 * _HIDDEN).chunk(2, -1)
+        expected = torch.nn.functional.silu(gate.cpu().double()) * up.cpu().double()
+        return relative_error(self._ops.silu_mul(gate, up), expected)
+
+    def rotate(self) -> float:
+        query, key = (
+            self._normal(1, _TOKENS, heads, _HEAD_DIM, seed=heads).transpose(1, 2)
+            for heads in (_HEADS, 1)
+        )
+        weights = [self._normal(_HEAD_DIM, seed=at) for at in (4, 5)]
+        angles = torch.arange(_TOKENS * _HEAD_DIM // 2).view(1, _TOKENS, -1).repeat(1, 1, 2)
+        cosines, sines = (
+            each.to(self._device, self._dtype) for each in (angles.cos(), angles.sin())
+        )
+        form, norm = RopeForm(_HEAD_DIM, False, False, False), NormForm(_EPSILON, True, False)
+        outputs = self._ops.rotate(query, key, cosines, sines, weights[0], weights[1], form, norm)
+        errors = []
+        for x, output, weight in zip((query, key), outputs, weights, strict=True):
+            assert output is not None
+            normed = _normed(x.cpu().double(), weight)
+            first, second = normed.chunk(2, -1)
+            turned = torch.cat((-second, first), -1)
+            expected = normed * cosines.cpu().double() + turned * sines.cpu().double()
+            errors.append(relative_error(output, expected))
+        return max(errors)
+
+    def route(self) -> float:
+        # numbers that differ in bfloat16 too: between equal ones torch's choice is its own
+        order = self._normal(_TOKENS, _EXPERTS).cpu().float().argsort(-1)
+        logits = ((order - _EXPERTS // 2) / 16).to(self._device, self._dtype)
+        form = RouteForm(_CHOSEN, "softmax", "sum", 1.0)
+        weights, ids = self._ops.route(logits, None, form, self._dtype)
+        expected, expected_ids = logits.cpu().double().softmax(-1).topk(_CHOSEN, -1)
+        if not torch.equal(ids.cpu(), expected_ids):
+            return math.inf
+        return relative_error(weights, expected / expected.sum(-1, keepdim=True))
+
+    def order_experts(self) -> float:
+        ids = self._choices()
+        flat = ids.cpu().view(-1)
+        ordered, places = flat.sort(stable=True)
+        inverse = torch.empty_like(places)
+        inverse[places] = torch.arange(len(flat))
+        ends = flat.bincount(minlength=_EXPERTS).cumsum(0).int()
+        expected = (ordered, places, places // _CHOSEN, inverse, ends)
+        found = self._ops.order_experts(ids, _EXPERTS)
+        are_equal = [torch.equal(a.cpu(), b) for a, b in zip(found, expected, strict=True)]
+        return 0.0 if all(are_equal) else math.inf
+
+    def combine_experts(self) -> float:
+        ids, rows = self._choices(), self._normal(_TOKENS * _CHOSEN, _HIDDEN)
+        weights = self._normal(_TOKENS, _CHOSEN, seed=1)
+        inverse = ids.view(-1).argsort(stable=True).argsort()
+        output = self._ops.combine_experts(rows, weights, inverse, ids, None)
+        by_choice = rows[inverse].cpu().double().view(_TOKENS, _CHOSEN, _HIDDEN)
+        return relative_error(output, (by_choice * weights.cpu().double()[..., None]).sum(1))
+
+    def _normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator).to(self._device, self._dtype)
+
+    def _choices(self) -> torch.Tensor:
+        return self._normal(_TOKENS, _EXPERTS).float().argsort(-1)[:, :_CHOSEN].contiguous()
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + _EPSILON)
+    return x * scale * weight.cpu().double()
