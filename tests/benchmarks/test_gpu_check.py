@@ -89,7 +89,7 @@ def test_dry_run_of_exactness(tmp_path: Path) -> None:
         assert rounded["ok"] is True
         assert rounded["num_likeliest_in_float32"] + rounded["num_near_ties"] == 32
     sampled = [row for row in rows if row["section"] == "sampling"]
-    assert len(sampled) == 8
+    assert len(sampled) == 9
     assert all(row["ok"] is True for row in sampled)
     # what needs a card says that it was not done
     assert by_case["attention", "attention"]["skipped"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_bench.common.bare_loop import LoopRequest, new_scheduler
 from slipstream_bench.gpu_check.bounds import Ceilings, ForwardWork, step_work
 from slipstream_bench.gpu_check.gpu_report import GpuReport, headline, read_rows, write_files
 from slipstream_bench.gpu_check.kernel_census import (
@@ -25,7 +27,7 @@ from slipstream_bench.gpu_check.load_client import ClientLoad, lengths_of
 from slipstream_bench.gpu_check.sections.census import _Census
 from slipstream_bench.gpu_check.sections.steady import bounds_of, loop_shape
 from slipstream_bench.gpu_check.setting import GpuSetting
-from slipstream_bench.gpu_check.step_plans import plan_of, why_not_cached
+from slipstream_bench.gpu_check.step_plans import plan_of, plan_of_draws, why_not_cached
 
 BLOCK = 16
 DENSE = ForwardWork(
@@ -87,6 +89,25 @@ def test_a_step_that_the_cache_does_not_hold_is_skipped_with_its_sizes(tmp_path:
     _Census(setting, "qwen3-30b-a3b", qwen, DENSE).launched("decode of 256", [(1023, 1)] * 256)
     [row] = read_rows(report.path)
     assert row["skipped"] == "needs 24.0 GiB of cache, there are 17.6"
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}, {"temperature": 0.0, "top_k": 2}],
+    ids=str,
+)
+def test_draws_are_planned_as_a_scheduler_plans_them(limits: dict[str, Any]) -> None:
+    wanted = LoopRequest(np.zeros(1, np.uint32), 1, **{"temperature": 0.7, **limits})
+    requests = [replace(wanted, seed=seed) for seed in range(5, 9)]
+    scheduler = new_scheduler(requests, num_blocks=9, block_size=16, budget=4, max_model_len=16)
+    expected = scheduler.schedule(np.zeros(4, np.int64))
+    assert expected is not None
+    plan = plan_of_draws(np.arange(5, 9), wanted)
+    for name in ("temperatures", "top_ks", "top_ps", "min_ps", "seeds", "kv_lens", "samples"):
+        assert getattr(plan, name).dtype == getattr(expected, name).dtype
+        np.testing.assert_array_equal(getattr(plan, name), getattr(expected, name))
+    for name in ("all_greedy", "any_truncation", "max_logprobs"):
+        assert getattr(plan, name) == getattr(expected, name)
 
 
 def test_rows_share_blocks_where_the_cache_is_smaller() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import structs
 
+from slipstream_bench.common.bare_loop import LoopRequest
 from slipstream_core.step.plan import Runner, StepPlan
 
 
@@ -27,7 +29,31 @@ def plan_of(runner: Runner, rows: Sequence[tuple[int, int]], *, step: int = 0) -
     Every row is sampled, its blocks are its own as long as the cache has enough of them, and its
     input ids are zeros.
     """
-    size = runner.info.block_size
+    return _plan(runner.info.block_size, runner.num_blocks, rows, step)
+
+
+def plan_of_draws(
+    seeds: np.ndarray[tuple[int], np.dtype[np.int64]], wanted: LoopRequest
+) -> StepPlan:
+    """A step whose rows, one per seed, sample as `wanted` does; each has a prompt of one token.
+
+    A scheduler takes seconds to admit tens of thousands of them.
+    """
+    num = len(seeds)
+    return structs.replace(
+        _plan(16, num + 1, [(0, 1)] * num, 0),
+        temperatures=np.full(num, wanted.temperature, np.float32),
+        top_ks=np.full(num, wanted.top_k, np.int32),
+        top_ps=np.full(num, wanted.top_p, np.float32),
+        min_ps=np.full(num, wanted.min_p, np.float32),
+        seeds=seeds,
+        all_greedy=wanted.temperature == 0,
+        any_truncation=wanted.top_k > 0 or wanted.top_p < 1 or wanted.min_p > 0,
+    )
+
+
+def _plan(size: int, cache_blocks: int, rows: Sequence[tuple[int, int]], step: int) -> StepPlan:
+    """size: tokens in a block."""
     before, now = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     num_decodes = int((now == 1).sum())
     assert (now[:num_decodes] == 1).all(), "decode rows come first"
@@ -35,7 +61,7 @@ def plan_of(runner: Runner, rows: Sequence[tuple[int, int]], *, step: int = 0) -
     widths = -(-kv_lens // size)
     firsts = np.cumsum(widths) - widths
     entries = np.arange(widths.sum())
-    blocks = (1 + entries % (runner.num_blocks - 1)).astype(np.int32)
+    blocks = (1 + entries % (cache_blocks - 1)).astype(np.int32)
     owners = np.repeat(np.arange(len(rows)), now)
     positions = np.arange(now.sum()) - np.repeat(np.cumsum(now) - now, now) + before[owners]
     num, num_tokens = len(rows), len(positions)

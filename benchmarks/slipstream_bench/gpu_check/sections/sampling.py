@@ -6,24 +6,23 @@
   in float64 by a sort. The seeds are fixed, so the result is deterministic.
 - A row draws the same token in a small batch, in a large one, and on the CPU.
 
-The plans are the real scheduler's; the logits are made up.
+The logits are made up, and the plans have as many rows as there are draws.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from slipstream_bench.common.bare_loop import LoopRequest, new_scheduler
-from slipstream_bench.gpu_check.gpu_report import GpuReport
+from slipstream_bench.common.bare_loop import LoopRequest
 from slipstream_bench.gpu_check.setting import GpuSetting
+from slipstream_bench.gpu_check.step_plans import plan_of_draws
 from slipstream_core.runner.sampling.noise import exponential, row_keys
 from slipstream_core.runner.sampling.sampler import sample
 from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
+from slipstream_core.step.plan import StepPlan
 
 _MAX_DEVIATIONS = 5.0  # of chi-square; a correct sampler exceeds it once in three million runs
 _NOISE_ERROR = 1e-6  # relative: a few units in the last place of a float32
@@ -32,14 +31,16 @@ _SMALL_BATCH = 64
 
 _PROMPT = np.array([0], np.uint32)
 # Logits are normal with this deviation; flat ones keep more tokens than any candidate list holds.
+# These come first, as nothing else on a card looks at what they use.
 _CASES: dict[str, tuple[float, LoopRequest]] = {
+    "flat, top-p 0.95": (0.3, LoopRequest(_PROMPT, 1, temperature=1.0, top_p=0.95)),
+    "flat, min-p 0.3": (0.3, LoopRequest(_PROMPT, 1, temperature=1.2, min_p=0.3)),
+    "flat, top-k 300": (0.3, LoopRequest(_PROMPT, 1, temperature=1.0, top_k=300, top_p=0.97)),
     "plain": (2.0, LoopRequest(_PROMPT, 1, temperature=1.0)),
     "temperature 0.6": (2.0, LoopRequest(_PROMPT, 1, temperature=0.6)),
     "top-k 20": (1.5, LoopRequest(_PROMPT, 1, temperature=1.0, top_k=20)),
     "top-p 0.8": (2.0, LoopRequest(_PROMPT, 1, temperature=1.0, top_p=0.8)),
     "min-p 0.05": (2.0, LoopRequest(_PROMPT, 1, temperature=1.2, min_p=0.05)),
-    "flat, top-p 0.95": (0.3, LoopRequest(_PROMPT, 1, temperature=1.0, top_p=0.95)),
-    "flat, top-k 300": (0.3, LoopRequest(_PROMPT, 1, temperature=1.0, top_k=300, top_p=0.97)),
 }
 _VOCAB = 500
 
@@ -52,8 +53,7 @@ def run(setting: GpuSetting) -> None:
         if setting.has_time(case):
             generator = torch.Generator().manual_seed(number)
             logits = torch.randn(_VOCAB, generator=generator) * deviation
-            requests = [replace(wanted, seed=seed) for seed in range(num_draws)]
-            _check_draws(case, logits, requests, setting.device, setting.report)
+            _check_draws(case, logits, wanted, num_draws, setting)
 
 
 def _check_noise(setting: GpuSetting) -> None:
@@ -75,18 +75,22 @@ def _check_noise(setting: GpuSetting) -> None:
 
 
 def _check_draws(
-    case: str, logits: torch.Tensor, requests: Sequence[LoopRequest], device: str, report: GpuReport
+    case: str, logits: torch.Tensor, wanted: LoopRequest, num_draws: int, setting: GpuSetting
 ) -> None:
-    token_ids = _draw(logits, requests, device)
-    few = _draw(logits, requests[-_SMALL_BATCH:], device)
-    on_cpu = _draw(logits, requests, "cpu")
-    probs = _probabilities(logits, requests[0])
+    plan, last = (
+        plan_of_draws(np.arange(first, num_draws), wanted)
+        for first in (0, num_draws - _SMALL_BATCH)
+    )
+    token_ids = _draw(logits, plan, setting.device)
+    few = _draw(logits, last, setting.device)
+    on_cpu = _draw(logits, plan, "cpu")
+    probs = _probabilities(logits, wanted)
     counts = np.bincount(token_ids, minlength=len(logits))
     deviations = _chi_square_deviations(counts, probs)
     num_outside = int(counts[probs == 0].sum())
     same_in_few = float((few == token_ids[-_SMALL_BATCH:]).mean())
     same_on_cpu = float((on_cpu == token_ids).mean())
-    report.add(
+    setting.report.add(
         case,
         num_outside == 0
         and deviations < _MAX_DEVIATIONS
@@ -101,23 +105,15 @@ def _check_draws(
 
 
 def _draw(
-    logits: torch.Tensor, requests: Sequence[LoopRequest], device: str
+    logits: torch.Tensor, plan: StepPlan, device: str
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """One token per request, all from the same logits [vocab]."""
-    num = len(requests)
-    scheduler = new_scheduler(
-        requests, num_blocks=num + 1, block_size=16, budget=num, max_model_len=16
-    )
-    plan = scheduler.schedule(np.zeros(num, np.int64))
-    assert plan is not None
-    assert plan.num_requests == num
+    """One token per row of the plan, all from the same logits [vocab]."""
     with torch.inference_mode():
         vocab = torch.arange(len(logits), dtype=torch.int32, device=device)
-        rows = logits.to(device).expand(num, -1).contiguous()
+        rows = logits.to(device).expand(plan.num_requests, -1).contiguous()
         # None on a CPU
         whole = whole_vocab_sampler(len(logits), rows.device, model="made-up logits")
         token_ids, _ = sample(rows, plan, vocab, whole=whole)
-    # first come, first served: the plan's rows are in the requests' order
     drawn: np.ndarray[tuple[int], np.dtype[np.int64]] = token_ids.cpu().numpy()
     return drawn
 
