@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,12 +25,20 @@ from tests.helpers.processes import started
 
 from slipstream_bench.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
 from slipstream_bench.gpu_check import bounds, prediction
-from slipstream_bench.gpu_check.__main__ import main
+from slipstream_bench.gpu_check.__main__ import _SectionRun, _write_known, main
 from slipstream_bench.gpu_check.bounds import ForwardWork, work_of
 from slipstream_bench.gpu_check.device_use import idle_share
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, write_files
 from slipstream_bench.gpu_check.models import core_config
-from slipstream_bench.gpu_check.sections import attention, decode, exactness, sampling
+from slipstream_bench.gpu_check.sections import (
+    attention,
+    census,
+    decode,
+    exactness,
+    prefill,
+    sampling,
+    steady,
+)
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, GpuSetting
 from slipstream_core.runner.kv_cache_size import DeviceMemoryUse, cache_bytes
 from slipstream_core.runner.sampling.penalties import most_bytes
@@ -479,7 +488,7 @@ def test_attention_is_judged_as_right_only_where_all_cases_were_looked_at(
 
 
 def test_a_load_that_was_begun_in_time_has_the_grace_to_end(
-    setting: GpuSetting, report: GpuReport, monkeypatch: pytest.MonkeyPatch
+    setting: GpuSetting, report: GpuReport
 ) -> None:
     limits: list[float] = []
 
@@ -503,10 +512,9 @@ def test_a_load_that_was_begun_in_time_has_the_grace_to_end(
     point = decode._Point("late", 1, 1, 4, 1e-9, None)
     work = SimpleNamespace(linear_flops=lambda *_: 0, attention_flops=lambda *_: 0)
     rates = SimpleNamespace(bf16_flops_per_s=1.0)
-    monkeypatch.setattr(decode, "ceilings", lambda _: rates)
     runner: Any = Runner()
     client: Any = Client()
-    loads = decode._Decode(late, SHAPES[0], runner, cast(Any, work))
+    loads = decode._Decode(late, SHAPES[0], runner, cast(Any, work), cast(Any, rates))
     assert loads.compute_prompts(client, point)
     loads.measure(client, point, {})
     assert [row["ok"] for row in read_rows(report.path)] == [None, True]
@@ -549,6 +557,35 @@ def test_rows_survive_the_death_of_their_writer(report: GpuReport) -> None:
         file.write('{"part": "par')
     assert [row["case"] for row in read_rows(report.path)] == ["whole"]
     assert read_rows(report.path.with_name("none")) == []
+
+
+def test_rows_are_written_before_the_cards_name_is_known(tmp_path: Path, report: GpuReport) -> None:
+    began = datetime(2026, 1, 2, tzinfo=UTC)
+    run = _SectionRun("first", "cuda", False, report.path.parent, tmp_path / "out", began, 0.0)
+    report.add("failed", False)
+    assert _write_known(run) == 1
+    assert names_in(run.out) == ["gpu-check-first-2026-01-02-cuda"]
+    assert _write_known(run, 1) == 1
+    report.add("machine", card="NVIDIA H100 80GB")
+    assert _write_known(run, 1) == 2
+    assert names_in(run.out) == ["gpu-check-first-2026-01-02-nvidia-h100-80gb"]
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted({path.stem for path in folder.iterdir()})
+
+
+@pytest.mark.parametrize("module", [census, decode, prefill, steady])
+def test_the_limits_are_measured_before_a_cache_takes_the_memory(
+    module: Any, setting: GpuSetting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_runner(_config: Any) -> None:
+        assert (setting.folder / "ceilings.json").exists()
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "load_runner", load_runner)
+    with pytest.raises(InterruptedError):
+        module.run(setting, SHAPES[0])
 
 
 def test_a_table_per_shape_of_rows(tmp_path: Path, report: GpuReport) -> None:

@@ -86,7 +86,10 @@ def test_a_step_that_the_cache_does_not_hold_is_skipped_with_its_sizes(tmp_path:
     assert why_not_cached(qwen, [BLOCK] * 11_999 + [BLOCK + 1]) is not None
     report = GpuReport("census", tmp_path / "rows.jsonl", 0.0)
     setting = GpuSetting("cuda", False, tmp_path, float("inf"), report)
-    _Census(setting, "qwen3-30b-a3b", qwen, DENSE).launched("decode of 256", [(1023, 1)] * 256)
+    limits = Ceilings(1e12, 1e14)
+    _Census(setting, "qwen3-30b-a3b", qwen, DENSE, limits).launched(
+        "decode of 256", [(1023, 1)] * 256
+    )
     [row] = read_rows(report.path)
     assert row["skipped"] == "needs 24.0 GiB of cache, there are 17.6"
 

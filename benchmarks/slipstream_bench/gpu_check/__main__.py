@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class _SectionRun:
     out: Path
     began: datetime
     started_s: float
+    written: set[Path] = field(default_factory=set)  # under `out`
 
     @property
     def rows_path(self) -> Path:
@@ -184,7 +185,9 @@ def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float)
         command.append("--quick")
     say(run.started_s, f"{run.part}: {', '.join(names)}:")
     cache = {"XDG_CACHE_HOME": str(run.folder / "cache")}
-    process = subprocess.Popen(command, env={**os.environ, **_QUIET, **cache}, process_group=0)
+    process = subprocess.Popen(
+        command, env={**os.environ, **_QUIET, **cache}, process_group=0
+    )
     try:
         code = _wait(run, process, deadline_s + GRACE_S)
         why = f"its process ended with code {code}" if code else ""
@@ -225,23 +228,29 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _write_known(run: _SectionRun, num_written: int = 0) -> int:
-    """Write the files if there are new rows and the card's name is known.
+    """Write the files if there are new rows.
 
     Returns the number of rows written so far.
     """
     rows = read_rows(run.rows_path)
-    if len(rows) > num_written and any("card" in row for row in rows):
+    if len(rows) > num_written:
         _write(run, rows)
         return len(rows)
     return num_written
 
 
 def _write(run: _SectionRun, rows: list[Row]) -> tuple[Path, Path]:
+    """Write the files, which have the device's name until some row has the card's."""
     card = next((row["card"] for row in rows if "card" in row), run.device)
     slug = re.sub(r"[^a-z0-9]+", "-", str(card).lower()).strip("-")
     quick = "-quick" if run.is_quick else ""
     name = f"gpu-check-{run.part}-{run.began:%Y-%m-%d}-{slug}{quick}"
-    return write_files(run.out, name, rows)
+    paths = write_files(run.out, name, rows)
+    for before in run.written.difference(paths):
+        before.unlink(missing_ok=True)
+    run.written.clear()
+    run.written.update(paths)
+    return paths
 
 
 if __name__ == "__main__":

@@ -59,7 +59,11 @@ class Ceilings:
 
 
 def ceilings(setting: GpuSetting) -> Ceilings:
-    """The limits measured by the run's first section, with sizes well beyond the caches."""
+    """The limits measured by the run's first section, with sizes well beyond the caches.
+
+    A section asks for them before it loads a runner, which leaves a card no memory to measure them
+    in: they are measured anew where the first section was killed.
+    """
     path = setting.folder / "ceilings.json"
     if path.exists():
         return Ceilings(**json.loads(path.read_text()))
@@ -67,6 +71,8 @@ def ceilings(setting: GpuSetting) -> Ceilings:
         bandwidth_bytes_per_s(setting.device, 1 << 26 if setting.is_quick else 1 << 32),
         bf16_flops_per_s(setting.device, matrix_size(setting)),
     )
+    if setting.device == "cuda":
+        torch.cuda.empty_cache()
     path.write_text(json.dumps(asdict(found)))
     return found
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from msgspec import structs
 
-from slipstream_bench.gpu_check.bounds import ForwardWork, ceilings, step_work, work_of
+from slipstream_bench.gpu_check.bounds import Ceilings, ForwardWork, ceilings, step_work, work_of
 from slipstream_bench.gpu_check.kernel_census import KernelUse, per_run, profiled
 from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import GpuSetting
@@ -66,9 +66,10 @@ def run(setting: GpuSetting, shape: str) -> None:
         ),
         graph_sizes=sizes.batches,
     )
+    limits = ceilings(setting)
     runner = load_runner(config)
     try:
-        census = _Census(setting, shape, runner, work_of(config.model))
+        census = _Census(setting, shape, runner, work_of(config.model), limits)
         for batch in sizes.batches:
             census.decode(batch, sizes.context)
         census.launched(f"prefill of {sizes.prefill}", [(0, sizes.prefill)])
@@ -87,6 +88,7 @@ class _Census:
     shape: str
     runner: Runner
     work: ForwardWork
+    limits: Ceilings
 
     def decode(self, batch: int, context: int) -> None:
         """A decode step: its replay, or launched if there is none."""
@@ -145,9 +147,7 @@ class _Census:
     ) -> None:
         report, runner = self.setting.report, self.runner
         weight_bytes = 4 if self.setting.device == "cpu" else 2
-        bound_s = step_work(runner.info, self.work, rows, weight_bytes).bound_s(
-            ceilings(self.setting)
-        )
+        bound_s = step_work(runner.info, self.work, rows, weight_bytes).bound_s(self.limits)
         busy_us = sum(use.us for use in uses)
         report.add(
             case,

@@ -24,6 +24,7 @@ import torch
 
 from slipstream_bench.common.bare_loop import decode_intervals_s
 from slipstream_bench.gpu_check.bounds import (
+    Ceilings,
     ForwardWork,
     ceilings,
     replay_s,
@@ -88,10 +89,11 @@ def run(setting: GpuSetting, shape: str) -> None:
         num_tokens=largest * longest if setting.device == "cpu" else None,
         graph_sizes=sorted({batch for _, batch in loads}),
     )
+    limits = ceilings(setting)
     began = time.perf_counter()
     runner = MeasuredRunner(load_runner(config))
     try:
-        decode = _Decode(setting, shape, runner, work_of(config.model))
+        decode = _Decode(setting, shape, runner, work_of(config.model), limits)
         decode.report_model(load_s=time.perf_counter() - began)
         points = [
             point
@@ -120,6 +122,7 @@ class _Decode:
     shape: str
     runner: MeasuredRunner
     work: ForwardWork
+    limits: Ceilings
 
     @property
     def _weight_bytes(self) -> int:
@@ -163,7 +166,7 @@ class _Decode:
     def _bound_s(self, batch: int, context: int) -> float:
         rows = [(context - 1, 1)] * batch
         least = step_work(self.runner.info, self.work, rows, self._weight_bytes)
-        return least.bound_s(ceilings(self.setting))
+        return least.bound_s(self.limits)
 
     def compute_prompts(self, client: LoadClient, largest: _Point) -> bool:
         """Fill the cache with a context's prompts; returns whether there was time for it."""
@@ -172,7 +175,7 @@ class _Decode:
         case = f"context {context}, prompts"
         num = most * context
         flops = work.linear_flops(num, most) + most * work.attention_flops(0, context)
-        if not setting.has_time(case, flops / ceilings(setting).bf16_flops_per_s / _GUESS):
+        if not setting.has_time(case, flops / self.limits.bf16_flops_per_s / _GUESS):
             return False
         began = time.perf_counter()
         client.run(

@@ -10,7 +10,7 @@ import statistics
 from itertools import pairwise
 
 from slipstream_bench.common.bare_loop import LoopRequest, drive, random_prompts
-from slipstream_bench.gpu_check.bounds import ForwardWork, ceilings, step_work, work_of
+from slipstream_bench.gpu_check.bounds import Ceilings, ForwardWork, ceilings, step_work, work_of
 from slipstream_bench.gpu_check.models import core_config
 from slipstream_bench.gpu_check.setting import SHAPES, GpuSetting
 from slipstream_core.runner.factory import load_runner
@@ -32,11 +32,12 @@ def run(setting: GpuSetting, shape: str) -> None:
         max_model_len=budget + 16,
         num_tokens=4 * (budget + 16 * 8),
     )
+    limits = ceilings(setting)
     runner = load_runner(config)
     try:
         work = work_of(config.model)
         for length in lengths:
-            _measure(setting, runner, work, shape, length, budget)
+            _measure(setting, runner, work, limits, shape, length, budget)
     finally:
         runner.close()
 
@@ -45,6 +46,7 @@ def _measure(
     setting: GpuSetting,
     runner: Runner,
     work: ForwardWork,
+    limits: Ceilings,
     shape: str,
     length: int,
     budget: int,
@@ -53,7 +55,7 @@ def _measure(
     case = f"{num} of {length} tokens to a step"
     linear = work.linear_flops(budget, num)
     attention = num * work.attention_flops(0, length)
-    flops_per_s = ceilings(setting).bf16_flops_per_s
+    flops_per_s = limits.bf16_flops_per_s
     if not setting.has_time(case, (_STEPS + _WARM_UP) * (linear + attention) / flops_per_s):
         return
     prompts = random_prompts(num * (_STEPS + _WARM_UP), length, runner.info.vocab_size, length)
@@ -62,7 +64,7 @@ def _measure(
     step_s = statistics.median([b - a for a, b in pairwise(full)][_WARM_UP - 1 :])
     weight_bytes = 4 if setting.device == "cpu" else 2
     least = step_work(runner.info, work, [(0, length)] * num, weight_bytes)
-    share = least.bound_s(ceilings(setting)) / step_s
+    share = least.bound_s(limits) / step_s
     goal = _GOALS.get(shape) if num == 1 else None
     setting.report.add(
         case,

@@ -96,13 +96,13 @@ def run(setting: GpuSetting, shape: str) -> None:
         num_tokens=sizes.places * longest,
         graph_sizes=sizes.graph_sizes,
     )
+    limits = ceilings(setting)
     runner = load_runner(config)
     try:
         info, work = runner.info, work_of(config.model)
         loop["vocab_size"] = info.vocab_size
         average = loop_shape(*lengths_of(ClientLoad(**loop)), sizes.places)  # type: ignore[arg-type]
         weight_bytes = 4 if setting.device == "cpu" else 2
-        limits = ceilings(setting)
         alone_s, together_s = bounds_of(info, work, average, sizes.places, weight_bytes, limits)
         num_tokens = sizes.num_tokens // 2
         decode = {
