@@ -25,7 +25,7 @@ from tests.helpers.processes import started
 
 from slipstream_bench.common.bare_loop import LoopOutput, LoopStep, decode_intervals_s
 from slipstream_bench.gpu_check import bounds, prediction
-from slipstream_bench.gpu_check.__main__ import _SectionRun, _write_known, main
+from slipstream_bench.gpu_check.__main__ import _environment, _SectionRun, _write_known, main
 from slipstream_bench.gpu_check.bounds import ForwardWork, work_of
 from slipstream_bench.gpu_check.device_use import idle_share
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows, write_files
@@ -557,6 +557,16 @@ def test_rows_survive_the_death_of_their_writer(report: GpuReport) -> None:
         file.write('{"part": "par')
     assert [row["case"] for row in read_rows(report.path)] == ["whole"]
     assert read_rows(report.path.with_name("none")) == []
+
+
+def test_a_section_allocates_as_a_core_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.delenv(name, raising=False)
+    assert _environment(tmp_path)[name] == "expandable_segments:True"
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    assert _environment(tmp_path)[name] == "max_split_size_mb:64"
 
 
 def test_rows_are_written_before_the_cards_name_is_known(tmp_path: Path, report: GpuReport) -> None:

@@ -42,6 +42,9 @@ _QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
 }
+# As a core has it unless it is set (`runner.factory`): torch reads it when it first uses a card,
+# which sections do before they load a runner.
+_AS_SERVED = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +187,7 @@ def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float)
     if run.is_quick:
         command.append("--quick")
     say(run.started_s, f"{run.part}: {', '.join(names)}:")
-    cache = {"XDG_CACHE_HOME": str(run.folder / "cache")}
-    process = subprocess.Popen(
-        command, env={**os.environ, **_QUIET, **cache}, process_group=0
-    )
+    process = subprocess.Popen(command, env=_environment(run.folder), process_group=0)
     try:
         code = _wait(run, process, deadline_s + GRACE_S)
         why = f"its process ended with code {code}" if code else ""
@@ -199,6 +199,11 @@ def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float)
     if why:
         name = max(names, key=lambda name: (_has_rows(run.rows_path, name), names.index(name)))
         GpuReport(name, run.rows_path, run.started_s).add("process", False, error=why)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Of a section's process. folder: of the run, for caches."""
+    return {**_AS_SERVED, **os.environ, **_QUIET, "XDG_CACHE_HOME": str(folder / "cache")}
 
 
 def _wait(run: _SectionRun, process: subprocess.Popen[bytes], until_s: float) -> int:
