@@ -586,10 +586,11 @@ def names_in(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("module", [census, decode, prefill, steady])
-def test_the_limits_are_measured_before_a_cache_takes_the_memory(
+def test_limits_are_measured_before_a_runner_takes_the_memory(
     module: Any, setting: GpuSetting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load_runner(_config: Any) -> None:
+    def load_runner(config: Any) -> None:
+        assert config.enforce_eager is (module is prefill)  # which replays no graph
         assert (setting.folder / "ceilings.json").exists()
         raise InterruptedError
 

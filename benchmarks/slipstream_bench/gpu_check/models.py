@@ -110,11 +110,12 @@ def core_config(
     num_tokens: int | None = None,
     address: str = "",
     graph_sizes: Sequence[int] = (),
+    enforce_eager: bool = False,
 ) -> CoreConfig:
     """The core's settings for a shape.
 
     num_tokens: size of the cache; None: as many as fit the card. graph_sizes: the measured batches;
-    only these are captured.
+    only these are captured. enforce_eager: none are.
     """
     options: dict[str, Any] = {}
     for name in GRAPH_SIZES:
@@ -134,6 +135,7 @@ def core_config(
         max_num_seqs=num_requests,
         max_num_batched_tokens=8192,
         max_model_len=max_model_len,
+        enforce_eager=enforce_eager,
         **options,
     )
 
