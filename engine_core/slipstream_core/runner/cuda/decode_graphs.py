@@ -141,6 +141,7 @@ class DecodeGraphs:
         self._forwards: dict[int, Work] = {}
         self._samplers: dict[tuple[int, GraphKind], Work] = {}
         self._recorded: list[int] = []  # sizes, ascending
+        self._ran_out = False  # of memory, in the last recording that failed
         self._num_logprobs = min(MAX_LOGPROBS, len(vocab))
         device, largest = vocab.device, self._sizes[-1]
         self._layouts = {size: _columns_layout(size) for size in self._sizes}
@@ -183,7 +184,11 @@ class DecodeGraphs:
         self._staging.device_buffer.zero_()
         mixed = [] if self._mixed is None else self._mixed.work()
         total = len(self._sizes) * (1 + len(self._kinds)) + len(mixed)
-        record_all(recorder, self._work(mixed), total, within_s=CAPTURE_S)
+
+        def failed(error: Exception) -> None:
+            self._ran_out = isinstance(error, torch.OutOfMemoryError)
+
+        record_all(recorder, self._work(mixed), total, within_s=CAPTURE_S, failed=failed)
         self._recorded = sorted(self._forwards)
         if not self._recorded:
             logger.warning("no CUDA graphs are recorded: decode steps run eagerly")
@@ -316,7 +321,9 @@ class DecodeGraphs:
     def _work(
         self, mixed: Sequence[tuple[int, str, Work, Callable[[Work], None]]]
     ) -> Iterator[tuple[str, Work, Callable[[Work], None]]]:
-        """The work to record, largest first. A kind that failed is skipped for smaller sizes."""
+        """The work to record, largest first. What failed is skipped for smaller sizes, unless it
+        ran out of memory, of which they take less.
+        """
         kinds, others = self._kinds, deque(mixed)
         for size in reversed(self._sizes):
             while others and others[0][0] >= size:
@@ -329,15 +336,20 @@ class DecodeGraphs:
                 partial(self._forwards.__setitem__, size),
             )
             if size not in self._forwards:
+                if self._ran_out:
+                    continue
                 return
             piece = self._pieces[size].in_device(self._piece)
+            hopeless: set[GraphKind] = set()
             for kind in kinds:
                 yield (
                     f"sampling of {size} rows ({_name(kind)})",
                     partial(self._sample, size, kind, columns, piece),
                     partial(self._samplers.__setitem__, (size, kind)),
                 )
-            kinds = tuple(kind for kind in kinds if (size, kind) in self._samplers)
+                if (size, kind) not in self._samplers and not self._ran_out:
+                    hopeless.add(kind)
+            kinds = tuple(kind for kind in kinds if kind not in hopeless)
         for _, name, work, keep in others:
             yield name, work, keep
 

@@ -111,12 +111,13 @@ def record_all(
     total: int,
     *,
     within_s: float = CAPTURE_S,
+    failed: Callable[[Exception], None] = lambda _: None,
 ) -> None:
     """Record up to `total` pieces of work, each with its name and a callback for its replay.
 
-    Stops at the deadline with a log line. A piece that fails is logged and skipped; `work` yields
-    the next one only afterwards, so it can leave out pieces that would fail for the same reason.
-    Raises if the device is unusable.
+    Stops at the deadline with a log line. A piece that fails is logged and skipped, and `failed` is
+    told why; `work` yields the next one only afterwards, so it can leave out pieces that would fail
+    for the same reason. Raises if the device is unusable.
     """
     started = time.monotonic()
     num = 0
@@ -134,8 +135,9 @@ def record_all(
             try:
                 keep(recorder.record(one))
                 num += 1
-            except Exception:
+            except Exception as error:
                 logger.warning("%s could not be recorded and runs eagerly", name, exc_info=True)
+                failed(error)
                 recorder.check()
             bar.update()
     logger.info("recorded %d CUDA graphs in %.1f s", num, time.monotonic() - started)

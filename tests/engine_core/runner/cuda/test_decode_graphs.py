@@ -295,14 +295,18 @@ def test_what_others_left_in_the_cache_never_shows(
 class Failing(HostRecorder):
     """Does not record some of what it is given."""
 
-    def __init__(self, fails: Callable[[int], bool]) -> None:
+    def __init__(
+        self, fails: Callable[[int], bool], error: type[RuntimeError] = RuntimeError
+    ) -> None:
         self._fails = fails
+        self._error = error
         self._count = itertools.count()
-        self.num_checks = 0
+        self.num_checks = self.num_recorded = 0
 
     def record(self, work: Work) -> Work:
         if self._fails(next(self._count)):
-            raise RuntimeError("operation not permitted when stream is capturing")
+            raise self._error("operation not permitted when stream is capturing")
+        self.num_recorded += 1
         return super().record(work)
 
     def check(self) -> None:
@@ -310,11 +314,17 @@ class Failing(HostRecorder):
 
 
 @pytest.mark.parametrize(
-    ("fails", "num_failures"),
+    ("fails", "error", "num_failures", "num_recorded"),
     [
-        (lambda n: True, 1),  # the largest forward: the smaller ones are not tried
-        (lambda n: n > 0, 2 + len(KINDS) - 1),  # one forward
-        (lambda n: n == 2, 1),  # one kind, which is not tried again
+        # the largest forward: the smaller ones are not tried
+        (lambda n: True, RuntimeError, 1, 0),
+        (lambda n: n > 0, RuntimeError, 2 + len(KINDS) - 1, 1),  # one forward
+        # one kind, which is not tried again
+        (lambda n: n == 2, RuntimeError, 1, 2 + 2 * len(KINDS) - 2),
+        # for want of memory, of which smaller ones take less
+        (lambda n: True, torch.OutOfMemoryError, 2, 0),
+        (lambda n: n == 0, torch.OutOfMemoryError, 1, 1 + len(KINDS)),
+        (lambda n: n == 2, torch.OutOfMemoryError, 1, 2 + 2 * len(KINDS) - 1),
     ],
 )
 def test_what_cannot_be_recorded_runs_eagerly(
@@ -322,13 +332,16 @@ def test_what_cannot_be_recorded_runs_eagerly(
     expected: list[list[int]],
     caplog: pytest.LogCaptureFixture,
     fails: Callable[[int], bool],
+    error: type[RuntimeError],
     num_failures: int,
+    num_recorded: int,
 ) -> None:
-    recorder = Failing(fails)
+    recorder = Failing(fails, error)
     with caplog.at_level(logging.WARNING):
         runner = make((2, 8), recorder)
     assert recorder.num_checks == num_failures
     assert caplog.text.count("could not be recorded and runs eagerly") == num_failures
+    assert recorder.num_recorded == num_recorded
     requests = [Request(prompt, NUM_TOKENS) for prompt in PROMPTS]
     Driver(runner, budget=32).run(requests)
     assert [r.output for r in requests] == expected
