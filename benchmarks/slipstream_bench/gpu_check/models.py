@@ -23,6 +23,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner.model.random_weights import random_config
 
 SMALL_VOCAB = 331
+SMALL_BLOCK = 8  # tokens in a block of the cache
 
 _SMALL: dict[str, Any] = {
     "vocab_size": SMALL_VOCAB,
@@ -78,10 +79,15 @@ GRAPH_SIZES = ("cuda_graph_sizes", "cudagraph_capture_sizes")  # the setting's p
 _from_config: Any = AutoModelForCausalLM.from_config
 
 
+def small_config(name: str) -> Any:
+    """The configuration of a small model of an architecture."""
+    kind, settings = ARCHITECTURES[name]
+    return getattr(transformers, kind)(**{**_SMALL, **settings})
+
+
 def save_small(name: str, folder: Path) -> Path:
     """Save a small model of an architecture, in float32; returns its folder."""
-    kind, settings = ARCHITECTURES[name]
-    config = getattr(transformers, kind)(**{**_SMALL, **settings})
+    config = small_config(name)
     torch.manual_seed(0)
     model: PreTrainedModel = _from_config(config, dtype=torch.float32)
     with torch.no_grad():

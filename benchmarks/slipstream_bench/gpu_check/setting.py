@@ -35,7 +35,7 @@ _COMPILING = Section("compiling", "compiling", 20, function="run_models")
 PARTS: dict[str, tuple[Section, ...]] = {
     "exactness": (
         _ENVIRONMENT,
-        Section("compiling", "compiling", 40, function="run_attention"),
+        Section("compiling", "compiling", 40, function="run_exactness"),
         Section("attention", "attention", 55),
         Section("operators", "operators", 15),
         Section("sampling", "sampling", 25),

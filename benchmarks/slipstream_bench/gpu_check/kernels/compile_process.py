@@ -27,13 +27,31 @@ from slipstream_bench.gpu_check.kernels.tile_sweep import (
     tile_cases,
     tile_name,
 )
+from slipstream_bench.gpu_check.models import SMALL_BLOCK, SMALL_VOCAB
 from slipstream_bench.gpu_check.reference_cases import attention_cases
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.attention.triton_backend import Launch, TritonAttention
+from slipstream_core.runner.model.random_weights import random_config
+from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
-LISTS = ("attention", "models", "tiles")
+LISTS = ("exactness", "models", "tiles")
+
+_BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
+# of `models.ARCHITECTURES`: heads, those of keys, dim twice, window, softcap, sinks
+SMALL_LAYERS = tuple(
+    LayerGeometry(4, *others)
+    for others in (
+        (2, 32, 32, None, None, False),
+        (2, 32, 32, 11, None, False),
+        (2, 32, 32, None, 50.0, False),
+        (2, 32, 32, 11, 50.0, False),
+        (2, 32, 32, None, None, True),
+        (2, 32, 32, 11, None, True),
+        (4, 32, 32, None, None, False),
+    )
+)
 
 
 class CompileJob(NamedTuple):
@@ -74,14 +92,42 @@ def jobs_of(which: str, shared_bytes: int, *, is_quick: bool) -> Iterator[Compil
         return
     layers: dict[tuple[LayerGeometry, int, torch.dtype], None] = {}
     if which == "models":
-        layers.update({(layer, 16, torch.bfloat16): None for layer in LAYERS.values()})
+        layers.update({(layer, 16, _BFLOAT16): None for layer in LAYERS.values()})
+        vocabs = [(random_config(f"random:{shape}").vocab_size, _BFLOAT16) for shape in LAYERS]
     else:
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            for case in attention_cases(long=not is_quick):
-                layers[case.geometry(), case.block_size, dtype] = None
-    for layer, block_size, dtype in list(layers)[: 3 if is_quick else None]:
-        name = f"{layer}, blocks of {block_size}, {str(dtype).removeprefix('torch.')}"
-        yield CompileJob(name, partial(_every_launch, layer, block_size, dtype, shared_bytes))
+        for dtype in (_BFLOAT16, _FLOAT32):
+            layers.update({(layer, SMALL_BLOCK, dtype): None for layer in SMALL_LAYERS})
+        vocabs = [(SMALL_VOCAB, dtype) for dtype in (_BFLOAT16, _FLOAT32)]
+    of_models = [_attention_job(*layer, shared_bytes) for layer in layers]
+    if is_quick:
+        yield from of_models[:3]
+        return
+    yield from of_models
+    for vocab_size, dtype in dict.fromkeys(vocabs):
+        yield from _sampling_jobs(vocab_size, dtype)
+    if which == "exactness":
+        for dtype in (_BFLOAT16, torch.float16, _FLOAT32):
+            of_cases = {(it.geometry(), it.block_size, dtype) for it in attention_cases(long=True)}
+            for layer in sorted(of_cases - layers.keys(), key=str):
+                yield _attention_job(*layer, shared_bytes)
+
+
+def _attention_job(
+    layer: LayerGeometry, block_size: int, dtype: torch.dtype, shared_bytes: int
+) -> CompileJob:
+    name = f"{layer}, blocks of {block_size}, {str(dtype).removeprefix('torch.')}"
+    return CompileJob(name, partial(_every_launch, layer, block_size, dtype, shared_bytes))
+
+
+def _sampling_jobs(vocab_size: int, dtype: torch.dtype) -> Iterator[CompileJob]:
+    """One per kernel: of float32, by steps that are not recorded, and of `dtype` by those that are."""
+    sampler, device = WholeVocabSampler(), torch.device("cpu")
+    launches = sampler.every_launch(vocab_size, device)
+    launches += sampler.every_launch(vocab_size, device, dtype, recorded=True)
+    for at, it in enumerate(launches):
+        name = f"sampling of {vocab_size}, {str(dtype).removeprefix('torch.')}, kernel {at}"
+        launch = Launch(it.kernel, it.grid, it.arguments)
+        yield CompileJob(name, partial(list, [launch]))
 
 
 def _tiles(*, is_quick: bool) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from slipstream_bench.gpu_check.kernels.parallel_compile import compile_all, why
 from slipstream_bench.gpu_check.setting import GpuSetting
 
 
-def run_attention(setting: GpuSetting) -> None:
-    """The kernels of the attention section's cases."""
-    _run(setting, "attention")
+def run_exactness(setting: GpuSetting) -> None:
+    """Attention of the sections `attention` and `tokens`, and sampling."""
+    _run(setting, "exactness")
 
 
 def run_models(setting: GpuSetting) -> None:
-    """The attention kernels of the measured models."""
+    """Attention and sampling of the measured models."""
     _run(setting, "models")
 
 
@@ -32,7 +32,7 @@ def _run(setting: GpuSetting, which: str) -> None:
     setting.report.add(
         case,
         bool(lines) and not failed,
-        num_layers=len(lines),
+        num_jobs=len(lines),
         seconds=round(time.perf_counter() - began, 1),
         seconds_in_all=round(sum(line["seconds"] for line in lines), 1),
         most_registers=max((line.get("registers", 0) for line in lines), default=0) or None,

@@ -28,6 +28,7 @@ from slipstream_bench.gpu_check.models import (
     ARCHITECTURES,
     BFLOAT16_ARCHITECTURES,
     QUICK_ARCHITECTURES,
+    SMALL_BLOCK,
     SMALL_VOCAB,
     save_small,
 )
@@ -162,7 +163,7 @@ def _outputs(path: Path, dtype: DType, load: _ExactnessLoad, device: str) -> lis
         address="",
         device="cuda" if device == "cuda" else "cpu",
         dtype=dtype,
-        block_size=8,
+        block_size=SMALL_BLOCK,
         num_blocks=256,
         max_num_seqs=len(load.prompts),
     )

@@ -263,9 +263,27 @@ class WholeVocabSampler:
     def compile(
         self, vocab_size: int, device: torch.device, dtype: torch.dtype = torch.float32
     ) -> list[Any]:
-        """Compile what steps that are not recorded need; returns what Triton made of it.
+        """Compile what steps that are not recorded need, or as `every_launch`; returns what Triton
+        made of it.
+        """
+        made = [launch.compile() for launch in self.every_launch(vocab_size, device, dtype)]
+        if device.type == "cuda":  # `run` is a property that compiles the launcher on first access
+            for each in made:
+                each.run  # noqa: B018
+        return made
 
-        With another `dtype` of logits: what recorded ones need, which compile it as they begin.
+    def every_launch(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        recorded: bool = False,
+    ) -> list[_Launch]:
+        """What steps that are not recorded launch, over next to nothing.
+
+        With `recorded`, or another `dtype` of logits: what recorded ones launch, which compile it
+        as they begin.
         """
         logits = torch.empty((1, vocab_size), dtype=dtype, device=device)
         floats, ints = (
@@ -277,7 +295,7 @@ class WholeVocabSampler:
         launches = [_Launch(self._redraw, (1,), redraw)]
         draws = Draws(floats, ints, torch.stack([ints, ints]))
         edits = None
-        if dtype != torch.float32:
+        if recorded or dtype != torch.float32:
             words = torch.empty((1, -(-vocab_size // 32)), dtype=torch.int32, device=device)
             edits = RowEdits(scaled, ints, words, ints)
             launches.append(self._scaling(logits, floats, edits)[1])
@@ -287,11 +305,7 @@ class WholeVocabSampler:
                 launches += self._choosing(logits, each, edits, totals)[1]
         if self._has_top:
             launches.append(self._topping(scaled, min(256, vocab_size), None)[2])
-        made = [launch.compile() for launch in launches]
-        if device.type == "cuda":  # `run` is a property that compiles the launcher on first access
-            for each in made:
-                each.run  # noqa: B018
-        return made
+        return launches
 
     def _redraw_arguments(
         self,

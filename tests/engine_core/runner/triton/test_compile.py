@@ -22,11 +22,14 @@ triton = pytest.importorskip(
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+from tests.helpers.meta_card import meta_model
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows
+from slipstream_bench.gpu_check.kernels.compile_process import SMALL_LAYERS, jobs_of
 from slipstream_bench.gpu_check.kernels.compile_target import TargetDriver, resources
 from slipstream_bench.gpu_check.kernels.parallel_compile import compile_all
+from slipstream_bench.gpu_check.models import ARCHITECTURES, small_config
 from slipstream_bench.gpu_check.reference_cases import AttentionCase, make_scene
 from slipstream_bench.gpu_check.sections import compiling, tiles
 from slipstream_bench.gpu_check.setting import GpuSetting
@@ -352,7 +355,7 @@ def test_what_was_compiled_elsewhere_is_found_in_the_cache(setting: GpuSetting) 
     compiling.run_models(setting)
     [row] = read_rows(setting.report.path)
     assert row["ok"] is True
-    assert row["num_layers"] == 3
+    assert row["num_jobs"] == 3
     folder = Path(os.environ["TRITON_CACHE_DIR"])
     before = set(folder.rglob("*.cubin"))
     assert before
@@ -366,6 +369,23 @@ def test_what_was_compiled_elsewhere_is_found_in_the_cache(setting: GpuSetting) 
     ):
         launch.compile()
     assert set(folder.rglob("*.cubin")) == before
+
+
+@pytest.mark.parametrize(("which", "vocabs"), [("exactness", {331}), ("models", {151936, 128256})])
+def test_what_samples_is_compiled_ahead(which: str, vocabs: set[int]) -> None:
+    jobs = list(jobs_of(which, H100_SHARED_LIMIT, is_quick=False))
+    assert len({job.name for job in jobs}) == len(jobs)
+    launches = [job.launches()[0] for job in jobs if job.name.startswith("sampling")]
+    assert {it.arguments["vocab_size"] for it in launches if "vocab_size" in it.arguments} == vocabs
+    kernels = {it.kernel.__name__ for it in launches}
+    assert kernels == {"redraw", "scan_slices", "join_slices", "scale_rows", "top_of_slices"}
+    edits = {it.arguments["EDITS"] for it in launches if it.kernel is scan_slices}
+    assert edits == {True, False}
+
+
+def test_the_layers_of_small_models_are_known() -> None:
+    layers = {each for name in ARCHITECTURES for each in meta_model(small_config(name)).geometry}
+    assert layers == set(SMALL_LAYERS)
 
 
 def test_compiling_ends_with_its_time(setting: GpuSetting) -> None:
