@@ -276,6 +276,30 @@ def test_a_part_has_five_minutes() -> None:
         assert len({section.name for section in sections}) == len(sections)
 
 
+def test_what_a_card_is_tried_with_first(setting: GpuSetting, report: GpuReport) -> None:
+    parts = PARTS["first"]
+    assert sum(section.seconds for section in parts) + GRACE_S <= 270
+    assert [section.name for section in parts] == [
+        "environment",
+        "attention",
+        "sampling",
+        "tokens",
+        "decode qwen3-0.6b",
+    ]
+    late = replace(setting, deadline_s=0.0)
+    sampling.run_flat(late)
+    exactness.run_first(late)
+    assert [row["case"] for row in read_rows(report.path)[1:]] == [
+        "flat, top-p 0.95",
+        "flat, min-p 0.3",
+        "flat, top-k 300",
+        *(f"{name} bfloat16" for name in ("llama", "gemma2", "qwen3_moe", "gpt_oss")),
+    ]
+    names = {case.name for case in attention.attention_cases(long=True)}
+    assert names >= set(attention._FIRST)
+    assert decode._FIRST.batches_at(1024) == [256, 32, 1]
+
+
 def test_what_a_python_lacks_and_no_wheel_brings_is_named(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')

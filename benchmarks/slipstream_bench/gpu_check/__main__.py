@@ -31,7 +31,7 @@ from slipstream_bench.gpu_check.gpu_report import (
     say,
     write_files,
 )
-from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, Section
+from slipstream_bench.gpu_check.setting import FIRST, GRACE_S, PARTS, Section
 
 _CARDS = ("H100", "H200")
 _WRITE_S = 1.0  # interval of writing new rows
@@ -68,7 +68,7 @@ class _SectionRun:
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the card; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    parts = arguments.parts or list(PARTS)
+    parts = arguments.parts or [part for part in PARTS if part != FIRST]
     if unknown := sorted(set(parts) - set(PARTS)):
         _parser().error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
     if arguments.predict:
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpu-check", description="Check exactness and speed on an NVIDIA card."
     )
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all"
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all but {FIRST}"
     )
     parser.add_argument(
         "--sections", nargs="+", metavar="NAME", help="only these sections of the parts"

@@ -32,7 +32,15 @@ _ENVIRONMENT = Section("environment", "environment", 25)
 _COMPILING = Section("compiling", "compiling", 20, function="run_models")
 
 # In order of importance: the last ones are left out if the card is slower than expected.
+FIRST = "first"  # a little of each, for a card's first minutes; not among "all parts"
 PARTS: dict[str, tuple[Section, ...]] = {
+    FIRST: (
+        _ENVIRONMENT,
+        Section("attention", "attention", 40, function="run_first"),
+        Section("sampling", "sampling", 25, function="run_flat"),
+        Section("tokens", "exactness", 70, function="run_first"),
+        Section(f"decode {_SMALL}", "decode", 90, _SMALL, "run_first"),
+    ),
     "exactness": (
         _ENVIRONMENT,
         Section("compiling", "compiling", 40, function="run_exactness"),

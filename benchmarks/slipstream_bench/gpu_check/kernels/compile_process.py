@@ -120,7 +120,7 @@ def _attention_job(
 
 
 def _sampling_jobs(vocab_size: int, dtype: torch.dtype) -> Iterator[CompileJob]:
-    """One per kernel: of float32, by steps that are not recorded, and of `dtype` by those that are."""
+    """One per kernel, of recorded steps with logits of `dtype` and of others."""
     sampler, device = WholeVocabSampler(), torch.device("cpu")
     launches = sampler.every_launch(vocab_size, device)
     launches += sampler.every_launch(vocab_size, device, dtype, recorded=True)

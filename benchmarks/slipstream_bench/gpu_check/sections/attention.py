@@ -7,6 +7,7 @@ here they run on the card, at its sizes.
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -14,22 +15,35 @@ from slipstream_bench.gpu_check.reference_cases import LIMITS, attention_cases, 
 from slipstream_bench.gpu_check.setting import GpuSetting
 
 _NAMED = 3  # worst cases listed
+_FIRST = ("decode", "mixed", "split, window and sinks", "long decode", "long prefill")
 
 
 def run(setting: GpuSetting) -> None:
     """A row per dtype; it passes only if there was time for all cases."""
+    _run(setting, (torch.bfloat16, torch.float16, torch.float32), None)
+
+
+def run_first(setting: GpuSetting) -> None:
+    """A row of a few cases in bfloat16."""
+    _run(setting, (torch.bfloat16,), _FIRST)
+
+
+def _run(setting: GpuSetting, dtypes: Sequence[torch.dtype], names: Collection[str] | None) -> None:
     if setting.device == "cpu" or importlib.util.find_spec("triton") is None:
         setting.report.add("attention", skipped="it needs a card, and Triton")
         return
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        _check(setting, dtype)
+    for dtype in dtypes:
+        _check(setting, dtype, names)
 
 
-def _check(setting: GpuSetting, dtype: torch.dtype) -> None:
+def _check(setting: GpuSetting, dtype: torch.dtype, names: Collection[str] | None = None) -> None:
+    """names: of the cases; None: all of them."""
     name = str(dtype).removeprefix("torch.")
     errors: dict[str, float] = {}
     failed: dict[str, str] = {}
     cases = attention_cases(long=not setting.is_quick)
+    if names is not None:
+        cases = [case for case in cases if case.name in names]
     for case in cases:
         if not setting.has_time(f"{name}, from {case.name} on"):
             break

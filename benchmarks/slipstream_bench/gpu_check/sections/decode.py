@@ -63,6 +63,8 @@ class _Sizes:
 _SIZES = {SHAPES[0]: _Sizes((128, 1024), (1, 32, 256, 1024), 1024, 320)}
 _LARGE = _Sizes((128, 1024), (1, 32, 256, 1024), 512, 320)
 _QUICK = _Sizes((16, 48), (1, 4), 3, 48)
+_FIRST = _Sizes((1024,), (1, 32, 256), 256, 320)
+_QUICK_FIRST = _Sizes((48,), (1, 4), 4, 48)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,15 @@ class _Point:
 
 def run(setting: GpuSetting, shape: str) -> None:
     """A row for the model, one per context's prompts, and one per load."""
-    sizes = _QUICK if setting.is_quick else _SIZES.get(shape, _LARGE)
+    _run(setting, shape, _QUICK if setting.is_quick else _SIZES.get(shape, _LARGE))
+
+
+def run_first(setting: GpuSetting, shape: str) -> None:
+    """As `run`, of fewer loads."""
+    _run(setting, shape, _QUICK_FIRST if setting.is_quick else _FIRST)
+
+
+def _run(setting: GpuSetting, shape: str, sizes: _Sizes) -> None:
     loads = [(context, batch) for context in sizes.contexts for batch in sizes.batches_at(context)]
     largest = max(sizes.batches)
     longest = max(sizes.contexts) + sizes.most_tokens

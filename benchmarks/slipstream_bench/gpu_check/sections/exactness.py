@@ -14,6 +14,7 @@ Small models, prompts of mixed lengths cut into chunks, several requests in a st
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,6 +62,15 @@ class _ExactnessLoad:
 
 def run(setting: GpuSetting) -> None:
     """A row per architecture and dtype."""
+    _run(setting, ("bfloat16", "float32"))
+
+
+def run_first(setting: GpuSetting) -> None:
+    """As `run`, in bfloat16 alone."""
+    _run(setting, ("bfloat16",))
+
+
+def _run(setting: GpuSetting, dtypes: Sequence[DType]) -> None:
     rng = np.random.default_rng(1)
     lengths = _PROMPT_LENS[: 4 if setting.is_quick else None]
     prompts = [rng.integers(3, SMALL_VOCAB, n, np.uint32) for n in lengths]
@@ -71,6 +81,7 @@ def run(setting: GpuSetting) -> None:
         (name, "bfloat16") for name in BFLOAT16_ARCHITECTURES if name in names
     ]
     cases += [(name, "float32") for name in names]
+    cases = [case for case in cases if case[1] in dtypes]
     for name, dtype in cases:
         case = f"{name} {dtype}"
         if not setting.has_time(case):

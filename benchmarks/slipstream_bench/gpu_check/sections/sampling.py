@@ -12,6 +12,7 @@ The logits are made up, and the plans have as many rows as there are draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -47,10 +48,19 @@ _VOCAB = 500
 
 def run(setting: GpuSetting) -> None:
     """A row for the noise and one per way of sampling."""
+    _run(setting, list(_CASES))
+
+
+def run_flat(setting: GpuSetting) -> None:
+    """As `run`, of flat logits alone."""
+    _run(setting, [case for case in _CASES if case.startswith("flat")])
+
+
+def _run(setting: GpuSetting, cases: Sequence[str]) -> None:
     _check_noise(setting)
     num_draws = 3000 if setting.is_quick else 20000
     for number, (case, (deviation, wanted)) in enumerate(_CASES.items()):
-        if setting.has_time(case):
+        if case in cases and setting.has_time(case):
             generator = torch.Generator().manual_seed(number)
             logits = torch.randn(_VOCAB, generator=generator) * deviation
             _check_draws(case, logits, wanted, num_draws, setting)
