@@ -119,7 +119,7 @@ def test_commands_have_the_options_that_the_pages_give_them(page: str, text: str
 
 
 # options of scripts, of curl, pip and others
-FOREIGN = {"--all", "--dry-run", "--wheels", "--sections", "--help", "--set-up", "--init"}
+FOREIGN = {"--all", "--dry-run", "--wheels", "--sections", "--out", "--help", "--set-up", "--init"}
 
 
 # docs/from-vllm.md names vLLM's options too; tests/api/test_vllm_shapes.py reads it

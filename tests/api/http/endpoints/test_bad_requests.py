@@ -42,7 +42,7 @@ NO_JSON = (b"", b"{", b"[]", b"null", b'"x"', b"[" * 9999, b"\xff")
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/completions", {"prompt": 7}, "prompt"),
     ("/v1/completions", {"prompt": []}, "prompt"),
-    ("/v1/completions", {"prompt": [1000]}, "prompt_token_ids"),
+    ("/v1/completions", {"prompt": [1000]}, "prompt"),
     ("/v1/completions", {"prompt": ["x"] * 1025}, "prompt"),
     ("/v1/completions", {"prompt": ["x"] * 1024, "n": 5}, "n"),
     ("/v1/completions", {"n": 129}, "n"),
@@ -316,7 +316,7 @@ def test_a_prompt_that_the_engine_refuses_is_named(played, raw, is_stream):
 def test_a_prompt_that_the_front_refuses_is_named(played, raw):
     for prompts, message in (
         ([[1], [10**6]], "prompt[1]: "),
-        ([[10**6]], "prompt_token_ids: "),
+        ([[10**6]], "prompt: "),
     ):
         raw.post("/v1/completions", {"prompt": prompts})
         answer = raw.read()
