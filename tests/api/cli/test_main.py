@@ -262,10 +262,6 @@ def test_usage_errors_are_one_line_and_code_2(arguments, said, capsys):
             ["bench", "throughput", "--input-len", "0"],
             "bench throughput: --input-len: got 0, allowed: ",
         ),
-        (
-            ["generate", "gpt2", "--address", "ipc:///x", "--prompt", "x"],
-            "generate: MODEL: got 'gpt2', allowed: nothing where --address is given",
-        ),
     ],
 )
 def test_values_that_cannot_be_are_one_line_and_code_2(arguments, said, capsys):

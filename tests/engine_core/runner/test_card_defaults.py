@@ -8,7 +8,7 @@ import pytest
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.card_defaults import LARGE_BYTES, with_card_defaults
-from slipstream_core.runner.factory import settled
+from slipstream_core.runner.factory import with_device_defaults
 
 UNSET = CoreConfig(model="m", address="a", card_defaults=("max_num_seqs", "max_num_batched_tokens"))
 
@@ -38,4 +38,4 @@ def test_what_was_set_stays() -> None:
 
 def test_a_simulated_device_has_no_card() -> None:
     simulated = CoreConfig(model="simulated:", address="a", card_defaults=UNSET.card_defaults)
-    assert settled(simulated) is simulated
+    assert with_device_defaults(simulated) is simulated

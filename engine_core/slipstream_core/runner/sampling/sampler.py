@@ -349,7 +349,7 @@ def best_scores(
         torch.split(scaled, chunk), torch.split(keys, chunk, 1), strict=True
     ):
         noisy = part - exponential(part_keys, ids).log_()
-        columns.append(argmax(noisy))
+        columns.append(noisy.argmax(-1))  # by torch: recordings replay its operators alone
         best.append(noisy.gather(1, columns[-1][:, None])[:, 0])
     return (best[0], columns[0]) if len(best) == 1 else (torch.cat(best), torch.cat(columns))
 
