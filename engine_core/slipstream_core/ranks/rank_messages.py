@@ -38,7 +38,7 @@ class Released(Struct, frozen=True, tag=True):
     num: int
 
 
-class Failed(Struct, frozen=True, tag=True):
+class RankFailed(Struct, frozen=True, tag=True):
     """The rank ends, by itself. error: why no other one would do better; words: its last ones."""
 
     words: str = ""
@@ -62,7 +62,7 @@ class Refuse(Struct, frozen=True, tag=True):
     is_final: bool = True
 
 
-FromRank = Join | Joined | Released | Failed
+FromRank = Join | Joined | Released | RankFailed
 ToRank = Assign | Refuse
 
 encode = msgspec.msgpack.encode

@@ -1,7 +1,7 @@
 """A rank on another machine than the core: `python -m slipstream_core.ranks.remote_follower`,
 started by the supervisor of its machine.
 
-It imports, waits for the core (`core_link`), loads its slice of the model, and computes the plans
+It imports, waits for the core (`leader_link`), loads its slice of the model, and computes the plans
 that the core sends, as a rank on the core's machine does. It is ready when it waits: a core may
 come at any time, and end. It ends with its core, and the supervisor has another one wait for the
 next. A model that cannot be loaded here, and a core that refuses this rank, end the supervisor,
@@ -19,9 +19,9 @@ from functools import partial
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig, RemoteRankConfig
-from slipstream_core.ranks.core_link import CoreLink, RankRefusedError
 from slipstream_core.ranks.follower import follow
-from slipstream_core.ranks.rank_messages import Assign, Failed, Join
+from slipstream_core.ranks.leader_link import LeaderLink, RankRefusedError
+from slipstream_core.ranks.rank_messages import Assign, Join, RankFailed
 from slipstream_core.runner.factory import import_runner
 from slipstream_core.runner.fingerprint import fingerprint_of_files
 from slipstream_core.runner.load_error import load_status
@@ -66,7 +66,7 @@ def main() -> int:
         fingerprint_of_files(own.model),
     )
     try:
-        link = CoreLink(nodes)
+        link = LeaderLink(nodes)
         report(Status(ready=True, detail=f"waits for the core at {nodes.address}"))
         assign = link.join(join, lambda: beats.beat(time.monotonic()))
     except (ValueError, OSError, RankRefusedError) as error:
@@ -78,7 +78,7 @@ def main() -> int:
         runner = _load(core, config.index, assign)
     except (ValueError, MemoryError) as error:
         status = load_status(core.model, error)
-        link.fail(Failed(error=status.error, is_misconfigured=status.is_misconfigured))
+        link.fail(RankFailed(error=status.error, is_misconfigured=status.is_misconfigured))
         report(status)
         return 1
     except Exception as error:
@@ -103,7 +103,7 @@ def _load(core: CoreConfig, index: int, assign: Assign) -> Runner:
     return load_runner(core, rank)
 
 
-def _end_with_core(link: CoreLink, error: Exception) -> None:
+def _end_with_core(link: LeaderLink, error: Exception) -> None:
     """Tell the core of an error, unless another rank has taken no part in an exchange: then the
     core ends for the sake of that one, and this process with it.
     """
@@ -111,7 +111,7 @@ def _end_with_core(link: CoreLink, error: Exception) -> None:
 
     if isinstance(error, ExchangeFailed):
         link.wait_for_end(_END_S)
-    link.fail(Failed(words=words_of(error)))
+    link.fail(RankFailed(words=words_of(error)))
 
 
 def as_own(shared: CoreConfig, own: CoreConfig) -> CoreConfig:

@@ -33,10 +33,10 @@ from slipstream_core.ranks.bus import NUM_SLOTS, BusStalledError
 from slipstream_core.ranks.rank_messages import (
     PLAN_NUMBER,
     Assign,
-    Failed,
     FromRank,
     Join,
     Joined,
+    RankFailed,
     Refuse,
     Released,
     ToRank,
@@ -75,7 +75,7 @@ class RemoteRank:
         self.has_joined = False
         self.is_lost = False  # and with it this core
         self.num_released = 0
-        self.failed: Failed | None = None
+        self.failed: RankFailed | None = None
 
 
 class RemoteRanks:
@@ -217,7 +217,7 @@ class RemoteRanks:
                     rank.has_joined = True
                 case Released(num):
                     rank.num_released = num
-                case Failed():
+                case RankFailed():
                     rank.failed = body
 
     def _received(self) -> Iterator[tuple[bytes, int, FromRank]]:

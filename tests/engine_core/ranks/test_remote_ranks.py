@@ -29,9 +29,9 @@ from tests.helpers.sampling_plans import Row, plan_of
 from slipstream.cli.keys import make_folder
 from slipstream_core.config import CoreConfig, NodesConfig
 from slipstream_core.ranks.bus import NUM_SLOTS, BusStalledError
-from slipstream_core.ranks.core_link import CoreLink, RankRefusedError
+from slipstream_core.ranks.leader_link import LeaderLink, RankRefusedError
 from slipstream_core.ranks.plan_codec import PlanBuffer, PlanBytesError, packed_bytes
-from slipstream_core.ranks.rank_messages import PLAN_NUMBER, Assign, Failed, Join, encode
+from slipstream_core.ranks.rank_messages import PLAN_NUMBER, Assign, Join, RankFailed, encode
 from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd
 from slipstream_core.runner.fingerprint import fingerprint_of_files
@@ -45,11 +45,11 @@ A_RANK = """
 import sys
 import msgspec
 from slipstream_core.config import NodesConfig
-from slipstream_core.ranks.core_link import CoreLink
+from slipstream_core.ranks.leader_link import LeaderLink
 from slipstream_core.ranks.rank_messages import Join
 
 nodes, join = sys.argv[1:]
-link = CoreLink(msgspec.json.decode(nodes, type=NodesConfig))
+link = LeaderLink(msgspec.json.decode(nodes, type=NodesConfig))
 link.join(msgspec.json.decode(join, type=Join), lambda: None)
 sys.stdin.read()
 """
@@ -113,7 +113,7 @@ class Ranks:
     """The ends of ranks 2 and 3, which join in threads."""
 
     def __init__(self, core: Core) -> None:
-        self.links = [CoreLink(core.nodes) for _ in range(2)]
+        self.links = [LeaderLink(core.nodes) for _ in range(2)]
         self.assigned: list[Assign] = []
         joins = [join_of(Path(core.config.model), 2 + at) for at in range(2)]
         self._threads = [
@@ -123,10 +123,10 @@ class Ranks:
         for thread in self._threads:
             thread.start()
 
-    def _join(self, link: CoreLink, join: Join) -> None:
+    def _join(self, link: LeaderLink, join: Join) -> None:
         self.assigned.append(link.join(join, lambda: None))
 
-    def joined(self) -> list[CoreLink]:
+    def joined(self) -> list[LeaderLink]:
         for thread in self._threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
@@ -138,7 +138,7 @@ class Ranks:
 
 
 @pytest.fixture
-def links(core: Core) -> Iterator[list[CoreLink]]:
+def links(core: Core) -> Iterator[list[LeaderLink]]:
     ranks = Ranks(core)
     core.gather()
     yield ranks.joined()
@@ -156,7 +156,7 @@ def packed(plan: StepPlan) -> memoryview:
     return buffer
 
 
-def test_every_rank_takes_every_plan_in_order(core: Core, links: list[CoreLink]) -> None:
+def test_every_rank_takes_every_plan_in_order(core: Core, links: list[LeaderLink]) -> None:
     large = plan(0, rows=2000)
     assert packed_bytes(large) > 1 << 16, "larger than what a link has room for at first"
     for step in range(3 * NUM_SLOTS):
@@ -170,7 +170,7 @@ def test_every_rank_takes_every_plan_in_order(core: Core, links: list[CoreLink])
 
 
 def test_a_rank_that_waits_is_woken_and_sees_each_plan_once(
-    core: Core, links: list[CoreLink]
+    core: Core, links: list[LeaderLink]
 ) -> None:
     assert not links[0].any_waiting
     core.ranks.put(packed(plan(0)), timeout_s=PATIENCE_S)
@@ -184,7 +184,7 @@ def test_a_rank_that_waits_is_woken_and_sees_each_plan_once(
     assert not links[0].any_waiting
 
 
-def test_none_is_sent_more_than_it_has_room_for(core: Core, links: list[CoreLink]) -> None:
+def test_none_is_sent_more_than_it_has_room_for(core: Core, links: list[LeaderLink]) -> None:
     for step in range(NUM_SLOTS):
         core.ranks.put(packed(plan(step)), timeout_s=0)
     with pytest.raises(BusStalledError):
@@ -196,7 +196,9 @@ def test_none_is_sent_more_than_it_has_room_for(core: Core, links: list[CoreLink
     assert [link.take().step for link in links] == [1, 1]
 
 
-def test_plans_stay_as_they_are_until_they_are_released(core: Core, links: list[CoreLink]) -> None:
+def test_plans_stay_as_they_are_until_they_are_released(
+    core: Core, links: list[LeaderLink]
+) -> None:
     for step in range(NUM_SLOTS):
         core.ranks.put(packed(plan(step, rows=1 + step)), timeout_s=0)
     taken = [links[0].take() for _ in range(NUM_SLOTS)]
@@ -205,7 +207,7 @@ def test_plans_stay_as_they_are_until_they_are_released(core: Core, links: list[
     ]
 
 
-def test_a_plan_that_is_missing_is_noticed(core: Core, links: list[CoreLink]) -> None:
+def test_a_plan_that_is_missing_is_noticed(core: Core, links: list[LeaderLink]) -> None:
     core.ranks._num_sent = 1
     core.ranks.put(packed(plan(1)), timeout_s=0)
     with pytest.raises(PlanBytesError, match="plan 1 came where plan 0 was due"):
@@ -237,14 +239,14 @@ def test_ranks_are_told_what_the_core_is_set_to(core: Core) -> None:
 def test_a_rank_that_does_not_fit_is_told_why(
     core: Core, model: Path, change: dict[str, object], why: str
 ) -> None:
-    link = CoreLink(core.nodes)
+    link = LeaderLink(core.nodes)
     with pytest.raises(RankRefusedError, match=why):
         link.join(replace(join_of(model, 2), **change), lambda: None)
     link.close()
 
 
 def test_a_model_that_is_not_there_yet_is_let_in(core: Core, model: Path) -> None:
-    ranks, link = Ranks(core), CoreLink(core.nodes)
+    ranks, link = Ranks(core), LeaderLink(core.nodes)
     core.gather()
     ranks.joined()
     assert not core.ranks._refusal(replace(join_of(model, 2), fingerprint=b""))
@@ -256,11 +258,11 @@ def test_a_model_that_is_not_there_yet_is_let_in(core: Core, model: Path) -> Non
 def test_the_second_process_of_a_rank_has_the_place_once_the_first_is_gone(
     core: Core, model: Path
 ) -> None:
-    first, turns = CoreLink(core.nodes), threading.Event()
-    second, third = CoreLink(core.nodes), CoreLink(core.nodes)
+    first, turns = LeaderLink(core.nodes), threading.Event()
+    second, third = LeaderLink(core.nodes), LeaderLink(core.nodes)
     told: list[Assign] = []
 
-    def join(link: CoreLink, index: int, at_turn: threading.Event) -> None:
+    def join(link: LeaderLink, index: int, at_turn: threading.Event) -> None:
         told.append(link.join(join_of(model, index), at_turn.set))
 
     first._socket.send(encode(join_of(model, 2)))
@@ -291,7 +293,7 @@ def test_the_second_process_of_a_rank_has_the_place_once_the_first_is_gone(
 def test_ranks_that_do_not_come_are_named(model: Path, keys: Path) -> None:
     core = core_of(model, keys, join_timeout_s=0.2)
     core.ranks.listen()
-    link = CoreLink(core.nodes)
+    link = LeaderLink(core.nodes)
     with pytest.raises(RankRefusedError):
         link.join(replace(join_of(model, 3), version="0.0.1"), lambda: None)
     with pytest.raises(RanksMissingError, match=r"ranks 2, 3 did not come .* its version is 0"):
@@ -333,7 +335,7 @@ def test_beyond_loopback_nothing_listens_without_keys(model: Path) -> None:
     ranks.close()
     core.ranks.close()
     with pytest.raises(ValueError, match="a loopback address; others need keys"):
-        CoreLink(nodes)
+        LeaderLink(nodes)
 
 
 def test_a_key_that_is_not_in_the_folder_is_refused(
@@ -342,7 +344,7 @@ def test_a_key_that_is_not_in_the_folder_is_refused(
     strange = tmp_path / "strange"
     make_folder(strange)
     (strange / "server.key").write_text((keys / "server.key").read_text())
-    link = CoreLink(replace(core.nodes, keys=str(strange)))
+    link = LeaderLink(replace(core.nodes, keys=str(strange)))
     with pytest.raises(RankRefusedError, match="does not accept this client's key"):
         link.join(join_of(model, 2), lambda: None)
     link.close()
@@ -366,7 +368,7 @@ def test_garbage_harms_nothing(core: Core, model: Path, keys: Path) -> None:
                 [secrets.token_bytes(100)],
                 [b"\xc1"],
                 [b"", encode(join_of(model, 2))],
-                [encode(Failed(error="not mine"))],
+                [encode(RankFailed(error="not mine"))],
                 [bytes(1 << 21)],  # larger than what ranks may say
             ):
                 with contextlib.suppress(zmq.Again):  # it was turned away before
@@ -381,7 +383,7 @@ def test_garbage_harms_nothing(core: Core, model: Path, keys: Path) -> None:
         ranks.close()
 
 
-def test_what_is_no_plan_is_refused(core: Core, links: list[CoreLink]) -> None:
+def test_what_is_no_plan_is_refused(core: Core, links: list[LeaderLink]) -> None:
     route = core.ranks._ranks[0].route
     assert core.ranks._socket is not None
     for parts in ([b"one part"], [b"four", b""], [PLAN_NUMBER.pack(0), b"no plan"]):
@@ -409,7 +411,7 @@ def test_a_rank_that_fails_says_why(core: Core) -> None:
     ranks = Ranks(core)
     core.gather()
     failing, other = ranks.joined()
-    failing.fail(Failed(words="RuntimeError: as it was told"))
+    failing.fail(RankFailed(words="RuntimeError: as it was told"))
     end = core.ends.get(timeout=PATIENCE_S)
     assert (end.rank, end.code) == (2, 1)
     assert end.status.last_words == "RuntimeError: as it was told"

@@ -28,10 +28,10 @@ from slipstream_core.ranks.plan_codec import PlanBuffer, PlanBytesError
 from slipstream_core.ranks.rank_messages import (
     PLAN_NUMBER,
     Assign,
-    Failed,
     FromRank,
     Join,
     Joined,
+    RankFailed,
     Refuse,
     Released,
     decode_to_rank,
@@ -64,7 +64,7 @@ class _Slot:
         self.plan = PlanBuffer(self.memory)
 
 
-class CoreLink:
+class LeaderLink:
     """The connection of one rank to its core. Implements Plans."""
 
     def __init__(self, nodes: NodesConfig) -> None:
@@ -126,7 +126,7 @@ class CoreLink:
         assert self._beating is not None
         self._beating.join(timeout_s)
 
-    def fail(self, failed: Failed) -> None:
+    def fail(self, failed: RankFailed) -> None:
         """Tell the core why this rank ends, and close the connection."""
         self._is_failing.set()
         if self._beating is not None:
