@@ -42,7 +42,9 @@ def main() -> int:
             codec.histories = core.tokens, core.logprobs
         return core
 
-    return run_core(stop, assemble, lambda: codec.sent, config.record)
+    # steps pass the codec, which writes them in its own way and counts them
+    with patch("slipstream_core.workers.sender.native_send_plain_step", lambda: None):
+        return run_core(stop, assemble, lambda: codec.sent, config.record)
 
 
 if __name__ == "__main__":
