@@ -110,7 +110,7 @@ def test_a_step_is_sampled_as_by_torch(kind: GraphKind, rows: list[Row]) -> None
         vocab=vocab,
         copies=HostCopies(),
         sizes=(ROWS,),
-        max_blocks=4,
+        tables=torch.zeros(ROWS + 1, 4, dtype=torch.int32),
         block_size=16,
         kinds=(kind,),
         whole=whole,
