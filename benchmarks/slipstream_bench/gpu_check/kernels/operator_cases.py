@@ -20,6 +20,7 @@ from slipstream_core.runner.cuda.forward_ops import ForwardOps
 _TOKENS, _HIDDEN, _HEADS, _HEAD_DIM = 3, 1024, 3, 128
 _EXPERTS, _CHOSEN = 128, 8
 _EPSILON = 1e-6
+_MARGIN = 0.0151  # lies between two distances, also where they are rounded
 
 
 def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callable[[], float]]:
@@ -33,7 +34,9 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "add_layer_norm": cases.add_layer_norm,
         "silu_mul": cases.silu_mul,
         "rotate": cases.rotate,
+        "latent_rows": cases.latent_rows,
         "route": cases.route,
+        "route_by_margin": cases.route_by_margin,
         "order_experts": cases.order_experts,
         "combine_experts": cases.combine_experts,
     }
@@ -94,6 +97,26 @@ class _OperatorCases:
             errors.append(relative_error(output, expected))
         return max(errors)
 
+    def latent_rows(self) -> float:
+        query = self._normal(1, _TOKENS, _HEADS, _HEAD_DIM, seed=1).transpose(1, 2)
+        row = self._normal(1, _TOKENS, _HIDDEN + _HEAD_DIM)
+        latent, key = row[..., :_HIDDEN], row[..., _HIDDEN:]
+        weight, form = self._normal(_HIDDEN, seed=2), RopeForm(_HEAD_DIM, True, True, False, True)
+        angles = torch.arange(_TOKENS * _HEAD_DIM // 2).view(1, _TOKENS, -1)
+        cosines, sines = (
+            each.to(self._device, self._dtype) for each in (angles.cos(), angles.sin())
+        )
+        norm, keys = NormForm(_EPSILON, True, False), key[:, None]
+        found = self._ops.latent_rows(query, keys, latent, cosines, sines, weight, form, norm)
+        normed = _normed(latent[0].cpu().double(), weight)
+        errors = [relative_error(found[1][:, 0, :_HIDDEN], normed)]
+        for x, output in zip((query, keys), found, strict=True):
+            first, second = (x[0, :, :, at::2].cpu().double() for at in (0, 1))
+            cos, sin = cosines.cpu().double(), sines.cpu().double()
+            turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+            errors.append(relative_error(output[..., _HIDDEN:], turned.transpose(0, 1)))
+        return max(errors)
+
     def route(self) -> float:
         # numbers that differ in bfloat16 too: between equal ones torch's choice is its own
         order = self._normal(_TOKENS, _EXPERTS).cpu().float().argsort(-1)
@@ -104,6 +127,21 @@ class _OperatorCases:
         if not torch.equal(ids.cpu(), expected_ids):
             return math.inf
         return relative_error(weights, expected / expected.sum(-1, keepdim=True))
+
+    def route_by_margin(self) -> float:
+        order = self._normal(_TOKENS, _EXPERTS).cpu().float().argsort(-1)
+        logits = (order + 100).to(self._device, self._dtype)
+        weights, ids = self._ops.route_by_margin(logits, _MARGIN)
+        if not torch.equal(ids.cpu(), order.topk(2, -1).indices):
+            return math.inf
+        left = logits.cpu().double()
+        expected = []
+        for _ in range(2):
+            top = left.amax(-1, keepdim=True)
+            far = (top - left) / torch.maximum(left.abs(), top) > _MARGIN
+            expected.append(left.masked_fill(far, -math.inf).softmax(-1).amax(-1))
+            left = left.masked_fill(left == top, -math.inf)
+        return relative_error(weights, torch.stack(expected, -1))
 
     def order_experts(self) -> float:
         ids = self._choices()
@@ -121,9 +159,11 @@ class _OperatorCases:
         ids, rows = self._choices(), self._normal(_TOKENS * _CHOSEN, _HIDDEN)
         weights = self._normal(_TOKENS, _CHOSEN, seed=1)
         inverse = ids.view(-1).argsort(stable=True).argsort()
-        output = self._ops.combine_experts(rows, weights, inverse, ids, None)
+        more = self._normal(1, _TOKENS, _HIDDEN, seed=2)
+        output = self._ops.combine_experts(rows, weights, inverse, ids, None, more)
         by_choice = rows[inverse].cpu().double().view(_TOKENS, _CHOSEN, _HIDDEN)
-        return relative_error(output, (by_choice * weights.cpu().double()[..., None]).sum(1))
+        expected = (by_choice * weights.cpu().double()[..., None]).sum(1)
+        return relative_error(output, expected + more[0].cpu().double())
 
     def _normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)

@@ -32,6 +32,10 @@ class RouteForm(NamedTuple):
     scores: str  # "logits", "softmax" or "sigmoid": what the experts are chosen by
     weighs: str  # "scores", "sum" (they are divided by it) or "softmax" of those chosen
     scale: float  # of the weights, at the end
+    epsilon: float = 0.0  # added to the sum that they are divided by
+    num_groups: int = 1  # of equal size; experts are chosen from the best groups alone
+    chosen_groups: int = 1
+    best_of_group: int = 1  # of a group's scores, which are summed to choose it by
 
 
 class ExpertOps(Protocol):
@@ -39,6 +43,9 @@ class ExpertOps(Protocol):
 
     @property
     def route(self) -> Any: ...
+
+    @property
+    def route_by_margin(self) -> Any: ...
 
     @property
     def order_experts(self) -> Any: ...
@@ -52,20 +59,24 @@ def as_route(graph: GraphModule, topk: AnyNode, ops: ExpertOps) -> None:
     if len(topk.args) < 2 or topk.args[2:4] not in ((), (-1,), (-1, True), (1, True)):
         return
     values, ids = _part(topk, 0), _part(topk, 1)
-    found = _scored(topk.args[0])
+    groups = _grouped(topk.args[0])
+    chosen_by = topk.args[0] if groups is None else groups.scores
+    found = _scored(chosen_by)
     if ids is None or found is None:
         return
     logits, scores, plain, bias = found
     if len(shape_of(logits)) != 2:
         return
-    if plain is not topk.args[0]:  # the weights are the scores without what was added
+    may_be_negative = bias is not None or scores == "logits"
+    if groups is not None and groups.fill != -torch.inf and may_be_negative:
+        return  # what is filled in may be better than a score
+    if values is None or bias is not None:  # the weights are the scores without what was added
         gathered = [user for user in ids.users if is_call(user, _aten.gather.default)]
         if values is not None or len(gathered) != 1 or gathered[0].args != (plain, 1, ids):
             return
         values = gathered[0]
-    if values is None:
-        return
-    values, weighs, scale = _weighed(values)
+    in_place = [each for each in values.users if is_call(each, _aten.div_.Tensor)]
+    values, weighs, scale, epsilon = _weighed(values)
     result = values
     behind = only_user(result)
     if is_call(behind, _aten._to_copy.default):
@@ -73,15 +84,81 @@ def as_route(graph: GraphModule, topk: AnyNode, ops: ExpertOps) -> None:
     is_half = dtype_of(values) != torch.float32
     if is_half and (scores, weighs) not in (("logits", "scores"), ("logits", "softmax")):
         return  # it rounds in between
-    form = RouteForm(topk.args[1], scores, weighs, scale)
+    form = RouteForm(topk.args[1], scores, weighs, scale, epsilon)
+    if groups is not None:
+        form = form._replace(
+            num_groups=groups.num_groups,
+            chosen_groups=groups.num_chosen,
+            best_of_group=groups.num_best,
+        )
     with graph.graph.inserting_before(topk):
         both = graph.graph.call_function(ops.route, (logits, bias, form, dtype_of(result)))
         parts = [graph.graph.call_function(operator.getitem, (both, at)) for at in (0, 1)]
     for part, old in zip(parts, (result, ids), strict=True):
         part.meta = dict(old.meta)
         old.replace_all_uses_with(part)
-    for each in (result, values):
+    graph.graph.eliminate_dead_code()
+    for each in (*in_place, *([] if groups is None else [groups.mask])):
         _drop(graph, each)
+
+
+def as_margin_route(graph: GraphModule, weights: AnyNode, ops: ExpertOps) -> None:
+    """Replace the choice of two experts, one after the other, by `route_by_margin`.
+
+    Phi-3.5-MoE's (Liu et al. 2024, arXiv 2409.12136): each weighs by the softmax over those that
+    are close to it.
+    """
+    if weights.args[1:] not in ((-1,), (1,)) or len(weights.args[0]) != 2:
+        return
+    one, two = (_close(each) for each in weights.args[0])
+    if one is None or two is None:
+        return
+    (logits, first, best, margin), (left, second, other, again) = one, two
+    if first is not logits or second is not logits or margin != again:
+        return
+    if not is_call(left, _aten.scatter.value) or left.args[1:] != (-1, best, -torch.inf):
+        return
+    if left.args[0] is not logits or len(shape_of(logits)) != 2:
+        return
+    ids = [each for each in best.users if is_call(each, _aten.cat.default)]
+    if len(ids) != 1 or ids[0].args != ([best, other], -1):
+        return
+    with graph.graph.inserting_before(weights):
+        both = graph.graph.call_function(ops.route_by_margin, (logits, margin))
+        parts = [graph.graph.call_function(operator.getitem, (both, at)) for at in (0, 1)]
+    for part, old in zip(parts, (weights, ids[0]), strict=True):
+        part.meta = dict(old.meta)
+        old.replace_all_uses_with(part)
+
+
+def _close(weight: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode, float] | None:
+    """The candidates whose best weighs this, all logits, which it is, and the largest distance."""
+    if not is_call(weight, _aten.gather.default) or weight.args[1] != -1:
+        return None
+    softmax, _, best = weight.args
+    top = _source(best, operator.getitem)
+    if not is_call(softmax, _aten._softmax.default) or softmax.args[1:] != (-1, False):
+        return None
+    if not is_call(top, _aten.max.dim) or best.args[1] != 1 or top.args[1:] != (-1, True):
+        return None
+    candidates, masked = top.args[0], softmax.args[0]
+    if not is_call(masked, _aten.masked_fill.Scalar):
+        return None
+    if masked.args[::2] != (candidates, -torch.inf):
+        return None
+    is_far, value = masked.args[1], _part(top, 0)
+    ratio = _source(is_far, _aten.gt.Scalar)
+    if not is_call(ratio, _aten.div.Tensor):
+        return None
+    distance, size = ratio.args
+    if not is_call(distance, _aten.sub.Tensor) or distance.args[0] is not value:
+        return None
+    logits = distance.args[1]
+    if not is_call(size, _aten.clamp.Tensor) or size.args[1:] != (value,):
+        return None
+    if _source(size.args[0], _aten.abs.default) is not logits:
+        return None
+    return candidates, logits, best, is_far.args[1]
 
 
 def as_order(graph: GraphModule, sort: AnyNode, ops: ExpertOps) -> None:
@@ -153,13 +230,36 @@ def as_combination(graph: GraphModule, total: AnyNode, ops: ExpertOps) -> None:
         return
     with graph.graph.inserting_before(total):
         new = graph.graph.call_function(
-            ops.combine_experts, (products, weights, inverse, ids, bias)
+            ops.combine_experts, (products, weights, inverse, ids, bias, None)
         )
     new.meta = dict(result.meta)
     result.replace_all_uses_with(new)
     if added is not None:
         graph.graph.eliminate_dead_code()
         _drop(graph, rows)
+
+
+def with_shared_expert(graph: GraphModule, total: AnyNode, ops: ExpertOps) -> None:
+    """Let `combine_experts` add what a shared expert gives."""
+    if len(total.args) != 2 or total.kwargs:
+        return
+    for view, shared in (total.args, total.args[::-1]):
+        combined: AnyNode = view.args[0] if is_call(view, _aten.view.default) else None
+        if not is_call(combined, ops.combine_experts) or combined.args[5] is not None:
+            continue
+        is_alone = only_user(view) is not None and only_user(combined) is not None
+        alike = shape_of(view) == shape_of(total) == (1, *shape_of(combined))
+        if not isinstance(shared, torch.fx.Node) or not is_alone or not alike:
+            continue
+        if shape_of(shared) != shape_of(total) or dtype_of(shared) != dtype_of(combined):
+            continue
+        nodes = graph.graph
+        with nodes.inserting_before(total):
+            new = nodes.call_function(ops.combine_experts, (*combined.args[:5], shared))
+            back = nodes.call_function(_aten.unsqueeze.default, (new, 0))
+        new.meta, back.meta = dict(combined.meta), dict(total.meta)
+        total.replace_all_uses_with(back)
+        return
 
 
 def _part(node: AnyNode, index: int) -> AnyNode:
@@ -186,22 +286,96 @@ def _scored(chosen_by: AnyNode) -> tuple[AnyNode, str, AnyNode, AnyNode] | None:
     return (wide.args[0] if is_copy else wide), name, scores, bias
 
 
-def _weighed(values: AnyNode) -> tuple[AnyNode, str, float]:
-    """The weights of those chosen, how they come from their scores, and their scale."""
-    weighs, scale = "scores", 1.0
+class _Groups(NamedTuple):
+    """How experts are chosen from some groups alone."""
+
+    scores: AnyNode  # [T, experts], of all groups
+    num_groups: int
+    num_chosen: int
+    num_best: int  # of a group's scores, which are summed to choose it by
+    fill: float  # in place of the scores of other groups
+    mask: AnyNode  # [T, groups], written in place
+
+
+def _grouped(masked: AnyNode) -> _Groups | None:
+    """The groups by which scores are masked; None if they are not."""
+    if not is_call(masked, _aten.masked_fill.Scalar):
+        return None
+    scores, others, fill = masked.args
+    of_experts = _source(others, _aten.bitwise_not.default, _aten._to_copy.default)
+    if is_call(of_experts, _aten._unsafe_view.default):
+        of_experts = _source(of_experts.args[0], _aten.clone.default)  # where groups have several
+    else:
+        of_experts = _source(of_experts, _aten.view.default)
+    written = _source(of_experts, _aten.expand.default, _aten.unsqueeze.default)
+    if not is_call(written, _aten.scatter_.value) or fill not in (-torch.inf, 0.0):
+        return None
+    zeros, dim, ids, one = written.args
+    topk = _source(ids, operator.getitem)
+    if (dim, one) != (1, 1) or not is_call(topk, _aten.topk.default):
+        return None
+    if not is_call(_source(zeros, _aten.detach.default), _aten.zeros_like.default):
+        return None
+    found = _group_scores(topk.args[0], scores)
+    if found is None or topk.args[2:4] not in ((), (-1,), (-1, True)) or ids.args[1] != 1:
+        return None
+    num_groups, num_best = found
+    if shape_of(written)[1:] != (num_groups,) or shape_of(others) != shape_of(scores):
+        return None
+    if shape_of(scores)[1] % num_groups:
+        return None
+    return _Groups(scores, num_groups, topk.args[1], num_best, fill, written)
+
+
+def _group_scores(sums: AnyNode, scores: AnyNode) -> tuple[int, int] | None:
+    """The groups whose best scores are summed, and how many of each."""
+    num_best = 1
+    if is_call(sums, _aten.sum.dim_IntList) and sums.args[1:] == ([-1],):
+        sums = sums.args[0]
+        best = _source(sums, operator.getitem)
+        if not is_call(best, _aten.topk.default) or best.args[2:] not in ((), (-1,)):
+            return None
+        num_best = best.args[1]
+    else:
+        best = _source(sums, operator.getitem)
+        if not is_call(best, _aten.max.dim) or best.args[1:] != (-1,):
+            return None
+    groups = best.args[0]
+    if sums.args[1] != 0 or not is_call(groups, _aten.view.default) or groups.args[0] is not scores:
+        return None
+    return (shape_of(groups)[1], num_best) if len(shape_of(groups)) == 3 else None
+
+
+def _source(node: AnyNode, *targets: Any) -> AnyNode:
+    """What is behind calls of these, the last of them first; None if others are there."""
+    for target in targets:
+        if not is_call(node, target):
+            return None
+        node = node.args[0]
+    return node
+
+
+def _weighed(values: AnyNode) -> tuple[AnyNode, str, float, float]:
+    """The weights of those chosen, how they come from their scores, their scale, and epsilon."""
+    weighs, scale, epsilon = "scores", 1.0, 0.0
     behind = only_user(values)
     if is_call(behind, _aten._softmax.default) and behind.args[1:] in ((-1, False), (1, False)):
         values, weighs = behind, "softmax"
     elif len(values.users) == 2:
         sums = [each for each in values.users if is_call(each, _aten.sum.dim_IntList)]
         if len(sums) == 1 and sums[0].args == (values, [-1], True):
-            divided = only_user(sums[0])
-            if divided in values.users and divided.target in _DIVISIONS:
-                values, weighs = divided, "sum"
+            by = sums[0]
+            added = only_user(by)
+            if is_call(added, _aten.add.Tensor) and isinstance(added.args[1], float):
+                by, epsilon = added, added.args[1]
+            divided = only_user(by)
+            if divided not in values.users or divided.target not in _DIVISIONS:
+                return values, weighs, scale, 0.0
+            values, weighs = divided, "sum"
     behind = only_user(values)
     if is_call(behind, _aten.mul.Tensor) and isinstance(behind.args[1], float):
         values, scale = behind, behind.args[1]
-    return values, weighs, scale
+    return values, weighs, scale, epsilon
 
 
 def _ends(ordered: AnyNode) -> tuple[AnyNode, int] | None:

@@ -18,8 +18,10 @@ from torch.fx.node import map_aggregate
 from slipstream_core.runner.compilation.expert_patterns import (
     ExpertOps,
     as_combination,
+    as_margin_route,
     as_order,
     as_route,
+    with_shared_expert,
 )
 from slipstream_core.runner.compilation.fuse import (
     AnyNode,
@@ -35,7 +37,8 @@ from slipstream_core.runner.compilation.fuse import (
     shared_weights,
     with_product,
 )
-from slipstream_core.runner.compilation.rope_patterns import RopeOps, as_rotation, join_rotations
+from slipstream_core.runner.compilation.latent_patterns import LatentOps, join_latents
+from slipstream_core.runner.compilation.rope_patterns import as_rotation, join_rotations
 
 _aten = torch.ops.aten
 _linear = torch.nn.functional.linear
@@ -63,12 +66,14 @@ _WITHOUT_LAUNCH = frozenset(
         _aten.unsqueeze.default,
         _aten._unsafe_view.default,
         _aten.view.default,
+        _aten.view_as_complex.default,
+        _aten.view_as_real.default,
     }
 )
 _ATTENDS = 3  # store, attend, and combine where keys are split
 
 
-class Ops(RopeOps, ExpertOps, Protocol):
+class Ops(LatentOps, ExpertOps, Protocol):
     """What replaces a pattern: see cuda/forward_ops.py."""
 
     @property
@@ -130,16 +135,33 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
             _aten.silu.default: partial(gate, gate_mul=ops.silu_mul),
             _aten.gelu.default: partial(_as_gelu, ops=ops),
             _aten.add.Tensor: partial(as_rotation, ops=ops),
-            _aten.cat.default: partial(as_rotation, ops=ops),
+            _aten.cat.default: partial(_as_joined, ops=ops),
+            _aten.view_as_real.default: partial(as_rotation, ops=ops),
             _aten.topk.default: partial(as_route, ops=ops),
             _aten.sort.default: partial(as_order, ops=ops),
             _aten.sum.dim_IntList: partial(as_combination, ops=ops),
         },
     )
-    # when nothing but these uses the rotations and norms of heads
-    rewrite(graph, {attend_by_its_context: partial(join_rotations, ops=ops)})
+    # when nothing but these uses the rotations and norms of heads, and sums are parts of norms
+    rewrite(
+        graph,
+        {
+            attend_by_its_context: partial(_join_inputs, ops=ops),
+            _aten.add.Tensor: partial(with_shared_expert, ops=ops),
+        },
+    )
     _join_weights(graph)
     graph.graph.eliminate_dead_code()
+
+
+def _as_joined(graph: GraphModule, cat: AnyNode, ops: Ops) -> None:
+    of_heads = len(shape_of(cat)) == 4
+    (as_rotation if of_heads else as_margin_route)(graph, cat, ops)
+
+
+def _join_inputs(graph: GraphModule, attend: AnyNode, ops: Ops) -> None:
+    is_latent = attend.args[-1]
+    (join_latents if is_latent else join_rotations)(graph, attend, ops)
 
 
 def launches_by_layer(graph: Graph) -> list[int]:

@@ -24,6 +24,8 @@ from slipstream_core.runner.compilation.fuse import (
 )
 
 _aten = torch.ops.aten
+_CONTIGUOUS = {"memory_format": torch.contiguous_format}
+_PARTS = "real and imaginary parts"
 
 
 class RopeForm(NamedTuple):
@@ -33,6 +35,7 @@ class RopeForm(NamedTuple):
     interleaved: bool  # pairs are neighbours, not the two halves
     by_pair: bool  # cosines and sines are given for each pair, not for each dimension
     wide: bool  # float32 until the end, instead of rounding after each operator
+    parts: bool = False  # neighbours are written as the two halves
 
 
 class NormForm(NamedTuple):
@@ -62,8 +65,11 @@ class _Rotation(NamedTuple):
 
 
 def as_rotation(graph: GraphModule, node: AnyNode, ops: RopeOps) -> None:
-    """Replace a rotation that ends in `node`, an addition or a concatenation, by `rotate`."""
-    found = _of_dimensions(node) if is_call(node, _aten.add.Tensor) else _of_pairs(node)
+    """Replace a rotation that ends in `node` by `rotate`.
+
+    That is an addition, a concatenation, or complex numbers that become real.
+    """
+    found = _ENDS[node.target](node)
     if found is None:
         return
     found = _with_the_rest(found)
@@ -206,23 +212,88 @@ def _of_pairs(node: AnyNode) -> _Rotation | None:
     (first, cos), (second, sin) = products[0].args, products[1].args
     if products[2].args != (second, cos) or products[3].args != (first, sin):
         return None
-    halves = [first, second]
-    if not all(is_call(each, operator.getitem) for each in halves):
+    found = _divided(first, second)
+    if found is None:
         return None
-    split = first.args[0]
-    if not is_call(split, _aten.split.Tensor) or second.args[0] is not split:
-        return None
-    x = split.args[0]
-    if [each.args[1] for each in halves] != [0, 1] or len(shape_of(x)) != 4:
+    x, interleaved = found
+    if len(shape_of(x)) != 4 or shape_of(x)[0] != 1 or shape_of(x)[3] % 2:
         return None
     dim = shape_of(x)[3]
-    if shape_of(x)[0] != 1 or split.args[1:] not in ((dim // 2, -1), (dim // 2, 3)) or dim % 2:
-        return None
     cosines, sines = (_unsqueezed(each, (1, shape_of(x)[2], dim // 2)) for each in (cos, sin))
     if cosines is None or sines is None:
         return None
     result, wide = _rounded(node, x)
-    return _Rotation(x, cosines, sines, RopeForm(dim, False, True, wide), result)
+    form = RopeForm(dim, interleaved, True, wide, parts=interleaved)
+    return _Rotation(x, cosines, sines, form, result)
+
+
+def _divided(first: AnyNode, second: AnyNode) -> tuple[AnyNode, bool] | None:
+    """What these are the halves of, or the neighbours: whether they are."""
+    if is_call(first, _aten.slice.Tensor) and is_call(second, _aten.slice.Tensor):
+        x = first.args[0]
+        ends = [each.args[1:] for each in (first, second)]
+        alternate = [(3, start, SLICES_TO_END, 2) for start in (0, 1)]
+        return (x, True) if second.args[0] is x and ends == alternate else None
+    if not all(is_call(each, operator.getitem) for each in (first, second)):
+        return None
+    split = first.args[0]
+    if not is_call(split, _aten.split.Tensor) or second.args[0] is not split:
+        return None
+    x, half = split.args[0], shape_of(first)[-1]
+    is_half = split.args[1:] in ((half, -1), (half, 3)) and shape_of(x)[-1] == 2 * half
+    return (x, False) if is_half and (first.args[1], second.args[1]) == (0, 1) else None
+
+
+def _of_complex(node: AnyNode) -> _Rotation | None:
+    """Neighbours as complex numbers, times one for each pair."""
+    product, back = node.args[0], only_user(node)
+    if not is_call(product, _aten.mul.Tensor) or not is_call(back, _aten.view.default):
+        return None
+    numbers, angles = product.args
+    if not is_call(numbers, _aten.view_as_complex.default):
+        return None
+    pairs = numbers.args[0]
+    if not is_call(pairs, _aten.view.default) or shape_of(pairs) != shape_of(node):
+        return None
+    wide = pairs.args[0]
+    x = before_cast(wide)
+    if shape_of(wide) != shape_of(back) or len(shape_of(x)) != 4 or shape_of(x)[0] != 1:
+        return None
+    source = _unsqueezed(angles, (1, *shape_of(numbers)[2:]))
+    if source is None or dtype_of(source) != torch.complex64:
+        return None
+    cosines, sines = _parts(source)
+    result, _ = _rounded(back, x)
+    form = RopeForm(shape_of(x)[3], interleaved=True, by_pair=True, wide=True)
+    return _Rotation(x, cosines, sines, form, result)
+
+
+def _parts(numbers: AnyNode) -> list[AnyNode]:
+    """Real and imaginary parts of complex numbers, each contiguous; made once for all layers."""
+    if _PARTS in numbers.meta:
+        found: list[AnyNode] = numbers.meta[_PARTS]
+        return found
+    nodes, found = numbers.graph, []
+    with nodes.inserting_after(numbers):
+        after = real = nodes.call_function(_aten.view_as_real.default, (numbers,))
+    real.meta = {"val": torch.view_as_real(numbers.meta["val"])}
+    for at in (0, 1):
+        with nodes.inserting_after(after):
+            part = nodes.call_function(_aten.select.int, (real, 3, at))
+        with nodes.inserting_after(part):
+            after = nodes.call_function(_aten.clone.default, (part,), _CONTIGUOUS)
+        part.meta = {"val": real.meta["val"].select(3, at)}
+        after.meta = {"val": part.meta["val"].contiguous()}
+        found.append(after)
+    numbers.meta[_PARTS] = found
+    return found
+
+
+_ENDS = {
+    _aten.add.Tensor: _of_dimensions,
+    _aten.cat.default: _of_pairs,
+    _aten.view_as_real.default: _of_complex,
+}
 
 
 def _angles(cos: AnyNode, x: AnyNode) -> tuple[AnyNode, bool] | None:

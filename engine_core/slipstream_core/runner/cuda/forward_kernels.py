@@ -143,6 +143,7 @@ def rotate(
     INTERLEAVED: tl.constexpr,
     BY_PAIR: tl.constexpr,
     WIDE: tl.constexpr,
+    PARTS: tl.constexpr,  # neighbours are written as the two halves
     NORM: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -157,14 +158,14 @@ def rotate(
         _rotate_head(
             query_output + row * DIM, query + token * query_token + head * query_head,
             query_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, NORM, ROUNDS, OFFSET,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
         )  # fmt: skip
     elif head < QUERY_HEADS:
         _rotate_head(
             query_output + (token * QUERY_HEADS + head) * DIM,
             query + token * query_token + head * query_head,
             query_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, NORM, ROUNDS, OFFSET,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
         )  # fmt: skip
     else:
         head -= QUERY_HEADS
@@ -172,8 +173,67 @@ def rotate(
             key_output + (token * (HEADS - QUERY_HEADS) + head) * DIM,
             key + token * key_token + head * key_head,
             key_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, NORM, ROUNDS, OFFSET,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
         )  # fmt: skip
+
+
+@triton.jit
+def latent_rows(
+    queries,  # [T, HEADS, RANK + 2 * HALF], written from RANK on
+    rows,  # [T, RANK + 2 * HALF]
+    query,  # [T, HEADS, 2 * HALF]
+    key,  # [T, 2 * HALF]
+    latent,  # [T, RANK]
+    weight,  # [RANK]
+    cosines,  # [T, 2 * HALF], or half as many by pair
+    sines,
+    query_token,
+    query_head,
+    key_token,
+    latent_token,
+    cosine_token,
+    sine_token,
+    epsilon,
+    HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    RANK_PAD: tl.constexpr,  # the next power of two
+    HALF: tl.constexpr,
+    PAD: tl.constexpr,  # of HALF, the next power of two
+    INTERLEAVED: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    """Turns queries and keys, and norms latents. Grid: (T * (HEADS + 1),)."""
+    program = tl.program_id(0).to(tl.int64)
+    token = program // (HEADS + 1)
+    head = program % (HEADS + 1)
+    cosines += token * cosine_token
+    sines += token * sine_token
+    if head < HEADS:
+        _rotate_head(
+            queries + (token * HEADS + head) * (RANK + 2 * HALF) + RANK,
+            query + token * query_token + head * query_head,
+            weight, cosines, sines, epsilon, 2 * HALF, HALF, PAD, 1,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, ROUNDS, OFFSET,
+        )  # fmt: skip
+    else:
+        row = rows + token * (RANK + 2 * HALF)
+        _rotate_head(
+            row + RANK, key + token * key_token,
+            weight, cosines, sines, epsilon, 2 * HALF, HALF, PAD, 1,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, ROUNDS, OFFSET,
+        )  # fmt: skip
+        places = tl.arange(0, RANK_PAD)
+        there = places < RANK
+        value = tl.load(latent + token * latent_token + places, mask=there, other=0.0)
+        value = value.to(tl.float32)
+        normed = value * tl.rsqrt(tl.sum(value * value, 0) / RANK + epsilon)
+        kind = rows.dtype.element_ty
+        result = _weighed(normed, weight + places, there, kind, ROUNDS, OFFSET)
+        tl.store(row + places, result.to(kind), mask=there)
 
 
 @triton.jit
@@ -191,6 +251,7 @@ def _rotate_head(
     INTERLEAVED: tl.constexpr,
     BY_PAIR: tl.constexpr,
     WIDE: tl.constexpr,
+    PARTS: tl.constexpr,  # neighbours are written as the two halves
     NORM: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
@@ -224,12 +285,12 @@ def _rotate_head(
     cosine = tl.load(cosines + at, mask=there, other=0.0).to(tl.float32)
     sine = tl.load(sines + at, mask=there, other=0.0).to(tl.float32)
     result = _added(first * cosine, -second * sine, kind, WIDE)
-    tl.store(output + low, result, mask=there)
+    tl.store(output + (pairs if PARTS else low), result, mask=there)
     if not BY_PAIR:
         cosine = tl.load(cosines + high, mask=there, other=0.0).to(tl.float32)
         sine = tl.load(sines + high, mask=there, other=0.0).to(tl.float32)
     result = _added(second * cosine, first * sine, kind, WIDE)
-    tl.store(output + high, result, mask=there)
+    tl.store(output + (HALF + pairs if PARTS else high), result, mask=there)
 
 
 @triton.jit
@@ -260,6 +321,7 @@ def route(
     bias,  # [EXPERTS], with BIAS
     logits_token,
     scale,
+    epsilon,
     EXPERTS: tl.constexpr,
     PAD: tl.constexpr,  # the next power of two
     CHOSEN: tl.constexpr,
@@ -267,6 +329,10 @@ def route(
     SCORES: tl.constexpr,
     WEIGHS: tl.constexpr,
     BIAS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    BEST: tl.constexpr,  # scores of a group that are summed to choose it by
 ):
     """The experts of each token, best first, and their weights. Grid: (T,)."""
     token = tl.program_id(0).to(tl.int64)
@@ -283,6 +349,8 @@ def route(
     if BIAS:
         by = by + tl.load(bias + experts, mask=there, other=0.0).to(tl.float32)
     by = tl.where(there, by, -float("inf"))
+    if GROUPS > 1:
+        by = _of_best_groups(by, EXPERTS, PAD, GROUPS, GROUPS_PAD, CHOSEN_GROUPS, BEST)
     places = tl.arange(0, CHOSEN_PAD)
     found = tl.zeros([CHOSEN_PAD], tl.float32)
     which = tl.zeros([CHOSEN_PAD], tl.int32)
@@ -293,7 +361,7 @@ def route(
         by = tl.where(experts == best, -float("inf"), by)
     real = places < CHOSEN
     if WEIGHS == OF_SUM:
-        found = found / tl.sum(tl.where(real, found, 0.0), 0)
+        found = found / (tl.sum(tl.where(real, found, 0.0), 0) + epsilon)
     elif WEIGHS == OF_SOFTMAX:
         top = tl.max(tl.where(real, found, -float("inf")), 0)
         found = tl.where(real, tl.exp(found - top), 0.0)
@@ -301,6 +369,66 @@ def route(
     at = token * CHOSEN + places
     tl.store(weights + at, (found * scale).to(weights.dtype.element_ty), mask=real)
     tl.store(ids + at, which.to(tl.int64), mask=real)
+
+
+@triton.jit
+def route_by_margin(
+    weights,  # [T, 2]
+    ids,  # [T, 2] int64
+    logits,  # [T, EXPERTS]
+    logits_token,
+    margin,
+    EXPERTS: tl.constexpr,
+    PAD: tl.constexpr,  # the next power of two
+):
+    """The two best experts, each weighed among those left that are close to it. Grid: (T,)."""
+    token = tl.program_id(0).to(tl.int64)
+    experts = tl.arange(0, PAD)
+    there = experts < EXPERTS
+    value = tl.load(logits + token * logits_token + experts, mask=there, other=-float("inf"))
+    value = value.to(tl.float32)
+    kind = weights.dtype.element_ty
+    left = value
+    for place in tl.static_range(2):
+        top = tl.max(left, 0)
+        best = tl.minimum(tl.argmax(left, 0), EXPERTS - 1)  # in bounds whatever NaN there is
+        distance = (top - value).to(kind).to(tl.float32)
+        ratio = (distance / tl.maximum(tl.abs(value), top)).to(kind).to(tl.float32)
+        close = tl.where(ratio > margin, -float("inf"), left)
+        total = tl.sum(tl.where(there, tl.exp(close - top), 0.0), 0)
+        tl.store(weights + token * 2 + place, (1.0 / total).to(kind))
+        tl.store(ids + token * 2 + place, best.to(tl.int64))
+        left = tl.where(experts == best, -float("inf"), left)
+
+
+@triton.jit
+def _of_best_groups(
+    by,
+    EXPERTS: tl.constexpr,
+    PAD: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    BEST: tl.constexpr,
+):
+    """Scores by which experts are chosen, -inf for those of groups that are not."""
+    experts = tl.arange(0, PAD)
+    group_of = experts // (EXPERTS // GROUPS)
+    groups = tl.arange(0, GROUPS_PAD)
+    sums = tl.full([GROUPS_PAD], -float("inf"), tl.float32)
+    for group in tl.static_range(GROUPS):
+        mine = tl.where(group_of == group, by, -float("inf"))
+        total = 0.0
+        for _ in tl.static_range(BEST):
+            total += tl.max(mine, 0)
+            mine = tl.where(experts == tl.argmax(mine, 0), -float("inf"), mine)
+        sums = tl.where(groups == group, total, sums)
+    kept = experts < 0
+    for _ in tl.static_range(CHOSEN_GROUPS):
+        best = tl.argmax(sums, 0)
+        kept = kept | (group_of == best)
+        sums = tl.where(groups == best, -float("inf"), sums)
+    return tl.where(kept, by, -float("inf"))
 
 
 @triton.jit(do_not_specialize=["num_choices"])
@@ -344,11 +472,14 @@ def combine_experts(
     inverse,  # [T * CHOSEN] int64: the row of each choice
     ids,  # [T, CHOSEN] int64, with BIAS
     bias,  # [experts, N], with BIAS
+    more,  # [T, N], with ADD
     row_stride,
     bias_stride,
+    more_stride,
     N: tl.constexpr,
     CHOSEN: tl.constexpr,
     BIAS: tl.constexpr,
+    ADD: tl.constexpr,
     WIDE: tl.constexpr,  # products are not rounded
     BLOCK: tl.constexpr,
 ):
@@ -369,4 +500,8 @@ def combine_experts(
         if not WIDE:
             value = value.to(kind).to(tl.float32)
         total += value
-    tl.store(output + token * N + places, total.to(kind), mask=there)
+    result = total.to(kind)
+    if ADD:
+        added = tl.load(more + token * more_stride + places, mask=there, other=0.0)
+        result = (result.to(tl.float32) + added.to(tl.float32)).to(kind)
+    tl.store(output + token * N + places, result, mask=there)

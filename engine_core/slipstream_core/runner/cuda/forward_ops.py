@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 
+from slipstream_core.runner.compilation.expert_patterns import RouteForm
+from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
+
 _BLOCK = 1024  # elements that one program of a gate or a weighted sum computes
 _CHOICES_AT_ONCE = 2048  # that one program of `order_experts` reads
 _GATES = ("silu", "gelu", "tanh gelu")  # as the kernels number them
@@ -92,13 +95,13 @@ class ForwardOps:
         sines: torch.Tensor,
         query_weight: torch.Tensor | None,
         key_weight: torch.Tensor | None,
-        form: tuple[int, bool, bool, bool],
-        norm: tuple[float, bool, bool] | None,
+        form: RopeForm,
+        norm: NormForm | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rotary embeddings of queries and keys [1, heads, T, D], normed before with `norm`.
 
-        cosines, sines: [1, T, width], or half as many by pair. form: a RopeForm. norm: a NormForm,
-        with weights [D]. The results lie in memory with their tokens first.
+        cosines, sines: [1, T, width], or half as many by pair. norm: with weights [D]. The results
+        lie in memory with their tokens first.
         """
         both = [None if x is None else _dense(x) for x in (query, key)]
         outputs = [None if x is None else _tokens_first(x) for x in both]
@@ -110,23 +113,83 @@ class ForwardOps:
         assert turned is not None
         return turned, turned_keys
 
+    def latent_rows(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        latent: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        weight: torch.Tensor,
+        form: RopeForm,
+        norm: NormForm,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, rank + D] with their rotated end, and rows [T, 1, rank + D] to cache.
+
+        query [1, heads, T, D] and key [1, 1, T, D] turn as in `rotate`. A row begins with the norm
+        of its latent [1, T, rank]; the beginning of queries is for `absorb_query` to write.
+        """
+        query, key, latent = (_dense(each) for each in (query, key, latent))
+        rank, (_, heads, tokens, dim) = latent.shape[2], query.shape
+        queries, rows = (
+            torch.empty((tokens, num, rank + dim), dtype=query.dtype, device=query.device)
+            for num in (heads, 1)
+        )
+        arguments = latent_arguments(
+            queries, rows, query, key, latent, weight, [_dense(cosines), _dense(sines)], form, norm
+        )
+        _launch("latent_rows", (tokens * (heads + 1),), arguments)
+        return queries, rows
+
+    def absorb_query(
+        self, queries: torch.Tensor, plain: torch.Tensor, weight: torch.Tensor
+    ) -> torch.Tensor:
+        """Writes plain [heads, T, dim] times weight [heads, dim, rank] to the beginning of queries.
+
+        queries: [T, heads, rank or more]; returned.
+        """
+        begin = queries[..., : weight.shape[2]].transpose(0, 1)
+        torch.bmm(plain, weight, out=begin)
+        return queries
+
+    def expand_output(self, gathered: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Values [T, heads, dim], contiguous, of latents [T, heads, rank] by [heads, rank, dim]."""
+        shape = (*gathered.shape[:2], weight.shape[2])
+        values = torch.empty(shape, dtype=gathered.dtype, device=gathered.device)
+        torch.bmm(gathered.transpose(0, 1), weight, out=values.transpose(0, 1))
+        return values
+
     def route(
         self,
         logits: torch.Tensor,
         bias: torch.Tensor | None,
-        form: tuple[int, str, str, float],
+        form: RouteForm,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Weights [T, chosen] of this type and int64 ids of each token's experts, best first.
 
-        logits [T, experts]. bias [experts] is added to the scores that they are chosen by. form: a
-        RouteForm.
+        logits [T, experts]. bias [experts] is added to the scores that they are chosen by.
         """
-        shape = (len(logits), form[0])
+        shape = (len(logits), form.num_chosen)
         weights = torch.empty(shape, dtype=dtype, device=logits.device)
         ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
         arguments = route_arguments(weights, ids, _dense(logits), bias, form)
         _launch("route", (len(logits),), arguments)
+        return weights, ids
+
+    def route_by_margin(
+        self, logits: torch.Tensor, margin: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights [T, 2] in the type of logits [T, experts], and int64 ids, of the two best.
+
+        Each weighs by the softmax over those left whose distance, relative to the larger of its
+        logit and their own size, is at most `margin`.
+        """
+        shape = (len(logits), 2)
+        weights = torch.empty(shape, dtype=logits.dtype, device=logits.device)
+        ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
+        arguments = margin_arguments(weights, ids, _dense(logits), margin)
+        _launch("route_by_margin", (len(logits),), arguments)
         return weights, ids
 
     def order_experts(self, ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, ...]:
@@ -147,16 +210,24 @@ class ForwardOps:
         inverse: torch.Tensor,
         ids: torch.Tensor,
         bias: torch.Tensor | None,
+        more: torch.Tensor | None,
     ) -> torch.Tensor:
         """The sums [T, N] of each token's rows, times their weights [T, chosen], in their type.
 
         rows [T * chosen, N] lie in the experts' order, in which choice c is row inverse[c]. bias
-        [experts, N] is added to each before, by its expert in ids [T, chosen].
+        [experts, N] is added to each before, by its expert in ids [T, chosen]; more [1, T, N] to
+        the sums.
         """
         num_tokens, dim = len(weights), rows.shape[1]
         output = torch.empty((num_tokens, dim), dtype=rows.dtype, device=rows.device)
         arguments = combination_arguments(
-            output, _dense(rows), weights.contiguous(), inverse, ids.contiguous(), bias
+            output,
+            _dense(rows),
+            weights.contiguous(),
+            inverse,
+            ids.contiguous(),
+            bias,
+            None if more is None else _dense(more),
         )
         _launch("combine_experts", (num_tokens, -(-dim // _BLOCK)), arguments)
         return output
@@ -285,8 +356,8 @@ def rotation_arguments(
     both: Sequence[torch.Tensor | None],
     weights: Sequence[torch.Tensor | None],
     angles: Sequence[torch.Tensor],
-    form: tuple[int, bool, bool, bool],
-    norm: tuple[float, bool, bool] | None,
+    form: RopeForm,
+    norm: NormForm | None,
 ) -> dict[str, Any]:
     """The kernel's arguments, of queries and keys; shapes as in `ForwardOps.rotate`."""
     query, key = both
@@ -317,26 +388,79 @@ def _rotation_form(
     heads: int,
     query_heads: int,
     dim: int,
-    form: tuple[int, bool, bool, bool],
-    norm: tuple[float, bool, bool] | None,
+    form: RopeForm,
+    norm: NormForm | None,
 ) -> dict[str, Any]:
-    width, interleaved, by_pair, wide = form
     epsilon, rounds, offset = norm or (0.0, False, False)
     return {
         "epsilon": epsilon,
         "HEADS": heads,
         "QUERY_HEADS": query_heads,
         "DIM": dim,
-        "HALF": width // 2,
-        "PAD": _power_of_two(width // 2),
-        "REST_PAD": _power_of_two(max(dim - width, 1)),
-        "INTERLEAVED": interleaved,
-        "BY_PAIR": by_pair,
-        "WIDE": wide,
+        "REST_PAD": _power_of_two(max(dim - form.width, 1)),
+        **_pairs_form(form),
         "NORM": norm is not None,
         "ROUNDS": rounds,
         "OFFSET": offset,
         "num_warps": 1,
+    }
+
+
+def _pairs_form(form: RopeForm) -> dict[str, Any]:
+    half = form.width // 2
+    return {
+        "HALF": half,
+        "PAD": _power_of_two(half),
+        "INTERLEAVED": form.interleaved,
+        "BY_PAIR": form.by_pair,
+        "WIDE": form.wide,
+        "PARTS": form.parts,
+    }
+
+
+def latent_arguments(
+    queries: torch.Tensor,
+    rows: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    latent: torch.Tensor,
+    weight: torch.Tensor,
+    angles: Sequence[torch.Tensor],
+    form: RopeForm,
+    norm: NormForm,
+) -> dict[str, Any]:
+    """The kernel's arguments; shapes as in `ForwardOps.latent_rows`."""
+    return {
+        "queries": queries,
+        "rows": rows,
+        "query": query,
+        "key": key,
+        "latent": latent,
+        "weight": weight,
+        "cosines": angles[0],
+        "sines": angles[1],
+        "query_token": query.stride(2),
+        "query_head": query.stride(1),
+        "key_token": key.stride(2),
+        "latent_token": latent.stride(1),
+        "cosine_token": angles[0].stride(1),
+        "sine_token": angles[1].stride(1),
+        **_latent_form(query.shape[1], latent.shape[2], form, norm),
+    }
+
+
+@cache
+def _latent_form(heads: int, rank: int, form: RopeForm, norm: NormForm) -> dict[str, Any]:
+    padded = _power_of_two(rank)
+    return {
+        "epsilon": norm.epsilon,
+        "HEADS": heads,
+        "RANK": rank,
+        "RANK_PAD": padded,
+        **_pairs_form(form),
+        "ROUNDS": norm.rounds,
+        "OFFSET": norm.offset,
+        "num_warps": _norm_warps(padded),
     }
 
 
@@ -345,7 +469,7 @@ def route_arguments(
     ids: torch.Tensor,
     logits: torch.Tensor,
     bias: torch.Tensor | None,
-    form: tuple[int, str, str, float],
+    form: RouteForm,
 ) -> dict[str, Any]:
     """The kernel's arguments; shapes as in `ForwardOps.route`."""
     return {
@@ -359,18 +483,40 @@ def route_arguments(
 
 
 @cache
-def _route_form(experts: int, has_bias: bool, form: tuple[int, str, str, float]) -> dict[str, Any]:
-    chosen, scores, weighs, scale = form
+def _route_form(experts: int, has_bias: bool, form: RouteForm) -> dict[str, Any]:
+    is_grouped = form.chosen_groups < form.num_groups
     return {
-        "scale": float(scale),
+        "scale": float(form.scale),
+        "epsilon": float(form.epsilon),
         "EXPERTS": experts,
         "PAD": _power_of_two(experts),
-        "CHOSEN": chosen,
-        "CHOSEN_PAD": _power_of_two(chosen),
-        "SCORES": _SCORES.index(scores),
-        "WEIGHS": _WEIGHS.index(weighs),
+        "CHOSEN": form.num_chosen,
+        "CHOSEN_PAD": _power_of_two(form.num_chosen),
+        "SCORES": _SCORES.index(form.scores),
+        "WEIGHS": _WEIGHS.index(form.weighs),
         "BIAS": has_bias,
+        "GROUPS": form.num_groups if is_grouped else 1,
+        "GROUPS_PAD": _power_of_two(form.num_groups if is_grouped else 1),
+        "CHOSEN_GROUPS": form.chosen_groups if is_grouped else 1,
+        "BEST": form.best_of_group,
         "num_warps": 1 if experts <= 128 else 4,
+    }
+
+
+def margin_arguments(
+    weights: torch.Tensor, ids: torch.Tensor, logits: torch.Tensor, margin: float
+) -> dict[str, Any]:
+    """The kernel's arguments; shapes as in `ForwardOps.route_by_margin`."""
+    experts = logits.shape[1]
+    return {
+        "weights": weights,
+        "ids": ids,
+        "logits": logits,
+        "logits_token": logits.stride(0),
+        "margin": margin,
+        "EXPERTS": experts,
+        "PAD": _power_of_two(experts),
+        "num_warps": 1,
     }
 
 
@@ -400,6 +546,7 @@ def combination_arguments(
     inverse: torch.Tensor,
     ids: torch.Tensor,
     bias: torch.Tensor | None,
+    more: torch.Tensor | None,
 ) -> dict[str, Any]:
     """The kernel's arguments; shapes as in `ForwardOps.combine_experts`."""
     return {
@@ -409,11 +556,14 @@ def combination_arguments(
         "inverse": inverse,
         "ids": None if bias is None else ids,
         "bias": bias,
+        "more": more,
         "row_stride": rows.stride(0),
         "bias_stride": 0 if bias is None else bias.stride(0),
+        "more_stride": 0 if more is None else more.stride(1),
         "N": rows.shape[1],
         "CHOSEN": weights.shape[1],
         "BIAS": bias is not None,
+        "ADD": more is not None,
         "WIDE": weights.dtype != rows.dtype,
         "BLOCK": _BLOCK,
     }

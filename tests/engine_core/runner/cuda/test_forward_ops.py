@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from slipstream_core.runner.compilation.expert_patterns import RouteForm
+from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda import forward_ops
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 
@@ -28,10 +30,10 @@ def step(num_tokens: int, num_layers: int = 3) -> None:
         ops.add_layer_norm(x, x, empty(96), empty(96), 1e-5)
         query, key = empty(1, 4, num_tokens, 24), empty(1, 2, num_tokens, 24)
         angles = empty(1, num_tokens, 24), empty(1, num_tokens, 24)
-        form, norm = (24, False, False, True), (1e-6, True, False)
+        form, norm = RopeForm(24, False, False, True), NormForm(1e-6, True, False)
         ops.rotate(query, key, *angles, empty(24), empty(24), form, norm)
         logits = empty(num_tokens, 8)
-        ops.route(logits, None, (2, "softmax", "sum", 1.0), torch.bfloat16)
+        ops.route(logits, None, RouteForm(2, "softmax", "sum", 1.0), torch.bfloat16)
 
 
 def test_what_a_kernel_is_compiled_for_is_put_together_once_for_equal_layers() -> None:

@@ -49,7 +49,9 @@ from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
     combination_arguments,
     gate_arguments,
+    latent_arguments,
     layer_norm_arguments,
+    margin_arguments,
     norm_arguments,
     order_arguments,
     rotation_arguments,
@@ -280,21 +282,36 @@ def every_argument() -> Iterator[tuple[str, dict[str, Any]]]:
             for interleaved, by_pair, wide in ((False, False, False), (True, True, True)):
                 form = RopeForm(width, interleaved, by_pair, wide)
                 yield "rotate", rotation_arguments(outputs, both, weights, angles, form, norm)
+    for heads, rank, dim in ((128, 512, 64), (40, 256, 32)):
+        angles = [half(1, 2, dim // 2) for _ in range(2)]
+        parts = half(1, heads, 2, dim), half(1, 1, 2, dim), half(1, 2, rank), half(rank)
+        rows = half(2, heads, rank + dim), half(2, 1, rank + dim)
+        for form in (RopeForm(dim, True, True, False, True), RopeForm(dim, True, True, True)):
+            latent = latent_arguments(*rows, *parts, angles, form, NormForm(1e-6, True, False))
+            yield "latent_rows", latent
     for experts, chosen in ((8, 2), (128, 8), (256, 8), (32, 4)):
         ids = torch.empty((2, chosen), dtype=torch.int64)
         weights_of = half(2, chosen)
         for scores, weighs in (("softmax", "sum"), ("sigmoid", "sum"), ("logits", "softmax")):
             bias = half(experts) if scores == "sigmoid" else None
             form_of = RouteForm(chosen, scores, weighs, 1.0)
-            yield "route", route_arguments(weights_of, ids, half(2, experts), bias, form_of)
+            forms = [form_of]
+            if scores == "sigmoid" and experts == 256:
+                forms.append(form_of._replace(num_groups=8, chosen_groups=4, best_of_group=2))
+            for each in forms:
+                yield "route", route_arguments(weights_of, ids, half(2, experts), bias, each)
+        yield "route_by_margin", margin_arguments(half(2, 2), ids[:, :2], half(2, experts), 0.02)
         flat = [ids.view(-1) for _ in range(4)]
         yield "order_experts", order_arguments(flat, ids.view(-1).int(), ids)
         for added_bias in (None, half(experts, 2880)):
             rows, out = half(2 * chosen, 2880), half(2, 2880)
-            yield (
-                "combine_experts",
-                combination_arguments(out, rows, weights_of, ids.view(-1), ids, added_bias),
-            )
+            for shared in (None, half(1, 2, 2880)):
+                yield (
+                    "combine_experts",
+                    combination_arguments(
+                        out, rows, weights_of, ids.view(-1), ids, added_bias, shared
+                    ),
+                )
 
 
 STEPS: list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = [

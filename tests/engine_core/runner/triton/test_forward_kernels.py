@@ -161,8 +161,9 @@ def rope_of(
     turning, rest = x[..., : form.width], x[..., form.width :]
     cosines, sines = cosines[:, None], sines[:, None]
     half = form.width // 2
-    if form.by_pair and not form.interleaved:
-        first, second = turning.chunk(2, -1)
+    if form.by_pair and (form.parts or not form.interleaved):
+        halves = turning[..., ::2], turning[..., 1::2]
+        first, second = halves if form.parts else turning.chunk(2, -1)
         pairs = first * cosines - second * sines, second * cosines + first * sines
         turned = torch.cat(pairs, -1)
     else:
@@ -183,6 +184,7 @@ FORMS = {
     "OLMo 2": RopeForm(12, False, False, True),
     "Cohere": RopeForm(12, True, False, True),
     "ERNIE 4.5": RopeForm(12, True, True, True),
+    "DeepSeek V3": RopeForm(12, True, True, False, True),
 }
 
 
@@ -223,6 +225,42 @@ def test_rotations_are_torchs(
                 torch.testing.assert_close(output, expected, rtol=0.02, atol=0.05)
 
 
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["Llama", "DeepSeek V3", "ERNIE 4.5"])
+def test_rows_of_latents_are_torchs(ops: ForwardOps, name: str, dtype: torch.dtype) -> None:
+    form, norm, heads, rank, tokens = FORMS[name], NormForm(1e-6, True, False), 3, 20, 5
+    joint = numbers(1, tokens, heads * (7 + 12), dtype=dtype, seed=1, whole=False)
+    plain, query = joint.view(1, tokens, heads, 19).transpose(1, 2).split([7, 12], -1)
+    latent, key = numbers(1, tokens, rank + 12, dtype=dtype, seed=2, whole=False).split(
+        [20, 12], -1
+    )
+    key = key.view(1, 1, tokens, 12)
+    width, kind = (6 if form.by_pair else 12), torch.float32 if form.wide else dtype
+    angles = [numbers(1, tokens, width, dtype=kind, seed=at, whole=False) for at in (3, 4)]
+    weight = numbers(rank, dtype=dtype, seed=5, whole=False)
+    queries, rows = ops.latent_rows(query, key, latent, *angles, weight, form, norm)
+    ends = [rope_of(each, *angles, form)[0].transpose(0, 1) for each in (query, key)]
+    for found, expected in zip((queries, rows), ends, strict=True):
+        assert found.is_contiguous()
+        torch.testing.assert_close(found[..., rank:], expected, rtol=1e-5, atol=1e-5)
+    begins = norm_of(latent[0], weight, *norm)
+    assert (rows[:, 0, :rank] != begins).float().mean() <= (1 if dtype == torch.float32 else 0.05)
+    torch.testing.assert_close(rows[:, 0, :rank], begins, rtol=0.02, atol=0.05)
+    absorbs = numbers(heads, 7, rank, dtype=dtype, seed=6, whole=True)
+    whole = ops.absorb_query(queries, plain[0], absorbs)
+    assert whole is queries
+    torch.testing.assert_close(whole[..., :rank].transpose(0, 1), torch.bmm(plain[0], absorbs))
+    torch.testing.assert_close(whole[..., rank:], ends[0], rtol=1e-5, atol=1e-5)
+
+
+def test_outputs_are_expanded_for_each_head(ops: ForwardOps) -> None:
+    gathered = numbers(4, 3, 20, dtype=torch.float32, seed=1, whole=True)
+    weight = numbers(3, 20, 6, dtype=torch.float32, seed=2, whole=True)
+    found = ops.expand_output(gathered, weight)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, torch.einsum("thr,hrd->thd", gathered, weight))
+
+
 def routed(
     logits: torch.Tensor, bias: torch.Tensor | None, form: RouteForm, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,10 +271,17 @@ def routed(
         "softmax": lambda: scores.softmax(-1),
         "sigmoid": lambda: scores.sigmoid(),
     }[form.scores]()
-    ids = (scores if bias is None else scores + bias).topk(form.num_chosen).indices
+    chosen_by = scores if bias is None else scores + bias
+    if form.num_groups > 1:
+        by_group = chosen_by.view(len(logits), form.num_groups, -1)
+        sums = by_group.topk(form.best_of_group).values.sum(-1)
+        others = torch.ones_like(sums, dtype=torch.bool)
+        others.scatter_(1, sums.topk(form.chosen_groups).indices, False)
+        chosen_by = by_group.masked_fill(others[..., None], -torch.inf).view_as(chosen_by)
+    ids = chosen_by.topk(form.num_chosen).indices
     weights = scores.gather(1, ids)
     if form.weighs == "sum":
-        weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights / (weights.sum(-1, keepdim=True) + form.epsilon)
     elif form.weighs == "softmax":
         weights = weights.softmax(-1)
     return (weights if form.scale == 1 else weights * form.scale).to(dtype), ids
@@ -257,7 +302,27 @@ ROUTES = {
 def test_routes_are_torchs(
     ops: ForwardOps, name: str, num_experts: int, dtype: torch.dtype
 ) -> None:
-    form, has_bias = ROUTES[name]
+    check_route(ops, *ROUTES[name], num_experts, dtype)
+
+
+GROUPED = {
+    "DeepSeek V2": (RouteForm(3, "softmax", "scores", 16.0, 0.0, 3, 2, 1), False, 12),
+    "DeepSeek V3": (RouteForm(8, "sigmoid", "sum", 2.5, 1e-20, 8, 4, 2), True, 256),
+    "one of three": (RouteForm(2, "sigmoid", "sum", 1.0, 0.5, 3, 1, 2), True, 129),
+    "all": (RouteForm(3, "sigmoid", "sum", 1.0, 1e-20, 2, 2, 2), True, 8),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", GROUPED)
+def test_routes_by_groups_are_torchs(ops: ForwardOps, name: str, dtype: torch.dtype) -> None:
+    form, has_bias, num_experts = GROUPED[name]
+    check_route(ops, form, has_bias, num_experts, dtype)
+
+
+def check_route(
+    ops: ForwardOps, form: RouteForm, has_bias: bool, num_experts: int, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(num_experts)
     # numbers that differ in bfloat16 too: between equal ones torch's choice is its own
     order = torch.rand(7, num_experts, generator=generator).argsort(-1)
@@ -268,6 +333,25 @@ def test_routes_are_torchs(
     weights, ids = ops.route(logits, bias, form, dtype)
     expected, expected_ids = routed(logits, bias, form, dtype)
     assert torch.equal(ids, expected_ids)
+    if dtype == torch.float32:
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+    else:
+        assert ulps(weights, expected).max() <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("num_experts", [3, 16])
+def test_routes_by_margin_are_torchs(ops: ForwardOps, num_experts: int, dtype: torch.dtype) -> None:
+    from transformers.models.phimoe.modeling_phimoe import sparsemixer
+
+    generator = torch.Generator().manual_seed(num_experts)
+    order = torch.rand(40, num_experts, generator=generator).argsort(-1)
+    logits = (100 + order / 2 - num_experts).to(dtype).to(DEVICE)  # some are close to the best
+    logits[::2] = (order[::2] - num_experts // 2).to(dtype).to(DEVICE)
+    weights, ids = ops.route_by_margin(logits, 0.0251)
+    expected, expected_ids = sparsemixer(logits, jitter_eps=0.01255, training=False)
+    assert torch.equal(ids, expected_ids)
+    assert ((weights > 0.3) & (weights < 1)).any()
     if dtype == torch.float32:
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
     else:
@@ -309,17 +393,29 @@ def test_experts_are_combined_as_torch_does(
     rows = numbers(tokens * chosen, dim, dtype=torch.bfloat16, seed=1, whole=False)
     weights = numbers(tokens, chosen, dtype=weight_type, seed=2, whole=False)
     bias = numbers(experts, dim, dtype=torch.bfloat16, seed=3, whole=False) if has_bias else None
-    output = ops.combine_experts(rows, weights, inverse, ids, bias)
+    output = ops.combine_experts(rows, weights, inverse, ids, bias, None)
     added = rows if bias is None else rows + bias[ordered]
     weighted = added * weights.view(-1)[places][:, None]
     expected = weighted[inverse].view(tokens, chosen, dim).sum(1).to(torch.bfloat16)
     assert (output != expected).float().mean() < 0.01  # by the order of the sum
     torch.testing.assert_close(output, expected, rtol=0.01, atol=0.1)
+    more = numbers(1, tokens, dim + 5, dtype=torch.bfloat16, seed=4, whole=False)[..., :dim]
+    both = ops.combine_experts(rows, weights, inverse, ids, bias, more)
+    assert torch.equal(both, output + more[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+DENSE = ["Qwen3", "Gemma 2", "Qwen2", "OLMo 2", "GLM", "Cohere", "ERNIE 4.5", "Phi-3", "OPT"]
+# torch records the products of experts in bfloat16 alone
+MIXTURES = ["DeepSeek V2 (MLA)", "DeepSeek V3 (MLA)", "Phi-3.5-MoE"]
+
+
 @pytest.mark.parametrize(
-    "name", ["Qwen3", "Gemma 2", "Qwen2", "OLMo 2", "GLM", "Cohere", "ERNIE 4.5", "Phi-3", "OPT"]
+    ("name", "dtype"),
+    [
+        *((name, dtype) for name in DENSE for dtype in ("float32", "bfloat16")),
+        ("MiniCPM3 (MLA)", "float32"),
+        *((name, "bfloat16") for name in MIXTURES),
+    ],
 )
 def test_fused_forwards_compute_what_the_model_does(
     ops: ForwardOps, name: str, dtype: Any, tmp_path: Path
