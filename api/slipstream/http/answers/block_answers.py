@@ -3,6 +3,8 @@
 - A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
   What continues the open block is written from constant parts, and where events have no ids by the
   broadcast itself.
+- A streamed answer begins once its request is accepted, with the events that precede its text: a
+  client knows its id while it waits for a place.
 - A resumed answer is read from its beginning and printed from the client's number on
   (`block_printer`). Nothing leaves before the tokens up to the client's have been compared with the
   checksum in its event id: the answer may have been computed again.
@@ -70,6 +72,7 @@ class StreamedBlocks:
         self._frame = ChunkFrame(b"", b"", 0)
         live.failure_event = self._writer.fail
         self.is_plain = True
+        self._state.awaits_acceptance = True
         self.queue = StreamQueue(live, self._state, self, _TOKEN_BYTES)
         self.queue.stream.chunk_writer = self
         self.queue.stream.numbers = self._writer if self._printer.has_numbers else None
@@ -100,7 +103,7 @@ class StreamedBlocks:
             exchange.write(b"%b%b%b%b%b" % (id_line, frame.before, middle, part, frame.after[:-2]))
 
     def write_deltas(self, deltas: Sequence[Delta]) -> None:
-        """See `DeltaWriter`."""
+        """See `DeltaWriter`. Without deltas, the request is accepted."""
         self._send(self._take(deltas))
         self._choose_writer()
 
@@ -123,7 +126,8 @@ class StreamedBlocks:
         for delta in deltas:
             self._count(delta)
         events = [event for delta in deltas for event in events_of(delta)]
-        found = self._begin() if events else []
+        is_accepted = not (deltas or self._state.is_over)
+        found = self._begin() if events or is_accepted else []
         if self._logged is not None:
             found += [each for delta in deltas for each in self._logged.take(delta)]
         elif events:

@@ -26,8 +26,9 @@ from slipstream.http.answers.event_ids import parse_event_id
 from slipstream.http.endpoints.messages import plan_messages, read_messages
 from slipstream.http.endpoints.resume import plan_or_resume
 from slipstream.http.exchange import HttpRequest
+from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.errors import Fault
-from slipstream_ipc.messages import AnswerEvent, End, EventKind, Resume
+from slipstream_ipc.messages import Accepted, AnswerEvent, End, EventKind, Resume
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 BODY: dict[str, Any] = {
@@ -255,6 +256,28 @@ def test_a_failure_is_the_last_event() -> None:
     assert [data["type"] for _, data in events][-2:] == ["content_block_delta"] * 2
     assert (event_id, last["type"], last["error"]["type"]) == ("", "error", "api_error")
     assert not asked.exchange.is_open
+
+
+@pytest.mark.parametrize("is_resumable", [False, True])
+def test_an_answer_begins_when_its_request_is_accepted(is_resumable: bool) -> None:
+    asked = AskedMessage(new_plan(is_resumable=is_resumable))
+    ids = pack_u32([1, 2, 3])
+    for _ in range(2):  # again, where the stream has moved
+        asked.table.streams.accept(Accepted(asked.handle, ids))
+        asked.table.streams.wake()
+        (event_id, begun), (_, ping) = named_events(asked.body)
+        assert (begun["type"], ping["type"]) == ("message_start", "ping")
+        assert begun["message"]["usage"]["input_tokens"] == 3
+    asked.table.say(Entry(asked.handle, "text", ids=[5], end=End("stop", 1)))
+    events = named_events(asked.body)
+    assert [each["type"] for _, each in events].count("message_start") == 1
+    assert [each[1] for each in content_of(events)[0]] == ["text"]
+    if is_resumable:
+        second = AskedMessage(resumed_plan(event_id))
+        second.table.streams.accept(Accepted(second.handle, ids))
+        second.table.streams.wake()
+        second.table.say(Entry(second.handle, "text", ids=[5], end=End("stop", 1)))
+        assert by_number(named_events(second.body)) == by_number(events[1:])
 
 
 def test_a_failure_before_the_first_text_has_a_status() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -223,6 +224,22 @@ def test_its_readers_come_and_go(stack: Stack, client: OpenAI) -> None:
     response = ended(client, client.responses.retrieve(response_id))
     assert response.status == "completed"
     assert [json.loads(item.arguments) for item in response.output[1:]] == ARGUMENTS  # type: ignore[union-attr]
+
+
+def test_a_response_has_begun_while_it_waits_for_a_place(tmp_path: Path) -> None:
+    """Its client is cut before its turn comes, and knows its id."""
+    lines = [{"text": "first " * 2000, "when": "long"}, {"text": "second"}]
+    with playing_stack(tmp_path, lines=lines, max_num_seqs=1) as stack, openai_client(stack) as ai:
+        first = ai.responses.create(model="played", input="long", background=True)
+        with Raw(port_of(stack)) as raw:
+            raw.post(PATH, {"input": "short", "stream": True, "background": True})
+            raw.read(with_body=False)
+            (_, created), *_ = response_events(raw.read_chunk())
+        assert created["type"] == "response.created"
+        assert ai.responses.retrieve(first.id).status == "in_progress"
+        ai.responses.cancel(first.id)
+        second = ended(ai, ai.responses.retrieve(created["response"]["id"]))
+        assert (second.status, second.output_text) == ("completed", "second")
 
 
 def test_the_id_of_an_event_is_enough_to_go_on(stack: Stack, client: OpenAI) -> None:
