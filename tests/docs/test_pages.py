@@ -85,9 +85,9 @@ def test_decisions_begin_with_a_title_and_take_a_page_at_most() -> None:
 
 def commands(
     parser: argparse.ArgumentParser, name: str = "slipstream"
-) -> Iterator[tuple[str, set[str]]]:
-    """Each command's name, and its options."""
-    yield name, {option for action in parser._actions for option in action.option_strings}
+) -> Iterator[tuple[str, list[argparse.Action]]]:
+    """Each command's name, and what it takes."""
+    yield name, parser._actions
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for each, sub in action.choices.items():
@@ -95,7 +95,12 @@ def commands(
                 yield from commands(sub, f"{name} {each}")
 
 
-OPTIONS = dict(commands(_parser()))
+ACTIONS = dict(commands(_parser()))
+OPTIONS = {
+    name: {option for action in actions for option in action.option_strings}
+    for name, actions in ACTIONS.items()
+}
+SAID = "\n".join(path.read_text() for path in PAGES)
 # a command in a block without a language, or between backticks, with all that follows it there
 ASKED = [
     (name, text.replace("\\\n", " "))
@@ -130,6 +135,18 @@ OF_OURS_ALONE = [path for path in PAGES if path.name != "from-vllm.md"]
 def test_options_that_a_page_speaks_of_are_some_commands(page: str) -> None:
     spoken = set(re.findall(r"`(--[a-z][\w-]*)", TEXTS[page])) - FOREIGN
     assert spoken <= set().union(*OPTIONS.values())
+
+
+def test_every_option_is_on_a_page() -> None:
+    """But for those of benchmarks, which `slipstream bench NAME --help` explains."""
+    missing = []
+    for command, actions in sorted(ACTIONS.items()):
+        for action in [] if command.startswith("slipstream bench") else actions:
+            names = [name for name in action.option_strings if name.startswith("--")]
+            is_shown = names and action.help != argparse.SUPPRESS
+            if is_shown and not any(re.search(rf"{name}(?![\w-])", SAID) for name in names):
+                missing.append(f"{command} {names[0]}")
+    assert missing == []
 
 
 # ---- links and tests -----------------------------------------------------------------------------
