@@ -225,6 +225,7 @@ def test_a_name_belongs_to_one_topic() -> None:
     assert not {"clas", "pas", "i", "a"} & set(names)  # no singulars of keywords
 
 
+@pytest.mark.slow
 def test_tests_ask_as_training_never_does() -> None:
     topics, others = corpus.topic_entries(), corpus.docstrings()[:50]
     _, chats = corpus.epoch(topics, others, Random(3))

@@ -212,6 +212,7 @@ def test_dry_run_of_steady(tmp_path: Path) -> None:
     assert all(row["source"].startswith("https://") for row in published)
 
 
+@pytest.mark.slow
 def test_dry_run_of_tiles(tmp_path: Path) -> None:
     """The kernels themselves: tests/engine_core/runner/triton."""
     rows = rows_of("tiles", tmp_path)
@@ -220,6 +221,7 @@ def test_dry_run_of_tiles(tmp_path: Path) -> None:
         assert rows[-1]["skipped"] == "Triton is not installed"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is not None, reason="it is there")
 def test_dry_run_of_sanitizer(tmp_path: Path) -> None:
     """The cases themselves: tests/engine_core/runner/triton."""
@@ -665,6 +667,7 @@ def test_launches_of_a_whole_model_are_counted_by_layer() -> None:
     assert 0 < outside < 40
 
 
+@pytest.mark.slow
 def test_a_prediction_needs_no_card() -> None:
     done = run_script("--predict", "--card", "H200")
     assert done.returncode == 0, done.stderr

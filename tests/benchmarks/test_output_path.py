@@ -203,6 +203,7 @@ def test_the_command_tells_a_row_for_each_batch_variant_and_way_of_reading(tmp_p
     assert "us_per_token" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_two_workers_are_compared_with_one(tmp_path, capsys):
     json_file = tmp_path / "rows.json"
     words = ["--batches", "6", "--variants", "stop2", "--steps", "8", "--runs", "1"]

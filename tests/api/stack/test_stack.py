@@ -128,6 +128,7 @@ def test_a_simulated_stack_streams_and_stops_while_it_does(watched):
     stack.stop()
 
 
+@pytest.mark.slow
 def test_clients_see_the_format_of_answers_on_the_models_card(watched):
     """Of a worker's successor as well."""
     with spareless_stack(SIMULATED, tool_format="hermes") as stack:

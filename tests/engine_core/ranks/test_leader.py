@@ -76,6 +76,7 @@ def outputs(runner: Runner, some: list[Request]) -> list[tuple[list[int], list[l
     return [(it.output, [ids for _, ids, _ in it.logprobs]) for it in some]
 
 
+@pytest.mark.slow
 def test_samples_and_log_probabilities_are_those_of_one_rank(
     lead: LeadRunner, folder: Path
 ) -> None:

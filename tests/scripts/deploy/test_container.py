@@ -163,6 +163,7 @@ def image(request: pytest.FixtureRequest) -> Iterator[Image]:
         yield made
 
 
+@pytest.mark.slow
 def test_pip_brings_everything_that_the_server_needs(image: Image) -> None:
     shutil.rmtree(image.work)  # what is installed does not need it
     image.work.mkdir()
@@ -174,6 +175,7 @@ def test_pip_brings_everything_that_the_server_needs(image: Image) -> None:
     assert f"torch=={version} " in install
 
 
+@pytest.mark.slow
 def test_the_entry_point_serves_and_the_health_check_says_so(image: Image) -> None:
     port = free_port()
     entry = image.inner(json.loads(step("ENTRYPOINT")), port)
@@ -215,6 +217,7 @@ def test_the_entry_point_serves_and_the_health_check_says_so(image: Image) -> No
     )
 
 
+@pytest.mark.slow
 def test_its_user_is_not_root_and_its_port_is_the_servers() -> None:
     [make_user] = [rest for name, rest in STEPS if name == "RUN" and "useradd" in rest]
     words = shlex.split(make_user)

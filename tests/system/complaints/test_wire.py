@@ -249,6 +249,7 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
 # ---- garbage collection --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", [{}, {"logprobs": 2}, {"stop": ("zq}",)}])
 def test_serving_calls_for_no_garbage_collection_vllm_30088_33575_trtllm_13910(
     make_stack, params

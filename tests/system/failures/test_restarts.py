@@ -281,6 +281,7 @@ def assert_all_end(mark: str) -> None:
             assert has_ended, f"{process.cmdline()} lives on"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victims", [["supervisor"], ["worker", "supervisor"]])
 @pytest.mark.parametrize("moment", [ProcessStarted, StackReady, SpareReady])
 def test_no_process_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, victims):

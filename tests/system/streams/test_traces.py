@@ -221,6 +221,7 @@ def wait_for_metric(stack: Stack, name: str, value: float) -> None:
         patience.check((name, metric(stack, name)))
 
 
+@pytest.mark.slow
 def test_spans_that_a_worker_takes_with_it_are_counted(traced: Stack) -> None:
     with traced.client() as client:
         client.generate("x", max_tokens=2)

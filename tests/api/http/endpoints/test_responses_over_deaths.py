@@ -83,6 +83,7 @@ def check(events: list[tuple[str, dict[str, Any]]]) -> None:
     assert json.loads(call["arguments"]) == {"city": LONG}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead", [["worker"], ["core"], ["http"], ["http", "worker", "core"]])
 def test_a_call_survives(stack: Stack, dead: list[str]) -> None:
     with Raw(port_of(stack)) as raw:
