@@ -87,12 +87,13 @@ class DeltaBatch:
         # some entry is of a stream that is read as events
         self.has_events = bool(message.kinds or message.event_entries)
         self._objects: EntryObjects | None = None  # cached_property of Python 3.11 takes a lock
-        logprobs = message.logprobs
-        self.has_one_wide_each = (  # and all of them have equally many candidates
-            logprobs is not None
-            and self.has_one_each
-            and logprobs.width > 0
-            and not logprobs.widths
+
+    @property
+    def has_one_wide_each(self) -> bool:
+        """Whether each entry has one token id, and all of them have equally many candidates."""
+        columns = self.message.logprobs
+        return (
+            columns is not None and self.has_one_each and columns.width > 0 and not columns.widths
         )
 
     @cached_property

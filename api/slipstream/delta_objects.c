@@ -328,6 +328,8 @@ static PyObject **field_of(PyObject *delta, Py_ssize_t offset)
 
 static PyTypeObject *objects_type; /* EntryObjects: the module is loaded once in a process */
 static PyObject *objects_name;     /* "objects", the attribute of DeltaBatch */
+static PyObject *message_name;     /* likewise */
+static PyObject *plain_names[3];   /* attributes of Deltas: logprobs, counts, token_ids */
 
 typedef struct {
     PyObject_HEAD
@@ -368,6 +370,35 @@ static void dealloc_getter(PyObject *object)
     Py_DECREF(type);
 }
 
+/* What a message without log-probabilities and with one token for each entry says of one, without
+ * EntryObjects: most do. NULL, without an exception, where the message is another one. */
+static PyObject *get_plain(Make make, PyObject *message, Py_ssize_t entry)
+{
+    PyObject *columns[3] = {NULL}, *found = NULL;
+    for (int i = 0; i < 3; i++)
+        if ((columns[i] = PyObject_GetAttr(message, plain_names[i])) == NULL)
+            goto done;
+    PyObject *logprobs = columns[0], *counts = columns[1], *ids = columns[2];
+    if (logprobs != Py_None || !PyBytes_CheckExact(counts) || PyBytes_GET_SIZE(counts) != 0 ||
+        !PyBytes_CheckExact(ids) || entry < 0 || entry >= PyBytes_GET_SIZE(ids) / 4)
+        goto done;
+    if (make == logprobs_of) {
+        found = Py_NewRef(Py_None);
+        goto done;
+    }
+    uint32_t id;
+    memcpy(&id, PyBytes_AS_STRING(ids) + 4 * entry, 4);
+    PyObject *number = PyLong_FromUnsignedLong(id);
+    if (number != NULL && (found = PyList_New(1)) != NULL)
+        PyList_SET_ITEM(found, 0, number);
+    else
+        Py_XDECREF(number);
+done:
+    for (int i = 0; i < 3; i++)
+        Py_XDECREF(columns[i]);
+    return found;
+}
+
 static PyObject *get(PyObject *object, PyObject *delta, PyObject *owner)
 {
     (void)owner;
@@ -385,7 +416,21 @@ static PyObject *get(PyObject *object, PyObject *delta, PyObject *owner)
         PyErr_SetString(PyExc_AttributeError, "a Delta without its fields");
         return NULL;
     }
-    PyObject *objects = PyObject_GetAttr(batch, objects_name), *made = NULL;
+    PyObject *made = NULL;
+    if (PyLong_CheckExact(entry) && PyLong_CheckExact(skip) && PyObject_Not(skip) == 1) {
+        Py_ssize_t at = PyLong_AsSsize_t(entry);
+        PyObject *message =
+            at == -1 && PyErr_Occurred() ? NULL : PyObject_GetAttr(batch, message_name);
+        if (message == NULL)
+            return NULL;
+        made = get_plain(self->make, message, at);
+        Py_DECREF(message);
+        if (made != NULL)
+            return made;
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    PyObject *objects = PyObject_GetAttr(batch, objects_name);
     if (objects == NULL)
         return NULL;
     if (Py_TYPE(objects) == objects_type)
@@ -574,12 +619,18 @@ PyMODINIT_FUNC PyInit_delta_objects(void)
     if (module == NULL)
         return NULL;
     objects_name = PyUnicode_InternFromString("objects");
+    message_name = PyUnicode_InternFromString("message");
+    plain_names[0] = PyUnicode_InternFromString("logprobs");
+    plain_names[1] = PyUnicode_InternFromString("counts");
+    plain_names[2] = PyUnicode_InternFromString("token_ids");
     objects_type = (PyTypeObject *)PyType_FromSpec(&object_spec);
     items_type = (PyTypeObject *)PyType_FromSpec(&items_spec);
     getter = PyType_FromSpec(&getter_spec);
     maker = PyType_FromSpec(&maker_spec);
-    if (objects_name == NULL || objects_type == NULL || items_type == NULL || getter == NULL ||
-        maker == NULL || PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
+    if (plain_names[0] == NULL || plain_names[1] == NULL || plain_names[2] == NULL ||
+        message_name == NULL || objects_name == NULL || objects_type == NULL ||
+        items_type == NULL || getter == NULL || maker == NULL ||
+        PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
         PyModule_AddObjectRef(module, "EntryObjects", (PyObject *)objects_type) < 0 ||
         PyModule_AddObjectRef(module, "ColumnGetter", getter) < 0)
         Py_CLEAR(module);

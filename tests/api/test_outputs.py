@@ -117,6 +117,25 @@ def test_c_makes_the_objects_that_the_reference_makes(
             assert [list(own) for own in each or ()] == [list(own) for own in logprobs or ()]
 
 
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=4))
+def test_c_reads_a_plain_message_as_the_reference_does(ids: list[int]) -> None:
+    """One token for each entry, without log-probabilities: no objects are made for the message."""
+    found = DeltaBatch(message_of([(0, [(each, [], 1)]) for each in ids]), {})
+    if found.objects is None:
+        pytest.skip("there is no C compiler, or there are no headers of Python")
+    read_natively(Delta)
+    found._objects = None
+    for entry, each in enumerate(ids):
+        delta = Delta("", found, entry)
+        assert (delta.token_ids, delta.logprobs) == ([each], None)
+        assert delta.token_ids is not delta.token_ids
+    assert found._objects is None
+    assert Delta("", found, 0, 1).token_ids == found.token_ids(0, 1) == []
+    for entry in (len(ids), -1, 2**70):
+        with pytest.raises((IndexError, OverflowError)):
+            _ = Delta("", found, entry).token_ids
+
+
 @given(st.lists(st.text(max_size=3), max_size=300), st.integers(0, 400))
 def test_c_makes_the_deltas_that_the_reference_makes(texts: list[str], num_taken: int) -> None:
     batch = DeltaBatch(message_of([(0, [(7, [], 1)])] * len(texts)), {}) if texts else None
