@@ -70,6 +70,8 @@ def as_route(graph: GraphModule, topk: AnyNode, ops: ExpertOps) -> None:
     may_be_negative = bias is not None or scores == "logits"
     if groups is not None and groups.fill != -torch.inf and may_be_negative:
         return  # what is filled in may be better than a score
+    if groups is not None and topk.args[1] > groups.num_choices:
+        return  # some are of other groups
     if values is None or bias is not None:  # the weights are the scores without what was added
         gathered = [user for user in ids.users if is_call(user, _aten.gather.default)]
         if values is not None or len(gathered) != 1 or gathered[0].args != (plain, 1, ids):
@@ -295,6 +297,11 @@ class _Groups(NamedTuple):
     num_best: int  # of a group's scores, which are summed to choose it by
     fill: float  # in place of the scores of other groups
     mask: AnyNode  # [T, groups], written in place
+
+    @property
+    def num_choices(self) -> int:
+        """The experts of the groups that are chosen."""
+        return self.num_chosen * (shape_of(self.scores)[1] // self.num_groups)
 
 
 def _grouped(masked: AnyNode) -> _Groups | None:

@@ -1,5 +1,6 @@
 # mypy: ignore-errors
-"""Triton kernels of a forward between its products: norms, rotary embeddings, gated activations.
+"""Triton kernels of a forward between its products: norms, rotary embeddings, rows of latents,
+gated activations, and the routing, order and sums of experts.
 
 Each computes in float32 and rounds to the tensors' type wherever torch's operators, one by one,
 would: a result differs only by the order of a norm's sum, and by exp.

@@ -170,6 +170,15 @@ def test_experts_of_some_groups_are_chosen_in_one_call(
     assert {each.args[2][-3:] for each in routes} == {groups}
 
 
+def test_more_experts_than_the_chosen_groups_have_stay_torchs() -> None:
+    (found,) = (each for each in ARCHITECTURES if each.name == "DeepSeek V3 (MLA)")
+    config: Any = found.config()
+    config.n_routed_experts, config.num_experts_per_tok = 8, 3
+    config.n_group, config.topk_group = 4, 1
+    _, fused = graphs(meta_model(config))
+    assert not fused.graph.find_nodes(op="call_function", target=OPS.route)
+
+
 @pytest.mark.parametrize("name", ["Qwen3-MoE", "GPT-OSS"])
 def test_masks_of_experts_on_other_devices_are_let_go_of(name: str) -> None:
     """transformers 5.17 always has them, later versions where experts are on several devices."""

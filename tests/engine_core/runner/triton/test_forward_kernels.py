@@ -1,4 +1,4 @@
-"""Norms and gates by Triton's kernels: what torch's operators give, rounding for rounding."""
+"""A forward's Triton kernels: what torch's operators give, rounding for rounding."""
 
 from __future__ import annotations
 
