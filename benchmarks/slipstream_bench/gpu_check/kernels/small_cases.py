@@ -62,8 +62,8 @@ def _sampling(device: torch.device) -> bool:
     draws = Draws(torch.ones(rows, device=device), (ints % 2).int(), keys)
     chosen = sampler.choose(logits, draws=draws, edits=edits, totals=True)
     sampler.scaled(logits, draws.divisors, edits)
-    _, ids, _ = sampler.top(logits[:1], 5, None if chosen.own is None else chosen.own[:1])
-    return bool((chosen.token_ids < _VOCAB).all()) and int(ids[0, 0]) == int(logits[0].argmax())
+    _, ids, _ = sampler.logprob_columns(logits, chosen, 5)
+    return bool((chosen.token_ids < _VOCAB).all()) and int(ids[0, 1]) == int(logits[0].argmax())
 
 
 if __name__ == "__main__":

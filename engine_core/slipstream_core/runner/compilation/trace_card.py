@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from slipstream_core.runner.attention.interface import AttentionParams
 from slipstream_core.runner.compilation.fuse import attend_by_context
 from slipstream_core.runner.compilation.fuse_card import Ops, by_multiples_of_tokens, fuse
 from slipstream_core.runner.compilation.trace import (
@@ -33,6 +34,10 @@ logger = logging.getLogger(__name__)
 # where two experts are level a token may get the other.
 _TOLERANCES = {torch.float32: 1e-3}
 _HALF_TOLERANCE = 0.1
+# Untrained weights amplify a rounding of each layer to more than that: what is allowed then is this
+# many times what such a rounding does to the model itself. Unrelated logits differ by 1.4.
+_TIMES_OWN = 4.0
+_MOST = 1.0
 
 
 def trace_for_card(module: Any, ops: Ops, vocab_size: int, device: torch.device) -> Forward | None:
@@ -44,8 +49,9 @@ def trace_for_card(module: Any, ops: Ops, vocab_size: int, device: torch.device)
     try:
         forward = compile_graph(fused_graph(module, ops, device))
         with torch.inference_mode():
+            trial = _Trial(module, vocab_size, device)
             for num_tokens in TRIALS:
-                _try(eager(module), forward, num_tokens, vocab_size, device)
+                trial.compare(forward, num_tokens)
     except torch.AcceleratorError:
         raise  # the device is unusable
     except Exception as error:
@@ -72,19 +78,79 @@ def fused_graph(module: torch.nn.Module, ops: Ops | None, device: torch.device) 
     return graph
 
 
-def _try(
-    plain: Forward, fused: Forward, num_tokens: int, vocab_size: int, device: torch.device
-) -> None:
-    """Raise ValueError if the two forwards differ."""
-    ids = (torch.arange(num_tokens, device=device) * 7919 + 1)[None] % vocab_size
-    positions = torch.arange(num_tokens, device=device)[None] + 2
-    keep = torch.arange(num_tokens, device=device)
-    expected, given = (each(ids, positions, keep, OwnValue()) for each in (plain, fused))
-    if expected.shape != given.shape or expected.dtype != given.dtype:
-        raise ValueError(f"logits of {num_tokens} tokens have another shape")
-    tolerance = _TOLERANCES.get(expected.dtype, _HALF_TOLERANCE)
+class _RoundedAnew(OwnValue):
+    """An attention context whose outputs are off by up to half a unit in the last place."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        output = super().attend(layer, query, key, value, params)
+        shares = torch.empty(output.shape, device=output.device)
+        shares.uniform_(-1.0, 1.0, generator=self._generator)
+        unit = torch.finfo(output.dtype).eps / 2
+        return (output.float() * (1.0 + unit * shares)).to(output.dtype)
+
+
+class _Trial:
+    """Compares a fused forward with the model."""
+
+    def __init__(self, module: Any, vocab_size: int, device: torch.device) -> None:
+        self._plain = eager(module)
+        self._vocab_size = vocab_size
+        self._device = device
+        self._dtype = module.dtype
+        self._own_error: float | None = None  # what one rounding for each layer does to the model
+
+    def compare(self, fused: Forward, num_tokens: int) -> None:
+        """Raise ValueError if the two forwards differ."""
+        error = self.error_of(fused, num_tokens)
+        allowed = _TOLERANCES.get(self._dtype, _HALF_TOLERANCE)
+        if not error <= allowed:
+            allowed = min(max(allowed, _TIMES_OWN * self._own()), _MOST)
+        if not error <= allowed:
+            raise ValueError(
+                f"logits of {num_tokens} tokens differ: by {error:.2g} of their size, where "
+                f"{allowed:.2g} is allowed"
+            )
+
+    def error_of(self, fused: Forward, num_tokens: int) -> float:
+        """How much the median token's logits differ, relative to their size.
+
+        Raises ValueError if they have another shape.
+        """
+        expected = self._logits(self._plain, num_tokens)
+        given = self._logits(fused, num_tokens)
+        if expected.shape != given.shape or expected.dtype != given.dtype:
+            raise ValueError(f"logits of {num_tokens} tokens have another shape")
+        return _median_error(expected, given)
+
+    def _own(self) -> float:
+        if self._own_error is None:
+            num_tokens = max(TRIALS)
+            exact = self._logits(self._plain, num_tokens)
+            anew = self._logits(self._plain, num_tokens, _RoundedAnew(self._device))
+            self._own_error = _median_error(exact, anew)
+        return self._own_error
+
+    def _logits(
+        self, forward: Forward, num_tokens: int, context: OwnValue | None = None
+    ) -> torch.Tensor:
+        positions = torch.arange(num_tokens, device=self._device)
+        ids = (positions * 7919 + 1)[None] % self._vocab_size
+        return forward(ids, positions[None] + 2, positions, context or OwnValue())
+
+
+def _median_error(expected: torch.Tensor, given: torch.Tensor) -> float:
+    """Of logits [1, n, vocab]."""
     expected, given = expected[0].float(), given[0].float()
     sizes = expected.norm(dim=-1).clamp(min=1e-9)  # a padding token's may all be 0
-    errors = (expected - given).norm(dim=-1) / sizes
-    if not errors.median() <= tolerance:
-        raise ValueError(f"logits of {num_tokens} tokens differ")
+    return float(((expected - given).norm(dim=-1) / sizes).median())

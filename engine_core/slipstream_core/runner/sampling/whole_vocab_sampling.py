@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from slipstream_core.runner.attention.triton_support import compiling, is_wanted, unready
-from slipstream_core.runner.sampling.top_tokens import logprob_columns, most_likely
+from slipstream_core.runner.sampling.top_tokens import most_likely
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 
 _INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
@@ -87,12 +87,13 @@ class WholeVocabSampler:
         self._redraw: Any = whole_vocab_kernels.redraw
         self._scans: Any = vocab_scan_kernels
         interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-        # a slice's largest take the interpreter half a second
-        self._has_top = not interpreted
+        # hundreds of largest ones take the interpreter a second
+        self._has_largest = not interpreted
         self._redraw_block = _INTERPRETED_BLOCK if interpreted else whole_vocab_kernels.BLOCK
         self._redraw_warps = whole_vocab_kernels.NUM_WARPS
         self._block = 64 if interpreted else vocab_scan_kernels.BLOCK
         self._top_block = 64 if interpreted else vocab_scan_kernels.TOP_BLOCK
+        self._top_group = 16 if interpreted else vocab_scan_kernels.TOP_GROUP
 
     def choose(
         self,
@@ -183,57 +184,104 @@ class WholeVocabSampler:
 
     def most_likely(self, logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As `top_tokens.most_likely`: by value, then by id. Values are float32."""
-        if not self._has_top:
+        if not self._has_largest:
             return most_likely(logits.float(), num)
-        values, ids, _ = self.top(logits, num)
-        return values, ids
+        return self.largest(logits, num)
+
+    def largest(self, logits: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `most_likely`, by the kernels."""
+        keys, _, launches = self._topping(logits, num, None)
+        for launch in launches:
+            launch.run()
+        best = keys.topk(num, dim=-1).values
+        ordered = (best >> 32).int()
+        values = (ordered ^ ((ordered >> 31) & _ID_BITS)).view(torch.float32)
+        return values, _ID_BITS - (best & _ID_BITS)
 
     def logprob_columns(
         self, logits: torch.Tensor, chosen: Chosen, num: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `sampler.logprob_columns`, of tokens that `choose` took with `totals`."""
-        assert chosen.own is not None
-        assert chosen.totals is not None
-        if not self._has_top:
-            return logprob_columns(logits.float(), chosen.token_ids, num)
-        values, ids, ranks = self.top(logits, num, chosen.own)
-        values = torch.cat([chosen.own[:, None], values], 1) - chosen.totals[:, None]
-        return values, torch.cat([chosen.token_ids[:, None], ids], 1), ranks
-
-    def top(
-        self, logits: torch.Tensor, num: int, own: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The `num` largest values and their ids, [S, num], and ranks of `own` [S], if given."""
-        keys, counts, launch = self._topping(logits, num, own)
-        launch.run()
-        best = keys.topk(num, dim=-1).values
-        ordered = (best >> 32).int()
-        values = (ordered ^ ((ordered >> 31) & _ID_BITS)).view(torch.float32)
-        ranks = counts if own is None else counts.sum(-1) + 1
-        return values, _ID_BITS - (best & _ID_BITS), ranks
+        columns, launches = self._telling(logits, chosen, num)
+        for launch in launches:
+            launch.run()
+        return columns
 
     def _topping(
         self, logits: torch.Tensor, num: int, own: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, _Launch]:
+    ) -> tuple[torch.Tensor, torch.Tensor, list[_Launch]]:
+        """Keys of the `num` largest and of some more, and counts of logits above `own`."""
         num_rows, vocab_size = logits.shape
         kept = max(_FEWEST_TOP, _power_of_two(num))
-        block = max(self._top_block, kept)
-        parts = -(-vocab_size // block)
+        parts = -(-vocab_size // self._top_block)
+        num_groups = parts * (self._top_block // self._top_group)
         keys = logits.new_empty((num_rows, parts * kept), dtype=torch.int64)
         counts = logits.new_empty((num_rows, parts), dtype=torch.int32)
-        arguments = {
+        tops = logits.new_empty((num_rows, num_groups), dtype=torch.int32)
+        bounds = logits.new_empty(num_rows, dtype=torch.int32)
+        reading = {
             "logits": logits,
+            "tops": tops,
+            "vocab_size": vocab_size,
+            "row_stride": logits.stride(0),
+            "BLOCK": self._top_block,
+            "GROUP": self._top_group,
+            "num_warps": self._scans.TOP_WARPS,
+        }
+        bounding = {
+            "tops": tops,
+            "bounds": bounds,
+            "num_groups": num_groups,
+            "num": num,
+            "MAX_GROUPS": _power_of_two(num_groups),
+            "num_warps": self._scans.BOUND_WARPS,
+        }
+        selecting = {
+            **reading,
+            "bounds": bounds,
             "keys": keys,
             "own": own,
             "counts": None if own is None else counts,
-            "vocab_size": vocab_size,
-            "row_stride": logits.stride(0),
             "RANKS": own is not None,
             "NUM": kept,
-            "BLOCK": block,
+        }
+        return (
+            keys,
+            counts,
+            [
+                _Launch(self._scans.tops_of_groups, (num_rows, parts), reading),
+                _Launch(self._scans.bound_top, (num_rows,), bounding),
+                _Launch(self._scans.top_of_slices, (num_rows, parts), selecting),
+            ],
+        )
+
+    def _telling(
+        self, logits: torch.Tensor, chosen: Chosen, num: int
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], list[_Launch]]:
+        assert chosen.own is not None
+        assert chosen.totals is not None
+        num_rows = len(logits)
+        keys, counts, launches = self._topping(logits, num, chosen.own)
+        columns = (
+            logits.new_empty((num_rows, 1 + num), dtype=torch.float32),
+            logits.new_empty((num_rows, 1 + num), dtype=torch.int64),
+            logits.new_empty(num_rows, dtype=torch.int64),
+        )
+        join = {
+            "keys": keys,
+            "counts": counts,
+            "token_ids": chosen.token_ids,
+            "own": chosen.own,
+            "totals": chosen.totals,
+            **dict(zip(("values", "ids", "ranks"), columns, strict=True)),
+            "num_keys": keys.shape[1],
+            "num_slices": counts.shape[1],
+            "num": num,
+            "MAX_KEYS": _power_of_two(keys.shape[1]),
+            "MAX_SLICES": _power_of_two(counts.shape[1]),
             "num_warps": self._scans.TOP_WARPS,
         }
-        return keys, counts, _Launch(self._scans.top_of_slices, (num_rows, parts), arguments)
+        return columns, [*launches, _Launch(self._scans.join_top, (num_rows,), join)]
 
     def further(
         self,
@@ -299,12 +347,12 @@ class WholeVocabSampler:
             words = torch.empty((1, -(-vocab_size // 32)), dtype=torch.int32, device=device)
             edits = RowEdits(scaled, ints, words, ints)
             launches.append(self._scaling(logits, floats, edits)[1])
-            launches.append(self._topping(logits, min(20, vocab_size), floats)[2])
+            chosen = Chosen(ids, floats, floats)
+            launches += self._telling(logits, chosen, min(20, vocab_size))[1]
         for each in (None, draws):
             for totals in (False, True) if edits is not None else (False,):
                 launches += self._choosing(logits, each, edits, totals)[1]
-        if self._has_top:
-            launches.append(self._topping(scaled, min(256, vocab_size), None)[2])
+        launches += self._topping(scaled, min(256, vocab_size), None)[2]
         return launches
 
     def _redraw_arguments(

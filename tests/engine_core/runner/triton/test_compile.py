@@ -57,12 +57,8 @@ from slipstream_core.runner.cuda.forward_ops import (
     rotation_arguments,
     route_arguments,
 )
-from slipstream_core.runner.sampling.vocab_scan_kernels import (
-    join_slices,
-    scale_rows,
-    scan_slices,
-    top_of_slices,
-)
+from slipstream_core.runner.sampling import vocab_scan_kernels
+from slipstream_core.runner.sampling.vocab_scan_kernels import scan_slices
 from slipstream_core.runner.sampling.whole_vocab_kernels import redraw
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
@@ -78,6 +74,13 @@ FORWARD = [
         "combine_experts",
     )
 ]
+SCANS = [
+    getattr(vocab_scan_kernels, name)
+    for name in (
+        *("scan_slices", "join_slices", "scale_rows"),
+        *("tops_of_groups", "bound_top", "top_of_slices", "join_top"),
+    )
+]
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +94,7 @@ def for_sm90(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def set_active(driver: TargetDriver) -> None:
     """Kernels remember for which card they were compiled last."""
     triton.runtime.driver.set_active(driver)
-    sampling = (redraw, scan_slices, join_slices, scale_rows, top_of_slices)
-    for kernel in (attend, combine, deal, store, *FORWARD, *sampling):
+    for kernel in (attend, combine, deal, store, *FORWARD, redraw, *SCANS):
         kernel.device_caches.clear()
 
 
@@ -395,7 +397,7 @@ def test_what_samples_is_compiled_ahead(which: str, vocabs: set[int]) -> None:
     launches = [job.launches()[0] for job in jobs if job.name.startswith("sampling")]
     assert {it.arguments["vocab_size"] for it in launches if "vocab_size" in it.arguments} == vocabs
     kernels = {it.kernel.__name__ for it in launches}
-    assert kernels == {"redraw", "scan_slices", "join_slices", "scale_rows", "top_of_slices"}
+    assert kernels == {"redraw", *(kernel.__name__ for kernel in SCANS)}
     edits = {it.arguments["EDITS"] for it in launches if it.kernel is scan_slices}
     assert edits == {True, False}
 

@@ -22,6 +22,7 @@ from slipstream_core.runner.sampling.token_bitmask import masked_rows, masks_of
 from slipstream_core.runner.sampling.top_tokens import most_likely
 from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 from slipstream_core.runner.sampling.whole_vocab_sampling import (
+    Chosen,
     Draws,
     RowEdits,
     WholeVocabSampler,
@@ -120,18 +121,50 @@ def test_edits_are_applied_while_reading(whole: WholeVocabSampler, dtype: torch.
     assert torch.equal(scaled, values / divisors[:, None])
 
 
-def test_the_largest_of_slices_are_those_of_the_row(whole: WholeVocabSampler) -> None:
-    """By value, then by id; with zeros of both signs, and as many equals as there can be."""
-    logits = logits_of(2, 1.0, 6)[:, :130].bfloat16()
+def rows_of_many_kinds() -> torch.Tensor:
+    """bfloat16: zeros of both signs, infinities, nothing but equals, peaks in one slice, NaNs."""
+    logits = logits_of(8, 1.0, 6).bfloat16()
     logits[0, ::3] = 0.0
     logits[0, 1::3] = -0.0
     logits[1, 100:] = -torch.inf
-    values, ids, ranks = whole.top(logits, 20, logits.float()[:, 7].contiguous())
-    expected_values, expected_ids = most_likely(logits.float(), 20)
+    logits[2] = -3.0
+    logits[3] = -torch.inf
+    logits[4, 130:170] = 9.0
+    logits[5, 600:] = torch.inf
+    logits[6, :] = -0.0
+    logits[6, 650] = 0.0
+    return logits
+
+
+@pytest.mark.parametrize("width", [130, VOCAB])
+@pytest.mark.parametrize("num", [1, 5, 20])
+def test_the_largest_of_slices_are_those_of_the_row(
+    whole: WholeVocabSampler, width: int, num: int
+) -> None:
+    """By value, then by id, with the rank of another token."""
+    logits = rows_of_many_kinds()[:, :width].contiguous()
+    expected_values, expected_ids = most_likely(logits.float(), num)
+    values, ids = whole.largest(logits, num)
     assert ids.tolist() == expected_ids.tolist()
     assert values.tolist() == expected_values.tolist()
-    own = logits.float()[:, 7:8]
-    assert ranks.tolist() == ((logits.float() > own).sum(-1) + 1).tolist()
+    token_ids = torch.arange(len(logits), device=DEVICE) * 17 % width
+    own = logits.float().gather(1, token_ids[:, None])[:, 0]
+    totals = torch.linspace(-1, 1, len(logits), device=DEVICE)
+    chosen = Chosen(token_ids, own, totals)
+    values, ids, ranks = whole.logprob_columns(logits, chosen, num)
+    assert ids.tolist() == torch.cat([token_ids[:, None], expected_ids], 1).tolist()
+    expected = torch.cat([own[:, None], expected_values], 1) - totals[:, None]
+    assert values.tolist() == expected.tolist()
+    assert ranks.tolist() == ((logits.float() > own[:, None]).sum(-1) + 1).tolist()
+
+
+def test_nothing_is_out_of_range_where_a_logit_is_no_number(whole: WholeVocabSampler) -> None:
+    logits = logits_of(3, 1.0, 6)
+    logits[0] = torch.nan
+    logits[1, ::2] = -torch.nan
+    _, ids = whole.largest(logits, 20)
+    assert ((ids >= 0) & (ids < VOCAB)).all()
+    assert ids[2].tolist() == logits[2].topk(20).indices.tolist()
 
 
 def test_masks_forbid_what_a_grammar_and_min_tokens_forbid() -> None:
