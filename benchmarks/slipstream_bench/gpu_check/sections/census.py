@@ -64,7 +64,7 @@ def run(setting: GpuSetting, shape: str) -> None:
         num_tokens=(
             most * (sizes.context + 32) + sizes.prefill if setting.device == "cpu" else None
         ),
-        graph_sizes=sizes.batches,
+        graph_sizes=(*sizes.batches, most),  # the mixed step samples that many rows
     )
     limits = ceilings(setting)
     runner = load_runner(config)

@@ -118,7 +118,7 @@ def gate_mul(
     tl.store(output + token * N + places, (value * factor).to(output.dtype.element_ty), mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def rotate(
     query_output,  # [T, QUERY_HEADS, DIM]
     key_output,  # [T, HEADS - QUERY_HEADS, DIM], if there are keys
@@ -134,6 +134,7 @@ def rotate(
     key_head,
     cosine_token,
     sine_token,
+    num_tokens,
     epsilon,
     HEADS: tl.constexpr,  # of queries and keys
     QUERY_HEADS: tl.constexpr,
@@ -148,34 +149,64 @@ def rotate(
     NORM: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,  # heads at once
 ):
-    """Norms heads, with NORM, and turns their pairs. Grid: (T * HEADS,)."""
-    row = tl.program_id(0).to(tl.int64)
-    token = row // HEADS
-    head = row % HEADS
-    cosines += token * cosine_token
-    sines += token * sine_token
-    if HEADS == QUERY_HEADS:
-        _rotate_head(
-            query_output + row * DIM, query + token * query_token + head * query_head,
-            query_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
+    """Norms heads, with NORM, and turns their pairs. Grid: (blocks of T * QUERY_HEADS heads, then
+    of the keys',).
+    """
+    query_blocks = tl.cdiv(num_tokens * QUERY_HEADS, ROWS)
+    block = tl.program_id(0)
+    if block < query_blocks:
+        _rotate_block(
+            query_output, query, query_weight, cosines, sines, block, num_tokens,
+            query_token, query_head, cosine_token, sine_token, epsilon,
+            QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET, ROWS,
         )  # fmt: skip
-    elif head < QUERY_HEADS:
-        _rotate_head(
-            query_output + (token * QUERY_HEADS + head) * DIM,
-            query + token * query_token + head * query_head,
-            query_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
+    elif HEADS > QUERY_HEADS:
+        _rotate_block(
+            key_output, key, key_weight, cosines, sines, block - query_blocks, num_tokens,
+            key_token, key_head, cosine_token, sine_token, epsilon,
+            HEADS - QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET, ROWS,
         )  # fmt: skip
-    else:
-        head -= QUERY_HEADS
-        _rotate_head(
-            key_output + (token * (HEADS - QUERY_HEADS) + head) * DIM,
-            key + token * key_token + head * key_head,
-            key_weight, cosines, sines, epsilon, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
-        )  # fmt: skip
+
+
+@triton.jit
+def _rotate_block(
+    output,  # [T, HEADS, DIM]
+    x,
+    weight,
+    cosines,
+    sines,
+    block,
+    num_tokens,
+    x_token,
+    x_head,
+    cosine_token,
+    sine_token,
+    epsilon,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    NORM: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    rows = (block.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    token = rows // HEADS
+    _rotate_heads(
+        output + rows * DIM, x + token * x_token + rows % HEADS * x_head, weight,
+        cosines + token * cosine_token, sines + token * sine_token, token < num_tokens, epsilon,
+        DIM, HALF, PAD, REST_PAD, INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -211,20 +242,21 @@ def latent_rows(
     program = tl.program_id(0).to(tl.int64)
     token = program // (HEADS + 1)
     head = program % (HEADS + 1)
-    cosines += token * cosine_token
-    sines += token * sine_token
+    one = tl.zeros([1, 1], tl.int64)
+    cosines += token * cosine_token + one
+    sines += token * sine_token + one
     if head < HEADS:
-        _rotate_head(
-            queries + (token * HEADS + head) * (RANK + 2 * HALF) + RANK,
-            query + token * query_token + head * query_head,
-            weight, cosines, sines, epsilon, 2 * HALF, HALF, PAD, 1,
+        _rotate_heads(
+            queries + (token * HEADS + head) * (RANK + 2 * HALF) + RANK + one,
+            query + token * query_token + head * query_head + one,
+            weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,
             INTERLEAVED, BY_PAIR, WIDE, PARTS, False, ROUNDS, OFFSET,
         )  # fmt: skip
     else:
         row = rows + token * (RANK + 2 * HALF)
-        _rotate_head(
-            row + RANK, key + token * key_token,
-            weight, cosines, sines, epsilon, 2 * HALF, HALF, PAD, 1,
+        _rotate_heads(
+            row + RANK + one, key + token * key_token + one,
+            weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,
             INTERLEAVED, BY_PAIR, WIDE, PARTS, False, ROUNDS, OFFSET,
         )  # fmt: skip
         places = tl.arange(0, RANK_PAD)
@@ -238,12 +270,13 @@ def latent_rows(
 
 
 @triton.jit
-def _rotate_head(
-    output,
+def _rotate_heads(
+    output,  # pointers to heads, [ROWS, 1]; so are x, cosines and sines
     x,
     weight,
     cosines,
     sines,
+    real,  # [ROWS, 1]
     epsilon,
     DIM: tl.constexpr,
     HALF: tl.constexpr,
@@ -257,8 +290,8 @@ def _rotate_head(
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
-    pairs = tl.arange(0, PAD)
-    there = pairs < HALF
+    pairs = tl.arange(0, PAD)[None, :]
+    there = real & (pairs < HALF)
     if INTERLEAVED:
         low = 2 * pairs
         high = low + 1
@@ -269,19 +302,20 @@ def _rotate_head(
     second = tl.load(x + high, mask=there, other=0.0).to(tl.float32)
     kind = output.dtype.element_ty
     if 2 * HALF < DIM:
-        places = 2 * HALF + tl.arange(0, REST_PAD)
-        rest = tl.load(x + places, mask=places < DIM, other=0.0).to(tl.float32)
+        places = 2 * HALF + tl.arange(0, REST_PAD)[None, :]
+        remains = real & (places < DIM)
+        rest = tl.load(x + places, mask=remains, other=0.0).to(tl.float32)
     if NORM:
-        squares = tl.sum(first * first + second * second, 0)
+        squares = tl.sum(first * first + second * second, 1)[:, None]
         if 2 * HALF < DIM:
-            squares += tl.sum(rest * rest, 0)
+            squares += tl.sum(rest * rest, 1)[:, None]
         factor = tl.rsqrt(squares / DIM + epsilon)
-        first = _weighed(first * factor, weight + low, there, kind, ROUNDS, OFFSET)
-        second = _weighed(second * factor, weight + high, there, kind, ROUNDS, OFFSET)
+        first = _weighed(first * factor, weight + low, pairs < HALF, kind, ROUNDS, OFFSET)
+        second = _weighed(second * factor, weight + high, pairs < HALF, kind, ROUNDS, OFFSET)
         if 2 * HALF < DIM:
             rest = _weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
     if 2 * HALF < DIM:
-        tl.store(output + places, rest.to(kind), mask=places < DIM)
+        tl.store(output + places, rest.to(kind), mask=remains)
     at = pairs if BY_PAIR else low
     cosine = tl.load(cosines + at, mask=there, other=0.0).to(tl.float32)
     sine = tl.load(sines + at, mask=there, other=0.0).to(tl.float32)

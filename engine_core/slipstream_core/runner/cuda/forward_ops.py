@@ -18,6 +18,7 @@ from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 
 _BLOCK = 1024  # elements that one program of a gate or a weighted sum computes
+_HEADS_AT_ONCE = 8  # that one program of `rotate` turns
 _CHOICES_AT_ONCE = 2048  # that one program of `order_experts` reads
 _GATES = ("silu", "gelu", "tanh gelu")  # as the kernels number them
 _SCORES = ("logits", "softmax", "sigmoid")
@@ -108,7 +109,7 @@ class ForwardOps:
         arguments = rotation_arguments(
             outputs, both, [query_weight, key_weight], [_dense(cosines), _dense(sines)], form, norm
         )
-        _launch("rotate", (query.shape[2] * arguments["HEADS"],), arguments)
+        _launch("rotate", (rotation_blocks(arguments),), arguments)
         turned, turned_keys = (None if x is None else x.transpose(0, 1)[None] for x in outputs)
         assert turned is not None
         return turned, turned_keys
@@ -379,6 +380,7 @@ def rotation_arguments(
         "key_head": 0 if key is None else key.stride(1),
         "cosine_token": angles[0].stride(1),
         "sine_token": angles[1].stride(1),
+        "num_tokens": query.shape[2],
         **_rotation_form(heads, query_heads, dim, form, norm),
     }
 
@@ -402,8 +404,16 @@ def _rotation_form(
         "NORM": norm is not None,
         "ROUNDS": rounds,
         "OFFSET": offset,
-        "num_warps": 1,
+        "ROWS": _HEADS_AT_ONCE,
+        "num_warps": 4,
     }
+
+
+def rotation_blocks(arguments: dict[str, Any]) -> int:
+    """The programs of the kernel with these arguments: blocks of queries, then of keys."""
+    tokens, queries, rows = (arguments[name] for name in ("num_tokens", "QUERY_HEADS", "ROWS"))
+    keys = arguments["HEADS"] - queries
+    return -(-tokens * queries // rows) - (-tokens * keys // rows)
 
 
 def _pairs_form(form: RopeForm) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from slipstream_core.runner.cuda.graph_capture import Work
 from slipstream_core.runner.staging import Copies, Field, Layout, Staging
 from slipstream_core.step.plan import StepPlan
 
-BUCKETS = (16, 32, 64, 128, 256, 512)  # tokens
+BUCKETS = (16, 32, 64, 128, 256, *range(512, 2049, 256))  # tokens
 MAX_PREFILLS = 16
 
 

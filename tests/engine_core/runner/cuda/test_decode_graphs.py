@@ -271,7 +271,9 @@ def test_padding_writes_to_the_null_block_alone(make: MakeRunner, mixed: list[St
 
 
 def test_token_buckets() -> None:
-    assert token_buckets(8192) == (16, 32, 64, 128, 256, 512)
+    steps = (768, 1024, 1280, 1536, 1792, 2048)
+    assert token_buckets(8192) == (16, 32, 64, 128, 256, 512, *steps)
+    assert token_buckets(800) == (16, 32, 64, 128, 256, 512, 768, 1024)
     assert token_buckets(512) == (16, 32, 64, 128, 256, 512)
     assert token_buckets(100) == (16, 32, 64, 128)
     assert token_buckets(1) == (16,)
