@@ -47,9 +47,14 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu-check"
 
 
-def run_script(*arguments: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+def run_script(
+    *arguments: str, python: str = sys.executable, path: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """path: of Python, before the script adds to it."""
     environment = {**os.environ, "PYTHON": python}
     environment.pop("PYTHONPATH", None)
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
     return subprocess.run(
         [str(SCRIPT), *arguments],
         capture_output=True,
@@ -180,6 +185,7 @@ def test_dry_run_of_census(tmp_path: Path) -> None:
         assert list(steps) == [
             "decode of 1",
             "decode of 4",
+            "decode of 4, context 16",
             "prefill of 128",
             "3 rows and a chunk of 16",
         ]
@@ -310,6 +316,18 @@ def test_what_a_python_lacks_and_no_wheel_brings_is_named(tmp_path: Path) -> Non
     assert done.returncode == 2
     assert "has no numpy" in done.stderr
     assert f"--wheels ({tmp_path}) no numpy-*.whl" in done.stderr
+
+
+def test_packages_on_the_callers_path_are_used_as_well(tmp_path: Path) -> None:
+    """What the script finds there, it takes no wheel for."""
+    seen = tmp_path / "seen"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        f"with open({str(seen)!r}, 'a') as file:\n"
+        "    file.write(' '.join(sys.orig_argv) + '\\n')\n"
+    )
+    assert run_script("--help", path=tmp_path).returncode == 0
+    assert "slipstream_bench.gpu_check" in seen.read_text()
 
 
 def test_every_dependency_is_looked_for() -> None:

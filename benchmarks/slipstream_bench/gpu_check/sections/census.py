@@ -5,8 +5,8 @@ A row for the step, then one for each of the kernels that take longest, and one 
 - Decode steps are bare replays of their graphs, sampling and top log-probabilities included: the
   difference of two profiles of which one has `_RUNS` replays more. Where none are recorded, on a
   CPU or after a failed recording, steps are launched instead.
-- The prefill and the mixed step (decode rows and a chunk of a prompt) are launched one after the
-  other, as a stack launches them.
+- The prefill and the mixed steps (decode rows and a chunk of a prompt; the first is recorded) are
+  launched one after the other, as a stack launches them.
 - `step_us` is measured without the profiler. What lies between it and the kernels' own time is idle
   time of the device: gaps between launches, or a host that is late.
 - A card's cache takes what the model leaves; a step whose rows do not fit it is skipped, and
@@ -43,18 +43,19 @@ _NAMED = 16  # kernels with a row of their own
 class _CensusSizes:
     batches: tuple[int, ...]
     context: int  # tokens in the cache of each decode row
+    short: int  # ... of the largest batch once more
     prefill: int  # tokens of one prompt
-    mixed: tuple[int, int]  # decode rows, and tokens of a prompt beside them
+    mixed: tuple[tuple[int, int], ...]  # decode rows, and tokens of a prompt beside them
 
 
-_SIZES = _CensusSizes((1, 32, 256), 1024, 8192, (256, 512))
-_QUICK = _CensusSizes((1, 4), 32, 128, (3, 16))
+_SIZES = _CensusSizes((1, 32, 256), 1024, 128, 8192, ((256, 512), (256, 3000)))
+_QUICK = _CensusSizes((1, 4), 32, 16, 128, ((3, 16),))
 
 
 def run(setting: GpuSetting, shape: str) -> None:
     """The rows of one model."""
     sizes = _QUICK if setting.is_quick else _SIZES
-    most = max(*sizes.batches, sizes.mixed[0] + 1)
+    most = max(*sizes.batches, *(rows + 1 for rows, _ in sizes.mixed))
     longest = max(sizes.context, sizes.prefill) + 16
     config = core_config(
         setting,
@@ -71,11 +72,13 @@ def run(setting: GpuSetting, shape: str) -> None:
     try:
         census = _Census(setting, shape, runner, work_of(config.model), limits)
         for batch in sizes.batches:
-            census.decode(batch, sizes.context)
+            census.decode(f"decode of {batch}", batch, sizes.context)
+        short = f"decode of {sizes.batches[-1]}, context {sizes.short}"
+        census.decode(short, sizes.batches[-1], sizes.short)
         census.launched(f"prefill of {sizes.prefill}", [(0, sizes.prefill)])
-        rows, tokens = sizes.mixed
-        mixed = [(sizes.context - 1, 1)] * rows + [(0, tokens)]
-        census.launched(f"{rows} rows and a chunk of {tokens}", mixed)
+        for rows, tokens in sizes.mixed:
+            mixed = [(sizes.context - 1, 1)] * rows + [(0, tokens)]
+            census.launched(f"{rows} rows and a chunk of {tokens}", mixed)
     finally:
         runner.close()
 
@@ -90,9 +93,9 @@ class _Census:
     work: ForwardWork
     limits: Ceilings
 
-    def decode(self, batch: int, context: int) -> None:
+    def decode(self, case: str, batch: int, context: int) -> None:
         """A decode step: its replay, or launched if there is none."""
-        case, rows = f"decode of {batch}", [(context - 1, 1)] * batch
+        rows = [(context - 1, 1)] * batch
         bare: Any = getattr(self.runner, "bare_replay", None)
         if self.setting.device == "cpu" or bare is None:
             return self.launched(case, rows)

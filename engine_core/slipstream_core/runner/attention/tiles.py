@@ -3,9 +3,9 @@
 Pure arithmetic on shapes that the host knows; no Triton, no tensors. The sizes were chosen by
 compiling for sm_90 and looking at registers, spills and shared memory, which
 tests/engine_core/runner/triton/test_compile.py checks: 227 KiB of shared memory and 255 registers a
-thread are available. They have not been tuned by timing on a card; `scripts/gpu-check tiles` times
-others in their place. Cards with less shared memory get the first of a series of smaller tiles that
-fits (`shared_bytes`).
+thread are available. For heads of 128 in two bytes an H100 chose among them
+(benchmarks/gpu/by-hand-2026-11-26.md); `scripts/gpu-check tiles` times others in their place. Cards
+with less shared memory get the first of a series of smaller tiles that fits (`shared_bytes`).
 """
 
 from __future__ import annotations
@@ -96,8 +96,11 @@ class TileRule(NamedTuple):
 
 # The first rule that matches holds. Decode is bound by reading keys, so it has few rows and many
 # loads in flight; prefill by the matrix units, so it has as many rows as registers hold. There are
-# no matrix units for float32, and wide values take the registers for their sums alone.
+# no matrix units for float32, and wide values take the registers for their sums alone. Two warps
+# take 1.5 to 10 % less than four where a card is full, and 7 % more for a single row; prefill with
+# 128 keys takes 7 % less on an H100, but all of its shared memory, and spills.
 TILE_TABLE: tuple[TileRule, ...] = (
+    TileRule("decode", 2, 128, 128, 16, Tile(16, 64, 2, _STAGES)),
     TileRule("decode", 2, 128, 128, 32, Tile(16, 64, 4, _STAGES)),
     TileRule("decode", 2, 128, 128, MAX_GROUP, Tile(16, 64, 8, _STAGES)),
     TileRule("decode", 2, _WIDE, _WIDE, 32, Tile(16, 32, 4, _STAGES)),

@@ -411,8 +411,8 @@ def _rotation_form(
 
 def rotation_blocks(arguments: dict[str, Any]) -> int:
     """The programs of the kernel with these arguments: blocks of queries, then of keys."""
-    tokens, queries, rows = (arguments[name] for name in ("num_tokens", "QUERY_HEADS", "ROWS"))
-    keys = arguments["HEADS"] - queries
+    tokens, queries, rows = (int(arguments[it]) for it in ("num_tokens", "QUERY_HEADS", "ROWS"))
+    keys = int(arguments["HEADS"]) - queries
     return -(-tokens * queries // rows) - (-tokens * keys // rows)
 
 

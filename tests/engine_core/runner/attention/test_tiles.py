@@ -122,8 +122,9 @@ def test_where_there_is_as_much_as_on_an_h100_tiles_are_those_that_were_chosen_f
 @pytest.mark.parametrize(
     ("of", "decode", "prefill"),
     [
-        (heads(8), Tile(16, 64, 4, 5), Tile(128, 64, 8, 5)),
-        (heads(4, 128, 128), Tile(16, 64, 4, 5), Tile(128, 64, 8, 5)),
+        (heads(8), Tile(16, 64, 2, 5), Tile(128, 64, 8, 5)),
+        (heads(32), Tile(32, 64, 4, 5), Tile(128, 64, 8, 5)),
+        (heads(4, 128, 128), Tile(16, 64, 2, 5), Tile(128, 64, 8, 5)),
         (heads(1, 192, 128), Tile(16, 32, 4, 5), Tile(128, 32, 8, 5)),
         (heads(2, 256, 256), Tile(16, 32, 4, 5), Tile(64, 32, 8, 5)),
         (heads(128, 256, 256), Tile(128, 32, 8, 5), Tile(128, 32, 8, 5)),
