@@ -9,15 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
-from slipstream.fleet.router_counters import RouterCounters
+from slipstream.fleet.router_counters import RouterCounters, Why
 from slipstream_ipc.telemetry.statistics import FrontCounters, FrontGauges, FrontNumbers
 
 CLIENT_CLOSED = 499
-MOST_KINDS = 40  # pairs of path and status
+MOST_KINDS = 32  # pairs of path and status
 OTHER = "other"  # all unknown paths
 _OK = 200
 
@@ -62,8 +62,12 @@ def with_router(numbers: FrontNumbers, router: RouterCounters | None) -> FrontNu
         return numbers
     counters = replace(
         numbers.counters,
-        placed={str(why): num for why, num in router.placed.items()},
-        moved={str(why): num for why, num in router.moved.items()},
+        placed=_by_kind(router.placed),
+        moved=_by_kind(router.moved),
         choose_s=router.choose_s,
     )
     return replace(numbers, counters=counters)
+
+
+def _by_kind(counts: Mapping[tuple[str, Why], int]) -> dict[str, int]:
+    return {f"{why} {model}".rstrip(): num for (model, why), num in counts.items()}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import select
 from http import HTTPStatus
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 
+from slipstream.fleet.router_counters import LONGEST_NAME, MovedWhy, RouterCounters
 from slipstream.http.app import App
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
-from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
+from slipstream.http.counters import CLIENT_CLOSED, HttpCounters, with_router
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.response_bodies import Version
 from slipstream.http.openai.vocabulary import TextsByModel
@@ -97,5 +98,16 @@ def test_whatever_clients_do_the_numbers_fit_into_a_beat() -> None:
     assert sum(told.counters.answers.values()) == len(paths) * len(statuses)
     assert {f"200 {app.pattern_of(path)}" for path in paths} <= told.counters.answers.keys()
     often = dict.fromkeys(told.counters.answers, 10**9)
+    router = RouterCounters(choose_s=10**6 + 0.123456789)
+    for number in range(100):
+        model = f"{number:03}-{'m' * (LONGEST_NAME - 4)}"
+        for why in get_args(MovedWhy):
+            router.note_moved(model, why)
+        for why in ("home", "second", "load", "waited"):
+            router.note_placed(model, why)
+    assert sum(router.moved.values()) == 100 * len(get_args(MovedWhy))
+    router.placed = dict.fromkeys(router.placed, 10**9)
+    router.moved = dict.fromkeys(router.moved, 10**9)
     most = FrontNumbers(FrontGauges(2**20, 2**20), FrontCounters(often, 10**12))
+    most = with_router(most, router)
     assert len(msgspec.json.encode(Status(beat=True, numbers=most))) < select.PIPE_BUF

@@ -126,7 +126,7 @@ class StreamRouter:
         """Begin with a new stream at the best member."""
         number = self._best_for_new(state, submit, now)
         if number is not None:
-            self.counters.note_placed(self._placed_why)
+            self.counters.note_placed(self._members[number].model, self._placed_why)
         self.place(state, number, now)
 
     def _best_for_new(self, state: StreamState, submit: Submit, now: float) -> int | None:
@@ -283,12 +283,13 @@ class StreamRouter:
         source, target = self.session_of(state), self._members[decision.member].session
         assert target is not None
         route = self._routes.get(state)
+        model = self._members[decision.member].model
         if decision.source is not None:
-            self.counters.note_moved(self._why_left(decision.source))
+            self.counters.note_moved(model, self._why_left(decision.source))
         elif route is not None and route.left_because is not None:
-            self.counters.note_moved(route.left_because)
+            self.counters.note_moved(model, route.left_because)
         else:
-            self.counters.note_placed("waited")
+            self.counters.note_placed(model, "waited")
         self._count(state, decision.member, now)
         carried = self._held.take(state) if source is None else source.leave(state)
         state.moves, state.strikes = decision.moves, decision.strikes

@@ -49,7 +49,8 @@ _NO_COUNTS = (0,) * len(_BUCKET_BOUNDS)
 class _Family(Struct, frozen=True):
     """One metric. value: computed from a process's numbers of type `of`, or from its
     `ProcessStatistics` if `of` is None. labels: in addition to model and process; `value` then
-    returns a dict keyed by them.
+    returns a dict keyed by them, with `names_model` by a model's name before them, or "" for that
+    of the process.
     """
 
     kind: Callable[..., Metric]
@@ -58,6 +59,7 @@ class _Family(Struct, frozen=True):
     of: type | UnionType | None
     value: Callable[[Any], Any]
     labels: tuple[str, ...] = ()
+    names_model: bool = False
 
 
 _Gauge, _Counter, _Histogram = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
@@ -75,6 +77,12 @@ def _by_path(front: FrontNumbers) -> dict[tuple[str, ...], int]:
 
 def _by_label(tally: dict[str, int]) -> dict[tuple[str, ...], int]:
     return {(name,): num for name, num in tally.items()}
+
+
+def _by_model(tally: dict[str, int]) -> dict[tuple[str, ...], int]:
+    """Streams by model and cause; they are counted under "WHY MODEL"."""
+    kinds = ((kind.partition(" "), num) for kind, num in tally.items())
+    return {(model, why): num for (why, _, model), num in kinds}
 
 
 def _core_metrics() -> Iterator[_Family]:
@@ -249,16 +257,18 @@ def _router_metrics() -> Iterator[_Family]:
         "router_requests",
         "Streams placed at a replica, by why it was chosen: home, second, load, waited.",
         FrontNumbers,
-        lambda n: _by_label(n.counters.placed),
+        lambda n: _by_model(n.counters.placed),
         ("why",),
+        names_model=True,
     )
     yield _Family(
         _Counter,
         "router_moves",
         "Streams that went on at another replica, by what became of the one before.",
         FrontNumbers,
-        lambda n: _by_label(n.counters.moved),
+        lambda n: _by_model(n.counters.moved),
         ("why",),
+        names_model=True,
     )
     yield _Family(
         _Counter,
@@ -491,6 +501,9 @@ def _add_sample(
         metric.add_metric(labels, list(zip(_BUCKET_BOUNDS, counts, strict=True)), value.sum)
     elif isinstance(value, dict):
         for more, num in value.items():
-            metric.add_metric([*labels, *more], num)
+            named = labels
+            if family.names_model:
+                named, more = [more[0] or labels[0], *labels[1:]], more[1:]
+            metric.add_metric([*named, *more], num)
     else:
         metric.add_metric(labels, value)

@@ -386,7 +386,20 @@ STATISTICS = Statistics(
             ),
         ),
         "http": ProcessStatistics(
-            "silent", 8, 0, 0.5, 50, FrontNumbers(counters=FrontCounters({"200 /a b": 4}, 5))
+            "silent",
+            8,
+            0,
+            0.5,
+            50,
+            FrontNumbers(
+                counters=FrontCounters(
+                    {"200 /a b": 4},
+                    5,
+                    {"home org/one": 7, "load": 2},
+                    {"lost org/one": 1},
+                    0.25,
+                )
+            ),
         ),
         "tokenizer": ProcessStatistics("restarting", num_restarts=1),
     },
@@ -415,6 +428,10 @@ def test_rendered_in_both_formats(accept: str) -> None:
     assert found["slipstream:process_up", (model, "tokenizer")] == 0
     assert found["slipstream:process_restarts_total", (model, "tokenizer")] == 1
     assert found["slipstream:http_requests_total", (model, "/a b", "http", "200")] == 4
+    assert found["slipstream:router_requests_total", ("org/one", "http", "home")] == 7
+    assert found["slipstream:router_requests_total", (model, "http", "load")] == 2
+    assert found["slipstream:router_moves_total", ("org/one", "http", "lost")] == 1
+    assert found["slipstream:router_choose_seconds_total", (model, "http")] == 0.25
     assert found["slipstream:step_time_seconds_count", (model, "core")] == sum(COUNTS)
     assert found["slipstream:step_time_seconds_sum", (model, "core")] == 1.25
     le = [
