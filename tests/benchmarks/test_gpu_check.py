@@ -668,7 +668,7 @@ def test_a_step_costs_its_launches_and_what_takes_longer() -> None:
         attention_dims=4096,
     )
     time = prediction.decode_time(work, 1000.0, 400, 2, card)
-    assert time.launch_s == pytest.approx(400 * 2.2e-6)
+    assert time.launch_s == pytest.approx(400 * prediction.LAUNCH_US * 1e-6)
     assert time.bytes_s == pytest.approx((1.1e9 * 2 + 2 * prediction.CONTEXT * 1000) / 1e12)
     assert time.flops_s == pytest.approx(
         (2 * 1.1e9 * 2 + 2 * 4 * 4096 * (prediction.CONTEXT + 1)) / 1e14

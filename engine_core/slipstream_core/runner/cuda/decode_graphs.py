@@ -254,8 +254,8 @@ class DecodeGraphs:
             logits = self._logits[: int(np.count_nonzero(plan.samples))]
             changed = self._logits_processors.changed_rows(logits, constraints)
             self._edited[: len(changed)].copy_(changed)
-        bits = masks_of(plan, masks, len(self._vocab))
-        if len(bits):
+        if len(masked_rows(plan)):
+            bits = masks_of(plan, masks, len(self._vocab))
             self._mask_staging.open(bits.nbytes)[: bits.nbytes].view(np.int32)[...] = bits.ravel()
             sent = self._mask_staging.send(bits.nbytes)[: bits.nbytes].view(torch.int32)
             self._masks[: len(bits)].copy_(sent.view(bits.shape))

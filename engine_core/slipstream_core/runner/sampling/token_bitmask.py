@@ -28,6 +28,8 @@ def apply_masks(logits: torch.Tensor, rows: Int64s, masks: Int32s) -> torch.Tens
 
 def masked_rows(plan: StepPlan) -> Int64s:
     """The sampled rows that have a mask of their own: of a grammar, or of masked ids; ascending."""
+    if not len(plan.grammar_rows) and not len(plan.masked_rows):  # at nearly every step
+        return plan.masked_rows
     return np.union1d(plan.grammar_rows, plan.masked_rows)
 
 
