@@ -6,6 +6,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
+import msgspec
+
 from slipstream.fleet.placement import Reason
 
 PlacedWhy = Reason | Literal["waited"]
@@ -13,9 +15,9 @@ MovedWhy = Literal["lost", "core_away", "draining", "overloaded", "leaving", "re
 Why = TypeVar("Why", bound=Hashable)
 
 # The counters have to fit into a beat (`slipstream_ipc.process`).
-MOST_PAIRS = 12  # of a model that is counted apart and a cause; other models are counted together
-LONGEST_NAME = 32  # of such a model
-OTHER_MODELS = ""
+MOST_PAIRS = 10  # of a model and a cause that are counted apart
+LONGEST_NAME = 42  # of such a model, bytes in JSON
+OTHER_MODELS = ""  # for all other pairs
 
 
 @dataclass(slots=True)
@@ -24,7 +26,8 @@ class RouterCounters:
 
     placed: streams by model and by why their first replica was chosen; waited: none was there at
     first. moved: streams that went on at another replica, by model and by what became of the one
-    before. choose_s: time spent on choosing.
+    before. Pairs beyond the first MOST_PAIRS, and those of long names, are of OTHER_MODELS.
+    choose_s: time spent on choosing.
     """
 
     placed: dict[tuple[str, PlacedWhy], int] = field(default_factory=dict)
@@ -46,4 +49,4 @@ class RouterCounters:
 
     def _is_room_for(self, model: str) -> bool:
         pairs = [pair for pair in (*self.placed, *self.moved) if pair[0] != OTHER_MODELS]
-        return len(pairs) < MOST_PAIRS and len(model) <= LONGEST_NAME
+        return len(pairs) < MOST_PAIRS and len(msgspec.json.encode(model)) - 2 <= LONGEST_NAME

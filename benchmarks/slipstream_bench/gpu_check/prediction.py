@@ -6,8 +6,9 @@ forward, recorded on the meta device with a few layers; a layer more adds what t
 An operator of torch counts as one launch, attention as three, sampling as `_SAMPLING`.
 
 The model leaves out what no count tells: how near a kernel comes to the card's limits, and kernels
-that overlap. `LAUNCH_US` is an H100's, from a census of one row: what its step takes beside the
-bytes, over its launches, is 2.9 µs for Qwen3-0.6B and 2.7 for Llama-3.1-8B.
+that overlap, and kernels that one of torch's operators adds (28 of Qwen3-0.6B at one row, whose
+products are split). `LAUNCH_US` is an H100's: what a replay of one row takes beside the bytes, over
+the launches counted here, is 2.9 µs for Qwen3-0.6B and 2.8 for Llama-3.1-8B.
 """
 
 from __future__ import annotations

@@ -153,8 +153,8 @@ class FrontCounters(Struct, frozen=True, omit_defaults=True):
     """Counters of an HTTP front. answers: by "STATUS PATH". num_chunks: of streamed answers.
 
     Over several replicas: placed: streams by why their replica was chosen, as "WHY MODEL", or "WHY"
-    for models that are not counted apart; moved: likewise by why they left one; choose_s: time
-    spent on choosing.
+    where the pair is not counted apart; moved: likewise by why they left one; choose_s: time spent
+    on choosing.
     """
 
     answers: CountByName = {}

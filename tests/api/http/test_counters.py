@@ -84,7 +84,8 @@ def test_what_clients_make_up_makes_no_new_counters(path: str, pattern: str) -> 
     assert app.pattern_of(path) == pattern
 
 
-def test_whatever_clients_do_the_numbers_fit_into_a_beat() -> None:
+@pytest.mark.parametrize("letter", ["m", "\u6a21", "\x00"])
+def test_whatever_clients_do_the_numbers_fit_into_a_beat(letter: str) -> None:
     """Every path with every status, all often: what does not fit would never be told again."""
     io: Any = SimpleNamespace(models=())
     app = App(io, ApiKeys(()), TextsByModel(lambda _: "nowhere"), Limits())
@@ -99,8 +100,10 @@ def test_whatever_clients_do_the_numbers_fit_into_a_beat() -> None:
     assert {f"200 {app.pattern_of(path)}" for path in paths} <= told.counters.answers.keys()
     often = dict.fromkeys(told.counters.answers, 10**9)
     router = RouterCounters(choose_s=10**6 + 0.123456789)
+    room = LONGEST_NAME - len("000-")
+    letters = {"m": room, "\u6a21": room // 3, "\x00": room // 6}
     for number in range(100):
-        model = f"{number:03}-{'m' * (LONGEST_NAME - 4)}"
+        model = f"{number:03}-" + letter * letters[letter]
         for why in get_args(MovedWhy):
             router.note_moved(model, why)
         for why in ("home", "second", "load", "waited"):

@@ -500,10 +500,13 @@ def _add_sample(
         counts = accumulate(value.counts or _NO_COUNTS)
         metric.add_metric(labels, list(zip(_BUCKET_BOUNDS, counts, strict=True)), value.sum)
     elif isinstance(value, dict):
+        sums: dict[tuple[str, ...], float] = {}  # another model's may have the front's own name
         for more, num in value.items():
-            named = labels
+            named = tuple(labels)
             if family.names_model:
-                named, more = [more[0] or labels[0], *labels[1:]], more[1:]
-            metric.add_metric([*named, *more], num)
+                named, more = (more[0] or labels[0], *labels[1:]), more[1:]
+            sums[*named, *more] = sums.get((*named, *more), 0) + num
+        for each, num in sums.items():
+            metric.add_metric(each, num)
     else:
         metric.add_metric(labels, value)

@@ -43,7 +43,7 @@ _NAMED = 16  # kernels with a row of their own
 class _CensusSizes:
     batches: tuple[int, ...]
     context: int  # tokens in the cache of each decode row
-    short: int  # ... of the largest batch once more
+    short: int  # ... when the largest batch is decoded once more
     prefill: int  # tokens of one prompt
     mixed: tuple[tuple[int, int], ...]  # decode rows, and tokens of a prompt beside them
 
@@ -65,7 +65,7 @@ def run(setting: GpuSetting, shape: str) -> None:
         num_tokens=(
             most * (sizes.context + 32) + sizes.prefill if setting.device == "cpu" else None
         ),
-        graph_sizes=(*sizes.batches, most),  # the mixed step samples that many rows
+        graph_sizes=(*sizes.batches, most),  # a mixed step samples that many rows
     )
     limits = ceilings(setting)
     runner = load_runner(config)

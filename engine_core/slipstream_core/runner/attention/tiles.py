@@ -97,7 +97,7 @@ class TileRule(NamedTuple):
 # The first rule that matches holds. Decode is bound by reading keys, so it has few rows and many
 # loads in flight; prefill by the matrix units, so it has as many rows as registers hold. There are
 # no matrix units for float32, and wide values take the registers for their sums alone. Two warps
-# take 1.5 to 10 % less than four where a card is full, and 7 % more for a single row; prefill with
+# take 3 to 10 % less than four where a card is full, and 7 % more for a single row; prefill with
 # 128 keys takes 7 % less on an H100, but all of its shared memory, and spills.
 TILE_TABLE: tuple[TileRule, ...] = (
     TileRule("decode", 2, 128, 128, 16, Tile(16, 64, 2, _STAGES)),

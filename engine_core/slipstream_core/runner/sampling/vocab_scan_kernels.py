@@ -9,6 +9,8 @@ one size whatever the batch, so a row's numbers do not depend on the others.
   of `masks` with a bit for each id that is allowed, the lowest first. -1 is neither, and costs one
   load.
 - Of equal values the lowest id is taken, as torch's argmax does.
+- The largest logits take a second pass, for a bound that as many reach, and of slices that reach it
+  a third.
 """
 
 import triton
@@ -24,6 +26,7 @@ TOP_GROUP = 128  # logits of which the largest alone says where a row's largest 
 TOP_WARPS = 8
 BOUND_WARPS = 4
 LOWEST = tl.constexpr(-(1 << 63))
+IMPOSSIBLE = tl.constexpr(-2139095041)  # -infinity, ordered
 NOWHERE = tl.constexpr(-(1 << 31))
 
 
@@ -248,7 +251,7 @@ def bound_top(
     tl.store(bounds + row, (bound ^ 0x80000000).to(tl.int32, bitcast=True))
 
 
-@triton.jit(do_not_specialize_on_alignment=["own", "counts"])
+@triton.jit(do_not_specialize=["num"], do_not_specialize_on_alignment=["own", "counts"])
 def top_of_slices(
     logits,  # [S, vocab]
     tops,  # [S, slices * BLOCK / GROUP] int32
@@ -258,14 +261,16 @@ def top_of_slices(
     counts,  # [S, slices] int32, with RANKS: how many logits are larger than the row's own
     vocab_size,
     row_stride,
+    num,  # wanted of the row
     RANKS: tl.constexpr,
-    NUM: tl.constexpr,
+    NUM: tl.constexpr,  # the next power of two
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """Grid: (S, slices). A key orders by value, then by the lower id, so no two are equal.
 
-    Most slices have nothing that is not below the bound, and are not read again.
+    Most slices have nothing that is not below the bound, and are not read again. Where a mask
+    leaves fewer than `num` ids, all others are equal: the first of them are enough.
     """
     row = tl.program_id(0)
     part = tl.program_id(1)
@@ -289,14 +294,15 @@ def top_of_slices(
         if RANKS:
             num_larger = tl.sum((there & (value > sampled)).to(tl.int32), 0)
         key = (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
-        key = tl.where(there & (ordered >= bound), key, LOWEST)
+        may_be = there & (ordered >= bound) & ((ordered > IMPOSSIBLE) | (ids < 2 * num))
+        key = tl.where(may_be, key, LOWEST)
         best = tl.max(key, 0)
-        num = 0
-        while (best > LOWEST) & (num < NUM):
-            found = tl.where(places == num, best, found)
+        place = 0
+        while (best > LOWEST) & (place < NUM):
+            found = tl.where(places == place, best, found)
             key = tl.where(key == best, LOWEST, key)
             best = tl.max(key, 0)
-            num += 1
+            place += 1
     tl.store(keys + slot * NUM + places, found)
     if RANKS:
         tl.store(counts + slot, num_larger)

@@ -1,4 +1,4 @@
-"""Samples whole rows of logits on a card with a few Triton kernels, which read them once.
+"""Samples whole rows of logits on a card with a few Triton kernels.
 
 Without Triton, `sampler` uses torch's operators instead and has to ask the device which rows reach
 beyond the candidates.
@@ -22,6 +22,8 @@ from slipstream_core.runner.sampling.truncation_limits import TruncationLimits
 _INTERPRETED_BLOCK = 256  # so that small vocabularies span several blocks
 _ID_BITS = 0x7FFFFFFF
 _FEWEST_TOP = 16  # tokens kept of a slice; a power of two
+_FEWEST_GROUPED = 16  # logits to a group
+_GROUPS_FOR_EACH = 4  # groups to each of the largest, so that their bound lets few more through
 
 
 def whole_vocab_sampler(
@@ -214,7 +216,10 @@ class WholeVocabSampler:
         num_rows, vocab_size = logits.shape
         kept = max(_FEWEST_TOP, _power_of_two(num))
         parts = -(-vocab_size // self._top_block)
-        num_groups = parts * (self._top_block // self._top_group)
+        group = self._top_group
+        while group > _FEWEST_GROUPED and vocab_size // group < _GROUPS_FOR_EACH * num:
+            group //= 2
+        num_groups = parts * (self._top_block // group)
         keys = logits.new_empty((num_rows, parts * kept), dtype=torch.int64)
         counts = logits.new_empty((num_rows, parts), dtype=torch.int32)
         tops = logits.new_empty((num_rows, num_groups), dtype=torch.int32)
@@ -225,7 +230,7 @@ class WholeVocabSampler:
             "vocab_size": vocab_size,
             "row_stride": logits.stride(0),
             "BLOCK": self._top_block,
-            "GROUP": self._top_group,
+            "GROUP": group,
             "num_warps": self._scans.TOP_WARPS,
         }
         bounding = {
@@ -242,6 +247,7 @@ class WholeVocabSampler:
             "keys": keys,
             "own": own,
             "counts": None if own is None else counts,
+            "num": num,
             "RANKS": own is not None,
             "NUM": kept,
         }

@@ -406,6 +406,18 @@ STATISTICS = Statistics(
 )
 
 
+def test_no_series_is_given_twice() -> None:
+    """The only model that is left names the front, and has streams that were not counted apart."""
+    counters = FrontCounters(placed={"home one": 5, "home": 3, "load one": 1})
+    rows = {"http": ProcessStatistics("ready", numbers=FrontNumbers(counters=counters))}
+    text = Metrics().response(Statistics(1.0, rows), "one", "").body.decode()
+    lines = [line for line in text.splitlines() if line.startswith("slipstream:router_requests_")]
+    assert sorted(lines) == [
+        f'slipstream:router_requests_total{{model_name="one",process="http",why="{why}"}} {num}'
+        for why, num in (("home", "8.0"), ("load", "1.0"))
+    ]
+
+
 @pytest.mark.parametrize("accept", ["", "application/openmetrics-text; version=1.0.0"])
 def test_rendered_in_both_formats(accept: str) -> None:
     response = Metrics().response(STATISTICS, 'a "model"\n', accept)

@@ -58,6 +58,21 @@ def test_another_computation_is_not(dtype: Any) -> None:
 
 
 @torch.inference_mode()
+def test_zeros_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that amplifies a rounding to anything."""
+    trial = _Trial(load_model(_DEEP, device="cpu", dtype="bfloat16").module, _VOCAB, _CPU)
+    monkeypatch.setattr(trial, "_own_error", 1.0)
+
+    def zeros(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        return torch.zeros(1, len(keep), _VOCAB, dtype=torch.bfloat16)
+
+    with pytest.raises(ValueError, match="differ"):
+        trial.compare(zeros, 3)
+
+
+@torch.inference_mode()
 def test_in_float32_a_small_difference_is_one() -> None:
     module, other = (load_model(_DEEP, device="cpu", dtype="float32").module for _ in range(2))
     other.model.layers[5].mlp.down_proj.weight.data *= 1.05

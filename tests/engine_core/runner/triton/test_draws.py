@@ -158,6 +158,22 @@ def test_the_largest_of_slices_are_those_of_the_row(
     assert ranks.tolist() == ((logits.float() > own[:, None]).sum(-1) + 1).tolist()
 
 
+@pytest.mark.parametrize("num_allowed", [0, 3, 19, 20, 200])
+def test_the_largest_of_rows_of_which_a_mask_leaves_few(
+    whole: WholeVocabSampler, num_allowed: int
+) -> None:
+    """What is not allowed is equal, and comes by id."""
+    logits = torch.full((3, VOCAB), -torch.inf, device=DEVICE)
+    generator = torch.Generator().manual_seed(8)
+    for row in logits:
+        ids = torch.randperm(VOCAB, generator=generator)[:num_allowed].to(DEVICE)
+        row[ids] = torch.randn(num_allowed, generator=generator).to(DEVICE)
+    values, ids = whole.largest(logits, 20)
+    expected_values, expected_ids = most_likely(logits, 20)
+    assert values.tolist() == expected_values.tolist()
+    assert ids.tolist() == expected_ids.tolist()
+
+
 def test_nothing_is_out_of_range_where_a_logit_is_no_number(whole: WholeVocabSampler) -> None:
     logits = logits_of(3, 1.0, 6)
     logits[0] = torch.nan
