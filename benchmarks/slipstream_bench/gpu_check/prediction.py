@@ -5,10 +5,10 @@ launches and its operations, or its bytes where they take longer. Launches are c
 forward, recorded on the meta device with a few layers; a layer more adds what the largest one has.
 An operator of torch counts as one launch, attention as three, sampling as `_SAMPLING`.
 
-The model leaves out what no count tells: how near a kernel comes to the card's limits, and kernels
-that overlap, and kernels that one of torch's operators adds (28 of Qwen3-0.6B at one row, whose
-products are split). `LAUNCH_US` is an H100's: what a replay of one row takes beside the bytes, over
-the launches counted here, is 2.9 µs for Qwen3-0.6B and 2.8 for Llama-3.1-8B.
+The model leaves out what no count tells: how near a kernel comes to the card's limits, which
+kernels overlap, and what one of torch's operators launches beside its own kernel (28 sums of split
+products in Qwen3-0.6B at one row). `LAUNCH_US` is an H100's: what a replay of one row takes beside
+the bytes, over the launches counted here, is 2.9 µs for Qwen3-0.6B and 2.8 for Llama-3.1-8B.
 """
 
 from __future__ import annotations

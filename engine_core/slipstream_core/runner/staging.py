@@ -109,7 +109,7 @@ class CardCopies:
 
     - Events are blocking: a waiting thread sleeps instead of spinning on a core that the host's
       other threads need.
-    - The stream of steps is looked up once: each time takes torch 10 us or more.
+    - The stream of steps is looked up once: torch walks through Python to find it.
     """
 
     def __init__(self, device: torch.device) -> None:
