@@ -27,12 +27,18 @@ from slipstream import (
     OverloadedError,
     StreamLostError,
 )
-from slipstream.client.connection import fleet_queries, fleet_session, stream_search
+from slipstream.client.connection import (
+    fleet_members,
+    fleet_queries,
+    fleet_session,
+    stream_search,
+)
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.connection.queries import new_recall
 from slipstream.client.connection.stack_session import Handover
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream
+from slipstream.fleet.moves import MoveSettings
 from slipstream.request.requests import new_resume
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.crash_note import suspect_digests
@@ -178,6 +184,50 @@ def test_a_stream_of_a_lost_replica_goes_on_at_another_with_its_tokens(place) ->
         assert (submit.was_accepted, submit.num_chars, submit.moves) == (True, 1, 1)
         assert u32(submit.output_ids).tolist() == [ord("a")]
         assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def found_gone_late(monkeypatch, session: Any) -> None:
+    """A lost replica is found to be gone at the fifth look; nothing else moves its streams."""
+    looks = count()
+    monkeypatch.setattr(fleet_members, "why_absent", lambda _: "gone" if next(looks) >= 4 else None)
+    monkeypatch.setattr(fleet_session, "TICK_S", 600.0)
+    monkeypatch.setattr(session._moves, "_settings", MoveSettings(patience_s=600.0))
+
+
+def test_whether_a_lost_replica_is_gone_is_looked_at_again(place, monkeypatch) -> None:
+    first, second = place("a"), place("b")
+    with Client(address_of(first, second)) as client:
+        streams = spread(client, [first, second])
+        found_gone_late(monkeypatch, client._io._session)
+        first.stop()
+        submit = expect(second, Submit)
+        assert rest_of(second, second.accept(submit), streams[first]) == "bc"
+
+
+def test_whether_a_lost_replica_is_gone_is_looked_at_again_in_a_loop(place, monkeypatch) -> None:
+    first, second = place("a"), place("b")
+
+    async def lose_one() -> str:
+        client = AsyncClient(address_of(first, second))
+        patience = Patience()
+        await client.connect()
+        while not is_attached(client, 2):
+            patience.check()
+            await client.connect()
+        stream = client.stream("prompt", seed=1)
+        lost, submit = await asyncio.to_thread(first_submit, [first, second], patience)
+        lost.send(deltas(Entry(lost.accept(submit), "a")))
+        text = (await anext(stream)).text
+        found_gone_late(monkeypatch, client._io._session)
+        await asyncio.to_thread(lost.stop)
+        other = second if lost is first else first
+        handle = other.accept(await asyncio.to_thread(expect, other, Submit))
+        other.send(deltas(Entry(handle, "bc", 1, end=end_of("abc"))))
+        text += "".join([delta.text async for delta in stream])
+        await client.close()
+        return text
+
+    assert asyncio.run(lose_one()) == "abc"
 
 
 def grown(client: Client) -> None:

@@ -32,6 +32,7 @@ from slipstream_ipc.transport.addresses import IPC
 
 _SHUT_S = 10.0  # until a closed member is tried again
 _AWAY_S = 10.0  # for which it is said of a member that it may be back soon
+_DOUBT_S = 0.5  # for which a member whose connection broke is looked at again and again
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class FleetMembers:
         self._members: dict[int, FleetMember] = {}
         self._numbers = count()
         self._unasked: list[tuple[str, PendingQuery]] = []  # each with the model it is about
+        self._in_doubt: dict[int, float] = {}  # members that may be gone, and until when
 
     def __iter__(self) -> Iterator[FleetMember]:
         return iter(list(self._members.values()))
@@ -265,6 +267,26 @@ class FleetMembers:
 
     # ---- what becomes of a connection --------------------------------------------------------
 
+    @property
+    def is_any_in_doubt(self) -> bool:
+        """Whether a connection broke a moment ago, and whether its member is gone is not known."""
+        return bool(self._in_doubt)
+
+    def look_again(self, now: float) -> bool:
+        """Look whether members in doubt are gone; whether one is. The processes of a replica end
+        one after another, and the one that listens need not be the first.
+        """
+        is_any_gone = False
+        for number, until in list(self._in_doubt.items()):
+            member = self._members.get(number)
+            if member is not None and not member.is_attached and now < until:
+                if not member.is_gone:
+                    continue
+                self._moves.gone(number, now)
+                is_any_gone = True
+            del self._in_doubt[number]
+        return is_any_gone
+
     def watch(self, member: FleetMember, now: float, *, is_tick: bool) -> bool:
         """Note what has become of the connection to a member. Whether that has changed."""
         session = member.session
@@ -273,8 +295,11 @@ class FleetMembers:
         if not is_attached:
             self._moves.detached(member.number, now)
             self._moves.starting(member.number, session.is_starting)
-            if (is_tick or member.is_attached) and member.has_attached and member.is_gone:
-                self._moves.gone(member.number, now)
+            if (is_tick or member.is_attached) and member.has_attached:
+                if member.is_gone:
+                    self._moves.gone(member.number, now)
+                elif member.is_attached:
+                    self._in_doubt[member.number] = now + _DOUBT_S
         if member.is_attached == is_attached:
             return False
         member.is_attached, member.away_since = is_attached, now

@@ -50,6 +50,7 @@ _ABSENT_S = 1.0  # as in `ClientSession`
 _TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_s": 2.0}
 _LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
 Statements = dict[str, bytes | None]
+_LOOK_S = 0.01  # between two looks whether a member is gone whose connection broke
 _GATHER_S = 0.25  # for the other members, once the first has answered
 _ACCEPTED_WAIT = 6  # times `timeout_s`, as in `ClientSession`
 
@@ -153,7 +154,12 @@ class FleetSession:
     @property
     def tick_s(self) -> float:
         """As that of `StackSession`; here for streams that wait for a member, too."""
-        return TICK_S
+        return _LOOK_S if self.is_in_doubt else TICK_S
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether it has to turn sooner than `tick_s` said before: a member may be gone."""
+        return self._members.is_any_in_doubt
 
     @property
     def members(self) -> list[str]:
@@ -344,6 +350,8 @@ class FleetSession:
             if arrived is None or is_tick or session.is_among(arrived):
                 has_deltas |= session.turn(now, None if is_tick else arrived)
                 has_changed |= self._members.watch(member, now, is_tick=is_tick)
+        if self._members.is_any_in_doubt:
+            has_changed |= self._members.look_again(now)
         if self._gathers and (self._are_all_there(now) or now >= self._began_at + _ABSENT_S):
             self._end_gathering(now)
         self._search.go_on(now)

@@ -238,6 +238,9 @@ class LoopIO:
             self._tracer.add(SpanKind.CLIENT, begin_ns, time.monotonic_ns())
         if self._poller.has_more():
             self._schedule()
+        if self._session.is_in_doubt:
+            self._ticker.cancel()
+            self._ticker = self._call_tick()
 
     def _call_tick(self) -> asyncio.TimerHandle:
         return self.loop.call_at(next_multiple(self.loop.time(), self._session.tick_s), self._tick)

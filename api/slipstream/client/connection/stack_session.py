@@ -56,7 +56,12 @@ class Handover:
 
 
 class StackSession:
-    """Carries all streams of one client. Starts to attach to the stack's first worker at once."""
+    """Carries all streams of one client. Starts to attach to the stack's first worker at once.
+
+    is_in_doubt: see `FleetSession`.
+    """
+
+    is_in_doubt = False
 
     def __init__(
         self,
