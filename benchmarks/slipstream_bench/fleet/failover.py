@@ -49,6 +49,12 @@ _OPTIONS = (
     Option("output_len", integer(16, 3000), "tokens of an answer, in the mean", 400, 100),
     Option("step_ms", number(lambda value: 1 <= value <= 1000, "in [1, 1000]"), "of a step", 20.0),
     Option(
+        "prefill_us",
+        number(lambda value: 0 <= value <= 10_000, "in [0, 10000]"),
+        "of a step for each token of a prompt, or of a stream that moves",
+        20.0,
+    ),
+    Option(
         "steady_s",
         number(lambda value: 0.5 <= value <= 600, "seconds in [0.5, 600]"),
         "undisturbed, before each kill and behind the last one",
@@ -95,7 +101,9 @@ def bench_failover(arguments: argparse.Namespace) -> int:
     rows: list[Row] = []
     for run in range(arguments.runs):
         load = _OpenStreams(given["streams"], given["output_len"], seed=run)
-        model = f"simulated:step_ms={given['step_ms']:g},prefill_us=20,mode=chain"
+        model = (
+            f"simulated:step_ms={given['step_ms']:g},prefill_us={given['prefill_us']:g},mode=chain"
+        )
         with (
             log_level("ERROR"),
             ServedFleet(
