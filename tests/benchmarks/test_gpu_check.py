@@ -36,6 +36,7 @@ from slipstream_bench.gpu_check.sections import (
     decode,
     exactness,
     prefill,
+    ranks,
     sampling,
     steady,
 )
@@ -234,6 +235,29 @@ def test_dry_run_of_sanitizer(tmp_path: Path) -> None:
     rows = rows_of("sanitizer", tmp_path)
     assert [row["case"] for row in rows[-2:]] == ["memcheck", "racecheck"]
     assert {row["skipped"] for row in rows[-2:]} == {"there is no compute-sanitizer on the PATH"}
+
+
+@pytest.mark.slow
+def test_dry_run_of_ranks(tmp_path: Path) -> None:
+    rows = rows_of("ranks", tmp_path, "--tensor-parallel-size", "2")
+    measured = [row for row in rows if row["section"] == names_of("ranks")[1]]
+    assert [row["case"] for row in measured] == [
+        f"{ranks}, batch {batch}" for ranks in ("1 rank", "2 ranks") for batch in (1, 4)
+    ]
+    for row, alone in zip(measured, measured[:2] * 2, strict=True):
+        over_one = row["step_median_ms"] / alone["step_median_ms"]
+        assert row["over_one_rank"] == pytest.approx(over_one, rel=0.01)
+        assert row["share_of_bound"] > 0
+        assert row["goal_over_one_rank"] == (0.62 if row["case"] == "2 ranks, batch 4" else None)
+
+
+def test_ranks_without_as_many_cards_are_left_out(
+    setting: GpuSetting, report: GpuReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    ranks.run(replace(setting, device="cuda"), SHAPES[1])
+    (row,) = [row for row in read_rows(report.path) if row["case"] == "cards"]
+    assert row["skipped"] == "2 ranks need as many cards, here are 1"
 
 
 def test_the_largest_load_fits_the_reference_card() -> None:

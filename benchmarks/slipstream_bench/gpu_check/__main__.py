@@ -31,7 +31,7 @@ from slipstream_bench.gpu_check.gpu_report import (
     say,
     write_files,
 )
-from slipstream_bench.gpu_check.setting import FIRST, GRACE_S, PARTS, Section
+from slipstream_bench.gpu_check.setting import GRACE_S, NAMED_ONLY, PARTS, Section
 
 _CARDS = ("H100", "H200")
 _WRITE_S = 1.0  # interval of writing new rows
@@ -56,6 +56,7 @@ class _SectionRun:
     is_quick: bool
     folder: Path  # removed after the run
     out: Path
+    tensor_parallel_size: int
     began: datetime
     started_s: float
     written: set[Path] = field(default_factory=set)  # under `out`
@@ -68,7 +69,7 @@ class _SectionRun:
 def main(argv: Sequence[str] | None = None) -> int:
     """Check the card; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    parts = arguments.parts or [part for part in PARTS if part != FIRST]
+    parts = arguments.parts or [part for part in PARTS if part not in NAMED_ONLY]
     if unknown := sorted(set(parts) - set(PARTS)):
         _parser().error(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
     if arguments.predict:
@@ -92,10 +93,21 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpu-check", description="Check exactness and speed on an NVIDIA card."
     )
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all but {FIRST}"
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(PARTS)}; default: all but {' and '.join(NAMED_ONLY)}",
     )
     parser.add_argument(
         "--sections", nargs="+", metavar="NAME", help="only these sections of the parts"
+    )
+    parser.add_argument(
+        "--tensor-parallel-size",
+        type=int,
+        choices=range(2, 65),
+        metavar="N",
+        default=2,
+        help="ranks beside one, of the part about them; default: %(default)s",
     )
     parser.add_argument("--quick", action="store_true", help="small models and few runs")
     parser.add_argument("--dry-run", action="store_true", help="--quick, on the CPU")
@@ -137,6 +149,7 @@ def _run_part(part: str, arguments: argparse.Namespace) -> int:
             arguments.dry_run or arguments.quick,
             Path(folder),
             arguments.out,
+            arguments.tensor_parallel_size,
             datetime.now(UTC),
             time.monotonic(),
         )
@@ -184,6 +197,7 @@ def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float)
     ]
     command += ["--device", run.device, "--rows", str(run.rows_path), "--folder", str(run.folder)]
     command += ["--started-s", str(run.started_s), "--deadline-s", str(deadline_s)]
+    command += ["--tensor-parallel-size", str(run.tensor_parallel_size)]
     if run.is_quick:
         command.append("--quick")
     say(run.started_s, f"{run.part}: {', '.join(names)}:")

@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--started-s", type=float, required=True)
     parser.add_argument("--deadline-s", type=float, required=True, help="time.monotonic()")
+    parser.add_argument("--tensor-parallel-size", type=int, required=True)
     arguments = parser.parse_args()
     left_s = arguments.deadline_s - time.monotonic()
     faulthandler.dump_traceback_later(max(left_s, 0.0) + GRACE_S - 3, exit=True)
@@ -47,7 +48,12 @@ def main() -> int:
             continue
         report = GpuReport(section.name, arguments.rows, arguments.started_s)
         setting = GpuSetting(
-            arguments.device, arguments.quick, arguments.folder, arguments.deadline_s, report
+            arguments.device,
+            arguments.quick,
+            arguments.folder,
+            arguments.deadline_s,
+            report,
+            arguments.tensor_parallel_size,
         )
         try:
             module = importlib.import_module(

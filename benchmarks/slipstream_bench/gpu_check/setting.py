@@ -32,7 +32,9 @@ _ENVIRONMENT = Section("environment", "environment", 25)
 _COMPILING = Section("compiling", "compiling", 20, function="run_models")
 
 # In order of importance: the last ones are left out if the card is slower than expected.
-FIRST = "first"  # a little of each, for a card's first minutes; not among "all parts"
+FIRST = "first"  # a little of each, for a card's first minutes
+RANKS = "ranks"  # on several cards
+NAMED_ONLY = (FIRST, RANKS)  # not among "all parts"
 PARTS: dict[str, tuple[Section, ...]] = {
     FIRST: (
         _ENVIRONMENT,
@@ -73,6 +75,7 @@ PARTS: dict[str, tuple[Section, ...]] = {
         Section(f"steady {_MIDDLE}", "steady", 100, _MIDDLE),
     ),
     "sanitizer": (_ENVIRONMENT, Section("sanitizer", "sanitizer", 240)),
+    RANKS: (_ENVIRONMENT, Section(f"ranks {_MIDDLE}", "ranks", 240, _MIDDLE)),
     "prefill": (
         _ENVIRONMENT,
         Section(f"prefill {_MIDDLE}", "prefill", 35, _MIDDLE),
@@ -98,6 +101,7 @@ class GpuSetting:
     folder: Path  # shared by the sections of a run: models, tokenizers
     deadline_s: float  # time.monotonic(); a section starts no work after it
     report: GpuReport
+    tensor_parallel_size: int = 2  # of the part about ranks
 
     def most_s(self) -> float:
         """Seconds that work started now may take, most of the grace included."""

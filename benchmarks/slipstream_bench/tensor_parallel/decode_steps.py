@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -37,6 +38,8 @@ class StepsWanted(msgspec.Struct, frozen=True):
     steps: int
     temperature: float
     top_p: float
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 class StepsTaken(msgspec.Struct, frozen=True):
@@ -83,8 +86,8 @@ def measure(wanted: StepsWanted) -> list[StepsTaken]:
         CoreConfig(
             model=wanted.model,
             address="unused",
-            device="cpu",
-            dtype="float32",
+            device=wanted.device,
+            dtype=wanted.dtype,
             threads=wanted.threads,
             tensor_parallel_size=wanted.ranks,
             max_model_len=longest,

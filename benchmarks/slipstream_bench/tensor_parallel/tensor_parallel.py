@@ -114,7 +114,7 @@ def _step_rows(wanted: StepsWanted) -> Iterator[Row]:
         yield {
             "benchmark": "tp",
             "version": package_version(),
-            "model": wanted.model,
+            "model": "demo" if wanted.model == str(MODEL_PATH) else wanted.model,
             "ranks": wanted.ranks,
             "threads": wanted.threads,
             "batch": taken.batch,
