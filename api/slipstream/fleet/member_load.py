@@ -35,7 +35,7 @@ class MemberLoad:
       this time is still in it.
     """
 
-    __slots__ = ("_sent", "kept_since", "name", "queued_tokens", "running", "salt", "work")
+    __slots__ = ("_own", "_sent", "kept_since", "name", "queued_tokens", "running", "salt", "work")
 
     def __init__(self, name: bytes) -> None:
         """name: the one that the member keeps when it is started again."""
@@ -43,7 +43,13 @@ class MemberLoad:
         self.salt = int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
         self.kept_since = _NEVER
         self._sent: dict[SentRequest, None] = {}  # counted ones, in order of time
+        self._own: set[SentRequest] = set()  # all that have not ended
         self._said(0, 0)
+
+    @property
+    def num_own(self) -> int:
+        """Requests that were sent to it from here and have not ended."""
+        return len(self._own)
 
     def note_load(
         self, now: float, *, running: int, queued_tokens: int, kept_since_s: float | None
@@ -71,11 +77,13 @@ class MemberLoad:
         """A request whose prompt has `num_tokens` to compute was sent to the member."""
         sent = SentRequest(self, num_tokens, now)
         self._sent[sent] = None
+        self._own.add(sent)
         self._add(1, num_tokens)
         return sent
 
     def note_ended(self, sent: SentRequest) -> None:
         """A request that was sent to the member has ended, or was not accepted."""
+        self._own.discard(sent)
         if sent in self._sent:
             del self._sent[sent]
             self._add(-1, -sent.num_tokens)

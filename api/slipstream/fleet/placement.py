@@ -2,8 +2,9 @@
 
 Routers do not talk to each other. What they agree on is a hash: a conversation's home is the same
 member for all of them, and a member more or less moves one of n conversations. Load, and what this
-router remembers of prompts, decide between the home and a few others. Pure; times are seconds of
-one monotonic clock.
+router remembers of prompts, decide between the home and a few others. A router through which nearly
+all requests pass goes by its memory instead: it knows what each cache has been asked for. Pure;
+times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ PREFIX_WEIGHT = 4.0  # of a token to compute, beside one that waits in a queue
 NOT_HOME_TOKENS = 4096.0  # more for a conversation that begins elsewhere: its next turn goes home
 COMMON_CONVERSATIONS = 2  # a key with which more than these began is not one conversation's
 _MAX_COUNTED_KEYS = 2**15
+_MAX_LAST_MEMBERS = 2**16  # two to a conversation
+_ALONE_SHARE = 0.25  # of the running requests: a router is alone where others have fewer
+_SHARE_STEPS = 8  # over which that share is smoothed, each of as many requests
 
-Reason = Literal["home", "second", "load"]
+Reason = Literal["home", "second", "load", "last"]
 _REASONS: tuple[Reason, ...] = ("home", "second", "second")
 
 
@@ -54,7 +58,7 @@ class PlacementPolicy(Protocol):
         is_again: it was sent before, to this member or to another one.
         """
 
-    def note_ended(self, sent: SentRequest) -> None:
+    def note_ended(self, sent: SentRequest, now: float) -> None:
         """What was sent has ended, was refused, or was moved to another member."""
 
 
@@ -86,6 +90,10 @@ class Placement:
         self._num_begun: dict[int, int] = {}  # conversations by first key, the last begun one last
         self._salts: tuple[tuple[int, ...], Uint64s] = ((), np.empty(0, np.uint64))
         self._last: _Choice | None = None
+        self._last_members: dict[int, MemberLoad] = {}  # by key, the last one sent to last
+        self._open: dict[SentRequest, PromptKey] = {}  # what was sent and has not ended
+        self._others_share = 1.0  # of the running requests, those of other routers
+        self._num_chosen = 0
 
     def choose(
         self, key: PromptKey, prompt_len: int, members: Sequence[MemberLoad], now: float
@@ -107,9 +115,14 @@ class Placement:
         if least not in indices:
             indices.append(least)
             reasons.append("load")
+        is_alone = self._is_alone(members)
+        last = self._last_members.get(home_key) if is_alone and level else None
+        if last in members and (at := members.index(last)) not in indices:
+            indices.append(at)
+            reasons.append("last")
         known = self._memory.known(key, [members[index] for index in indices])
         continued = _num_continued(key, max(known))
-        if key.num_continued is not None and 0 < level <= continued:
+        if key.num_continued is not None and 0 < level <= continued and not is_alone:
             known[0] = max(known[0], key.prior_len)
         elsewhere = NOT_HOME_TOKENS if continued < level else 0.0
         weight = self._prefix_weight
@@ -142,11 +155,32 @@ class Placement:
         if last.num_continued == 0 and not is_again:
             self._note_begun(key.first)
         self._memory.remember(key, member, now)
-        return member.note_sent(max(1, prompt_len - last.known[member]), now)
+        for each in (key.first, key.second):
+            if each is not None:
+                self._last_members.pop(each, None)
+                self._last_members[each] = member
+        while len(self._last_members) > _MAX_LAST_MEMBERS:
+            del self._last_members[next(iter(self._last_members))]
+        sent = member.note_sent(max(1, prompt_len - last.known[member]), now)
+        self._open[sent] = key
+        return sent
 
-    def note_ended(self, sent: SentRequest) -> None:
+    def note_ended(self, sent: SentRequest, now: float) -> None:
         """See `PlacementPolicy`."""
+        key = self._open.pop(sent, None)
+        if key is not None:  # its cache was asked for the prompt until now
+            self._memory.remember(key, sent.member, now)
         sent.member.note_ended(sent)
+
+    def _is_alone(self, members: Sequence[MemberLoad]) -> bool:
+        """Whether nearly all requests at these members are this router's."""
+        self._num_chosen += 1
+        if self._num_chosen % _SHARE_STEPS == 0:
+            running = sum([member.running for member in members])
+            if running:
+                others = max(0, running - sum([member.num_own for member in members])) / running
+                self._others_share += (others - self._others_share) / _SHARE_STEPS
+        return self._others_share < _ALONE_SHARE
 
     def _home_key(self, key: PromptKey) -> tuple[int, int, int]:
         """The key that has the request's home; which of its keys that is, 1 or 2, or 0 if the

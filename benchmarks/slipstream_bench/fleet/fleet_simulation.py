@@ -32,6 +32,7 @@ SCENARIOS = {
     for scenario in (
         Scenario("steady", 16),
         Scenario("saturated", 8, conversations_per_s=_NEAR_SATURATION),
+        Scenario("one_front", 8, num_fronts=1, conversations_per_s=_NEAR_SATURATION),
         Scenario("slow_replica", 8, conversations_per_s=_NEAR_SATURATION, slow_speed=0.4),
         Scenario("stale_loads", 16, num_fronts=8, load_interval_s=2.0),
         Scenario("popular_prompt", 16, is_popular=True),

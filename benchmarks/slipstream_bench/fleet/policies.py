@@ -43,7 +43,7 @@ class _Counting:
         """See `PlacementPolicy`."""
         return member.note_sent(prompt_len, now)
 
-    def note_ended(self, sent: SentRequest) -> None:
+    def note_ended(self, sent: SentRequest, now: float) -> None:
         """See `PlacementPolicy`."""
         sent.member.note_ended(sent)
 

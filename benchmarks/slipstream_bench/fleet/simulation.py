@@ -169,7 +169,7 @@ class Simulation:
     def _move(self, request: SimulatedRequest, now: float) -> None:
         """Its replica does not compute it any more: place it again, with what has been computed."""
         old = self._cells[request.cell].fronts[request.front]
-        old.policy.note_ended(request.sent)
+        old.policy.note_ended(request.sent, now)
         if not old.open:
             request.cell = self._home_cell(request.conversation)
         front = self._cells[request.cell].fronts[request.front]
@@ -180,7 +180,7 @@ class Simulation:
         self._cells[request.cell].by_name[member.name].submit(request)
 
     def _ended(self, request: SimulatedRequest, now: float) -> None:
-        self._cells[request.cell].fronts[request.front].policy.note_ended(request.sent)
+        self._cells[request.cell].fronts[request.front].policy.note_ended(request.sent, now)
         if request.submitted_at > WARM_SHARE * self._scenario.seconds:
             self._done.append(request)
             assert request.started_at is not None

@@ -18,6 +18,7 @@ class LoadMachine(RuleBasedStateMachine):
         self.said = (0, 0)
         self.counted: list[SentRequest] = []
         self.all: list[SentRequest] = []
+        self.ended: set[SentRequest] = set()
         self.kept_since = float("-inf")
 
     @rule(seconds=st.sampled_from([0.0, 0.1, LOAD_LAG_S, 1.0]))
@@ -35,6 +36,7 @@ class LoadMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         sent = data.draw(st.sampled_from(self.all))
         self.load.note_ended(sent)  # a second time, or after a load that knows of it, is harmless
+        self.ended.add(sent)
         if sent in self.counted:
             self.counted.remove(sent)
 
@@ -57,6 +59,7 @@ class LoadMachine(RuleBasedStateMachine):
         assert (self.load.running, self.load.queued_tokens) == (running, tokens)
         assert self.load.work == tokens + RUNNING_TOKENS * running
         assert self.load.kept_since == self.kept_since
+        assert self.load.num_own == len(self.all) - len(self.ended)
 
 
 test_loads = LoadMachine.TestCase

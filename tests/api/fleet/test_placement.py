@@ -181,10 +181,76 @@ def test_a_request_that_is_sent_again_is_one_conversation() -> None:
     key = conversation("a", 0)
     for is_again in (False, True, True, True):
         sent = placement.note_submitted(key, key.prompt_len, members[0], 0.0, is_again=is_again)
-        placement.note_ended(sent)
+        placement.note_ended(sent, 0.0)
     chosen = placement.candidates(key, key.prompt_len, members[1:])
     assert max(each.cost for each in chosen) >= 4096
     assert members[0].work == 0
+
+
+def tell_loads(members: Sequence[MemberLoad], now: float, num_others: int) -> None:
+    """Each member runs this router's requests, and as many of other routers."""
+    for member in members:
+        running = member.num_own + num_others
+        member.note_load(now, running=running, queued_tokens=0, kept_since_s=None)
+
+
+def made_alone(placement: Placement, members: Sequence[MemberLoad], num_others: int) -> None:
+    """Two hundred conversations begin through this router, and go on running."""
+    for number in range(200):
+        key = conversation(f"early {number}", 0)
+        chosen = placement.choose(key, key.prompt_len, members, float(number))[0]
+        placement.note_submitted(key, key.prompt_len, members[chosen], float(number))
+        tell_loads(members, number + 0.9, num_others)
+
+
+def moved(placement: Placement, members: Sequence[MemberLoad]) -> tuple[PromptKey, int, int]:
+    """The third turn of a conversation whose second one was computed elsewhere, its home, and that
+    other member, which is none of those that the hash names.
+    """
+    second, third = conversation("a", 1), conversation("a", 2)
+    salts = np.array([member.salt for member in members], np.uint64)
+    home, *_, elsewhere = homes(third.first, salts, len(members))
+    sent = placement.note_submitted(second, second.prompt_len, members[elsewhere], 300.0)
+    placement.note_ended(sent, 301.0)
+    return third, home, elsewhere
+
+
+def test_a_router_alone_goes_where_the_conversation_was_last() -> None:
+    members, placement = members_of(8), new_placement()
+    made_alone(placement, members, num_others=0)
+    key, _, elsewhere = moved(placement, members)
+    best = placement.candidates(key, key.prompt_len, members)[0]
+    assert (best.member, best.reason) == (elsewhere, "last")
+    assert key.prior_len - 300 < best.known < key.prior_len
+
+
+def test_a_router_among_others_goes_home_as_they_do() -> None:
+    members, placement = members_of(8), new_placement()
+    made_alone(placement, members, num_others=100)
+    key, home, _ = moved(placement, members)
+    best = placement.candidates(key, key.prompt_len, members)[0]
+    assert (best.member, best.reason, best.known) == (home, "home", key.prior_len)
+
+
+def test_a_router_that_others_join_is_alone_no_longer() -> None:
+    members, placement = members_of(8), new_placement()
+    made_alone(placement, members, num_others=0)
+    key, home, _ = moved(placement, members)
+    tell_loads(members, 310.0, num_others=100)
+    for _ in range(200):
+        best = placement.candidates(key, key.prompt_len, members)[0]
+    assert best.member == home
+
+
+def test_what_a_running_request_asked_for_is_kept_until_it_ends() -> None:
+    """Its answer was last computed long after it was sent."""
+    members, placement = members_of(1), new_placement()
+    key = conversation("a", 0)
+    sent = placement.note_submitted(key, key.prompt_len, members[0], 1.0)
+    members[0].note_load(9.0, running=1, queued_tokens=0, kept_since_s=5.0)  # from 4 on
+    assert placement.candidates(key, key.prompt_len, members)[0].known == 0
+    placement.note_ended(sent, 9.0)
+    assert placement.candidates(key, key.prompt_len, members)[0].known > 0
 
 
 def test_few_members_and_none() -> None:

@@ -106,7 +106,7 @@ def test_whatever_clients_do_the_numbers_fit_into_a_beat(letter: str) -> None:
         model = f"{number:03}-" + letter * letters[letter]
         for why in get_args(MovedWhy):
             router.note_moved(model, why)
-        for why in ("home", "second", "load", "waited"):
+        for why in ("home", "second", "load", "last", "waited"):
             router.note_placed(model, why)
     assert sum(router.moved.values()) == 100 * len(get_args(MovedWhy))
     router.placed = dict.fromkeys(router.placed, 10**9)

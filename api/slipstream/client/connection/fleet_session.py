@@ -336,7 +336,7 @@ class FleetSession:
         arrived: see `StackSession.turn`.
         """
         self._now = now
-        self._router.begin_turn()
+        self._router.begin_turn(now)
         is_tick = now >= self._all_due_at
         if is_tick:
             self._all_due_at = now + TICK_S

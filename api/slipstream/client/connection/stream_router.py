@@ -59,9 +59,11 @@ class StreamRouter:
         self._asked: dict[int, None] = {}  # members where streams were begun in this turn
         self._placement = Placement()
         self._placed_why: PlacedWhy = "waited"  # of the last stream placed in this turn
+        self._now = 0.0  # when the latest turn began
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, now: float) -> None:
         """Streams that are submitted from now on are of another call than those before."""
+        self._now = now
         self._last = None
         self._asked.clear()
 
@@ -208,7 +210,7 @@ class StreamRouter:
             return
         is_again = route.sent is not None
         if route.sent is not None:
-            self._placement.note_ended(route.sent)
+            self._placement.note_ended(route.sent, now)
         load = self._members[number].load
         length = self._prompt_len(state, route)
         route.sent = self._placement.note_submitted(route.key, length, load, now, is_again=is_again)
@@ -222,7 +224,7 @@ class StreamRouter:
             self._last = None
         route = self._routes.pop(state, None)
         if route is not None and route.sent is not None:
-            self._placement.note_ended(route.sent)
+            self._placement.note_ended(route.sent, self._now)
 
     # ---- streams that move -------------------------------------------------------------------
 

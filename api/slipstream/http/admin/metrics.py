@@ -255,7 +255,7 @@ def _router_metrics() -> Iterator[_Family]:
     yield _Family(
         _Counter,
         "router_requests",
-        "Streams placed at a replica, by why it was chosen: home, second, load, waited.",
+        "Streams placed at a replica, by why it was chosen: home, second, load, last, waited.",
         FrontNumbers,
         lambda n: _by_model(n.counters.placed),
         ("why",),
