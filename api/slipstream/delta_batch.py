@@ -78,6 +78,18 @@ class DeltaBatch:
     when the first and the last of its tokens did.
     """
 
+    # fields, which `delta_relay.c` sets and `delta_objects.c` reads, and the cached properties
+    __slots__ = (
+        "__dict__",
+        "_objects",
+        "ends",
+        "first_at",
+        "has_events",
+        "has_one_each",
+        "last_at",
+        "message",
+    )
+
     def __init__(self, message: Deltas, ends: Mapping[int, End], at: float = 0.0) -> None:
         """ends: the End of each entry that has one, by entry. at: when the message arrived."""
         self.message = message

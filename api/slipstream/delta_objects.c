@@ -12,6 +12,8 @@
 #include <string.h>
 #include <structmember.h>
 
+#include "slots.h"
+
 enum { IDS, COUNTS, VALUES, CANDIDATES, RANKS, WIDTHS, NUM_COLUMNS };
 
 typedef struct {
@@ -291,24 +293,6 @@ typedef struct {
     Py_ssize_t text, batch, entry, skip;
 } Fields;
 
-/* The place of a field, which a class with slots keeps as an object; -1 if it is none. */
-static Py_ssize_t offset_of(PyTypeObject *owner, const char *name)
-{
-    PyObject *member = PyObject_GetAttrString((PyObject *)owner, name);
-    if (member == NULL)
-        return -1;
-    Py_ssize_t offset = -1;
-    if (Py_TYPE(member) == &PyMemberDescr_Type) {
-        PyMemberDef *field = ((PyMemberDescrObject *)member)->d_member;
-        if (field->type == T_OBJECT_EX || field->type == T_OBJECT)
-            offset = field->offset;
-    }
-    if (offset < 0)
-        PyErr_Format(PyExc_TypeError, "%s is not a field of the instances", name);
-    Py_DECREF(member);
-    return offset;
-}
-
 static int find_fields(PyTypeObject *owner, Fields *fields)
 {
     return (fields->text = offset_of(owner, "text")) < 0 ||
@@ -319,41 +303,47 @@ static int find_fields(PyTypeObject *owner, Fields *fields)
                : 0;
 }
 
-static PyObject **field_of(PyObject *delta, Py_ssize_t offset)
-{
-    return (PyObject **)((char *)delta + offset);
-}
-
 /* ---- ColumnGetter ----------------------------------------------------------------------- */
 
 static PyTypeObject *objects_type; /* EntryObjects: the module is loaded once in a process */
 static PyObject *objects_name;     /* "objects", the attribute of DeltaBatch */
-static PyObject *message_name;     /* likewise */
-static PyObject *plain_names[3];   /* attributes of Deltas: logprobs, counts, token_ids */
+
+enum { LOGPROBS_FIELD, COUNTS_FIELD, IDS_FIELD, NUM_PLAIN_FIELDS };
+static const char *const plain_fields[] = {"logprobs", "counts", "token_ids"};
 
 typedef struct {
     PyObject_HEAD
     PyObject *owner; /* Delta */
     PyObject *doc;
+    PyTypeObject *batch, *message; /* DeltaBatch and Deltas */
     Make make;
     Fields fields;
+    Py_ssize_t in_batch[2];                  /* its message and its EntryObjects, or None */
+    Py_ssize_t in_message[NUM_PLAIN_FIELDS];
 } ColumnGetter;
 
-/* ColumnGetter(owner, name, doc); name: "token_ids" or "logprobs" */
+/* ColumnGetter(owner, name, doc, batch, message); name: "token_ids" or "logprobs" */
 static PyObject *new_getter(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     (void)keywords;
+    static const char *const batch_fields[] = {"message", "_objects"};
     PyObject *owner, *doc;
+    PyTypeObject *batch, *message;
     const char *name;
-    if (!PyArg_ParseTuple(args, "O!sO", &PyType_Type, &owner, &name, &doc))
+    if (!PyArg_ParseTuple(args, "O!sOO!O!", &PyType_Type, &owner, &name, &doc, &PyType_Type,
+                          &batch, &PyType_Type, &message))
         return NULL;
     ColumnGetter *self = (ColumnGetter *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->owner = Py_NewRef(owner);
     self->doc = Py_NewRef(doc);
+    self->batch = (PyTypeObject *)Py_NewRef(batch);
+    self->message = (PyTypeObject *)Py_NewRef(message);
     self->make = strcmp(name, "token_ids") == 0 ? ids_of : logprobs_of;
-    if (find_fields((PyTypeObject *)owner, &self->fields) < 0) {
+    if (find_fields((PyTypeObject *)owner, &self->fields) < 0 ||
+        find_offsets(batch, batch_fields, 2, self->in_batch) < 0 ||
+        find_offsets(message, plain_fields, NUM_PLAIN_FIELDS, self->in_message) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -365,37 +355,34 @@ static void dealloc_getter(PyObject *object)
     ColumnGetter *self = (ColumnGetter *)object;
     Py_XDECREF(self->owner);
     Py_XDECREF(self->doc);
+    Py_XDECREF(self->batch);
+    Py_XDECREF(self->message);
     PyTypeObject *type = Py_TYPE(object);
     type->tp_free(object);
     Py_DECREF(type);
 }
 
 /* What a message without log-probabilities and with one token for each entry says of one, without
- * EntryObjects: most do. NULL, without an exception, where the message is another one. */
-static PyObject *get_plain(Make make, PyObject *message, Py_ssize_t entry)
+ * EntryObjects: most do. NULL, perhaps without an exception, where the message is another one. */
+static PyObject *get_plain(const ColumnGetter *self, PyObject *message, Py_ssize_t entry)
 {
-    PyObject *columns[3] = {NULL}, *found = NULL;
-    for (int i = 0; i < 3; i++)
-        if ((columns[i] = PyObject_GetAttr(message, plain_names[i])) == NULL)
-            goto done;
-    PyObject *logprobs = columns[0], *counts = columns[1], *ids = columns[2];
-    if (logprobs != Py_None || !PyBytes_CheckExact(counts) || PyBytes_GET_SIZE(counts) != 0 ||
+    if (message == NULL || Py_TYPE(message) != self->message)
+        return NULL;
+    PyObject *counts = *slot_of(message, self->in_message[COUNTS_FIELD]);
+    PyObject *ids = *slot_of(message, self->in_message[IDS_FIELD]);
+    if (*slot_of(message, self->in_message[LOGPROBS_FIELD]) != Py_None || counts == NULL ||
+        !PyBytes_CheckExact(counts) || PyBytes_GET_SIZE(counts) != 0 || ids == NULL ||
         !PyBytes_CheckExact(ids) || entry < 0 || entry >= PyBytes_GET_SIZE(ids) / 4)
-        goto done;
-    if (make == logprobs_of) {
-        found = Py_NewRef(Py_None);
-        goto done;
-    }
+        return NULL;
+    if (self->make == logprobs_of)
+        return Py_NewRef(Py_None);
     uint32_t id;
     memcpy(&id, PyBytes_AS_STRING(ids) + 4 * entry, 4);
-    PyObject *number = PyLong_FromUnsignedLong(id);
-    if (number != NULL && (found = PyList_New(1)) != NULL)
-        PyList_SET_ITEM(found, 0, number);
-    else
+    PyObject *number = PyLong_FromUnsignedLong(id), *found = number == NULL ? NULL : PyList_New(1);
+    if (found == NULL)
         Py_XDECREF(number);
-done:
-    for (int i = 0; i < 3; i++)
-        Py_XDECREF(columns[i]);
+    else
+        PyList_SET_ITEM(found, 0, number);
     return found;
 }
 
@@ -410,28 +397,26 @@ static PyObject *get(PyObject *object, PyObject *delta, PyObject *owner)
         return NULL;
     }
     const Fields *fields = &self->fields;
-    PyObject *batch = *field_of(delta, fields->batch), *entry = *field_of(delta, fields->entry);
-    PyObject *skip = *field_of(delta, fields->skip);
+    PyObject *batch = *slot_of(delta, fields->batch), *entry = *slot_of(delta, fields->entry);
+    PyObject *skip = *slot_of(delta, fields->skip), *objects = NULL, *made = NULL;
     if (batch == NULL || entry == NULL || skip == NULL) {
         PyErr_SetString(PyExc_AttributeError, "a Delta without its fields");
         return NULL;
     }
-    PyObject *made = NULL;
-    if (PyLong_CheckExact(entry) && PyLong_CheckExact(skip) && PyObject_Not(skip) == 1) {
-        Py_ssize_t at = PyLong_AsSsize_t(entry);
-        PyObject *message =
-            at == -1 && PyErr_Occurred() ? NULL : PyObject_GetAttr(batch, message_name);
-        if (message == NULL)
-            return NULL;
-        made = get_plain(self->make, message, at);
-        Py_DECREF(message);
-        if (made != NULL)
-            return made;
-        if (PyErr_Occurred())
-            return NULL;
+    if (Py_TYPE(batch) == self->batch) {
+        if (PyLong_CheckExact(entry) && PyLong_CheckExact(skip) && PyObject_Not(skip) == 1) {
+            const Py_ssize_t at = PyLong_AsSsize_t(entry);
+            if (at == -1 && PyErr_Occurred())
+                return NULL;
+            made = get_plain(self, *slot_of(batch, self->in_batch[0]), at);
+            if (made != NULL || PyErr_Occurred())
+                return made;
+        }
+        objects = Py_XNewRef(*slot_of(batch, self->in_batch[1])); /* made before, or None */
+        if (objects == Py_None)
+            Py_CLEAR(objects);
     }
-    PyObject *objects = PyObject_GetAttr(batch, objects_name);
-    if (objects == NULL)
+    if (objects == NULL && (objects = PyObject_GetAttr(batch, objects_name)) == NULL)
         return NULL;
     if (Py_TYPE(objects) == objects_type)
         made = make_checked((EntryObjects *)objects, self->make, entry, skip);
@@ -539,10 +524,10 @@ static PyObject *new_delta(const DeltaItems *self, PyObject *text)
         Py_XDECREF(entry);
         return NULL;
     }
-    *field_of(delta, maker->fields.text) = Py_NewRef(text);
-    *field_of(delta, maker->fields.batch) = Py_NewRef(self->batch);
-    *field_of(delta, maker->fields.entry) = entry;
-    *field_of(delta, maker->fields.skip) = Py_NewRef(maker->zero);
+    *slot_of(delta, maker->fields.text) = Py_NewRef(text);
+    *slot_of(delta, maker->fields.batch) = Py_NewRef(self->batch);
+    *slot_of(delta, maker->fields.entry) = entry;
+    *slot_of(delta, maker->fields.skip) = Py_NewRef(maker->zero);
     return delta;
 }
 
@@ -619,18 +604,12 @@ PyMODINIT_FUNC PyInit_delta_objects(void)
     if (module == NULL)
         return NULL;
     objects_name = PyUnicode_InternFromString("objects");
-    message_name = PyUnicode_InternFromString("message");
-    plain_names[0] = PyUnicode_InternFromString("logprobs");
-    plain_names[1] = PyUnicode_InternFromString("counts");
-    plain_names[2] = PyUnicode_InternFromString("token_ids");
     objects_type = (PyTypeObject *)PyType_FromSpec(&object_spec);
     items_type = (PyTypeObject *)PyType_FromSpec(&items_spec);
     getter = PyType_FromSpec(&getter_spec);
     maker = PyType_FromSpec(&maker_spec);
-    if (plain_names[0] == NULL || plain_names[1] == NULL || plain_names[2] == NULL ||
-        message_name == NULL || objects_name == NULL || objects_type == NULL ||
-        items_type == NULL || getter == NULL || maker == NULL ||
-        PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
+    if (objects_name == NULL || objects_type == NULL || items_type == NULL || getter == NULL ||
+        maker == NULL || PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
         PyModule_AddObjectRef(module, "EntryObjects", (PyObject *)objects_type) < 0 ||
         PyModule_AddObjectRef(module, "ColumnGetter", getter) < 0)
         Py_CLEAR(module);

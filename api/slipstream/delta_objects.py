@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from slipstream_ipc.messages import Deltas, LogprobColumns
-from slipstream_ipc.native.extension import load_extension
+from slipstream_ipc.native.extension import SLOTS_HEADER, load_extension
 
 Item = TypeVar("Item")
 ItemsOf: TypeAlias = Callable[[list[int], list[str], object], Iterator[tuple[int, Item]]]
@@ -39,7 +39,7 @@ class EntryObjects(Protocol):
 
 @functools.cache
 def _native() -> Any:
-    return load_extension("delta_objects", _SOURCE)
+    return load_extension("delta_objects", _SOURCE, (SLOTS_HEADER,))
 
 
 def native_objects(message: Deltas, logprob: type) -> EntryObjects | None:
@@ -82,11 +82,14 @@ def items_of(delta: type[Item]) -> ItemsOf[Item]:
 
 
 @functools.cache
-def read_natively(delta: type) -> None:
+def read_natively(delta: type, batch: type) -> None:
     """Let instances of this class (`Delta`) read their ids and log-probabilities in C. A class
     cannot be told otherwise how its properties are computed, and both ways give the same.
+
+    batch: what they refer to (`DeltaBatch`).
     """
     native = _native()
     if native is not None:
         for name in _GETTERS:
-            setattr(delta, name, native.ColumnGetter(delta, name, getattr(delta, name).__doc__))
+            doc = getattr(delta, name).__doc__
+            setattr(delta, name, native.ColumnGetter(delta, name, doc, batch, Deltas))

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from slipstream.client.connection.stack_session import StackSession
-from slipstream.client.streams import received_positions
 from slipstream_bench.common.collection_watch import CollectionWatch
 from slipstream_bench.output_path import in_process_path
 from slipstream_bench.output_path.in_process_path import OutputPath
@@ -65,10 +64,12 @@ class Path(OutputPath):
             if not relays:
                 patch.setattr(step_relay, "_native", lambda: None)
                 patch.setattr(sender, "native_send_plain_step", lambda: None)
-                patch.setattr(received_positions, "native_take_plain_deltas", lambda: None)
             super().__init__(
                 workload, num, params, FACTORY, len(PIECES), Stopwatch(CollectionWatch())
             )
+        if not relays:
+            table: Any = self._session._sessions[0]._table
+            table.relay = lambda *_: None
         self.worker: Any = self._workers[0]
         self.num_relayed = 0
         self._now = BEGIN_S

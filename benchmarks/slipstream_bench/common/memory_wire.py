@@ -26,6 +26,8 @@ _numbers = count(2**20)  # in place of descriptors, whose numbers are smaller
 class MemoryConnection(LocalConnection):
     """One end of a connection to the listener at `address`."""
 
+    is_socket = False
+
     def __init__(self, network: MemoryNetwork, address: str, *, is_accepted: bool) -> None:
         """is_accepted: whether it is the listener's end."""
         self.fd = next(_numbers)
@@ -54,6 +56,11 @@ class MemoryConnection(LocalConnection):
             network.arrived.add(listener.fd)
         network.tap(self, message)
         return True
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing waits here."""
+        return not (self.messages or self.is_broken)
 
     def flush(self) -> None:
         """Nothing waits."""

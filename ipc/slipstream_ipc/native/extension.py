@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 PURE_PYTHON = "SLIPSTREAM_PURE_PYTHON"
 MSGPACK_HEADER = Path(__file__).with_name("msgpack.h")
+SLOTS_HEADER = Path(__file__).with_name("slots.h")
 
 
 @functools.cache

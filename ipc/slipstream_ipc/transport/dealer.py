@@ -188,24 +188,6 @@ class Dealer(Generic[Out, In, Receipt]):
         if acknowledges:
             self.acknowledge()
 
-    def only_message(self) -> bytes | None:
-        """Take the message that has arrived locally, if there is one alone; otherwise None, and
-        `receive` tells what there is. What becomes of the message is up to the caller (`link`).
-        """
-        channel = self._channel
-        if not isinstance(channel, LocalChannel) or not self.is_attached:
-            return None
-        connection, messages = channel.connection, channel.messages
-        if connection.num_unsent:
-            return None
-        connection.fill()
-        return messages.popleft() if len(messages) == 1 else None
-
-    def put_back(self, message: bytes) -> None:
-        """Leave to `receive` what `only_message` took."""
-        assert self._channel is not None
-        self._channel.messages.appendleft(message)
-
     def acknowledge(self, may_owe: int = 0) -> None:
         """Acknowledge what has been received, unless at most `may_owe` messages have been, or a
         sent frame has.

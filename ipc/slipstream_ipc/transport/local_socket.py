@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 class LocalConnection:
     """One end of a connection. `messages` are those that have arrived and are not taken yet."""
 
+    is_socket = True  # `fd` is what to read; otherwise messages arrive by themselves
+
     def __init__(self, sock: socket.socket, max_message_bytes: int) -> None:
         """`on_write_wish` is called when unsent bytes begin or cease to wait for the kernel."""
         sock.setblocking(False)
@@ -71,6 +73,12 @@ class LocalConnection:
     def has_unsent(self) -> bool:
         """Whether bytes wait until the kernel takes them."""
         return self.num_unsent > 0
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether what arrives next begins with a message, and nothing waits here meanwhile."""
+        is_whole = not self._rest and self._large is None
+        return is_whole and not (self.messages or self.num_unsent or self.is_broken)
 
     def send(self, message: bytes) -> bool:
         """Send a message, or keep it for `flush`; False if too much waits, or the peer is gone."""
@@ -122,6 +130,16 @@ class LocalConnection:
             self._cut(more)
         elif more is None:
             self.is_broken = True
+
+    def take_in(self, data: bytes) -> bool:
+        """Add to `messages` what was read from `fd` elsewhere while the connection `is_bare`; empty
+        at the end of file. Returns whether it consists of whole messages.
+        """
+        if not data:
+            self.is_broken = True
+            return False
+        self._cut(data)
+        return not (self._rest or self._large is not None or self.is_broken)
 
     def close(self) -> None:
         """Close it. What the kernel has taken still arrives."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,16 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.client.streams import delta_relay
+from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, new_delta_relay
 from slipstream.client.streams.entry_ends import ends_of
-from slipstream.client.streams.plain_deltas import native_take_plain_deltas, plain_ends
+from slipstream.client.streams.plain_deltas import plain_ends
+from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams
-from slipstream_ipc.columns import check_deltas, pack_u32
+from slipstream.delta_batch import DeltaBatch
+from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, Frame, LogprobColumns
 from slipstream_ipc.transport.codec import client_codec
-from slipstream_ipc.transport.link import Link
+from slipstream_ipc.transport.link import MAY_OWE, Link
 
-needs_native = pytest.mark.skipif(native_take_plain_deltas() is None, reason="no C compiler")
+needs_native = pytest.mark.skipif(delta_relay._native() is None, reason="no C compiler")
 
 
 def column(*values: int) -> bytes:
@@ -68,6 +75,13 @@ class ReceivingEnd:
         self.found: FoundStreams[Any] = FoundStreams(
             handles, np.zeros(len(handles) // 4, np.intp), 0, [], [], chars, tokens
         )
+        self.kept = ReceivedIds()
+        for handle in set(u32(handles).tolist()):
+            self.kept.open(handle)
+        self.messages: deque[bytes] = deque()
+        self.sent: list[bytes] = []
+        self.batches: list[DeltaBatch] = []
+        self.num_rings = 0
 
     def take(self, message: bytes) -> Deltas | None:
         """The usual way."""
@@ -83,19 +97,55 @@ class ReceivingEnd:
             return None
         check_deltas(deltas)
         found.chars, found.tokens = ends
+        found.is_ahead = True
+        self.kept.add(deltas.handles, deltas.token_ids)
         return deltas
 
+    def relay(self, *watched: list[int]) -> DeltaRelay:
+        """A relay of messages that wait here."""
+        connection: Any = SimpleNamespace(
+            is_socket=False,
+            is_bare=True,
+            messages=self.messages,
+            send=lambda message: self.sent.append(message) is None,
+            take_in=None,
+        )
+        received: Any = SimpleNamespace(latest=self.found)
+        relay = new_delta_relay(self.link, connection, received, self.kept, self._delivery, watched)
+        assert relay is not None
+        return relay
+
     def take_natively(self, message: bytes) -> Deltas | None:
-        native = native_take_plain_deltas()
-        assert native is not None
-        return native(self.link, message, self.found, 1.5)
+        """With a relay."""
+        self.messages.append(message)
+        num_rings = self.num_rings
+        if not self.relay().take(1.5):
+            assert self.messages.pop() == message
+            return None
+        assert (len(self.messages), self.num_rings) == (0, num_rings + 1)
+        batch = self.batches.pop()
+        expected = DeltaBatch(batch.message, {}, 1.5)
+        for name in ("ends", "first_at", "last_at", "has_one_each", "has_events", "_objects"):
+            assert getattr(batch, name) == getattr(expected, name)
+        return batch.message
+
+    def _delivery(self, found: FoundStreams[Any]) -> Delivery:
+        def add(added_to: object, batch: DeltaBatch) -> None:
+            assert added_to is found
+            self.batches.append(batch)
+
+        def ring() -> None:
+            self.num_rings += 1
+
+        return Delivery(None, None, add, None, ring, None)
 
     @property
     def state(self) -> tuple[object, ...]:
         link, found = self.link, self.found
         control = link.control(None)
         numbers = (control.seq, control.ack, link.num_owed_acks, link.heard_at, link.num_heard)
-        return (*numbers, found.handles, found.chars, found.tokens)
+        kept = [self.kept.of(handle) for handle in u32(found.handles).tolist()]
+        return (*numbers, found.handles, found.chars, found.tokens, found.is_ahead, kept)
 
 
 @needs_native
@@ -118,7 +168,7 @@ def test_the_same_messages_are_taken_with_the_same_effect(
 ) -> None:
     if kind < 8 and len(message.handles) == len(message.chars) == len(message.tokens):
         columns = (message.handles, message.chars, message.tokens)
-    if len({len(each) for each in columns}) > 1:
+    if len({len(each) for each in columns}) > 1 or not columns[0]:
         return  # no streams have such columns
     seq = data.draw(st.sampled_from([3] * 5 + [1, 2, 4, 200, 70_000]))
     ends = [ReceivingEnd(columns, 2), ReceivingEnd(columns, 2)]
@@ -147,7 +197,6 @@ def test_the_same_messages_are_taken_with_the_same_effect(
 def test_most_messages_are_taken() -> None:
     columns = (column(5, 6), column(0, 0), column(0, 3))
     end = ReceivingEnd(columns, 0)
-    taken = None
     for seq in range(1, 300):
         chars, tokens = end.found.chars, end.found.tokens
         logprobs = LogprobColumns(1, bytes(8), bytes(8), bytes(8)) if seq % 2 else None
@@ -156,16 +205,63 @@ def test_most_messages_are_taken() -> None:
         assert taken == message
     assert end.found.chars == column(299, 598)
     assert end.found.tokens == column(299, 302)
+    assert end.kept.of(6) == column(*range(1, 300))
+    owed = MAY_OWE + 1
+    acks = [msgspec.msgpack.encode(Frame(7, 0, owed * at, None)) for at in range(1, 300 // owed)]
+    assert end.sent[: len(acks)] == acks
 
 
 @needs_native
-@pytest.mark.parametrize("at", range(4))
-def test_what_is_no_message_is_refused(at: int) -> None:
+def test_nothing_is_taken_while_something_is_due() -> None:
+    columns = (column(5), column(0), column(0))
+    end = ReceivingEnd(columns, 0)
+    queues: list[list[int]] = [[], []]
+    relay = end.relay(*queues)
+    end.messages.append(msgspec.msgpack.encode(Frame(7, 1, 0, Deltas(*columns, ["a"], column(1)))))
+    for queue in queues:
+        queue.append(1)
+        assert not relay.take(0.0)
+        queue.clear()
+    assert relay.take(0.0)
+    assert not relay.take(0.0)  # nothing has arrived
+    assert len(end.batches) == end.num_rings == 1
+
+
+@needs_native
+def test_an_acknowledgement_that_does_not_leave_ends_the_relay() -> None:
+    columns = (column(5), column(0), column(0))
+    end = ReceivingEnd(columns, MAY_OWE)
+    relay: Any = end.relay()
+    message = Deltas(*columns, ["a"], column(1))
+    end.messages.append(msgspec.msgpack.encode(Frame(7, 1 + MAY_OWE, 0, message)))
+    connection = next(each for each in gc.get_referents(relay) if isinstance(each, SimpleNamespace))
+    connection.is_bare = False
+    assert relay.take(0.0)
+    assert relay.is_spent
+    assert len(end.sent) == end.num_rings == 1
+    message = Deltas(columns[0], end.found.chars, end.found.tokens, ["a"], column(1))
+    end.messages.append(msgspec.msgpack.encode(Frame(7, 2 + MAY_OWE, 0, message)))
+    assert not relay.take(0.0)
+
+
+@needs_native
+def test_what_is_no_relay_is_refused() -> None:
     end = ReceivingEnd((column(1), column(0), column(0)), 0)
-    arguments: list[Any] = [end.link, b"", end.found, 0.0]
-    arguments[at] = None
-    with pytest.raises((TypeError, AttributeError)):
-        native_take_plain_deltas()(*arguments)  # type: ignore[misc]
+    native = delta_relay._native()
+    with pytest.raises(TypeError):
+        native.DeltaRelay(None, end, -1, end, end.kept, print, (), 3, 100)
+    with pytest.raises(AttributeError):
+        native.DeltaRelay(end.link, None, -1, end, end.kept, print, (), 3, 100)
+    for types in ((LogprobColumns, DeltaBatch), (DeltaBatch, DeltaBatch), (Deltas, Deltas)):
+        with pytest.raises((TypeError, AttributeError)):
+            native.prepare(Link, types[0], LogprobColumns, types[1], FoundStreams, {})
+    with pytest.raises(TypeError, match="float"):
+        end.relay().take(1)
+    message = Deltas(column(1), column(0), column(0), ["a"], column(1))
+    end.messages.append(msgspec.msgpack.encode(Frame(7, 1, 0, message)))
+    end.found.delivery = "none"
+    with pytest.raises(TypeError, match="delivery"):
+        end.relay().take(0.0)
+    assert end.link.num_owed_acks == 0
     end.found.chars = b""
-    with pytest.raises(TypeError, match="one length"):
-        end.take_natively(b"")
+    assert not end.relay().take(0.0)

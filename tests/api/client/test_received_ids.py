@@ -32,7 +32,7 @@ def test_what_is_kept_is_what_came(
     opened: set[int] = set()
     kept = ReceivedIds(is_native=is_native)
     with (
-        patch("slipstream.client.streams.received_ids._MOST_BYTES", most_bytes),
+        patch("slipstream.client.streams.received_ids.MOST_BYTES", most_bytes),
         patch("slipstream.client.streams.received_ids._MOST_MESSAGES", most_messages),
     ):
         for step in steps:

@@ -101,7 +101,8 @@ class PendingQueries:
 
     def refill(self) -> None:
         """Queue all queries anew, after an attach."""
-        self.due = dict.fromkeys(self._asked)
+        self.due.clear()
+        self.due.update(dict.fromkeys(self._asked))
 
     def flush(self, send: Send) -> None:
         """Send due queries until `send` returns False."""

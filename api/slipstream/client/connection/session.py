@@ -35,6 +35,7 @@ from slipstream.client.connection.queries import (
     Query,
 )
 from slipstream.client.connection.server_presence import why_absent
+from slipstream.client.streams.delta_relay import DeltaRelay
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.client.streams.stream_table import CarriedStream, ClientStreamTable
 from slipstream.errors import (
@@ -167,6 +168,8 @@ class ClientSession:
         self._requests = PendingRequests(self._table)
         self._queries = PendingQueries()
         self._owes_at_once = False  # an end has arrived: the server keeps its stream until then
+        self._relay: DeltaRelay | None = None  # of the current attach, if nothing stands against it
+        self._made_relay: DeltaRelay | None = None  # the latest one
         self._beat_at = now
         self._lost_at: float | None = now
         self._num_breaches = 0  # of the protocol, since the last valid message
@@ -282,15 +285,12 @@ class ClientSession:
 
     def turn(self, now: float) -> bool:
         """Receive, send what is due, and wake readers. Returns whether deltas arrived."""
+        relay = self._relay
+        if relay is not None and now < self._beat_at and relay.take(now):
+            return True
+        self._relay = None
         dealer = self._dealer
-        message = dealer.only_message()
-        if message is not None and self._table.take_next(dealer.link, message, now):
-            has_deltas = True
-            self._num_breaches = 0
-        else:
-            if message is not None:
-                dealer.put_back(message)
-            has_deltas = self._receive(now)
+        has_deltas = self._receive(now)
         if dealer.link.has_receipts:
             self._take_receipts()
         if now >= self._beat_at:
@@ -308,6 +308,7 @@ class ClientSession:
         else:
             self._requests.clear()
             self._count_absence(now)
+        self._relay = self._find_relay()
         self._table.wake()
         return has_deltas
 
@@ -317,6 +318,7 @@ class ClientSession:
         Until then, call it again when the socket is readable; call `close` after GOODBYE_S at the
         latest.
         """
+        self._relay = None
         dealer = self._dealer
         for _ in dealer.receive(now):
             pass
@@ -330,7 +332,25 @@ class ClientSession:
 
     def close(self) -> None:
         """Close the socket, without a goodbye."""
+        self._relay = None
         self._dealer.close()
+
+    def _find_relay(self) -> DeltaRelay | None:
+        """The relay to begin the next turn with, if the connection is a local one, and this turn
+        has left nothing for the next one but what a relay sees itself.
+        """
+        end = self._dealer.local_end
+        if end is None or self._owes_at_once or self._num_breaches:
+            return None
+        link, connection = end
+        if not connection.is_bare:
+            return None
+        made = self._made_relay
+        if made is None or made.link is not link or made.is_spent:
+            requests = self._requests
+            queues = requests.due, requests.abandoned, self._queries.due
+            made = self._made_relay = self._table.relay(link, connection, *queues)
+        return made
 
     def _receive(self, now: float) -> bool:
         """Handle what has arrived; whether deltas are among it."""

@@ -1,26 +1,14 @@
 """A message of deltas that has nothing but a token, its text and candidates for each of the streams
 of the message before it, behind that.
 
-Most messages are so. `plain_ends` tells of one that is decoded; `take_plain_deltas` in C
-(`plain_deltas.c`) takes one from a link as it came, in one call.
+Most messages are so. `plain_ends` tells of one that is decoded; `DeltaRelay` takes one as it came
+(`plain_deltas.h`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any, cast
-
 from slipstream.client.streams.entry_ends import EndsOf, EntryEnds
 from slipstream_ipc.messages import Deltas, LogprobColumns
-from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
-from slipstream_ipc.transport import link_numbers
-
-# link, message, streams with their `handles`, `chars` and `tokens`, now (monotonic, in s) -> what
-# the message is, if it is the link's next one and so: the link has received it then, and the
-# streams are behind it. Otherwise None, without effect.
-TakePlainDeltas = Callable[[Any, bytes, Any, float], Deltas | None]
 
 
 def plain_ends(
@@ -40,20 +28,6 @@ def plain_ends(
     if not len(message.token_ids) == 4 * len(message.texts) == len(handles):
         return None
     return ends_of(chars, tokens, message.texts, b"")
-
-
-@cache
-def native_take_plain_deltas() -> TakePlainDeltas | None:
-    """`take_plain_deltas`; None where that, or a link in C, is not to be had."""
-    numbers = link_numbers.NativeLinkNumbers
-    headers = (link_numbers.HEADER, MSGPACK_HEADER)
-    native: Any = load_extension(
-        "plain_deltas", Path(__file__).with_name("plain_deltas.c"), headers
-    )
-    if numbers is None or native is None:
-        return None
-    native.prepare(numbers, Deltas, LogprobColumns)
-    return cast("TakePlainDeltas", native.take_plain_deltas)
 
 
 def _are_even(columns: LogprobColumns, num_tokens: int) -> bool:

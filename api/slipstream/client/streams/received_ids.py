@@ -2,6 +2,8 @@
 
 - Adding a message costs the same for one entry as for a thousand: its columns are stored as they
   are, and sorted by stream once many have accumulated, or on lookup.
+- Messages of the same streams, with an id for each of them, share a run: their ids lie one behind
+  another.
 - Only opened handles are kept, so a stream resumed in the middle costs nothing. A handle is opened
   before its first ids arrive.
 - Where the C extension `received_rows` is not available, numpy does the same.
@@ -17,7 +19,7 @@ import numpy.typing as npt
 from slipstream.client.streams.received_positions import native_rows
 from slipstream_ipc.columns import UInt32s, u32
 
-_MOST_BYTES = 2**17  # of unsorted ids
+MOST_BYTES = 2**17  # of unsorted ids
 _MOST_MESSAGES = 2**12
 _RADIX = 2**16  # numpy sorts 16-bit keys by counting, which is several times quicker
 
@@ -29,6 +31,8 @@ class ReceivedIds:
         """is_native: C may be used."""
         self._native = native_rows() if is_native else None
         self._recent: list[tuple[bytes, bytes, bytes]] = []  # handles, ids, counts of a message
+        # handles, and the ids of the latest messages, with one for each handle
+        self.run: tuple[bytes, bytearray] | None = None
         self._num_bytes = 0
         self._sorted: dict[int, bytearray] = {}
         self._last_opened = -1
@@ -46,10 +50,17 @@ class ReceivedIds:
 
     def add(self, handles: bytes, token_ids: bytes, counts: bytes = b"") -> None:
         """Add u32 columns in order of arrival. counts: ids to a handle; empty means one each."""
-        self._recent.append((handles, token_ids, counts))
-        self._num_bytes += len(token_ids)
-        if self._num_bytes >= _MOST_BYTES or len(self._recent) >= _MOST_MESSAGES:
-            self._sort()
+        if self.run is not None:
+            self._end_run()
+        self._append(handles, token_ids, counts)
+
+    def begin_run(self, handles: bytes) -> tuple[bytes, bytearray]:
+        """A new `run`. As long as it is that, the ids of messages for these handles may be added to
+        it, one for each handle and message, up to MOST_BYTES.
+        """
+        self._end_run()
+        self.run = run = handles, bytearray()
+        return run
 
     def of(self, handle: int) -> bytes | None:
         """The stream's ids as a u32 column; None where they are not kept."""
@@ -58,7 +69,20 @@ class ReceivedIds:
         self._sort()
         return bytes(self._sorted[handle])
 
+    def _append(self, handles: bytes, token_ids: bytes, counts: bytes) -> None:
+        self._recent.append((handles, token_ids, counts))
+        self._num_bytes += len(token_ids)
+        if self._num_bytes >= MOST_BYTES or len(self._recent) >= _MOST_MESSAGES:
+            self._sort()
+
+    def _end_run(self) -> None:
+        if self.run is not None:
+            (handles, ids), self.run = self.run, None
+            if ids:
+                self._append(handles * (len(ids) // len(handles)), bytes(ids), b"")
+
     def _sort(self) -> None:
+        self._end_run()
         recent, self._recent = self._recent, []
         self._num_bytes = 0
         if self._native is not None and self._native.add_ids(self._sorted, recent):

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.client.streams.entry_ends import native_ends_of
-from slipstream.client.streams.plain_deltas import native_take_plain_deltas, plain_ends
+from slipstream.client.streams.plain_deltas import plain_ends
 from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import Deltas
 from slipstream_ipc.native.extension import load_extension
@@ -47,6 +47,8 @@ class FoundStreams(Generic[Item]):
     items: list[Item]  # empty with a group
     chars: bytes = b""  # u32 column of current positions; empty where only the rows have them
     tokens: bytes = b""
+    is_ahead: bool = False  # these are not written to the rows yet
+    delivery: Any = None  # how they are given messages, once a `DeltaRelay` has asked for it
 
 
 class ReceivedPositions(Generic[Item]):
@@ -56,12 +58,9 @@ class ReceivedPositions(Generic[Item]):
         """is_native: C may be used."""
         self._native = native_rows() if is_native else None
         self._num = 0
-        self._found: FoundStreams[Item] | None = (
-            None  # the last result: most messages have the same streams
-        )
+        # the streams of the latest message: most messages have the same ones
+        self.latest: FoundStreams[Item] | None = None
         self._ends_of = native_ends_of()
-        self._take_plain = native_take_plain_deltas() if is_native else None
-        self._is_ahead = False  # `_found` has positions that are not written to the rows yet
         self._resize(_LEAST_ROWS)
 
     def is_free(self, handle: int) -> bool:
@@ -94,12 +93,12 @@ class ReceivedPositions(Generic[Item]):
         row = handle & self._mask
         assert self._handles.item(row) == handle
         self._handles[row], self._items[row] = _NOBODY, None
-        self._found = None
+        self.latest = None
         self._num -= 1
 
     def position(self, handle: int) -> tuple[int, int]:
         """How many characters and tokens of the stream have been received."""
-        if self._is_ahead:
+        if self.latest is not None and self.latest.is_ahead:
             self._write()
         row = handle & self._mask
         return self._chars_at[row], self._tokens_at[row]
@@ -115,13 +114,13 @@ class ReceivedPositions(Generic[Item]):
         """The streams of these u32 columns; None unless all are known, distinct and at these
         positions.
         """
-        found = self._found
+        found = self.latest
         if found is None or found.handles != handles:
             self._write()
             found = self._find(handles)
             if found is None:
                 return None
-            self._found = found
+            self.latest = found
         elif found.tokens:
             return found if found.tokens == tokens and found.chars == chars else None
         return found if self._are_at(found.rows, chars, tokens) else None
@@ -138,30 +137,15 @@ class ReceivedPositions(Generic[Item]):
         of the streams of the message before it, behind that; None for any other. Sets their
         positions.
         """
-        found = self._found
+        found = self.latest
         if found is None or not found.tokens:
             return None
         ends = plain_ends(message, found.handles, found.chars, found.tokens, self._ends_of)
         if ends is None:
             return None
         found.chars, found.tokens = ends
-        self._is_ahead = True
+        found.is_ahead = True
         return found
-
-    def take_next(
-        self, link: Any, message: bytes, now: float
-    ) -> tuple[FoundStreams[Item], Deltas] | None:
-        """As `continued`, of a message as it came, which `link` has received if it is so. None,
-        without effect, for any other.
-        """
-        found, take = self._found, self._take_plain
-        if take is None or found is None or not found.tokens:
-            return None
-        deltas = take(link, message, found, now)
-        if deltas is None:
-            return None
-        self._is_ahead = True
-        return found, deltas
 
     def _find(self, column: bytes) -> FoundStreams[Item] | None:
         if self._native is not None:
@@ -189,26 +173,26 @@ class ReceivedPositions(Generic[Item]):
 
     def advance(self, found: FoundStreams[Item], chars: bytes, tokens: bytes) -> None:
         """Set the positions of the streams that the last call of `find` returned."""
-        assert found is self._found
+        assert found is self.latest
         found.chars, found.tokens = chars, tokens
-        self._is_ahead = True
+        found.is_ahead = True
 
     def _write(self) -> None:
-        """Write the positions in `_found` to the rows."""
-        found = self._found
-        if self._is_ahead and found is not None:
+        """Write the positions in `latest` to the rows."""
+        found = self.latest
+        if found is not None and found.is_ahead:
             self._chars[found.rows] = u32(found.chars)
             self._tokens[found.rows] = u32(found.tokens)
-        self._is_ahead = False
+            found.is_ahead = False
 
     def _forget(self) -> None:
-        """Write the positions in `_found` to the rows and drop them from `_found`."""
-        if self._found is not None and self._found.tokens:
+        """Write the positions in `latest` to the rows and drop them from `latest`."""
+        if self.latest is not None and self.latest.tokens:
             self._write()
-            self._found.chars = self._found.tokens = b""
+            self.latest.chars = self.latest.tokens = b""
 
     def _resize(self, num_rows: int) -> None:
-        self._found = None
+        self.latest = None
         self._mask = num_rows - 1
         self._handles = np.full(num_rows, _NOBODY, np.int64)
         self._chars = np.zeros(num_rows, np.uint32)

@@ -118,8 +118,9 @@ class GroupMember(Protocol):
     def add_batch(self, indices: list[int], batch: DeltaBatch) -> None:
         """Add a message whose entries belong to the streams at `indices`.
 
-        The wakeup of the first stream rings for all of them, before the wakeups of streams that end
-        with this message. The same list object means the same streams.
+        The wakeup of the first stream, which it has from the beginning, rings for all of them,
+        before the wakeups of streams that end with this message. The same list object means the
+        same streams.
         """
 
     def divide(self) -> None:

@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import repeat
 from struct import unpack
@@ -29,9 +29,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from slipstream.answers.tool_calls import with_call_ids
+from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, new_delta_relay
 from slipstream.client.streams.entry_ends import native_ends_of
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
+from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import GroupMember, StreamState
 from slipstream.client.streams.unread_deltas import (
     LOOK_EVERY,
@@ -40,7 +42,7 @@ from slipstream.client.streams.unread_deltas import (
     merge_unread,
 )
 from slipstream.delta_batch import DeltaBatch
-from slipstream.delta_objects import read_natively
+from slipstream.delta_objects import items_of, read_natively
 from slipstream.errors import SlipstreamError, StreamLostError, error_from, of_prompt
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
@@ -63,6 +65,8 @@ from slipstream_ipc.messages import (
     Superseded,
     UnknownStreams,
 )
+from slipstream_ipc.transport.link import Link
+from slipstream_ipc.transport.local_socket import LocalConnection
 
 # all values of `Deltas.kinds`
 _KINDS = frozenset(
@@ -95,7 +99,7 @@ class ClientStreamTable:
         on_over: called with each stream of this table that is over.
         """
         self._on_over = on_over
-        read_natively(Delta)
+        read_natively(Delta, DeltaBatch)
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, Abort] = {}
         self._received: ReceivedPositions[StreamState] = ReceivedPositions()
@@ -286,29 +290,36 @@ class ClientStreamTable:
         found = self._received.continued(message)
         if found is None:
             return False
-        self._give_next(found, message, now)
-        return True
-
-    def take_next(self, link: Any, message: bytes, now: float) -> bool:
-        """Deliver such a message as it came, which `link` has received then. Returns False, without
-        effect, for any other.
-        """
-        taken = self._received.take_next(link, message, now)
-        if taken is None:
-            return False
-        self._give_next(*taken, now)
-        return True
-
-    def _give_next(self, found: FoundStreams[StreamState], message: Deltas, now: float) -> None:
         self._kept.add(message.handles, message.token_ids)
-        batch = DeltaBatch(message, {}, now)
+        self._give(found, DeltaBatch(message, {}, now))
+        return True
+
+    def relay(
+        self, link: Link[Any], connection: LocalConnection, *queues: Sized
+    ) -> DeltaRelay | None:
+        """What delivers such messages of a link in one call each, and wakes their readers, while
+        all queues are empty; None without a C compiler.
+        """
+        watched = (self._woken, *queues)
+        return new_delta_relay(
+            link, connection, self._received, self._kept, self._delivery, watched
+        )
+
+    def _delivery(self, found: FoundStreams[StreamState]) -> Delivery:
         if not found.group_id:
-            self._give(found, batch)
-            return
+            return Delivery(None, None, self._give, None, self.wake, None)
         group, numbers = self._groups[found.group_id], found.numbers
-        group.add_batch(numbers, batch)
-        self._groups_with_batches.append(group)
-        self._woken.append(group.states[numbers[0]])  # one wakeup for the whole group
+        first = group.states[numbers[0]]
+        assert first.wakeup is not None
+        is_plain = type(group) is StreamGroup
+        return Delivery(
+            group if isinstance(group, StreamGroup) and is_plain else None,
+            items_of(Delta) if is_plain else None,
+            group.add_batch,
+            numbers,
+            first.wakeup.ring,  # one wakeup for the whole group
+            first,
+        )
 
     def deliver(self, message: Deltas, now: float = 0.0) -> bool:
         """Deliver the entries to their streams; False if one of them leaves a gap.
@@ -371,7 +382,8 @@ class ClientStreamTable:
         if not self._woken:
             return
         self._groups_with_batches.clear()
-        woken, self._woken = self._woken, []
+        woken = self._woken.copy()
+        self._woken.clear()
         for state in woken:
             wakeup = state.wakeup
             if wakeup is not None:

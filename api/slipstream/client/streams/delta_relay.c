@@ -1,0 +1,559 @@
+/* Relays messages that continue the streams of the message before to these; see delta_relay.py.
+ *
+ * Everything that a message could be left alone for is looked at before anything is written, so one
+ * that is not taken has had no effect, except that it was read.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <errno.h>
+#include <structmember.h>
+#include <sys/socket.h>
+
+#include "link_numbers.h"
+#include "msgpack.h"
+#include "plain_deltas.h"
+#include "slots.h"
+
+#define PREFIX_BYTES 4 /* a message's length, u32 little-endian, as in local_io.py */
+#define CHUNK_BYTES (1 << 14)
+
+/* Fields, in the order in which their values are given. */
+enum { FOUND_HANDLES, FOUND_CHARS, FOUND_TOKENS, IS_AHEAD, DELIVERY, FOUND_FIELDS };
+#define IN_DELTAS (DELTAS_FIELDS - 1)
+#define IN_BATCH 7
+
+static const char *const deltas_fields[] = {"handles",  "chars", "tokens",        "texts",
+                                            "token_ids", "counts", "ended",       "ends",
+                                            "logprobs", "kinds", "event_entries", "events"};
+static const char *const batch_fields[] = {"message",      "first_at",   "last_at", "ends",
+                                           "has_one_each", "has_events", "_objects"};
+static const char *const found_fields[] = {"handles", "chars", "tokens", "is_ahead", "delivery"};
+
+/* What a delivery is made of, see `Delivery` in delta_relay.py. */
+enum { GROUP, ITEMS_OF, ADD, ADDED_TO, RING, RUNG_FOR, DELIVERY_PARTS };
+
+static PyTypeObject *numbers_type, *deltas_type, *batch_type, *found_type; /* see `prepare` */
+static PyObject *columns_type, *no_ends;
+static Py_ssize_t in_deltas[IN_DELTAS], in_batch[IN_BATCH], in_found[FOUND_FIELDS];
+static PyObject *no_bytes, *no_tuple;
+static PyObject *latest_name, *run_name, *begin_run_name, *is_bare_name, *unread_name, *wake_name,
+    *append_name;
+
+enum { CONNECTION, MESSAGES, TAKE_IN, SEND, RECEIVED, KEPT, DELIVERY_OF, WATCHED, NUM_HELD };
+
+typedef struct {
+    PyObject_HEAD
+    Numbers *link;
+    PyObject *held[NUM_HELD];
+    uint64_t epoch;
+    long long may_owe;
+    Py_ssize_t most_kept; /* bytes of ids */
+    int fd;               /* -1: messages arrive in MESSAGES by themselves */
+    char is_spent;
+} DeltaRelay;
+
+static int traverse(PyObject *object, visitproc visit, void *arg)
+{
+    DeltaRelay *self = (DeltaRelay *)object;
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->link);
+    for (int at = 0; at < NUM_HELD; at++)
+        Py_VISIT(self->held[at]);
+    return 0;
+}
+
+static int clear(PyObject *object)
+{
+    DeltaRelay *self = (DeltaRelay *)object;
+    Py_CLEAR(self->link);
+    for (int at = 0; at < NUM_HELD; at++)
+        Py_CLEAR(self->held[at]);
+    return 0;
+}
+
+static void dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    clear(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+/* DeltaRelay(link, connection, fd, received, kept, delivery_of, watched, may_owe, most_kept) */
+static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *link, *connection, *received, *kept, *delivery_of, *watched;
+    int fd;
+    long long may_owe;
+    Py_ssize_t most_kept;
+    if (numbers_type == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "DeltaRelay: `prepare` comes first");
+        return NULL;
+    }
+    if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "DeltaRelay: no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "O!OiOOOO!Ln", numbers_type, &link, &connection, &fd, &received,
+                          &kept, &delivery_of, &PyTuple_Type, &watched, &may_owe, &most_kept))
+        return NULL;
+    DeltaRelay *self = (DeltaRelay *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->link = (Numbers *)Py_NewRef(link);
+    self->fd = fd, self->may_owe = may_owe, self->most_kept = most_kept;
+    self->held[CONNECTION] = Py_NewRef(connection);
+    self->held[MESSAGES] = PyObject_GetAttrString(connection, "messages");
+    self->held[TAKE_IN] = PyObject_GetAttrString(connection, "take_in");
+    self->held[SEND] = PyObject_GetAttrString(connection, "send");
+    self->held[RECEIVED] = Py_NewRef(received), self->held[KEPT] = Py_NewRef(kept);
+    self->held[DELIVERY_OF] = Py_NewRef(delivery_of), self->held[WATCHED] = Py_NewRef(watched);
+    self->epoch = PyLong_AsUnsignedLongLong(self->link->epoch);
+    if (PyErr_Occurred())
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+/* ---- its objects ------------------------------------------------------------------------ */
+
+/* Set a field that takes over the reference to its value. */
+static void set_slot(PyObject *instance, Py_ssize_t offset, PyObject *value)
+{
+    PyObject **slot = slot_of(instance, offset), *before = *slot;
+    *slot = value;
+    Py_XDECREF(before);
+}
+
+static PyObject *bytes_of(Span span)
+{
+    return PyBytes_FromStringAndSize((const char *)span.at, (Py_ssize_t)span.num_bytes);
+}
+
+static PyObject *logprobs_of(const Plain *plain)
+{
+    if (!plain->width)
+        return Py_NewRef(Py_None);
+    PyObject *args[LOGPROB_FIELDS - 1] = {
+        PyLong_FromUnsignedLongLong(plain->width), bytes_of(plain->logprobs[0]),
+        bytes_of(plain->logprobs[1]), bytes_of(plain->logprobs[2])};
+    PyObject *columns = NULL;
+    if (args[0] != NULL && args[1] != NULL && args[2] != NULL && args[3] != NULL)
+        columns = PyObject_Vectorcall(columns_type, args, LOGPROB_FIELDS - 1, NULL);
+    for (int at = 0; at < LOGPROB_FIELDS - 1; at++)
+        Py_XDECREF(args[at]);
+    return columns;
+}
+
+/* The Deltas; NULL: error. */
+static PyObject *deltas_of(const Plain *plain)
+{
+    PyObject *ids = bytes_of(plain->ids), *logprobs = logprobs_of(plain), *deltas = NULL;
+    if (ids != NULL && logprobs != NULL)
+        deltas = deltas_type->tp_alloc(deltas_type, 0);
+    if (deltas != NULL) {
+        PyObject *const values[IN_DELTAS] = {
+            plain->columns[0], plain->columns[1], plain->columns[2], plain->texts, ids, no_bytes,
+            no_bytes, no_tuple, logprobs, no_bytes, no_bytes, no_tuple};
+        for (int at = 0; at < IN_DELTAS; at++)
+            set_slot(deltas, in_deltas[at], Py_NewRef(values[at]));
+    }
+    Py_XDECREF(ids);
+    Py_XDECREF(logprobs);
+    return deltas;
+}
+
+/* The DeltaBatch of a message that has arrived at this time; NULL: error. */
+static PyObject *batch_of(PyObject *deltas, PyObject *now)
+{
+    PyObject *batch = batch_type->tp_alloc(batch_type, 0);
+    if (batch == NULL)
+        return NULL;
+    PyObject *const values[IN_BATCH] = {deltas, now, now, no_ends, Py_True, Py_False, Py_None};
+    for (int at = 0; at < IN_BATCH; at++)
+        set_slot(batch, in_batch[at], Py_NewRef(values[at]));
+    return batch;
+}
+
+/* A u32 column, each value larger by 1, or by the length of its text. */
+static PyObject *moved(PyObject *column, PyObject *texts)
+{
+    const Py_ssize_t num = PyBytes_GET_SIZE(column) / 4;
+    PyObject *next = PyBytes_FromStringAndSize(NULL, 4 * num);
+    for (Py_ssize_t at = 0; at < num && next != NULL; at++) {
+        uint32_t value; /* columns need not be aligned */
+        memcpy(&value, PyBytes_AS_STRING(column) + 4 * at, 4);
+        value += texts == NULL ? 1 : (uint32_t)PyUnicode_GET_LENGTH(PyList_GET_ITEM(texts, at));
+        memcpy(PyBytes_AS_STRING(next) + 4 * at, &value, 4);
+    }
+    return next;
+}
+
+/* ---- what becomes of it ----------------------------------------------------------------- */
+
+/* The ids of a run for these handles, to which as many as these may be added; else NULL. */
+static PyObject *ids_in(const DeltaRelay *self, PyObject *run, PyObject *handles)
+{
+    if (!PyTuple_CheckExact(run) || PyTuple_GET_SIZE(run) != 2 ||
+        PyTuple_GET_ITEM(run, 0) != handles)
+        return NULL;
+    PyObject *ids = PyTuple_GET_ITEM(run, 1);
+    return PyByteArray_CheckExact(ids) && PyByteArray_GET_SIZE(ids) < self->most_kept ? ids : NULL;
+}
+
+/* Keep the ids of the message for a resubmission; -1: error. */
+static int keep_ids(const DeltaRelay *self, const Plain *plain)
+{
+    PyObject *kept = self->held[KEPT], *handles = plain->columns[0];
+    PyObject *run = PyObject_GetAttr(kept, run_name);
+    if (run != NULL && ids_in(self, run, handles) == NULL) {
+        Py_DECREF(run);
+        run = PyObject_CallMethodOneArg(kept, begin_run_name, handles);
+    }
+    if (run == NULL)
+        return -1;
+    PyObject *ids = ids_in(self, run, handles);
+    const Py_ssize_t size = ids == NULL ? 0 : PyByteArray_GET_SIZE(ids);
+    int failed = -1;
+    if (ids == NULL)
+        PyErr_SetString(PyExc_TypeError, "DeltaRelay: no run of ids to be added to");
+    else
+        failed = PyByteArray_Resize(ids, size + (Py_ssize_t)plain->ids.num_bytes);
+    if (!failed)
+        memcpy(PyByteArray_AS_STRING(ids) + size, plain->ids.at, plain->ids.num_bytes);
+    Py_DECREF(run);
+    return failed;
+}
+
+/* How the streams are given messages: a borrowed tuple, which `found` keeps; NULL: error. */
+static PyObject *delivery_to(const DeltaRelay *self, PyObject *found)
+{
+    PyObject *delivery = *slot_of(found, in_found[DELIVERY]);
+    if (delivery == NULL || delivery == Py_None) {
+        delivery = PyObject_CallOneArg(self->held[DELIVERY_OF], found);
+        if (delivery == NULL)
+            return NULL;
+        set_slot(found, in_found[DELIVERY], delivery);
+    }
+    if (!PyTuple_Check(delivery) || PyTuple_GET_SIZE(delivery) != DELIVERY_PARTS) {
+        PyErr_SetString(PyExc_TypeError, "DeltaRelay: not a delivery");
+        return NULL;
+    }
+    return delivery;
+}
+
+/* Add the message to the queues of its streams; -1: error. */
+static int add(PyObject *delivery, PyObject *found, PyObject *texts, PyObject *batch)
+{
+    PyObject *added_to = PyTuple_GET_ITEM(delivery, ADDED_TO), *done;
+    if (added_to == Py_None)
+        added_to = found;
+    if (PyTuple_GET_ITEM(delivery, GROUP) == Py_None) {
+        PyObject *const args[] = {added_to, batch};
+        done = PyObject_Vectorcall(PyTuple_GET_ITEM(delivery, ADD), args, 2, NULL);
+    } else { /* StreamGroup.add_batch */
+        PyObject *const args[] = {added_to, texts, batch};
+        PyObject *items = PyObject_Vectorcall(PyTuple_GET_ITEM(delivery, ITEMS_OF), args, 3, NULL);
+        PyObject *unread =
+            items == NULL ? NULL : PyObject_GetAttr(PyTuple_GET_ITEM(delivery, GROUP), unread_name);
+        done = unread == NULL ? NULL : PyObject_CallMethodOneArg(unread, append_name, items);
+        Py_XDECREF(unread);
+        Py_XDECREF(items);
+    }
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Wake what reads the streams; -1: error. */
+static int ring(PyObject *delivery)
+{
+    PyObject *group = PyTuple_GET_ITEM(delivery, GROUP), *done;
+    if (group == Py_None) {
+        PyObject *rung_for = PyTuple_GET_ITEM(delivery, RUNG_FOR);
+        done = rung_for == Py_None
+                   ? PyObject_CallNoArgs(PyTuple_GET_ITEM(delivery, RING))
+                   : PyObject_CallOneArg(PyTuple_GET_ITEM(delivery, RING), rung_for);
+    } else { /* StreamGroup.ring, where no stream has ended */
+        PyObject *wake = PyObject_GetAttr(group, wake_name);
+        done = wake == NULL || wake == Py_None ? Py_XNewRef(wake) : PyObject_CallNoArgs(wake);
+        Py_XDECREF(wake);
+    }
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Acknowledge what was received, if many messages are owed; -1: error. */
+static int acknowledge(DeltaRelay *self)
+{
+    Numbers *link = self->link;
+    if (link->received - link->last_ack_sent <= self->may_owe)
+        return 0;
+    uint8_t data[5 * HEADER_BYTES];
+    uint8_t *end =
+        write_nil(write_frame(data, self->epoch, (uint64_t)link->sent, (uint64_t)link->received));
+    PyObject *message = PyBytes_FromStringAndSize((const char *)data, end - data);
+    if (message == NULL)
+        return -1;
+    PyObject *taken = PyObject_CallOneArg(self->held[SEND], message);
+    Py_DECREF(message);
+    const int is_taken = taken == NULL ? -1 : PyObject_IsTrue(taken);
+    Py_XDECREF(taken);
+    if (is_taken < 0)
+        return -1;
+    if (is_taken)
+        link->last_ack_sent = link->received;
+    PyObject *is_bare = PyObject_GetAttr(self->held[CONNECTION], is_bare_name);
+    self->is_spent = is_bare != Py_True;
+    Py_XDECREF(is_bare);
+    return is_bare == NULL ? -1 : 0;
+}
+
+/* Count the message, move its streams and keep its ids; -1: error. */
+static int note(const DeltaRelay *self, PyObject *found, const Plain *plain, double now)
+{
+    PyObject *chars = moved(plain->columns[1], plain->texts);
+    PyObject *tokens = moved(plain->columns[2], NULL);
+    if (chars == NULL || tokens == NULL || keep_ids(self, plain) < 0) {
+        Py_XDECREF(chars);
+        Py_XDECREF(tokens);
+        return -1;
+    }
+    Numbers *link = self->link;
+    heard(link, (long long)plain->ack, now);
+    link->received = (long long)plain->seq;
+    set_slot(found, in_found[FOUND_CHARS], chars);
+    set_slot(found, in_found[FOUND_TOKENS], tokens);
+    set_slot(found, in_found[IS_AHEAD], Py_NewRef(Py_True));
+    return drop_receipts(link);
+}
+
+/* 1; -1: error. */
+static int deliver(DeltaRelay *self, PyObject *found, const Plain *plain, PyObject *now)
+{
+    PyObject *deltas = deltas_of(plain), *delivery = delivery_to(self, found);
+    PyObject *batch = deltas == NULL ? NULL : batch_of(deltas, now);
+    Py_XINCREF(delivery);
+    int failed = batch == NULL || delivery == NULL ||
+                 note(self, found, plain, PyFloat_AS_DOUBLE(now)) < 0 ||
+                 add(delivery, found, plain->texts, batch) < 0 || acknowledge(self) < 0;
+    Py_XDECREF(deltas);
+    Py_XDECREF(batch);
+    failed = failed || ring(delivery) < 0;
+    Py_XDECREF(delivery);
+    return failed ? -1 : 1;
+}
+
+/* ---- where it comes from ---------------------------------------------------------------- */
+
+/* What there is to be read: how many bytes, 0 at the end of the connection, and -1 if there is
+ * nothing now.
+ */
+static ssize_t receive(int fd, uint8_t *data, size_t most)
+{
+    ssize_t num;
+    do
+        num = recv(fd, data, most, MSG_DONTWAIT);
+    while (num < 0 && errno == EINTR);
+    if (num < 0 && errno != EAGAIN && errno != EWOULDBLOCK)
+        return 0; /* a connection that failed has ended, too */
+    return num;
+}
+
+static bool is_one_message(const uint8_t *data, ssize_t num)
+{
+    if (num < PREFIX_BYTES)
+        return false;
+    const uint32_t length = (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 |
+                            (uint32_t)data[3] << 24;
+    return (ssize_t)length == num - PREFIX_BYTES;
+}
+
+/* Leave to the connection what was read. 1 if whole messages have arrived; -1: error. */
+static int leave(const DeltaRelay *self, const uint8_t *data, ssize_t num)
+{
+    PyObject *given = PyBytes_FromStringAndSize((const char *)data, num);
+    if (given == NULL)
+        return -1;
+    PyObject *are_whole = PyObject_CallOneArg(self->held[TAKE_IN], given);
+    Py_DECREF(given);
+    const int found = are_whole == NULL ? -1 : PyObject_IsTrue(are_whole);
+    Py_XDECREF(are_whole);
+    return found;
+}
+
+/* Take the only message that the connection has, if it is plain: 1; -1: error. */
+static int take_kept(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *now)
+{
+    PyObject *messages = self->held[MESSAGES];
+    const Py_ssize_t num = PySequence_Size(messages);
+    if (num != 1)
+        return num < 0 ? -1 : 0;
+    PyObject *message = PySequence_GetItem(messages, 0);
+    int done = message == NULL ? -1 : 0;
+    if (message != NULL && PyBytes_CheckExact(message) &&
+        read_plain(self->link, self->epoch, (const uint8_t *)PyBytes_AS_STRING(message),
+                   (size_t)PyBytes_GET_SIZE(message), plain))
+        done = PySequence_DelItem(messages, 0) < 0 ? -1 : deliver(self, found, plain, now);
+    Py_XDECREF(message);
+    return done;
+}
+
+/* Take the only message that has arrived, if it is plain: 1; -1: error. */
+static int take_only(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *now)
+{
+    uint8_t data[CHUNK_BYTES];
+    if (self->fd < 0)
+        return take_kept(self, found, plain, now);
+    const ssize_t num = receive(self->fd, data, sizeof data);
+    if (num < 0)
+        return 0;
+    const bool is_one = is_one_message(data, num);
+    if (is_one && read_plain(self->link, self->epoch, data + PREFIX_BYTES,
+                             (size_t)(num - PREFIX_BYTES), plain))
+        return deliver(self, found, plain, now);
+    const int are_whole = leave(self, data, num);
+    return are_whole <= 0 || is_one ? (are_whole < 0 ? -1 : 0)
+                                    : take_kept(self, found, plain, now);
+}
+
+/* Whether something else is to be done first; -1: error. */
+static int is_anything_due(const DeltaRelay *self)
+{
+    PyObject *watched = self->held[WATCHED];
+    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(watched); at++) {
+        const Py_ssize_t num = PyObject_Size(PyTuple_GET_ITEM(watched, at));
+        if (num)
+            return num < 0 ? -1 : 1;
+    }
+    return self->is_spent;
+}
+
+/* take(now) -> whether a message was taken */
+static PyObject *take(PyObject *object, PyObject *now)
+{
+    DeltaRelay *self = (DeltaRelay *)object;
+    if (!PyFloat_CheckExact(now)) {
+        PyErr_SetString(PyExc_TypeError, "take: expected a float");
+        return NULL;
+    }
+    const int is_due = is_anything_due(self);
+    PyObject *found = is_due < 0 ? NULL : PyObject_GetAttr(self->held[RECEIVED], latest_name);
+    if (found == NULL)
+        return NULL;
+    Plain plain = {0};
+    int done = !is_due && Py_TYPE(found) == found_type;
+    for (int at = 0; at < 3 && done; at++) {
+        PyObject *column = *slot_of(found, in_found[FOUND_HANDLES + at]);
+        done = column != NULL && PyBytes_CheckExact(column) && PyBytes_GET_SIZE(column) &&
+               PyBytes_GET_SIZE(column) % 4 == 0 &&
+               (!at || PyBytes_GET_SIZE(column) == PyBytes_GET_SIZE(plain.columns[0]));
+        plain.columns[at] = column;
+    }
+    if (done) {
+        for (int at = 0; at < 3; at++)
+            Py_INCREF(plain.columns[at]);
+        plain.num = PyBytes_GET_SIZE(plain.columns[0]) / 4;
+        done = take_only(self, found, &plain, now);
+        for (int at = 0; at < 3; at++)
+            Py_DECREF(plain.columns[at]);
+        Py_XDECREF(plain.texts);
+    }
+    Py_DECREF(found);
+    return done < 0 ? NULL : PyBool_FromLong(done);
+}
+
+/* ---- the module ------------------------------------------------------------------------- */
+
+static PyMethodDef methods[] = {
+    {"take", take, METH_O, "Take the message that has arrived."},
+    {0},
+};
+
+static PyMemberDef members[] = {
+    {"link", T_OBJECT_EX, offsetof(DeltaRelay, link), READONLY, NULL},
+    {"is_spent", T_BOOL, offsetof(DeltaRelay, is_spent), READONLY, NULL},
+    {0},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, new_relay},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, traverse},
+    {Py_tp_clear, clear},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+static PyType_Spec spec = {"delta_relay.DeltaRelay", sizeof(DeltaRelay), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+
+/* prepare(LinkNumbers, Deltas, LogprobColumns, DeltaBatch, FoundStreams, ends): the types of what it
+ * works on and makes, and the ends of a message without any. Raises TypeError where their instances
+ * have other fields.
+ */
+static PyObject *prepare(PyObject *module, PyObject *args)
+{
+    (void)module;
+    PyObject *types[5], *ends;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O", &PyType_Type, &types[0], &PyType_Type, &types[1],
+                          &PyType_Type, &types[2], &PyType_Type, &types[3], &PyType_Type, &types[4],
+                          &ends))
+        return NULL;
+    PyTypeObject *deltas = (PyTypeObject *)types[1];
+    Py_ssize_t offsets[IN_DELTAS + IN_BATCH + FOUND_FIELDS];
+    Py_ssize_t *of_batch = offsets + IN_DELTAS, *of_found = of_batch + IN_BATCH;
+    if (find_offsets(deltas, deltas_fields, IN_DELTAS, offsets) < 0 ||
+        find_offsets((PyTypeObject *)types[3], batch_fields, IN_BATCH, of_batch) < 0 ||
+        find_offsets((PyTypeObject *)types[4], found_fields, FOUND_FIELDS, of_found) < 0)
+        return NULL;
+    if (deltas->tp_basicsize != (Py_ssize_t)(sizeof(PyObject) + IN_DELTAS * sizeof(PyObject *)) ||
+        deltas->tp_itemsize || PyType_IS_GC(deltas)) {
+        PyErr_SetString(PyExc_TypeError, "instances have more than their fields");
+        return NULL;
+    }
+    memcpy(in_deltas, offsets, sizeof in_deltas);
+    memcpy(in_batch, of_batch, sizeof in_batch);
+    memcpy(in_found, of_found, sizeof in_found);
+    Py_XSETREF(numbers_type, (PyTypeObject *)Py_NewRef(types[0]));
+    Py_XSETREF(deltas_type, (PyTypeObject *)Py_NewRef(types[1]));
+    Py_XSETREF(columns_type, Py_NewRef(types[2]));
+    Py_XSETREF(batch_type, (PyTypeObject *)Py_NewRef(types[3]));
+    Py_XSETREF(found_type, (PyTypeObject *)Py_NewRef(types[4]));
+    Py_XSETREF(no_ends, Py_NewRef(ends));
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"prepare", prepare, METH_VARARGS, NULL},
+    {0},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "delta_relay", 0, -1, functions, 0, 0, 0, 0};
+
+PyMODINIT_FUNC PyInit_delta_relay(void)
+{
+    latest_name = PyUnicode_InternFromString("latest");
+    run_name = PyUnicode_InternFromString("run");
+    begin_run_name = PyUnicode_InternFromString("begin_run");
+    is_bare_name = PyUnicode_InternFromString("is_bare");
+    unread_name = PyUnicode_InternFromString("unread");
+    wake_name = PyUnicode_InternFromString("wake");
+    append_name = PyUnicode_InternFromString("append");
+    no_bytes = PyBytes_FromStringAndSize(NULL, 0);
+    no_tuple = PyTuple_New(0);
+    if (!latest_name || !run_name || !begin_run_name || !is_bare_name || !unread_name ||
+        !wake_name || !append_name || !no_bytes || !no_tuple)
+        return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    PyObject *type = PyType_FromSpec(&spec);
+    if (type == NULL || PyModule_AddObject(module, "DeltaRelay", type) < 0) {
+        Py_XDECREF(type);
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}
