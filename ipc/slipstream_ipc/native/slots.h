@@ -41,4 +41,22 @@ static inline PyObject **slot_of(PyObject *instance, Py_ssize_t offset)
     return (PyObject **)((char *)instance + offset);
 }
 
+/* Set a field, which takes over the reference to its value. */
+static inline void set_slot(PyObject *instance, Py_ssize_t offset, PyObject *value)
+{
+    PyObject **slot = slot_of(instance, offset), *before = *slot;
+    *slot = value;
+    Py_XDECREF(before);
+}
+
+/* An instance with these fields; NULL: error. */
+static inline PyObject *made(PyTypeObject *type, const Py_ssize_t *offsets,
+                             PyObject *const *values, int num)
+{
+    PyObject *instance = type->tp_alloc(type, 0);
+    for (int at = 0; at < num && instance != NULL; at++)
+        *slot_of(instance, offsets[at]) = Py_NewRef(values[at]);
+    return instance;
+}
+
 #endif

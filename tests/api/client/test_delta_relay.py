@@ -21,6 +21,7 @@ from slipstream.client.connection.session import ClientSession
 from slipstream.client.streams import delta_relay
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.unread_deltas import MOST_UNREAD
 from slipstream.outputs import Delta
 from slipstream.request.requests import checked_params, new_submit
 from slipstream_ipc.columns import pack_u32
@@ -214,9 +215,20 @@ def seen(delta: Delta) -> tuple[object, ...]:
 
 
 def plain(
-    states: Sequence[StreamState], at: dict[int, tuple[int, int]], text: str, **others: Any
+    states: Sequence[StreamState],
+    at: dict[int, tuple[int, int]],
+    text: str,
+    width: int = 0,
+    **others: Any,
 ) -> Deltas:
-    """A message with a token for each of these streams, at the positions `at`, which are moved."""
+    """A message with a token for each of these streams, at the positions `at`, which are moved.
+
+    width: of each token's log-probabilities.
+    """
+    if width:
+        sizes = 4 * len(states) * width, 4 * len(states)
+        columns = bytes(sizes[0]), bytes(sizes[0]), bytes(sizes[1])
+        others["logprobs"] = LogprobColumns(width, *columns)
     places = [at.setdefault(state.handle, (0, 0)) for state in states]
     texts = [text + "." * (state.handle % 2) for state in states]
     message = Deltas(
@@ -235,7 +247,9 @@ def plain(
 class Worlds:
     """A session with relays and one without, to which the same happens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, width: int = 0) -> None:
+        """width: see `plain`."""
+        self.width = width
         self.sides = [Side(relays=relays) for relays in (True, False)]
         self.at: dict[int, tuple[int, int]] = {}  # where the server is, by handle
         self.chosen = slice(None)  # of the open streams, those that messages are for
@@ -298,20 +312,17 @@ class Worlds:
         match what:
             case "end":
                 ends = (End("stop", 1),)
-                body = plain(states, self.at, text, ended=pack_u32([entry]), ends=ends)
-            case "logprobs":
-                columns = LogprobColumns(2, bytes(8 * num), bytes(8 * num), bytes(4 * num))
-                body = plain(states, self.at, text, logprobs=columns)
+                body = plain(states, self.at, text, self.width, ended=pack_u32([entry]), ends=ends)
             case "kinds":
-                body = plain(states, self.at, text, kinds=pack_u32([1] * num))
+                body = plain(states, self.at, text, self.width, kinds=pack_u32([1] * num))
             case "behind":
-                body = plain(states, dict.fromkeys(self.at, (0, 0)), text)
+                body = plain(states, dict.fromkeys(self.at, (0, 0)), text, self.width)
             case "ahead":
-                body = plain(states, dict.fromkeys(self.at, (900, 90)), text)
+                body = plain(states, dict.fromkeys(self.at, (900, 90)), text, self.width)
             case "large":
-                body = plain(states, self.at, "L" * (CHUNK_BYTES + number))
+                body = plain(states, self.at, "L" * (CHUNK_BYTES + number), self.width)
             case _:
-                body = plain(states, self.at, text)
+                body = plain(states, self.at, text, self.width)
         seq = side.seq + 2 if what == "gap" else None
         data = self.last[index] = side.frame(body, seq=seq)
         if what == "in parts":
@@ -319,9 +330,11 @@ class Worlds:
             side.turn()
             data = data[1 + number :]
         elif what == "several":
-            data += b"".join(side.frame(plain(states, self.at, text)) for _ in range(number))
+            data += b"".join(
+                side.frame(plain(states, self.at, text, self.width)) for _ in range(number)
+            )
         elif what == "one and a part":
-            more = side.frame(plain(states, self.at, text))
+            more = side.frame(plain(states, self.at, text, self.width))
             side.say(data + more[: 1 + number])
             side.turn()
             data = more[1 + number :]
@@ -335,7 +348,7 @@ class Worlds:
 
 WHAT = st.sampled_from(
     ["plain"] * 12
-    + ["logprobs", "several", "in parts", "one and a part", "end", "kinds", "large"]
+    + ["several", "in parts", "one and a part", "end", "kinds", "large"]
     + ["behind", "ahead", "gap", "again", "garbage", "hang up", "ping"]
     + ["acknowledge", "acknowledge with the next", "beat", "look"]
     + ["choose", "submit", "abort", "abandon", "position", "ask"]
@@ -346,10 +359,13 @@ WHAT = st.sampled_from(
 @settings(max_examples=80)
 @given(
     st.booleans(),
+    st.sampled_from([0, 0, 2]),
     st.lists(st.tuples(WHAT, st.integers(0, 9), st.sampled_from(TEXTS)), min_size=30, max_size=60),
 )
-def test_a_relay_changes_nothing(is_group: bool, steps: list[tuple[str, int, str]]) -> None:
-    worlds = Worlds()
+def test_a_relay_changes_nothing(
+    is_group: bool, width: int, steps: list[tuple[str, int, str]]
+) -> None:
+    worlds = Worlds(width=width)
     worlds.do("submit", 2 if is_group else 1, "")
     for what, number, text in steps:
         for _ in range(number if what == "plain" else 1):
@@ -362,13 +378,27 @@ def test_a_relay_changes_nothing(is_group: bool, steps: list[tuple[str, int, str
 
 @needs_relays
 @pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize("what", ["plain", "logprobs", "large"])
-def test_most_messages_are_relayed(what: str, number: int) -> None:
-    worlds = Worlds()
+@pytest.mark.parametrize(("what", "width"), [("plain", 0), ("plain", 2), ("large", 0)])
+def test_most_messages_are_relayed(what: str, width: int, number: int) -> None:
+    worlds = Worlds(width=width)
     worlds.do("submit", number, "")
     for _ in range(60):
         worlds.do(what, 0, "ab")
     assert worlds.sides[0].num_relayed >= 55
     assert worlds.sides[1].num_relayed == 0
     assert worlds.sides[0].look() == worlds.sides[1].look()
+    worlds.close()
+
+
+@needs_relays
+def test_what_is_not_read_is_merged() -> None:
+    worlds = Worlds()
+    worlds.do("submit", 1, "")
+    worlds.do("submit", 1, "")
+    for _ in range(MOST_UNREAD + 20):
+        worlds.do("plain", 0, "ab")
+    relayed, other = worlds.sides
+    assert relayed.num_relayed > MOST_UNREAD
+    assert [len(each.deltas) for each in relayed.states] == [20] * 4
+    assert relayed.look() == other.look()
     worlds.close()

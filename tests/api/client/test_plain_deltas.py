@@ -14,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.client.streams import delta_relay
-from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, new_delta_relay
+from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, Ways, new_delta_relay
 from slipstream.client.streams.entry_ends import ends_of
 from slipstream.client.streams.plain_deltas import plain_ends
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams
+from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import DeltaBatch
+from slipstream.outputs import Delta
 from slipstream_ipc.columns import check_deltas, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, Frame, LogprobColumns
@@ -73,7 +75,7 @@ class ReceivingEnd:
             assert self.link.take_next(Frame(7, seq, 0, Deltas(b"", b"", b"", [], b"")), 0.0)
         handles, chars, tokens = columns
         self.found: FoundStreams[Any] = FoundStreams(
-            handles, np.zeros(len(handles) // 4, np.intp), 0, [], [], chars, tokens
+            handles, np.zeros(len(handles) // 4, np.intp), 1, [7], [], chars, tokens
         )
         self.kept = ReceivedIds()
         for handle in set(u32(handles).tolist()):
@@ -111,7 +113,8 @@ class ReceivingEnd:
             take_in=None,
         )
         received: Any = SimpleNamespace(latest=self.found)
-        relay = new_delta_relay(self.link, connection, received, self.kept, self._delivery, watched)
+        ways = Ways(self._delivery, print, print)
+        relay = new_delta_relay(self.link, connection, received, self.kept, ways, watched)
         assert relay is not None
         return relay
 
@@ -130,14 +133,16 @@ class ReceivingEnd:
         return batch.message
 
     def _delivery(self, found: FoundStreams[Any]) -> Delivery:
-        def add(added_to: object, batch: DeltaBatch) -> None:
-            assert added_to is found
+        def add(numbers: list[int], batch: DeltaBatch) -> None:
+            assert numbers is found.numbers
             self.batches.append(batch)
 
-        def ring() -> None:
+        def ring(state: object) -> None:
+            assert state is found
             self.num_rings += 1
 
-        return Delivery(None, None, add, None, ring, None)
+        first: Any = found
+        return Delivery(None, None, add, found.numbers, ring, first)
 
     @property
     def state(self) -> tuple[object, ...]:
@@ -249,12 +254,13 @@ def test_what_is_no_relay_is_refused() -> None:
     end = ReceivingEnd((column(1), column(0), column(0)), 0)
     native = delta_relay._native()
     with pytest.raises(TypeError):
-        native.DeltaRelay(None, end, -1, end, end.kept, print, (), 3, 100)
+        native.DeltaRelay(None, end, -1, end, end.kept, (print, print, print), (), 3, 9, 9)
     with pytest.raises(AttributeError):
-        native.DeltaRelay(end.link, None, -1, end, end.kept, print, (), 3, 100)
-    for types in ((LogprobColumns, DeltaBatch), (DeltaBatch, DeltaBatch), (Deltas, Deltas)):
+        native.DeltaRelay(end.link, None, -1, end, end.kept, (print, print, print), (), 3, 9, 9)
+    types = [Link, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch]
+    for at, other in ((2, Deltas), (3, Delta), (4, Deltas), (5, DeltaBatch), (6, Deltas)):
         with pytest.raises((TypeError, AttributeError)):
-            native.prepare(Link, types[0], LogprobColumns, types[1], FoundStreams, {})
+            native.prepare((*types[:at], other, *types[at + 1 :]), {})
     with pytest.raises(TypeError, match="float"):
         end.relay().take(1)
     message = Deltas(column(1), column(0), column(0), ["a"], column(1))

@@ -17,29 +17,39 @@
 #define PREFIX_BYTES 4 /* a message's length, u32 little-endian, as in local_io.py */
 #define CHUNK_BYTES (1 << 14)
 
-/* Fields, in the order in which their values are given. */
-enum { FOUND_HANDLES, FOUND_CHARS, FOUND_TOKENS, IS_AHEAD, DELIVERY, FOUND_FIELDS };
+/* Fields, in the order of their names. */
+enum { HANDLES, CHARS, TOKENS, ITEMS, IS_AHEAD, DELIVERY, IN_FOUND };
+enum { PUSH, WAKEUP, WANTS_WHOLE, DELTAS, IS_OVER, IN_STATE };
+enum { TEXT, BATCH, ENTRY, SKIP, IN_DELTA };
 #define IN_DELTAS (DELTAS_FIELDS - 1)
 #define IN_BATCH 7
 
+static const char *const found_fields[] = {"handles", "chars",    "tokens",
+                                           "items",   "is_ahead", "delivery"};
+static const char *const state_fields[] = {"push", "wakeup", "wants_whole", "deltas", "is_over"};
+static const char *const delta_fields[] = {"text", "_batch", "_entry", "_skip"};
 static const char *const deltas_fields[] = {"handles",  "chars", "tokens",        "texts",
                                             "token_ids", "counts", "ended",       "ends",
                                             "logprobs", "kinds", "event_entries", "events"};
 static const char *const batch_fields[] = {"message",      "first_at",   "last_at", "ends",
                                            "has_one_each", "has_events", "_objects"};
-static const char *const found_fields[] = {"handles", "chars", "tokens", "is_ahead", "delivery"};
+
+/* Types, in the order in which `prepare` gets them, and where their fields are. */
+enum { NUMBERS, LOGPROB_COLUMNS, FOUND_TYPE, STATE_TYPE, DELTA_TYPE, DELTAS_TYPE, BATCH_TYPE, NUM_TYPES };
+static PyTypeObject *types[NUM_TYPES];
+static Py_ssize_t in_found[IN_FOUND], in_state[IN_STATE], in_delta[IN_DELTA], in_deltas[IN_DELTAS],
+    in_batch[IN_BATCH];
+static PyObject *no_ends;
 
 /* What a delivery is made of, see `Delivery` in delta_relay.py. */
-enum { GROUP, ITEMS_OF, ADD, ADDED_TO, RING, RUNG_FOR, DELIVERY_PARTS };
+enum { GROUP, ITEMS_OF, ADD, NUMBERS_IN_GROUP, RING, FIRST, DELIVERY_PARTS };
 
-static PyTypeObject *numbers_type, *deltas_type, *batch_type, *found_type; /* see `prepare` */
-static PyObject *columns_type, *no_ends;
-static Py_ssize_t in_deltas[IN_DELTAS], in_batch[IN_BATCH], in_found[FOUND_FIELDS];
-static PyObject *no_bytes, *no_tuple;
+static PyObject *no_bytes, *no_tuple, *zero;
 static PyObject *latest_name, *run_name, *begin_run_name, *is_bare_name, *unread_name, *wake_name,
-    *append_name;
+    *append_name, *ring_name;
 
-enum { CONNECTION, MESSAGES, TAKE_IN, SEND, RECEIVED, KEPT, DELIVERY_OF, WATCHED, NUM_HELD };
+enum { CONNECTION, MESSAGES, TAKE_IN, SEND, RECEIVED, KEPT, DELIVERY_OF, MAKE_ROOM, WAKE, WATCHED,
+       NUM_HELD };
 
 typedef struct {
     PyObject_HEAD
@@ -47,7 +57,8 @@ typedef struct {
     PyObject *held[NUM_HELD];
     uint64_t epoch;
     long long may_owe;
-    Py_ssize_t most_kept; /* bytes of ids */
+    Py_ssize_t most_kept;   /* bytes of ids */
+    Py_ssize_t most_unread; /* deltas of a stream */
     int fd;               /* -1: messages arrive in MESSAGES by themselves */
     char is_spent;
 } DeltaRelay;
@@ -80,14 +91,15 @@ static void dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* DeltaRelay(link, connection, fd, received, kept, delivery_of, watched, may_owe, most_kept) */
+/* DeltaRelay(link, connection, fd, received, kept, (delivery_of, make_room, wake), watched, may_owe,
+ *            most_kept, most_unread) */
 static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *link, *connection, *received, *kept, *delivery_of, *watched;
+    PyObject *link, *connection, *received, *kept, *delivery_of, *make_room, *wake, *watched;
     int fd;
     long long may_owe;
-    Py_ssize_t most_kept;
-    if (numbers_type == NULL) {
+    Py_ssize_t most_kept, most_unread;
+    if (types[NUMBERS] == NULL) {
         PyErr_SetString(PyExc_RuntimeError, "DeltaRelay: `prepare` comes first");
         return NULL;
     }
@@ -95,20 +107,23 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         PyErr_SetString(PyExc_TypeError, "DeltaRelay: no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!OiOOOO!Ln", numbers_type, &link, &connection, &fd, &received,
-                          &kept, &delivery_of, &PyTuple_Type, &watched, &may_owe, &most_kept))
+    if (!PyArg_ParseTuple(args, "O!OiOO(OOO)O!Lnn", types[NUMBERS], &link, &connection, &fd,
+                          &received, &kept, &delivery_of, &make_room, &wake, &PyTuple_Type,
+                          &watched, &may_owe, &most_kept, &most_unread))
         return NULL;
     DeltaRelay *self = (DeltaRelay *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->link = (Numbers *)Py_NewRef(link);
-    self->fd = fd, self->may_owe = may_owe, self->most_kept = most_kept;
+    self->fd = fd, self->may_owe = may_owe;
+    self->most_kept = most_kept, self->most_unread = most_unread;
     self->held[CONNECTION] = Py_NewRef(connection);
     self->held[MESSAGES] = PyObject_GetAttrString(connection, "messages");
     self->held[TAKE_IN] = PyObject_GetAttrString(connection, "take_in");
     self->held[SEND] = PyObject_GetAttrString(connection, "send");
     self->held[RECEIVED] = Py_NewRef(received), self->held[KEPT] = Py_NewRef(kept);
     self->held[DELIVERY_OF] = Py_NewRef(delivery_of), self->held[WATCHED] = Py_NewRef(watched);
+    self->held[MAKE_ROOM] = Py_NewRef(make_room), self->held[WAKE] = Py_NewRef(wake);
     self->epoch = PyLong_AsUnsignedLongLong(self->link->epoch);
     if (PyErr_Occurred())
         Py_CLEAR(self);
@@ -117,46 +132,15 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
 
 /* ---- its objects ------------------------------------------------------------------------ */
 
-/* Set a field that takes over the reference to its value. */
-static void set_slot(PyObject *instance, Py_ssize_t offset, PyObject *value)
-{
-    PyObject **slot = slot_of(instance, offset), *before = *slot;
-    *slot = value;
-    Py_XDECREF(before);
-}
-
-static PyObject *bytes_of(Span span)
-{
-    return PyBytes_FromStringAndSize((const char *)span.at, (Py_ssize_t)span.num_bytes);
-}
-
-static PyObject *logprobs_of(const Plain *plain)
-{
-    if (!plain->width)
-        return Py_NewRef(Py_None);
-    PyObject *args[LOGPROB_FIELDS - 1] = {
-        PyLong_FromUnsignedLongLong(plain->width), bytes_of(plain->logprobs[0]),
-        bytes_of(plain->logprobs[1]), bytes_of(plain->logprobs[2])};
-    PyObject *columns = NULL;
-    if (args[0] != NULL && args[1] != NULL && args[2] != NULL && args[3] != NULL)
-        columns = PyObject_Vectorcall(columns_type, args, LOGPROB_FIELDS - 1, NULL);
-    for (int at = 0; at < LOGPROB_FIELDS - 1; at++)
-        Py_XDECREF(args[at]);
-    return columns;
-}
-
 /* The Deltas; NULL: error. */
 static PyObject *deltas_of(const Plain *plain)
 {
-    PyObject *ids = bytes_of(plain->ids), *logprobs = logprobs_of(plain), *deltas = NULL;
-    if (ids != NULL && logprobs != NULL)
-        deltas = deltas_type->tp_alloc(deltas_type, 0);
-    if (deltas != NULL) {
+    PyObject *ids = bytes_of(plain->ids), *logprobs = logprobs_of(plain, types[LOGPROB_COLUMNS]), *deltas = NULL;
+    if (ids != NULL && logprobs != NULL) {
         PyObject *const values[IN_DELTAS] = {
             plain->columns[0], plain->columns[1], plain->columns[2], plain->texts, ids, no_bytes,
             no_bytes, no_tuple, logprobs, no_bytes, no_bytes, no_tuple};
-        for (int at = 0; at < IN_DELTAS; at++)
-            set_slot(deltas, in_deltas[at], Py_NewRef(values[at]));
+        deltas = made(types[DELTAS_TYPE], in_deltas, values, IN_DELTAS);
     }
     Py_XDECREF(ids);
     Py_XDECREF(logprobs);
@@ -166,27 +150,8 @@ static PyObject *deltas_of(const Plain *plain)
 /* The DeltaBatch of a message that has arrived at this time; NULL: error. */
 static PyObject *batch_of(PyObject *deltas, PyObject *now)
 {
-    PyObject *batch = batch_type->tp_alloc(batch_type, 0);
-    if (batch == NULL)
-        return NULL;
-    PyObject *const values[IN_BATCH] = {deltas, now, now, no_ends, Py_True, Py_False, Py_None};
-    for (int at = 0; at < IN_BATCH; at++)
-        set_slot(batch, in_batch[at], Py_NewRef(values[at]));
-    return batch;
-}
-
-/* A u32 column, each value larger by 1, or by the length of its text. */
-static PyObject *moved(PyObject *column, PyObject *texts)
-{
-    const Py_ssize_t num = PyBytes_GET_SIZE(column) / 4;
-    PyObject *next = PyBytes_FromStringAndSize(NULL, 4 * num);
-    for (Py_ssize_t at = 0; at < num && next != NULL; at++) {
-        uint32_t value; /* columns need not be aligned */
-        memcpy(&value, PyBytes_AS_STRING(column) + 4 * at, 4);
-        value += texts == NULL ? 1 : (uint32_t)PyUnicode_GET_LENGTH(PyList_GET_ITEM(texts, at));
-        memcpy(PyBytes_AS_STRING(next) + 4 * at, &value, 4);
-    }
-    return next;
+    PyObject *const values[] = {deltas, now, now, no_ends, Py_True, Py_False, Py_None};
+    return made(types[BATCH_TYPE], in_batch, values, IN_BATCH);
 }
 
 /* ---- what becomes of it ----------------------------------------------------------------- */
@@ -225,7 +190,7 @@ static int keep_ids(const DeltaRelay *self, const Plain *plain)
     return failed;
 }
 
-/* How the streams are given messages: a borrowed tuple, which `found` keeps; NULL: error. */
+/* How a group is given messages: a borrowed tuple, which `found` keeps; NULL: error. */
 static PyObject *delivery_to(const DeltaRelay *self, PyObject *found)
 {
     PyObject *delivery = *slot_of(found, in_found[DELIVERY]);
@@ -242,20 +207,18 @@ static PyObject *delivery_to(const DeltaRelay *self, PyObject *found)
     return delivery;
 }
 
-/* Add the message to the queues of its streams; -1: error. */
-static int add(PyObject *delivery, PyObject *found, PyObject *texts, PyObject *batch)
+/* Add the message to the queue of its group; -1: error. */
+static int add(PyObject *delivery, PyObject *texts, PyObject *batch)
 {
-    PyObject *added_to = PyTuple_GET_ITEM(delivery, ADDED_TO), *done;
-    if (added_to == Py_None)
-        added_to = found;
-    if (PyTuple_GET_ITEM(delivery, GROUP) == Py_None) {
-        PyObject *const args[] = {added_to, batch};
+    PyObject *numbers = PyTuple_GET_ITEM(delivery, NUMBERS_IN_GROUP), *done;
+    PyObject *group = PyTuple_GET_ITEM(delivery, GROUP);
+    if (group == Py_None) {
+        PyObject *const args[] = {numbers, batch};
         done = PyObject_Vectorcall(PyTuple_GET_ITEM(delivery, ADD), args, 2, NULL);
     } else { /* StreamGroup.add_batch */
-        PyObject *const args[] = {added_to, texts, batch};
+        PyObject *const args[] = {numbers, texts, batch};
         PyObject *items = PyObject_Vectorcall(PyTuple_GET_ITEM(delivery, ITEMS_OF), args, 3, NULL);
-        PyObject *unread =
-            items == NULL ? NULL : PyObject_GetAttr(PyTuple_GET_ITEM(delivery, GROUP), unread_name);
+        PyObject *unread = items == NULL ? NULL : PyObject_GetAttr(group, unread_name);
         done = unread == NULL ? NULL : PyObject_CallMethodOneArg(unread, append_name, items);
         Py_XDECREF(unread);
         Py_XDECREF(items);
@@ -264,22 +227,79 @@ static int add(PyObject *delivery, PyObject *found, PyObject *texts, PyObject *b
     return done == NULL ? -1 : 0;
 }
 
-/* Wake what reads the streams; -1: error. */
+/* Wake what reads the group; -1: error. */
 static int ring(PyObject *delivery)
 {
     PyObject *group = PyTuple_GET_ITEM(delivery, GROUP), *done;
-    if (group == Py_None) {
-        PyObject *rung_for = PyTuple_GET_ITEM(delivery, RUNG_FOR);
-        done = rung_for == Py_None
-                   ? PyObject_CallNoArgs(PyTuple_GET_ITEM(delivery, RING))
-                   : PyObject_CallOneArg(PyTuple_GET_ITEM(delivery, RING), rung_for);
-    } else { /* StreamGroup.ring, where no stream has ended */
+    if (group == Py_None)
+        done = PyObject_CallOneArg(PyTuple_GET_ITEM(delivery, RING),
+                                   PyTuple_GET_ITEM(delivery, FIRST));
+    else { /* StreamGroup.ring, where no stream has ended */
         PyObject *wake = PyObject_GetAttr(group, wake_name);
         done = wake == NULL || wake == Py_None ? Py_XNewRef(wake) : PyObject_CallNoArgs(wake);
         Py_XDECREF(wake);
     }
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
+}
+
+/* Add an entry to the queue of its stream, and the stream to `woken` if it is to be; -1: error. */
+static int push(PyObject *state, PyObject *text, PyObject *batch, Py_ssize_t at, PyObject *woken)
+{
+    PyObject *entry = PyLong_FromSsize_t(at);
+    PyObject *const values[] = {text, batch, entry, zero};
+    PyObject *delta = entry == NULL ? NULL : made(types[DELTA_TYPE], in_delta, values, IN_DELTA);
+    PyObject *done =
+        delta == NULL ? NULL : PyObject_CallOneArg(*slot_of(state, in_state[PUSH]), delta);
+    Py_XDECREF(entry);
+    Py_XDECREF(delta);
+    Py_XDECREF(done);
+    if (done == NULL)
+        return -1;
+    const bool is_due = *slot_of(state, in_state[WAKEUP]) != Py_None &&
+                        *slot_of(state, in_state[WANTS_WHOLE]) == Py_False;
+    return is_due ? PyList_Append(woken, state) : 0;
+}
+
+/* Add each entry to the queue of its stream; 1 where such queues were merged; -1: error. */
+static int add_each(const DeltaRelay *self, PyObject *states, PyObject *texts, PyObject *batch,
+                    PyObject *woken)
+{
+    const Py_ssize_t num = PyList_GET_SIZE(texts);
+    int has_merged = 0;
+    for (Py_ssize_t at = 0; at < num && at < PyList_GET_SIZE(states); at++)
+        if (push(PyList_GET_ITEM(states, at), PyList_GET_ITEM(texts, at), batch, at, woken) < 0)
+            return -1;
+    for (Py_ssize_t at = 0; at < num && at < PyList_GET_SIZE(states); at++) {
+        PyObject *state = PyList_GET_ITEM(states, at);
+        const Py_ssize_t num_unread = PyObject_Size(*slot_of(state, in_state[DELTAS]));
+        if (num_unread < 0)
+            return -1;
+        if (num_unread <= self->most_unread || *slot_of(state, in_state[IS_OVER]) != Py_False)
+            continue;
+        PyObject *done = PyObject_CallOneArg(self->held[MAKE_ROOM], state);
+        if (done == NULL)
+            return -1;
+        Py_DECREF(done);
+        has_merged = 1;
+    }
+    return has_merged;
+}
+
+/* Wake what reads these streams; -1: error. */
+static int ring_each(PyObject *woken)
+{
+    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(woken); at++) {
+        PyObject *state = PyList_GET_ITEM(woken, at);
+        PyObject *wakeup = Py_NewRef(*slot_of(state, in_state[WAKEUP]));
+        PyObject *done = wakeup == Py_None ? Py_NewRef(wakeup)
+                                           : PyObject_CallMethodOneArg(wakeup, ring_name, state);
+        Py_DECREF(wakeup);
+        if (done == NULL)
+            return -1;
+        Py_DECREF(done);
+    }
+    return 0;
 }
 
 /* Acknowledge what was received, if many messages are owed; -1: error. */
@@ -321,25 +341,60 @@ static int note(const DeltaRelay *self, PyObject *found, const Plain *plain, dou
     Numbers *link = self->link;
     heard(link, (long long)plain->ack, now);
     link->received = (long long)plain->seq;
-    set_slot(found, in_found[FOUND_CHARS], chars);
-    set_slot(found, in_found[FOUND_TOKENS], tokens);
+    set_slot(found, in_found[CHARS], chars);
+    set_slot(found, in_found[TOKENS], tokens);
     set_slot(found, in_found[IS_AHEAD], Py_NewRef(Py_True));
     return drop_receipts(link);
+}
+
+/* Hand the message over to a group; -1: error. */
+static int give_group(DeltaRelay *self, PyObject *delivery, PyObject *texts, PyObject *batch)
+{
+    Py_INCREF(delivery);
+    const int failed =
+        add(delivery, texts, batch) < 0 || acknowledge(self) < 0 || ring(delivery) < 0;
+    Py_DECREF(delivery);
+    return failed ? -1 : 0;
+}
+
+/* Hand each entry over to its stream; -1: error. */
+static int give_each(DeltaRelay *self, PyObject *states, PyObject *texts, PyObject *batch)
+{
+    PyObject *woken = PyList_New(0), *done = NULL;
+    const int has_merged = woken == NULL ? -1 : add_each(self, states, texts, batch, woken);
+    if (has_merged >= 0 && acknowledge(self) == 0 && ring_each(woken) == 0)
+        done = has_merged ? PyObject_CallNoArgs(self->held[WAKE]) : Py_NewRef(Py_None);
+    Py_XDECREF(woken);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* Whether these are streams, one for each entry. */
+static bool are_states(PyObject *states, Py_ssize_t num)
+{
+    if (states == NULL || !PyList_CheckExact(states) || PyList_GET_SIZE(states) != num)
+        return false;
+    for (Py_ssize_t at = 0; at < num; at++)
+        if (Py_TYPE(PyList_GET_ITEM(states, at)) != types[STATE_TYPE])
+            return false;
+    return true;
 }
 
 /* 1; -1: error. */
 static int deliver(DeltaRelay *self, PyObject *found, const Plain *plain, PyObject *now)
 {
-    PyObject *deltas = deltas_of(plain), *delivery = delivery_to(self, found);
+    PyObject *states = Py_XNewRef(*slot_of(found, in_found[ITEMS])), *delivery = NULL;
+    const bool is_each = are_states(states, plain->num);
+    PyObject *deltas = deltas_of(plain);
     PyObject *batch = deltas == NULL ? NULL : batch_of(deltas, now);
-    Py_XINCREF(delivery);
-    int failed = batch == NULL || delivery == NULL ||
-                 note(self, found, plain, PyFloat_AS_DOUBLE(now)) < 0 ||
-                 add(delivery, found, plain->texts, batch) < 0 || acknowledge(self) < 0;
+    int failed = batch == NULL || (!is_each && (delivery = delivery_to(self, found)) == NULL) ||
+                 note(self, found, plain, PyFloat_AS_DOUBLE(now)) < 0;
+    if (!failed)
+        failed = is_each ? give_each(self, states, plain->texts, batch)
+                         : give_group(self, delivery, plain->texts, batch);
+    Py_XDECREF(states);
     Py_XDECREF(deltas);
     Py_XDECREF(batch);
-    failed = failed || ring(delivery) < 0;
-    Py_XDECREF(delivery);
     return failed ? -1 : 1;
 }
 
@@ -441,9 +496,9 @@ static PyObject *take(PyObject *object, PyObject *now)
     if (found == NULL)
         return NULL;
     Plain plain = {0};
-    int done = !is_due && Py_TYPE(found) == found_type;
+    int done = !is_due && Py_TYPE(found) == types[FOUND_TYPE];
     for (int at = 0; at < 3 && done; at++) {
-        PyObject *column = *slot_of(found, in_found[FOUND_HANDLES + at]);
+        PyObject *column = *slot_of(found, in_found[HANDLES + at]);
         done = column != NULL && PyBytes_CheckExact(column) && PyBytes_GET_SIZE(column) &&
                PyBytes_GET_SIZE(column) % 4 == 0 &&
                (!at || PyBytes_GET_SIZE(column) == PyBytes_GET_SIZE(plain.columns[0]));
@@ -488,38 +543,49 @@ static PyType_Slot slots[] = {
 static PyType_Spec spec = {"delta_relay.DeltaRelay", sizeof(DeltaRelay), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
-/* prepare(LinkNumbers, Deltas, LogprobColumns, DeltaBatch, FoundStreams, ends): the types of what it
- * works on and makes, and the ends of a message without any. Raises TypeError where their instances
- * have other fields.
+/* Whether instances consist of these fields. */
+static bool has_only(PyTypeObject *type, int num)
+{
+    return type->tp_basicsize == (Py_ssize_t)(sizeof(PyObject) + num * sizeof(PyObject *)) &&
+           !type->tp_itemsize && !PyType_IS_GC(type);
+}
+
+/* prepare((LinkNumbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch), ends):
+ * the types of what it works on and makes, and the ends of a message without any. Raises TypeError
+ * or AttributeError where their instances have other fields.
  */
 static PyObject *prepare(PyObject *module, PyObject *args)
 {
     (void)module;
-    PyObject *types[5], *ends;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O", &PyType_Type, &types[0], &PyType_Type, &types[1],
-                          &PyType_Type, &types[2], &PyType_Type, &types[3], &PyType_Type, &types[4],
-                          &ends))
+    PyObject *given[NUM_TYPES], *ends;
+    if (!PyArg_ParseTuple(args, "(O!O!O!O!O!O!O!)O", &PyType_Type, &given[0], &PyType_Type,
+                          &given[1], &PyType_Type, &given[2], &PyType_Type, &given[3], &PyType_Type,
+                          &given[4], &PyType_Type, &given[5], &PyType_Type, &given[6], &ends))
         return NULL;
-    PyTypeObject *deltas = (PyTypeObject *)types[1];
-    Py_ssize_t offsets[IN_DELTAS + IN_BATCH + FOUND_FIELDS];
-    Py_ssize_t *of_batch = offsets + IN_DELTAS, *of_found = of_batch + IN_BATCH;
-    if (find_offsets(deltas, deltas_fields, IN_DELTAS, offsets) < 0 ||
-        find_offsets((PyTypeObject *)types[3], batch_fields, IN_BATCH, of_batch) < 0 ||
-        find_offsets((PyTypeObject *)types[4], found_fields, FOUND_FIELDS, of_found) < 0)
-        return NULL;
-    if (deltas->tp_basicsize != (Py_ssize_t)(sizeof(PyObject) + IN_DELTAS * sizeof(PyObject *)) ||
-        deltas->tp_itemsize || PyType_IS_GC(deltas)) {
+    static const struct {
+        int type, num;
+        const char *const *names;
+        Py_ssize_t *offsets;
+    } fields[] = {{FOUND_TYPE, IN_FOUND, found_fields, in_found},
+                  {STATE_TYPE, IN_STATE, state_fields, in_state},
+                  {DELTA_TYPE, IN_DELTA, delta_fields, in_delta},
+                  {DELTAS_TYPE, IN_DELTAS, deltas_fields, in_deltas},
+                  {BATCH_TYPE, IN_BATCH, batch_fields, in_batch}};
+    if (!has_only((PyTypeObject *)given[DELTA_TYPE], IN_DELTA) ||
+        !has_only((PyTypeObject *)given[DELTAS_TYPE], IN_DELTAS)) {
         PyErr_SetString(PyExc_TypeError, "instances have more than their fields");
         return NULL;
     }
-    memcpy(in_deltas, offsets, sizeof in_deltas);
-    memcpy(in_batch, of_batch, sizeof in_batch);
-    memcpy(in_found, of_found, sizeof in_found);
-    Py_XSETREF(numbers_type, (PyTypeObject *)Py_NewRef(types[0]));
-    Py_XSETREF(deltas_type, (PyTypeObject *)Py_NewRef(types[1]));
-    Py_XSETREF(columns_type, Py_NewRef(types[2]));
-    Py_XSETREF(batch_type, (PyTypeObject *)Py_NewRef(types[3]));
-    Py_XSETREF(found_type, (PyTypeObject *)Py_NewRef(types[4]));
+    const int num_fields = (int)(sizeof fields / sizeof *fields);
+    Py_ssize_t tried[IN_DELTAS]; /* the most that one has; offsets are set where all can be */
+    for (int at = 0; at < 2 * num_fields; at++) {
+        const int of = at % num_fields;
+        if (find_offsets((PyTypeObject *)given[fields[of].type], fields[of].names, fields[of].num,
+                         at < num_fields ? tried : fields[of].offsets) < 0)
+            return NULL;
+    }
+    for (int at = 0; at < NUM_TYPES; at++)
+        Py_XSETREF(types[at], (PyTypeObject *)Py_NewRef(given[at]));
     Py_XSETREF(no_ends, Py_NewRef(ends));
     Py_RETURN_NONE;
 }
@@ -541,10 +607,12 @@ PyMODINIT_FUNC PyInit_delta_relay(void)
     unread_name = PyUnicode_InternFromString("unread");
     wake_name = PyUnicode_InternFromString("wake");
     append_name = PyUnicode_InternFromString("append");
+    ring_name = PyUnicode_InternFromString("ring");
+    zero = PyLong_FromLong(0);
     no_bytes = PyBytes_FromStringAndSize(NULL, 0);
     no_tuple = PyTuple_New(0);
     if (!latest_name || !run_name || !begin_run_name || !is_bare_name || !unread_name ||
-        !wake_name || !append_name || !no_bytes || !no_tuple)
+        !wake_name || !append_name || !ring_name || !zero || !no_bytes || !no_tuple)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)

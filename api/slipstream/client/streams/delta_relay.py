@@ -13,6 +13,7 @@ taken the usual way, with the same effect.
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +23,7 @@ from slipstream.client.streams.received_ids import MOST_BYTES, ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
 from slipstream.client.streams.stream_group import StreamGroup
 from slipstream.client.streams.stream_state import StreamState
+from slipstream.client.streams.unread_deltas import MOST_UNREAD
 from slipstream.delta_batch import DeltaBatch
 from slipstream.delta_objects import ItemsOf
 from slipstream.outputs import Delta
@@ -31,7 +33,7 @@ from slipstream_ipc.transport import link_numbers
 from slipstream_ipc.transport.link import MAY_OWE, Link
 from slipstream_ipc.transport.local_socket import LocalConnection
 
-__all__ = ["Delivery", "DeltaRelay", "new_delta_relay"]
+__all__ = ["Delivery", "DeltaRelay", "Ways", "new_delta_relay"]
 
 _SOURCE = Path(__file__).with_name("delta_relay.c")
 _HEADERS = (
@@ -43,19 +45,29 @@ _HEADERS = (
 
 
 class Delivery(NamedTuple):
-    """How streams are given a message in which none of them ends.
-
-    With a `group`, `unread` of that gets `items_of(added_to, texts, batch)`, and its `wake` is
-    called. Otherwise `add(added_to, batch)` and `ring(rung_for)` are. added_to: None for the
-    streams, as they were found. rung_for: None for a call without an argument.
+    """How a group is given a message in which no stream ends: by `add(numbers, batch)`, and what
+    reads it is woken by `ring(first)`. With a `group`, C does the same as these two methods of it.
     """
 
     group: StreamGroup | None
     items_of: ItemsOf[Delta] | None
-    add: Callable[[Any, DeltaBatch], None]
-    added_to: list[int] | None
-    ring: Callable[..., None]
-    rung_for: StreamState | None
+    add: Callable[[list[int], DeltaBatch], None]
+    numbers: list[int]
+    ring: Callable[[StreamState], None]
+    first: StreamState
+
+
+class Ways(NamedTuple):
+    """What a relay leaves to the table of the streams.
+
+    delivery_of: called once for streams of one group that were found. make_room: for a stream
+    with more than MOST_UNREAD deltas, if it is in no group. wake: rings for the streams for which
+    that was called.
+    """
+
+    delivery_of: Callable[[FoundStreams[StreamState]], Delivery]
+    make_room: Callable[[StreamState], None]
+    wake: Callable[[], None]
 
 
 class DeltaRelay(Protocol):
@@ -76,13 +88,12 @@ def new_delta_relay(
     connection: LocalConnection,
     received: ReceivedPositions[StreamState],
     kept: ReceivedIds,
-    delivery_of: Callable[[FoundStreams[StreamState]], Delivery],
+    ways: Ways,
     watched: tuple[Sized, ...],
 ) -> DeltaRelay | None:
     """A relay of a link over a connection; None without a C compiler.
 
-    delivery_of: called once for streams that were found. watched: what has to be empty where
-    nothing else is due.
+    watched: what has to be empty where nothing else is due.
     """
     native = _native()
     if native is None:
@@ -93,10 +104,11 @@ def new_delta_relay(
         connection.fd if connection.is_socket else -1,
         received,
         kept,
-        delivery_of,
+        ways,
         watched,
         MAY_OWE,
         MOST_BYTES,
+        MOST_UNREAD,
     )
     return relay
 
@@ -108,5 +120,8 @@ def _native() -> Any:
     native: Any = load_extension("delta_relay", _SOURCE, _HEADERS)
     if numbers is None or native is None:
         return None
-    native.prepare(numbers, Deltas, LogprobColumns, DeltaBatch, FoundStreams, MappingProxyType({}))
-    return native
+    types = (numbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch)
+    with suppress(TypeError):  # instances of another layout
+        native.prepare(types, MappingProxyType({}))
+        return native
+    return None

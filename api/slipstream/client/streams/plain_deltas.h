@@ -130,4 +130,39 @@ static inline bool read_plain(const Numbers *link, uint64_t own_epoch, const uin
     return plain->texts != NULL;
 }
 
+static inline PyObject *bytes_of(Span span)
+{
+    return PyBytes_FromStringAndSize((const char *)span.at, (Py_ssize_t)span.num_bytes);
+}
+
+/* Its LogprobColumns, which `type` makes, or None; NULL: error. */
+static inline PyObject *logprobs_of(const Plain *plain, PyTypeObject *type)
+{
+    if (!plain->width)
+        return Py_NewRef(Py_None);
+    PyObject *args[LOGPROB_FIELDS - 1] = {
+        PyLong_FromUnsignedLongLong(plain->width), bytes_of(plain->logprobs[0]),
+        bytes_of(plain->logprobs[1]), bytes_of(plain->logprobs[2])};
+    PyObject *columns = NULL;
+    if (args[0] != NULL && args[1] != NULL && args[2] != NULL && args[3] != NULL)
+        columns = PyObject_Vectorcall((PyObject *)type, args, LOGPROB_FIELDS - 1, NULL);
+    for (int at = 0; at < LOGPROB_FIELDS - 1; at++)
+        Py_XDECREF(args[at]);
+    return columns;
+}
+
+/* A u32 column, each value larger by 1, or by the length of its text. */
+static inline PyObject *moved(PyObject *column, PyObject *texts)
+{
+    const Py_ssize_t num = PyBytes_GET_SIZE(column) / 4;
+    PyObject *next = PyBytes_FromStringAndSize(NULL, 4 * num);
+    for (Py_ssize_t at = 0; at < num && next != NULL; at++) {
+        uint32_t value; /* columns need not be aligned */
+        memcpy(&value, PyBytes_AS_STRING(column) + 4 * at, 4);
+        value += texts == NULL ? 1 : (uint32_t)PyUnicode_GET_LENGTH(PyList_GET_ITEM(texts, at));
+        memcpy(PyBytes_AS_STRING(next) + 4 * at, &value, 4);
+    }
+    return next;
+}
+
 #endif

@@ -29,7 +29,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from slipstream.answers.tool_calls import with_call_ids
-from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, new_delta_relay
+from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, Ways, new_delta_relay
 from slipstream.client.streams.entry_ends import native_ends_of
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
@@ -300,21 +300,17 @@ class ClientStreamTable:
         """What delivers such messages of a link in one call each, and wakes their readers, while
         all queues are empty; None without a C compiler.
         """
-        watched = (self._woken, *queues)
-        return new_delta_relay(
-            link, connection, self._received, self._kept, self._delivery, watched
-        )
+        ways, watched = Ways(self._delivery, self._make_room, self.wake), (self._woken, *queues)
+        return new_delta_relay(link, connection, self._received, self._kept, ways, watched)
 
     def _delivery(self, found: FoundStreams[StreamState]) -> Delivery:
-        if not found.group_id:
-            return Delivery(None, None, self._give, None, self.wake, None)
         group, numbers = self._groups[found.group_id], found.numbers
         first = group.states[numbers[0]]
         assert first.wakeup is not None
-        is_plain = type(group) is StreamGroup
+        own = group if isinstance(group, StreamGroup) and type(group) is StreamGroup else None
         return Delivery(
-            group if isinstance(group, StreamGroup) and is_plain else None,
-            items_of(Delta) if is_plain else None,
+            own,
+            items_of(Delta) if own is not None else None,
             group.add_batch,
             numbers,
             first.wakeup.ring,  # one wakeup for the whole group
