@@ -81,6 +81,7 @@ class DeltaBatch:
     # fields, which `delta_relay.c` sets and `delta_objects.c` reads, and the cached properties
     __slots__ = (
         "__dict__",
+        "__weakref__",
         "_objects",
         "ends",
         "first_at",

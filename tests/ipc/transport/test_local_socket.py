@@ -125,6 +125,28 @@ def test_wherever_the_stream_is_cut(sizes: list[int], cuts: list[int]) -> None:
         connection.close()
 
 
+@given(st.lists(st.binary(max_size=30) | st.just(b"L" * (CHUNK_BYTES + 9)), max_size=5), st.data())
+def test_what_was_read_elsewhere_is_taken_in(messages: list[bytes], data: st.DataObject) -> None:
+    sent = b"".join(len(each).to_bytes(4, "little") + each for each in messages)
+    begins = {sum(4 + len(each) for each in messages[:at]) for at in range(len(messages) + 1)}
+    cut = data.draw(st.sampled_from(sorted(begins)) | st.integers(0, len(sent)))
+    left, right = pair()
+    assert right.is_bare
+    if cut:
+        assert right.take_in(sent[:cut]) == (cut in begins)
+    assert right.is_bare == (not cut)
+    left._socket.send(sent[cut:])
+    for _ in range(2 + 2 * len(messages)):
+        right.fill()
+    assert taken(right) == messages
+    assert right.is_bare
+    assert not right.take_in(b"")
+    assert right.is_broken
+    assert not right.is_bare
+    left.close()
+    right.close()
+
+
 def test_what_is_not_read_is_bounded_and_says_so(ends: Pair) -> None:
     left, right = ends
     wishes: list[bool] = []

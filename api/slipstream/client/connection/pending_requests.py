@@ -41,7 +41,7 @@ class _Due(Enum):
 
 
 class PendingRequests:
-    """Messages due, oldest first."""
+    """Messages due, oldest first. `due` and `abandoned` stay the same objects."""
 
     def __init__(self, table: ClientStreamTable) -> None:
         self._table = table

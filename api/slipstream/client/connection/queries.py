@@ -67,7 +67,7 @@ class PendingQueries:
 
     def __init__(self) -> None:
         self._asked: dict[int, PendingQuery] = {}  # by number, oldest first
-        self.due: dict[int, None] = {}  # numbers of those not sent yet
+        self.due: dict[int, None] = {}  # numbers of those not sent yet; the same dict for good
         self._next_number = 0
 
     def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:

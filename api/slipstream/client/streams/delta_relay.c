@@ -35,7 +35,8 @@ static const char *const batch_fields[] = {"message",      "first_at",   "last_a
                                            "has_one_each", "has_events", "_objects"};
 
 /* Types, in the order in which `prepare` gets them, and where their fields are. */
-enum { NUMBERS, LOGPROB_COLUMNS, FOUND_TYPE, STATE_TYPE, DELTA_TYPE, DELTAS_TYPE, BATCH_TYPE, NUM_TYPES };
+enum { NUMBERS, LOGPROB_COLUMNS, FOUND_TYPE, STATE_TYPE, DELTA_TYPE, DELTAS_TYPE, BATCH_TYPE,
+       NUM_TYPES };
 static PyTypeObject *types[NUM_TYPES];
 static Py_ssize_t in_found[IN_FOUND], in_state[IN_STATE], in_delta[IN_DELTA], in_deltas[IN_DELTAS],
     in_batch[IN_BATCH];
@@ -59,8 +60,8 @@ typedef struct {
     long long may_owe;
     Py_ssize_t most_kept;   /* bytes of ids */
     Py_ssize_t most_unread; /* deltas of a stream */
-    int fd;               /* -1: messages arrive in MESSAGES by themselves */
-    char is_spent;
+    int fd;                 /* -1: messages arrive in MESSAGES by themselves */
+    char is_spent;          /* the connection has to be looked at */
 } DeltaRelay;
 
 static int traverse(PyObject *object, visitproc visit, void *arg)
@@ -135,7 +136,8 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
 /* The Deltas; NULL: error. */
 static PyObject *deltas_of(const Plain *plain)
 {
-    PyObject *ids = bytes_of(plain->ids), *logprobs = logprobs_of(plain, types[LOGPROB_COLUMNS]), *deltas = NULL;
+    PyObject *ids = bytes_of(plain->ids), *deltas = NULL;
+    PyObject *logprobs = logprobs_of(plain, types[LOGPROB_COLUMNS]);
     if (ids != NULL && logprobs != NULL) {
         PyObject *const values[IN_DELTAS] = {
             plain->columns[0], plain->columns[1], plain->columns[2], plain->texts, ids, no_bytes,
@@ -249,8 +251,9 @@ static int push(PyObject *state, PyObject *text, PyObject *batch, Py_ssize_t at,
     PyObject *entry = PyLong_FromSsize_t(at);
     PyObject *const values[] = {text, batch, entry, zero};
     PyObject *delta = entry == NULL ? NULL : made(types[DELTA_TYPE], in_delta, values, IN_DELTA);
-    PyObject *done =
-        delta == NULL ? NULL : PyObject_CallOneArg(*slot_of(state, in_state[PUSH]), delta);
+    PyObject *append = Py_NewRef(*slot_of(state, in_state[PUSH])); /* a reader may replace it */
+    PyObject *done = delta == NULL ? NULL : PyObject_CallOneArg(append, delta);
+    Py_DECREF(append);
     Py_XDECREF(entry);
     Py_XDECREF(delta);
     Py_XDECREF(done);

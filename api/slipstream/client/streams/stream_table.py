@@ -107,7 +107,7 @@ class ClientStreamTable:
         self._last_handles = b""  # of the last message
         self._kept = ReceivedIds()
         self._next_handle = 0
-        self._woken: list[StreamState] = []
+        self._woken: list[StreamState] = []  # the same list for good, as a relay watches it
         self._groups: dict[int, GroupMember] = {}  # by group_id
         self._num_open: dict[int, int] = {}  # streams of this table, by group_id
         self._group_ids = itertools.count(1) if group_ids is None else group_ids
@@ -307,7 +307,7 @@ class ClientStreamTable:
         group, numbers = self._groups[found.group_id], found.numbers
         first = group.states[numbers[0]]
         assert first.wakeup is not None
-        own = group if isinstance(group, StreamGroup) and type(group) is StreamGroup else None
+        own = group if type(group) is StreamGroup else None
         return Delivery(
             own,
             items_of(Delta) if own is not None else None,
