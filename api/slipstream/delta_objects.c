@@ -184,24 +184,17 @@ static int take_bytes(EntryObjects *self, int column, PyObject *given)
     return 0;
 }
 
-/* EntryObjects(num, token_ids, counts, width, values, ids, ranks, widths, Logprob) */
-static PyObject *new_objects(PyTypeObject *type, PyObject *args, PyObject *keywords)
+static PyTypeObject *objects_type; /* EntryObjects: the module is loaded once in a process */
+
+/* The objects of `num` entries with these columns; NULL: error. */
+static PyObject *objects_of(Py_ssize_t num, Py_ssize_t width, PyObject *const *given,
+                            PyObject *logprob)
 {
-    PyObject *given[NUM_COLUMNS], *logprob;
-    Py_ssize_t num, width;
-    if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
-        PyErr_SetString(PyExc_TypeError, "EntryObjects takes no keywords");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "nOOnOOOOO", &num, &given[IDS], &given[COUNTS], &width,
-                          &given[VALUES], &given[CANDIDATES], &given[RANKS], &given[WIDTHS],
-                          &logprob))
-        return NULL;
     if (num < 0 || num > UINT32_MAX || width < 0 || width > UINT32_MAX) {
         PyErr_SetString(PyExc_ValueError, "num, width: out of range");
         return NULL;
     }
-    EntryObjects *self = (EntryObjects *)type->tp_alloc(type, 0);
+    EntryObjects *self = (EntryObjects *)objects_type->tp_alloc(objects_type, 0);
     if (self == NULL)
         return NULL;
     self->logprob = Py_NewRef(logprob);
@@ -221,6 +214,23 @@ static PyObject *new_objects(PyTypeObject *type, PyObject *args, PyObject *keywo
 failed:
     Py_DECREF(self);
     return NULL;
+}
+
+/* EntryObjects(num, token_ids, counts, width, values, ids, ranks, widths, Logprob) */
+static PyObject *new_objects(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *given[NUM_COLUMNS], *logprob;
+    Py_ssize_t num, width;
+    (void)type; /* it has no subtypes */
+    if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "EntryObjects takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "nOOnOOOOO", &num, &given[IDS], &given[COUNTS], &width,
+                          &given[VALUES], &given[CANDIDATES], &given[RANKS], &given[WIDTHS],
+                          &logprob))
+        return NULL;
+    return objects_of(num, width, given, logprob);
 }
 
 static void dealloc_objects(PyObject *object)
@@ -288,62 +298,54 @@ static PyType_Spec object_spec = {
 
 /* ---- the fields of a Delta -------------------------------------------------------------- */
 
-/* Where in an instance the fields of a Delta are. */
-typedef struct {
-    Py_ssize_t text, batch, entry, skip;
-} Fields;
-
-static int find_fields(PyTypeObject *owner, Fields *fields)
-{
-    return (fields->text = offset_of(owner, "text")) < 0 ||
-                   (fields->batch = offset_of(owner, "_batch")) < 0 ||
-                   (fields->entry = offset_of(owner, "_entry")) < 0 ||
-                   (fields->skip = offset_of(owner, "_skip")) < 0
-               ? -1
-               : 0;
-}
+enum { TEXT, BATCH, ENTRY, SKIP, IN_DELTA };
+static const char *const delta_fields[] = {"text", "_batch", "_entry", "_skip"};
 
 /* ---- ColumnGetter ----------------------------------------------------------------------- */
 
-static PyTypeObject *objects_type; /* EntryObjects: the module is loaded once in a process */
-static PyObject *objects_name;     /* "objects", the attribute of DeltaBatch */
+static PyObject *objects_name; /* "objects", the attribute of DeltaBatch */
+static PyObject *no_bytes;
 
-enum { LOGPROBS_FIELD, COUNTS_FIELD, IDS_FIELD, NUM_PLAIN_FIELDS };
-static const char *const plain_fields[] = {"logprobs", "counts", "token_ids"};
+enum { OWNER, BATCH_TYPE, MESSAGE_TYPE, COLUMNS_TYPE, NUM_TYPES };
+enum { MESSAGE, OBJECTS, IN_BATCH };
+enum { TEXTS, TOKEN_IDS, TOKEN_COUNTS, LOGPROBS, IN_MESSAGE };
+enum { WIDTH, IN_COLUMNS = WIDTH + 5 }; /* behind it as in EntryObjects from VALUES on */
+static const char *const batch_fields[] = {"message", "_objects"};
+static const char *const message_fields[] = {"texts", "token_ids", "counts", "logprobs"};
+static const char *const columns_fields[] = {"width", "values", "ids", "ranks", "widths"};
 
 typedef struct {
     PyObject_HEAD
-    PyObject *owner; /* Delta */
-    PyObject *doc;
-    PyTypeObject *batch, *message; /* DeltaBatch and Deltas */
+    PyTypeObject *types[NUM_TYPES]; /* Delta, DeltaBatch, Deltas and LogprobColumns */
+    PyObject *doc, *logprob;        /* the class Logprob */
     Make make;
-    Fields fields;
-    Py_ssize_t in_batch[2];                  /* its message and its EntryObjects, or None */
-    Py_ssize_t in_message[NUM_PLAIN_FIELDS];
+    Py_ssize_t in_delta[IN_DELTA], in_batch[IN_BATCH], in_message[IN_MESSAGE],
+        in_columns[IN_COLUMNS];
 } ColumnGetter;
 
-/* ColumnGetter(owner, name, doc, batch, message); name: "token_ids" or "logprobs" */
+/* ColumnGetter(owner, name, doc, (batch, message, columns), logprob); name: "token_ids" or
+ * "logprobs" */
 static PyObject *new_getter(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     (void)keywords;
-    static const char *const batch_fields[] = {"message", "_objects"};
-    PyObject *owner, *doc;
-    PyTypeObject *batch, *message;
+    PyTypeObject *given[NUM_TYPES];
+    PyObject *doc, *logprob;
     const char *name;
-    if (!PyArg_ParseTuple(args, "O!sOO!O!", &PyType_Type, &owner, &name, &doc, &PyType_Type,
-                          &batch, &PyType_Type, &message))
+    if (!PyArg_ParseTuple(args, "O!sO(O!O!O!)O", &PyType_Type, &given[OWNER], &name, &doc,
+                          &PyType_Type, &given[BATCH_TYPE], &PyType_Type, &given[MESSAGE_TYPE],
+                          &PyType_Type, &given[COLUMNS_TYPE], &logprob))
         return NULL;
     ColumnGetter *self = (ColumnGetter *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->owner = Py_NewRef(owner);
-    self->doc = Py_NewRef(doc);
-    self->batch = (PyTypeObject *)Py_NewRef(batch);
-    self->message = (PyTypeObject *)Py_NewRef(message);
+    for (int at = 0; at < NUM_TYPES; at++)
+        self->types[at] = (PyTypeObject *)Py_NewRef(given[at]);
+    self->doc = Py_NewRef(doc), self->logprob = Py_NewRef(logprob);
     self->make = strcmp(name, "token_ids") == 0 ? ids_of : logprobs_of;
-    if (find_fields((PyTypeObject *)owner, &self->fields) < 0 ||
-        find_offsets(batch, batch_fields, 2, self->in_batch) < 0 ||
-        find_offsets(message, plain_fields, NUM_PLAIN_FIELDS, self->in_message) < 0) {
+    if (find_offsets(given[OWNER], delta_fields, IN_DELTA, self->in_delta) < 0 ||
+        find_offsets(given[BATCH_TYPE], batch_fields, IN_BATCH, self->in_batch) < 0 ||
+        find_offsets(given[MESSAGE_TYPE], message_fields, IN_MESSAGE, self->in_message) < 0 ||
+        find_offsets(given[COLUMNS_TYPE], columns_fields, IN_COLUMNS, self->in_columns) < 0) {
         Py_DECREF(self);
         return NULL;
     }
@@ -353,10 +355,10 @@ static PyObject *new_getter(PyTypeObject *type, PyObject *args, PyObject *keywor
 static void dealloc_getter(PyObject *object)
 {
     ColumnGetter *self = (ColumnGetter *)object;
-    Py_XDECREF(self->owner);
+    for (int at = 0; at < NUM_TYPES; at++)
+        Py_XDECREF(self->types[at]);
     Py_XDECREF(self->doc);
-    Py_XDECREF(self->batch);
-    Py_XDECREF(self->message);
+    Py_XDECREF(self->logprob);
     PyTypeObject *type = Py_TYPE(object);
     type->tp_free(object);
     Py_DECREF(type);
@@ -366,11 +368,11 @@ static void dealloc_getter(PyObject *object)
  * EntryObjects: most do. NULL, perhaps without an exception, where the message is another one. */
 static PyObject *get_plain(const ColumnGetter *self, PyObject *message, Py_ssize_t entry)
 {
-    if (message == NULL || Py_TYPE(message) != self->message)
+    if (message == NULL || Py_TYPE(message) != self->types[MESSAGE_TYPE])
         return NULL;
-    PyObject *counts = *slot_of(message, self->in_message[COUNTS_FIELD]);
-    PyObject *ids = *slot_of(message, self->in_message[IDS_FIELD]);
-    if (*slot_of(message, self->in_message[LOGPROBS_FIELD]) != Py_None || counts == NULL ||
+    PyObject *counts = *slot_of(message, self->in_message[TOKEN_COUNTS]);
+    PyObject *ids = *slot_of(message, self->in_message[TOKEN_IDS]);
+    if (*slot_of(message, self->in_message[LOGPROBS]) != Py_None || counts == NULL ||
         !PyBytes_CheckExact(counts) || PyBytes_GET_SIZE(counts) != 0 || ids == NULL ||
         !PyBytes_CheckExact(ids) || entry < 0 || entry >= PyBytes_GET_SIZE(ids) / 4)
         return NULL;
@@ -386,35 +388,68 @@ static PyObject *get_plain(const ColumnGetter *self, PyObject *message, Py_ssize
     return found;
 }
 
+/* The EntryObjects of a batch, made if it has none yet; NULL, perhaps without an exception, where
+ * the batch has to be asked for them. */
+static PyObject *objects_in(const ColumnGetter *self, PyObject *batch)
+{
+    PyObject **objects = slot_of(batch, self->in_batch[OBJECTS]);
+    PyObject *message = *slot_of(batch, self->in_batch[MESSAGE]);
+    if (*objects != NULL && *objects != Py_None)
+        return Py_NewRef(*objects);
+    if (message == NULL || Py_TYPE(message) != self->types[MESSAGE_TYPE])
+        return NULL;
+    PyObject *texts = *slot_of(message, self->in_message[TEXTS]);
+    PyObject *columns = *slot_of(message, self->in_message[LOGPROBS]);
+    PyObject *given[NUM_COLUMNS] = {*slot_of(message, self->in_message[TOKEN_IDS]),
+                                    *slot_of(message, self->in_message[TOKEN_COUNTS]),
+                                    no_bytes, no_bytes, no_bytes, no_bytes};
+    Py_ssize_t width = 0;
+    if (texts == NULL || !PyList_Check(texts) || columns == NULL)
+        return NULL;
+    if (columns != Py_None) {
+        if (Py_TYPE(columns) != self->types[COLUMNS_TYPE])
+            return NULL;
+        width = PyLong_AsSsize_t(*slot_of(columns, self->in_columns[WIDTH]));
+        if (width == -1 && PyErr_Occurred())
+            return NULL;
+        for (int at = 0; at < NUM_COLUMNS - VALUES; at++)
+            given[VALUES + at] = *slot_of(columns, self->in_columns[WIDTH + 1 + at]);
+    }
+    PyObject *found = objects_of(PyList_GET_SIZE(texts), width, given, self->logprob);
+    if (found != NULL)
+        set_slot(batch, self->in_batch[OBJECTS], Py_NewRef(found));
+    return found;
+}
+
 static PyObject *get(PyObject *object, PyObject *delta, PyObject *owner)
 {
     (void)owner;
     ColumnGetter *self = (ColumnGetter *)object;
     if (delta == NULL || delta == Py_None)
         return Py_NewRef(object);
-    if (!PyObject_TypeCheck(delta, (PyTypeObject *)self->owner)) {
+    if (!PyObject_TypeCheck(delta, self->types[OWNER])) {
         PyErr_SetString(PyExc_TypeError, "not a Delta");
         return NULL;
     }
-    const Fields *fields = &self->fields;
-    PyObject *batch = *slot_of(delta, fields->batch), *entry = *slot_of(delta, fields->entry);
-    PyObject *skip = *slot_of(delta, fields->skip), *objects = NULL, *made = NULL;
+    PyObject *batch = *slot_of(delta, self->in_delta[BATCH]), *objects = NULL, *made = NULL;
+    PyObject *entry = *slot_of(delta, self->in_delta[ENTRY]);
+    PyObject *skip = *slot_of(delta, self->in_delta[SKIP]);
     if (batch == NULL || entry == NULL || skip == NULL) {
         PyErr_SetString(PyExc_AttributeError, "a Delta without its fields");
         return NULL;
     }
-    if (Py_TYPE(batch) == self->batch) {
+    if (Py_TYPE(batch) == self->types[BATCH_TYPE]) {
         if (PyLong_CheckExact(entry) && PyLong_CheckExact(skip) && PyObject_Not(skip) == 1) {
             const Py_ssize_t at = PyLong_AsSsize_t(entry);
             if (at == -1 && PyErr_Occurred())
                 return NULL;
-            made = get_plain(self, *slot_of(batch, self->in_batch[0]), at);
+            made = get_plain(self, *slot_of(batch, self->in_batch[MESSAGE]), at);
             if (made != NULL || PyErr_Occurred())
                 return made;
         }
-        objects = Py_XNewRef(*slot_of(batch, self->in_batch[1])); /* made before, or None */
-        if (objects == Py_None)
-            Py_CLEAR(objects);
+        objects = objects_in(self, batch);
+        if (objects == NULL && PyErr_Occurred())
+            return NULL;
     }
     if (objects == NULL && (objects = PyObject_GetAttr(batch, objects_name)) == NULL)
         return NULL;
@@ -445,7 +480,7 @@ static PyType_Spec getter_spec = {
 typedef struct {
     PyObject_HEAD
     PyTypeObject *made; /* Delta */
-    Fields fields;
+    Py_ssize_t in_delta[IN_DELTA];
     PyObject *zero;
 } DeltaMaker;
 
@@ -465,12 +500,11 @@ static PyObject *new_maker(PyTypeObject *type, PyObject *args, PyObject *keyword
 {
     (void)keywords;
     PyTypeObject *made;
-    Fields fields;
-    if (!PyArg_ParseTuple(args, "O!", &PyType_Type, &made) || find_fields(made, &fields) < 0)
+    Py_ssize_t offsets[IN_DELTA];
+    if (!PyArg_ParseTuple(args, "O!", &PyType_Type, &made) ||
+        find_offsets(made, delta_fields, IN_DELTA, offsets) < 0)
         return NULL;
-    if (made->tp_basicsize != (Py_ssize_t)(sizeof(PyObject) + 4 * sizeof(PyObject *)) ||
-        made->tp_itemsize || PyType_IS_GC(made) || made->tp_dictoffset ||
-        made->tp_weaklistoffset) {
+    if (!consists_of(made, IN_DELTA)) {
         PyErr_SetString(PyExc_TypeError, "instances have more than their four fields");
         return NULL;
     }
@@ -478,7 +512,7 @@ static PyObject *new_maker(PyTypeObject *type, PyObject *args, PyObject *keyword
     if (self == NULL)
         return NULL;
     self->made = (PyTypeObject *)Py_NewRef(made);
-    self->fields = fields;
+    memcpy(self->in_delta, offsets, sizeof offsets);
     self->zero = PyLong_FromLong(0);
     return (PyObject *)self;
 }
@@ -519,15 +553,10 @@ static PyObject *new_delta(const DeltaItems *self, PyObject *text)
 {
     const DeltaMaker *maker = self->maker;
     PyObject *entry = PyLong_FromSsize_t(self->at);
-    PyObject *delta = entry == NULL ? NULL : PyType_GenericAlloc(maker->made, 0);
-    if (delta == NULL) {
-        Py_XDECREF(entry);
-        return NULL;
-    }
-    *slot_of(delta, maker->fields.text) = Py_NewRef(text);
-    *slot_of(delta, maker->fields.batch) = Py_NewRef(self->batch);
-    *slot_of(delta, maker->fields.entry) = entry;
-    *slot_of(delta, maker->fields.skip) = Py_NewRef(maker->zero);
+    PyObject *const values[] = {text, self->batch, entry, maker->zero};
+    PyObject *delta =
+        entry == NULL ? NULL : new_instance(maker->made, maker->in_delta, values, IN_DELTA);
+    Py_XDECREF(entry);
     return delta;
 }
 
@@ -604,12 +633,13 @@ PyMODINIT_FUNC PyInit_delta_objects(void)
     if (module == NULL)
         return NULL;
     objects_name = PyUnicode_InternFromString("objects");
+    no_bytes = PyBytes_FromStringAndSize(NULL, 0);
     objects_type = (PyTypeObject *)PyType_FromSpec(&object_spec);
     items_type = (PyTypeObject *)PyType_FromSpec(&items_spec);
     getter = PyType_FromSpec(&getter_spec);
     maker = PyType_FromSpec(&maker_spec);
-    if (objects_name == NULL || objects_type == NULL || items_type == NULL || getter == NULL ||
-        maker == NULL || PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
+    if (objects_name == NULL || no_bytes == NULL || objects_type == NULL || items_type == NULL ||
+        getter == NULL || maker == NULL || PyModule_AddObjectRef(module, "DeltaMaker", maker) < 0 ||
         PyModule_AddObjectRef(module, "EntryObjects", (PyObject *)objects_type) < 0 ||
         PyModule_AddObjectRef(module, "ColumnGetter", getter) < 0)
         Py_CLEAR(module);

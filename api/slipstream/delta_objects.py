@@ -82,14 +82,15 @@ def items_of(delta: type[Item]) -> ItemsOf[Item]:
 
 
 @functools.cache
-def read_natively(delta: type, batch: type) -> None:
+def read_natively(delta: type, batch: type, logprob: type) -> None:
     """Let instances of this class (`Delta`) read their ids and log-probabilities in C. A class
     cannot be told otherwise how its properties are computed, and both ways give the same.
 
-    batch: what they refer to (`DeltaBatch`).
+    batch: what they refer to (`DeltaBatch`). logprob: the class of candidates (`Logprob`).
     """
     native = _native()
     if native is not None:
+        types = batch, Deltas, LogprobColumns
         for name in _GETTERS:
             doc = getattr(delta, name).__doc__
-            setattr(delta, name, native.ColumnGetter(delta, name, doc, batch, Deltas))
+            setattr(delta, name, native.ColumnGetter(delta, name, doc, types, logprob))

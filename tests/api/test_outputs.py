@@ -104,7 +104,8 @@ def test_c_makes_the_objects_that_the_reference_makes(
     found = DeltaBatch(message_of(batch), {})
     if found.objects is None:
         pytest.skip("there is no C compiler, or there are no headers of Python")
-    read_natively(Delta, DeltaBatch)
+    read_natively(Delta, DeltaBatch, Logprob)
+    unread = DeltaBatch(found.message, {})
     for index, (_, tokens) in enumerate(batch):
         skip = data.draw(st.integers(0, len(tokens) + 1))
         ids, logprobs = found.token_ids(index, skip), found.logprobs(index, skip)
@@ -112,7 +113,12 @@ def test_c_makes_the_objects_that_the_reference_makes(
             ids,
             Delta("", found, index, skip).token_ids,
         )
-        for each in (found.objects.logprobs(index, skip), Delta("", found, index, skip).logprobs):
+        assert Delta("", unread, index, skip).token_ids == ids
+        for each in (
+            found.objects.logprobs(index, skip),
+            Delta("", found, index, skip).logprobs,
+            Delta("", unread, index, skip).logprobs,
+        ):
             assert each == logprobs
             assert [list(own) for own in each or ()] == [list(own) for own in logprobs or ()]
 
@@ -123,7 +129,7 @@ def test_c_reads_a_plain_message_as_the_reference_does(ids: list[int]) -> None:
     found = DeltaBatch(message_of([(0, [(each, [], 1)]) for each in ids]), {})
     if found.objects is None:
         pytest.skip("there is no C compiler, or there are no headers of Python")
-    read_natively(Delta, DeltaBatch)
+    read_natively(Delta, DeltaBatch, Logprob)
     found._objects = None
     for entry, each in enumerate(ids):
         delta = Delta("", found, entry)

@@ -71,6 +71,7 @@ class MemoryConnection(LocalConnection):
     def close(self) -> None:
         """End the connection on both sides."""
         self.is_broken = True
+        self.fd = -1
         peer, self.peer = self.peer, None
         if peer is not None:
             peer.peer, peer.is_broken = None, True

@@ -36,6 +36,14 @@ static inline int find_offsets(PyTypeObject *owner, const char *const *names, in
     return 0;
 }
 
+/* Whether instances consist of so many fields, and are no containers to the garbage collector. */
+static inline int consists_of(PyTypeObject *type, int num)
+{
+    return type->tp_basicsize == (Py_ssize_t)(sizeof(PyObject) + num * sizeof(PyObject *)) &&
+           !type->tp_itemsize && !PyType_IS_GC(type) && !type->tp_dictoffset &&
+           !type->tp_weaklistoffset;
+}
+
 static inline PyObject **slot_of(PyObject *instance, Py_ssize_t offset)
 {
     return (PyObject **)((char *)instance + offset);
@@ -50,8 +58,8 @@ static inline void set_slot(PyObject *instance, Py_ssize_t offset, PyObject *val
 }
 
 /* An instance with these fields; NULL: error. */
-static inline PyObject *made(PyTypeObject *type, const Py_ssize_t *offsets,
-                             PyObject *const *values, int num)
+static inline PyObject *new_instance(PyTypeObject *type, const Py_ssize_t *offsets,
+                                     PyObject *const *values, int num)
 {
     PyObject *instance = type->tp_alloc(type, 0);
     for (int at = 0; at < num && instance != NULL; at++)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import socket
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +29,7 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import AnswerEvent, Deltas, End, EventKind, Frame, LogprobColumns
 from slipstream_ipc.transport.codec import client_codec
 from slipstream_ipc.transport.link import MAY_OWE, Link
+from slipstream_ipc.transport.local_socket import LocalConnection
 
 needs_native = pytest.mark.skipif(delta_relay._native() is None, reason="no C compiler")
 
@@ -103,9 +106,10 @@ class ReceivingEnd:
         self.kept.add(deltas.handles, deltas.token_ids)
         return deltas
 
-    def relay(self, *watched: list[int]) -> DeltaRelay:
-        """A relay of messages that wait here."""
-        connection: Any = SimpleNamespace(
+    def relay(self, *watched: list[int], connection: Any = None) -> DeltaRelay:
+        """A relay of messages that wait here, or of a connection."""
+        connection = connection or SimpleNamespace(
+            fd=7,
             is_socket=False,
             is_bare=True,
             messages=self.messages,
@@ -233,6 +237,27 @@ def test_nothing_is_taken_while_something_is_due() -> None:
 
 
 @needs_native
+def test_a_closed_connection_is_not_read() -> None:
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    columns = (column(5), column(0), column(0))
+    end = ReceivingEnd(columns, 0)
+    connection = LocalConnection(right, 2**20)
+    relay = end.relay(connection=connection)
+    frame = msgspec.msgpack.encode(Frame(7, 1, 0, Deltas(*columns, ["a"], column(1))))
+    data = len(frame).to_bytes(4, "little") + frame
+    fd = connection.fd
+    other_left, other_right = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.close()
+    os.dup2(other_right.fileno(), fd)  # the number is another connection's now
+    other_left.send(data)
+    assert not relay.take(0.0)
+    assert os.read(fd, 1000) == data
+    os.close(fd)
+    for each in (left, other_left, other_right):
+        each.close()
+
+
+@needs_native
 def test_an_acknowledgement_that_does_not_leave_ends_the_relay() -> None:
     columns = (column(5), column(0), column(0))
     end = ReceivingEnd(columns, MAY_OWE)
@@ -254,9 +279,9 @@ def test_what_is_no_relay_is_refused() -> None:
     end = ReceivingEnd((column(1), column(0), column(0)), 0)
     native = delta_relay._native()
     with pytest.raises(TypeError):
-        native.DeltaRelay(None, end, -1, end, end.kept, (print, print, print), (), 3, 9, 9)
+        native.DeltaRelay(None, end, False, end, end.kept, (print, print, print), (), 3, 9, 9)
     with pytest.raises(AttributeError):
-        native.DeltaRelay(end.link, None, -1, end, end.kept, (print, print, print), (), 3, 9, 9)
+        native.DeltaRelay(end.link, None, False, end, end.kept, (print, print, print), (), 3, 9, 9)
     types = [Link, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch]
     for at, other in ((2, Deltas), (3, Delta), (4, Deltas), (5, DeltaBatch), (6, Deltas)):
         with pytest.raises((TypeError, AttributeError)):

@@ -168,7 +168,7 @@ class ClientSession:
         self._requests = PendingRequests(self._table)
         self._queries = PendingQueries()
         self._owes_at_once = False  # an end has arrived: the server keeps its stream until then
-        self._relay: DeltaRelay | None = None  # of the current attach, if nothing stands against it
+        self._relay: DeltaRelay | None = None  # to begin a turn with
         self._made_relay: DeltaRelay | None = None  # the latest one
         self._beat_at = now
         self._lost_at: float | None = now
@@ -318,7 +318,6 @@ class ClientSession:
         Until then, call it again when the socket is readable; call `close` after GOODBYE_S at the
         latest.
         """
-        self._relay = None
         dealer = self._dealer
         for _ in dealer.receive(now):
             pass
@@ -332,7 +331,6 @@ class ClientSession:
 
     def close(self) -> None:
         """Close the socket, without a goodbye."""
-        self._relay = None
         self._dealer.close()
 
     def _find_relay(self) -> DeltaRelay | None:

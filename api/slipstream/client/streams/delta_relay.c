@@ -46,7 +46,7 @@ static PyObject *no_ends;
 enum { GROUP, ITEMS_OF, ADD, NUMBERS_IN_GROUP, RING, FIRST, DELIVERY_PARTS };
 
 static PyObject *no_bytes, *no_tuple, *zero;
-static PyObject *latest_name, *run_name, *begin_run_name, *is_bare_name, *unread_name, *wake_name,
+static PyObject *fd_name, *latest_name, *run_name, *begin_run_name, *is_bare_name, *unread_name, *wake_name,
     *append_name, *ring_name;
 
 enum { CONNECTION, MESSAGES, TAKE_IN, SEND, RECEIVED, KEPT, DELIVERY_OF, MAKE_ROOM, WAKE, WATCHED,
@@ -60,7 +60,8 @@ typedef struct {
     long long may_owe;
     Py_ssize_t most_kept;   /* bytes of ids */
     Py_ssize_t most_unread; /* deltas of a stream */
-    int fd;                 /* -1: messages arrive in MESSAGES by themselves */
+    long fd;                /* of the connection, while that is open */
+    char is_socket;         /* else messages arrive in MESSAGES by themselves */
     char is_spent;          /* the connection has to be looked at */
 } DeltaRelay;
 
@@ -92,12 +93,21 @@ static void dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* DeltaRelay(link, connection, fd, received, kept, (delivery_of, make_room, wake), watched, may_owe,
- *            most_kept, most_unread) */
+/* What of a connection tells whether it is open; -1 if it is not, or with an error set. */
+static long fd_of(PyObject *connection)
+{
+    PyObject *given = PyObject_GetAttr(connection, fd_name);
+    const long fd = given == NULL ? -1 : PyLong_AsLong(given);
+    Py_XDECREF(given);
+    return fd;
+}
+
+/* DeltaRelay(link, connection, is_socket, received, kept, (delivery_of, make_room, wake), watched,
+ *            may_owe, most_kept, most_unread) */
 static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *link, *connection, *received, *kept, *delivery_of, *make_room, *wake, *watched;
-    int fd;
+    int is_socket;
     long long may_owe;
     Py_ssize_t most_kept, most_unread;
     if (types[NUMBERS] == NULL) {
@@ -108,7 +118,7 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
         PyErr_SetString(PyExc_TypeError, "DeltaRelay: no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "O!OiOO(OOO)O!Lnn", types[NUMBERS], &link, &connection, &fd,
+    if (!PyArg_ParseTuple(args, "O!OpOO(OOO)O!Lnn", types[NUMBERS], &link, &connection, &is_socket,
                           &received, &kept, &delivery_of, &make_room, &wake, &PyTuple_Type,
                           &watched, &may_owe, &most_kept, &most_unread))
         return NULL;
@@ -116,7 +126,7 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
     if (self == NULL)
         return NULL;
     self->link = (Numbers *)Py_NewRef(link);
-    self->fd = fd, self->may_owe = may_owe;
+    self->is_socket = (char)is_socket, self->may_owe = may_owe;
     self->most_kept = most_kept, self->most_unread = most_unread;
     self->held[CONNECTION] = Py_NewRef(connection);
     self->held[MESSAGES] = PyObject_GetAttrString(connection, "messages");
@@ -126,6 +136,7 @@ static PyObject *new_relay(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->held[DELIVERY_OF] = Py_NewRef(delivery_of), self->held[WATCHED] = Py_NewRef(watched);
     self->held[MAKE_ROOM] = Py_NewRef(make_room), self->held[WAKE] = Py_NewRef(wake);
     self->epoch = PyLong_AsUnsignedLongLong(self->link->epoch);
+    self->fd = PyErr_Occurred() ? -1 : fd_of(connection);
     if (PyErr_Occurred())
         Py_CLEAR(self);
     return (PyObject *)self;
@@ -142,7 +153,7 @@ static PyObject *deltas_of(const Plain *plain)
         PyObject *const values[IN_DELTAS] = {
             plain->columns[0], plain->columns[1], plain->columns[2], plain->texts, ids, no_bytes,
             no_bytes, no_tuple, logprobs, no_bytes, no_bytes, no_tuple};
-        deltas = made(types[DELTAS_TYPE], in_deltas, values, IN_DELTAS);
+        deltas = new_instance(types[DELTAS_TYPE], in_deltas, values, IN_DELTAS);
     }
     Py_XDECREF(ids);
     Py_XDECREF(logprobs);
@@ -153,7 +164,7 @@ static PyObject *deltas_of(const Plain *plain)
 static PyObject *batch_of(PyObject *deltas, PyObject *now)
 {
     PyObject *const values[] = {deltas, now, now, no_ends, Py_True, Py_False, Py_None};
-    return made(types[BATCH_TYPE], in_batch, values, IN_BATCH);
+    return new_instance(types[BATCH_TYPE], in_batch, values, IN_BATCH);
 }
 
 /* ---- what becomes of it ----------------------------------------------------------------- */
@@ -250,7 +261,8 @@ static int push(PyObject *state, PyObject *text, PyObject *batch, Py_ssize_t at,
 {
     PyObject *entry = PyLong_FromSsize_t(at);
     PyObject *const values[] = {text, batch, entry, zero};
-    PyObject *delta = entry == NULL ? NULL : made(types[DELTA_TYPE], in_delta, values, IN_DELTA);
+    PyObject *delta =
+        entry == NULL ? NULL : new_instance(types[DELTA_TYPE], in_delta, values, IN_DELTA);
     PyObject *append = Py_NewRef(*slot_of(state, in_state[PUSH])); /* a reader may replace it */
     PyObject *done = delta == NULL ? NULL : PyObject_CallOneArg(append, delta);
     Py_DECREF(append);
@@ -460,9 +472,9 @@ static int take_kept(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *
 static int take_only(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *now)
 {
     uint8_t data[CHUNK_BYTES];
-    if (self->fd < 0)
+    if (!self->is_socket)
         return take_kept(self, found, plain, now);
-    const ssize_t num = receive(self->fd, data, sizeof data);
+    const ssize_t num = receive((int)self->fd, data, sizeof data);
     if (num < 0)
         return 0;
     const bool is_one = is_one_message(data, num);
@@ -474,7 +486,7 @@ static int take_only(DeltaRelay *self, PyObject *found, Plain *plain, PyObject *
                                     : take_kept(self, found, plain, now);
 }
 
-/* Whether something else is to be done first; -1: error. */
+/* Whether the link has ended, or something else is to be done first; -1: error. */
 static int is_anything_due(const DeltaRelay *self)
 {
     PyObject *watched = self->held[WATCHED];
@@ -483,7 +495,10 @@ static int is_anything_due(const DeltaRelay *self)
         if (num)
             return num < 0 ? -1 : 1;
     }
-    return self->is_spent;
+    const long fd = fd_of(self->held[CONNECTION]);
+    if (fd == -1 && PyErr_Occurred())
+        return -1;
+    return self->is_spent || fd != self->fd || fd < 0;
 }
 
 /* take(now) -> whether a message was taken */
@@ -546,16 +561,9 @@ static PyType_Slot slots[] = {
 static PyType_Spec spec = {"delta_relay.DeltaRelay", sizeof(DeltaRelay), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
 
-/* Whether instances consist of these fields. */
-static bool has_only(PyTypeObject *type, int num)
-{
-    return type->tp_basicsize == (Py_ssize_t)(sizeof(PyObject) + num * sizeof(PyObject *)) &&
-           !type->tp_itemsize && !PyType_IS_GC(type);
-}
-
-/* prepare((LinkNumbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch), ends):
- * the types of what it works on and makes, and the ends of a message without any. Raises TypeError
- * or AttributeError where their instances have other fields.
+/* prepare(types, ends): the types of what it works on and makes (LinkNumbers, LogprobColumns,
+ * FoundStreams, StreamState, Delta, Deltas and DeltaBatch), and the ends of a message without any.
+ * Raises TypeError or AttributeError where their instances have other fields.
  */
 static PyObject *prepare(PyObject *module, PyObject *args)
 {
@@ -574,8 +582,8 @@ static PyObject *prepare(PyObject *module, PyObject *args)
                   {DELTA_TYPE, IN_DELTA, delta_fields, in_delta},
                   {DELTAS_TYPE, IN_DELTAS, deltas_fields, in_deltas},
                   {BATCH_TYPE, IN_BATCH, batch_fields, in_batch}};
-    if (!has_only((PyTypeObject *)given[DELTA_TYPE], IN_DELTA) ||
-        !has_only((PyTypeObject *)given[DELTAS_TYPE], IN_DELTAS)) {
+    if (!consists_of((PyTypeObject *)given[DELTA_TYPE], IN_DELTA) ||
+        !consists_of((PyTypeObject *)given[DELTAS_TYPE], IN_DELTAS)) {
         PyErr_SetString(PyExc_TypeError, "instances have more than their fields");
         return NULL;
     }
@@ -603,6 +611,7 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit_delta_relay(void)
 {
+    fd_name = PyUnicode_InternFromString("fd");
     latest_name = PyUnicode_InternFromString("latest");
     run_name = PyUnicode_InternFromString("run");
     begin_run_name = PyUnicode_InternFromString("begin_run");
@@ -614,7 +623,7 @@ PyMODINIT_FUNC PyInit_delta_relay(void)
     zero = PyLong_FromLong(0);
     no_bytes = PyBytes_FromStringAndSize(NULL, 0);
     no_tuple = PyTuple_New(0);
-    if (!latest_name || !run_name || !begin_run_name || !is_bare_name || !unread_name ||
+    if (!fd_name || !latest_name || !run_name || !begin_run_name || !is_bare_name || !unread_name ||
         !wake_name || !append_name || !ring_name || !zero || !no_bytes || !no_tuple)
         return NULL;
     PyObject *module = PyModule_Create(&definition);

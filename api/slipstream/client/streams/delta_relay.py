@@ -5,9 +5,8 @@ A relay takes a plain message (see `plain_deltas`) if it is the only one that ha
 nothing else is due. It leaves anything else to the connection that it reads, from which it is then
 taken the usual way, with the same effect.
 
-- A relay looks anew at each message what its streams are, and whether anything waits to be sent or
-  woken. So nothing has to report its changes to it.
-- What it cannot see are attaches: it is of one link, and not to be used once that has ended.
+- A relay looks anew at each message what its streams are, whether anything waits to be sent or
+  woken, and whether its connection is open. So nothing has to report its changes to it.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ def new_delta_relay(
     relay: DeltaRelay = native.DeltaRelay(
         link,
         connection,
-        connection.fd if connection.is_socket else -1,
+        connection.is_socket,
         received,
         kept,
         ways,

@@ -41,7 +41,7 @@ from slipstream.client.streams.unread_deltas import (
     MOST_UNREAD_AT_END,
     merge_unread,
 )
-from slipstream.delta_batch import DeltaBatch
+from slipstream.delta_batch import DeltaBatch, Logprob
 from slipstream.delta_objects import items_of, read_natively
 from slipstream.errors import SlipstreamError, StreamLostError, error_from, of_prompt
 from slipstream.outputs import Delta
@@ -99,7 +99,7 @@ class ClientStreamTable:
         on_over: called with each stream of this table that is over.
         """
         self._on_over = on_over
-        read_natively(Delta, DeltaBatch)
+        read_natively(Delta, DeltaBatch, Logprob)
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, Abort] = {}
         self._received: ReceivedPositions[StreamState] = ReceivedPositions()
