@@ -15,7 +15,12 @@ from slipstream_ipc.columns import pack_u32, u32
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=4)
 MESSAGES = st.lists(st.tuples(st.integers(0, 5), IDS), max_size=6)
 STEPS = st.lists(
-    st.one_of(MESSAGES, st.sampled_from(["open", "drop", "look"]), st.just("handles begin anew")),
+    st.one_of(
+        MESSAGES,
+        st.sampled_from(["open", "drop", "look"]),
+        st.just("handles begin anew"),
+        st.tuples(st.sets(st.integers(0, 5)), st.integers(0, 3)),  # messages of a run
+    ),
     max_size=40,
 )
 
@@ -52,6 +57,15 @@ def test_what_is_kept_is_what_came(
             elif step == "look":
                 for one, ids in expected.items():
                     assert u32(kept.of(one) or b"").tolist() == ids
+            elif isinstance(step, tuple):
+                handles = [one * stride for one in step[0] if one * stride in opened]
+                if handles:
+                    _, run = kept.begin_run(pack_u32(handles))
+                    for number in range(step[1]):
+                        run += pack_u32([one + number for one in handles])
+                for one in handles:
+                    if one in expected:
+                        expected[one] += [one + number for number in range(step[1])]
             elif isinstance(step, list):
                 entries = [(w * stride, ids) for w, ids in step if w * stride in opened]
                 counts = [len(ids) for _, ids in entries]

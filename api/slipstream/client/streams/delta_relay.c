@@ -46,8 +46,8 @@ static PyObject *no_ends;
 enum { GROUP, ITEMS_OF, ADD, NUMBERS_IN_GROUP, RING, FIRST, DELIVERY_PARTS };
 
 static PyObject *no_bytes, *no_tuple, *zero;
-static PyObject *fd_name, *latest_name, *run_name, *begin_run_name, *is_bare_name, *unread_name, *wake_name,
-    *append_name, *ring_name;
+static PyObject *fd_name, *latest_name, *run_name, *begin_run_name, *is_bare_name, *unread_name,
+    *wake_name, *append_name, *ring_name;
 
 enum { CONNECTION, MESSAGES, TAKE_IN, SEND, RECEIVED, KEPT, DELIVERY_OF, MAKE_ROOM, WAKE, WATCHED,
        NUM_HELD };
@@ -505,7 +505,7 @@ static int is_anything_due(const DeltaRelay *self)
 static PyObject *take(PyObject *object, PyObject *now)
 {
     DeltaRelay *self = (DeltaRelay *)object;
-    if (!PyFloat_CheckExact(now)) {
+    if (!PyFloat_Check(now)) {
         PyErr_SetString(PyExc_TypeError, "take: expected a float");
         return NULL;
     }

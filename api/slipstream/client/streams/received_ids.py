@@ -2,8 +2,8 @@
 
 - Adding a message costs the same for one entry as for a thousand: its columns are stored as they
   are, and sorted by stream once many have accumulated, or on lookup.
-- Messages of the same streams, with an id for each of them, share a run: their ids lie one behind
-  another.
+- Messages of the same streams that a `DeltaRelay` adds share a run, in which their ids lie one
+  behind another.
 - Only opened handles are kept, so a stream resumed in the middle costs nothing. A handle is opened
   before its first ids arrive.
 - Where the C extension `received_rows` is not available, numpy does the same.
@@ -31,7 +31,7 @@ class ReceivedIds:
         """is_native: C may be used."""
         self._native = native_rows() if is_native else None
         self._recent: list[tuple[bytes, bytes, bytes]] = []  # handles, ids, counts of a message
-        # handles, and the ids of the latest messages, with one for each handle
+        # handles, and the ids of the latest messages, with one for each handle; see `begin_run`
         self.run: tuple[bytes, bytearray] | None = None
         self._num_bytes = 0
         self._sorted: dict[int, bytearray] = {}

@@ -5,6 +5,7 @@
 - Only the connection adds deltas. It adds a stream's last delta before it marks the stream as over,
   so a reader that finds all streams over finds every delta in the queue.
 - The group is set as the wakeup of each of its streams from the start.
+- Where no stream ends, `DeltaRelay` does in C what `add_batch` and `ring` do.
 """
 
 from __future__ import annotations

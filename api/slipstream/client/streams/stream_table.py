@@ -13,6 +13,8 @@
   checksum of the first ids is known, and the server recomputes the stream up to its position.
 - Streams of one group receive a whole message at a time (`StreamGroup`), others one delta at a
   time.
+- Most messages come one at a time and continue the streams of the message before: `DeltaRelay`
+  does with them in C what is done here.
 - Only the I/O thread writes here. It sets a stream's `is_over` last.
 """
 
