@@ -93,14 +93,14 @@ class _OperatorCases:
 
     def two_rms_norms(self) -> float:
         # parts of a joined product, as queries and keys are
-        x = self._normal(1, _TOKENS, 2 * _HIDDEN)
-        both = x.split([_HIDDEN + _HIDDEN // 2, _HIDDEN // 2], -1)
-        weights = [self._normal(each.shape[-1], seed=1) for each in both]
-        found = self._ops.two_rms_norms(*both, *weights, _EPSILON, True, False)
-        expected = [
-            _normed(each.cpu().double(), weight) for each, weight in zip(both, weights, strict=True)
-        ]
-        return max(relative_error(a, b) for a, b in zip(found, expected, strict=True))
+        joined, num = self._normal(1, _TOKENS, 2 * _HIDDEN), _HIDDEN + _HIDDEN // 2
+        x, other = joined[..., :num], joined[..., num:]
+        weights = [self._normal(each.shape[-1], seed=1) for each in (x, other)]
+        found = self._ops.two_rms_norms(x, other, weights[0], weights[1], _EPSILON, True, False)
+        return max(
+            relative_error(output, _normed(each.cpu().double(), weight))
+            for output, each, weight in zip(found, (x, other), weights, strict=True)
+        )
 
     def layer_norm(self) -> float:
         x, weight = self._normal(1, _TOKENS, _HIDDEN), self._normal(_HIDDEN, seed=1)

@@ -32,6 +32,7 @@ def norm(
     epsilon,
     N: tl.constexpr,
     PAD: tl.constexpr,  # the next power of two
+    BY_HEAD: tl.constexpr,  # else there is one
     BEFORE: tl.constexpr,
     SCALE: tl.constexpr,
     ADD: tl.constexpr,
@@ -44,36 +45,30 @@ def norm(
 ):
     """Sums, and norms over the last dimension before and behind them. Grid: (T * heads,)."""
     row = tl.program_id(0).to(tl.int64)
-    token = row // heads
-    head = row % heads
+    if BY_HEAD:  # in 32 bits, as a card has no division of 64
+        token = (tl.program_id(0) // heads).to(tl.int64)
+        head = (tl.program_id(0) % heads).to(tl.int64)
+        x += token * x_token + head * x_head
+        if ADD:
+            more += token * more_token + head * more_head
+    else:
+        x += row * x_token
+        if ADD:
+            more += row * more_token
     places = tl.arange(0, PAD)
     there = places < N
     kind = output.dtype.element_ty
-    value = tl.load(x + token * x_token + head * x_head + places, mask=there, other=0.0)
-    value = value.to(tl.float32)
+    value = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
     if BEFORE:
         value = _normed(
-            value,
-            before,
-            None,
-            places,
-            there,
-            kind,
-            epsilon,
-            N,
-            CENTER,
-            True,
-            False,
-            ROUNDS,
+            value, before, None, places, there, kind, epsilon, N, CENTER, True, False, ROUNDS,
             OFFSET,
-        )
+        )  # fmt: skip
     if SCALE:
         value = _rounded(value * scale, kind)
     if ADD:
-        added = tl.load(
-            more + token * more_token + head * more_head + places, mask=there, other=0.0
-        )
-        value = _rounded(value + added.to(tl.float32), kind)
+        added = tl.load(more + places, mask=there, other=0.0).to(tl.float32)
+        value = _rounded(value + added, kind)
         if NORM:
             tl.store(total + row * N + places, value.to(kind), mask=there)
     if NORM:

@@ -384,19 +384,26 @@ def norm_arguments(
         "heads": x.shape[2] if has_heads else 1,
         "scale": scale,
         "epsilon": epsilon,
-        **_norm_form(x.shape[-1], given, scale != 1.0, center, rounds, offset),
+        **_norm_form(x.shape[-1], has_heads, given, scale != 1.0, center, rounds, offset),
     }
 
 
 @cache
 def _norm_form(
-    n: int, given: tuple[bool, ...], scales: bool, center: bool, rounds: bool, offset: bool
+    n: int,
+    by_head: bool,
+    given: tuple[bool, ...],
+    scales: bool,
+    center: bool,
+    rounds: bool,
+    offset: bool,
 ) -> dict[str, Any]:
     padded = _power_of_two(n)
     before, adds, norms, weight, bias = given
     return {
         "N": n,
         "PAD": padded,
+        "BY_HEAD": by_head,
         "BEFORE": before,
         "SCALE": scales,
         "ADD": adds,
