@@ -102,7 +102,7 @@ class ForwardOps:
         bias: torch.Tensor | None,
         epsilon: float,
     ) -> torch.Tensor:
-        """The norm of x [1, T, N] or [T, N] with its mean taken away, contiguous."""
+        """The norm of x with its mean taken away; shapes as in `rms_norm`, or [T, N]."""
         return _norm(x, None, (weight, bias), epsilon, center=True)[1]
 
     def add_layer_norm(

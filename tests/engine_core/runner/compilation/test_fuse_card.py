@@ -179,6 +179,28 @@ def test_masks_of_experts_on_other_devices_are_let_go_of(name: str) -> None:
     assert found_launches == (before + 5, after)
 
 
+def test_norms_that_differ_stay_two() -> None:
+    (found,) = (each for each in ARCHITECTURES if each.name == "Gemma 2")
+    model = meta_model(found.config())
+    for name, module in model.module.named_modules():
+        if name.endswith("post_attention_layernorm"):
+            module.eps = 1e-3  # type: ignore[assignment]
+    _, fused = graphs(model)
+    assert max(launches_by_layer(fused.graph)) == LAUNCHES["Gemma 2"][1] + 1
+
+
+def test_an_activation_with_parameters_of_another_type_stays_torchs() -> None:
+    (found,) = (each for each in ARCHITECTURES if each.name == "Apertus")
+    model = meta_model(found.config())
+    for name, module in model.module.named_modules():
+        if name.endswith("act_fn"):
+            module.beta = module.beta.float()  # type: ignore[operator, union-attr]
+    _, fused = graphs(model)
+    calls = {each.target for each in fused.graph.nodes}
+    assert OPS.xielu not in calls
+    assert torch.ops.aten.where.self in calls
+
+
 def test_products_with_the_same_input_are_joined() -> None:
     (llama,) = (each for each in ARCHITECTURES if each.name == "Llama")
     _, fused = graphs(meta_model(llama.config()))

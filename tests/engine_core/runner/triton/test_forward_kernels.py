@@ -176,6 +176,8 @@ def test_norms_without_the_mean_are_torchs(
         assert (output != expected).float().mean() <= 0.02
         torch.testing.assert_close(output, expected, rtol=0.01, atol=0.01)
     assert torch.equal(ops.layer_norm(total[None], weight, bias, 1e-5)[0], output)
+    scaled, _ = ops.add_layer_norm(x, more, weight, bias, 1e-5, 0.22)
+    torch.testing.assert_close(scaled, x * 0.22 + more)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
