@@ -124,7 +124,7 @@ def _replace(
         return
     with nodes.inserting_before(total):  # where what uses the sum is behind it
         own = [_again(each) if is_weight(each) else each for each in parts]
-        both = nodes.call_function(ops[1], (*_addends(total, own),))
+        both = nodes.call_function(ops[1], tuple(_addends(total, own)))
         summed, normed = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
     summed.meta, normed.meta = dict(total.meta), {"val": result.meta["val"].new_empty(shape)}
     if x is not total:
