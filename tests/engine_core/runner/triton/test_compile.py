@@ -282,6 +282,9 @@ def every_argument() -> Iterator[tuple[str, dict[str, Any]]]:
         outputs, both = (output, half(1, 2, num // 4)), (x, half(1, 2, num // 4))
         weights = (weight, half(num // 4))
         yield "norm_two", two_norms_arguments(outputs, both, weights, 1e-6, True, False)
+    heads = half(1, 2, 4, 128)
+    by_head = (heads, heads, heads, None, (half(128), None), 1e-6, False, True, False, 1.0, None)
+    yield "norm", norm_arguments(*by_head)
     output, gate, up, none = half(1, 2, 2880), half(1, 2, 2880), half(1, 2, 2880), (None,) * 4
     for activation in ("silu", "gelu", "tanh gelu"):
         yield "activate", activation_arguments(activation, output, gate, up, none)
