@@ -20,6 +20,7 @@ from slipstream_core.runner.cuda.forward_ops import ForwardOps
 _TOKENS, _HIDDEN, _HEADS, _HEAD_DIM = 3, 1024, 3, 128
 _EXPERTS, _CHOSEN = 128, 8
 _EPSILON = 1e-6
+_SCALE = 0.22  # Granite's
 _MARGIN = 0.0151  # lies between two distances, also where they are rounded
 
 
@@ -31,9 +32,17 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
     return {
         "rms_norm": cases.rms_norm,
         "add_rms_norm": cases.add_rms_norm,
+        "add_rms_norm, scaled": cases.add_scaled_rms_norm,
+        "add_rms_norm, normed": cases.add_normed_rms_norm,
+        "rms_norm_add": cases.rms_norm_add,
+        "two_rms_norms": cases.two_rms_norms,
+        "layer_norm": cases.layer_norm,
         "add_layer_norm": cases.add_layer_norm,
         "silu_mul": cases.silu_mul,
+        "new_gelu": cases.new_gelu,
+        "xielu": cases.xielu,
         "rotate": cases.rotate,
+        "rotate, normed behind": cases.rotate_before_norm,
         "latent_rows": cases.latent_rows,
         "route": cases.route,
         "route_by_margin": cases.route_by_margin,
@@ -59,6 +68,55 @@ class _OperatorCases:
         added = (x + more).cpu().double()
         return max(relative_error(total, added), relative_error(output, _normed(added, weight)))
 
+    def add_scaled_rms_norm(self) -> float:
+        x, more = (self._normal(1, _TOKENS, _HIDDEN, seed=at) for at in range(2))
+        weight = self._normal(_HIDDEN, seed=2)
+        total, output = self._ops.add_rms_norm(x, more, weight, _EPSILON, True, False, _SCALE)
+        added = x.cpu().double() * _SCALE + more.cpu().double()
+        normed = _normed(total.cpu().double(), weight)  # the sum is rounded
+        return max(relative_error(total, added), relative_error(output, normed))
+
+    def add_normed_rms_norm(self) -> float:
+        x, more = (self._normal(1, _TOKENS, _HIDDEN, seed=at) for at in range(2))
+        weight, before = (self._normal(_HIDDEN, seed=at) for at in (2, 3))
+        total, output = self._ops.add_rms_norm(x, more, weight, _EPSILON, True, False, 1.0, before)
+        added = _normed(x.cpu().double(), before) + more.cpu().double()
+        normed = _normed(total.cpu().double(), weight)
+        return max(relative_error(total, added), relative_error(output, normed))
+
+    def rms_norm_add(self) -> float:
+        x, more = (self._normal(1, _TOKENS, _HIDDEN, seed=at) for at in range(2))
+        weight = self._normal(_HIDDEN, seed=2)
+        output = self._ops.rms_norm_add(x, more, weight, _EPSILON, True, False)
+        expected = _normed(x.cpu().double(), weight) + more.cpu().double()
+        return relative_error(output, expected)
+
+    def two_rms_norms(self) -> float:
+        # parts of a joined product, as queries and keys are
+        joined, num = self._normal(1, _TOKENS, 2 * _HIDDEN), _HIDDEN + _HIDDEN // 2
+        x, other = joined[..., :num], joined[..., num:]
+        weights = [self._normal(each.shape[-1], seed=1) for each in (x, other)]
+        found = self._ops.two_rms_norms(x, other, weights[0], weights[1], _EPSILON, True, False)
+        return max(
+            relative_error(output, _normed(each.cpu().double(), weight))
+            for output, each, weight in zip(found, (x, other), weights, strict=True)
+        )
+
+    def layer_norm(self) -> float:
+        x, weight = self._normal(1, _TOKENS, _HIDDEN), self._normal(_HIDDEN, seed=1)
+        errors = []
+        for given in (weight, None):
+            expected = torch.nn.functional.layer_norm(
+                x.cpu().double(),
+                [_HIDDEN],
+                None if given is None else given.cpu().double(),
+                None,
+                _EPSILON,
+            )
+            output = self._ops.layer_norm(x, given, None, _EPSILON)
+            errors.append(relative_error(output, expected))
+        return max(errors)
+
     def add_layer_norm(self) -> float:
         x, more = (self._normal(1, _TOKENS, _HIDDEN, seed=at) for at in range(2))
         weight, bias = (self._normal(_HIDDEN, seed=at) for at in (2, 3))
@@ -75,7 +133,32 @@ class _OperatorCases:
         expected = torch.nn.functional.silu(gate.cpu().double()) * up.cpu().double()
         return relative_error(self._ops.silu_mul(gate, up), expected)
 
+    def new_gelu(self) -> float:
+        x = self._normal(1, _TOKENS, 6 * _HIDDEN)
+        expected = torch.nn.functional.gelu(x.cpu().double(), approximate="tanh")
+        return relative_error(self._ops.new_gelu(x), expected)
+
+    def xielu(self) -> float:
+        x = self._normal(1, _TOKENS, 6 * _HIDDEN)
+        given = torch.tensor([0.2, -1.05, 0.5, -1e-6]).to(self._device, self._dtype)
+        parameters = [given[:1], given[1:2], given[2], given[3]]
+        output = self._ops.xielu(x, *parameters)
+        wide, (above, below, beta, limit) = x.cpu().double(), given.cpu().double()
+        expected = beta * wide + torch.where(
+            wide > 0,
+            torch.nn.functional.softplus(above) * wide * wide,
+            (torch.expm1(torch.minimum(wide, limit)) - wide)
+            * (beta + torch.nn.functional.softplus(below)),
+        )
+        return relative_error(output, expected)
+
     def rotate(self) -> float:
+        return self._rotate(NormForm(_EPSILON, True, False))
+
+    def rotate_before_norm(self) -> float:
+        return self._rotate(NormForm(_EPSILON, True, False, behind=True))
+
+    def _rotate(self, norm: NormForm) -> float:
         query, key = (
             self._normal(1, _TOKENS, heads, _HEAD_DIM, seed=heads).transpose(1, 2)
             for heads in (_HEADS, 1)
@@ -85,15 +168,19 @@ class _OperatorCases:
         cosines, sines = (
             each.to(self._device, self._dtype) for each in (angles.cos(), angles.sin())
         )
-        form, norm = RopeForm(_HEAD_DIM, False, False, False), NormForm(_EPSILON, True, False)
+        form = RopeForm(_HEAD_DIM, False, False, False)
         outputs = self._ops.rotate(query, key, cosines, sines, weights[0], weights[1], form, norm)
         errors = []
         for x, output, weight in zip((query, key), outputs, weights, strict=True):
             assert output is not None
-            normed = _normed(x.cpu().double(), weight)
-            first, second = normed.chunk(2, -1)
-            turned = torch.cat((-second, first), -1)
-            expected = normed * cosines.cpu().double() + turned * sines.cpu().double()
+            turning = x.cpu().double()
+            if not norm.behind:
+                turning = _normed(turning, weight)
+            first, second = turning.chunk(2, -1)
+            crossed = torch.cat((-second, first), -1)
+            expected = turning * cosines.cpu().double() + crossed * sines.cpu().double()
+            if norm.behind:
+                expected = _normed(expected, weight)
             errors.append(relative_error(output, expected))
         return max(errors)
 

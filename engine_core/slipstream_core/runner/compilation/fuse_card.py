@@ -1,7 +1,6 @@
 """Fuses operator patterns of a recorded forward, in any floating type, for a card.
 
 As in `fuse`, a pattern describes what operators compute, and what does not match stays torch's.
-Norms keep their roundings: before the weight (Llama) or after it (Gemma, GPT-OSS).
 """
 
 from __future__ import annotations
@@ -9,12 +8,18 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch.fx import Graph, GraphModule
 from torch.fx.node import map_aggregate
 
+from slipstream_core.runner.compilation.activation_patterns import (
+    ActivationOps,
+    as_gelu,
+    as_new_gelu,
+    as_xielu,
+)
 from slipstream_core.runner.compilation.expert_patterns import (
     ExpertOps,
     as_combination,
@@ -27,17 +32,18 @@ from slipstream_core.runner.compilation.fuse import (
     AnyNode,
     as_linear,
     attend_by_its_context,
-    before_cast,
-    dtype_of,
-    is_call,
-    is_weight,
-    only_user,
     rewrite,
     shape_of,
     shared_weights,
     with_product,
 )
 from slipstream_core.runner.compilation.latent_patterns import LatentOps, join_latents
+from slipstream_core.runner.compilation.norm_patterns import (
+    NormOps,
+    as_layer_norm,
+    as_norm,
+    with_norm_before,
+)
 from slipstream_core.runner.compilation.rope_patterns import as_rotation, join_rotations
 
 _aten = torch.ops.aten
@@ -73,23 +79,8 @@ _WITHOUT_LAUNCH = frozenset(
 _ATTENDS = 3  # store, attend, and combine where keys are split
 
 
-class Ops(LatentOps, ExpertOps, Protocol):
+class Ops(NormOps, LatentOps, ExpertOps, ActivationOps, Protocol):
     """What replaces a pattern: see cuda/forward_ops.py."""
-
-    @property
-    def add_rms_norm(self) -> Any: ...
-
-    @property
-    def add_layer_norm(self) -> Any: ...
-
-    @property
-    def silu_mul(self) -> Any: ...
-
-    @property
-    def gelu_mul(self) -> Any: ...
-
-    @property
-    def tanh_gelu_mul(self) -> Any: ...
 
 
 def by_multiples_of_tokens(graph: GraphModule, *, tokens: int, kept: int) -> None:
@@ -130,10 +121,12 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
         {
             _aten.mm.default: as_linear,
             _aten.addmm.default: as_linear,
-            _aten.rsqrt.default: partial(_as_norm, ops=ops),
-            _aten.native_layer_norm.default: partial(_as_layer_norm, ops=ops),
+            _aten.rsqrt.default: partial(as_norm, ops=ops),
+            _aten.native_layer_norm.default: partial(as_layer_norm, ops=ops),
             _aten.silu.default: partial(gate, gate_mul=ops.silu_mul),
-            _aten.gelu.default: partial(_as_gelu, ops=ops),
+            _aten.gelu.default: partial(as_gelu, ops=ops),
+            _aten.tanh.default: partial(as_new_gelu, ops=ops),
+            _aten.where.self: partial(as_xielu, ops=ops),
             _aten.add.Tensor: partial(as_rotation, ops=ops),
             _aten.cat.default: partial(_as_joined, ops=ops),
             _aten.view_as_real.default: partial(as_rotation, ops=ops),
@@ -147,7 +140,8 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
         graph,
         {
             attend_by_its_context: partial(_join_inputs, ops=ops),
-            _aten.add.Tensor: partial(with_shared_expert, ops=ops),
+            ops.add_rms_norm: partial(with_norm_before, ops=ops),
+            _aten.add.Tensor: partial(_as_sum, ops=ops),
         },
     )
     _join_weights(graph)
@@ -157,6 +151,12 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
 def _as_joined(graph: GraphModule, cat: AnyNode, ops: Ops) -> None:
     of_heads = len(shape_of(cat)) == 4
     (as_rotation if of_heads else as_margin_route)(graph, cat, ops)
+
+
+def _as_sum(graph: GraphModule, total: AnyNode, ops: Ops) -> None:
+    with_shared_expert(graph, total, ops)
+    if total.users:
+        with_norm_before(graph, total, ops)
 
 
 def _join_inputs(graph: GraphModule, attend: AnyNode, ops: Ops) -> None:
@@ -189,121 +189,6 @@ def _launches(graph: Graph) -> list[int]:
         else:
             counts[-1] += 1
     return counts
-
-
-class _Norm(NamedTuple):
-    """A norm's parts: weight * x / sqrt(mean(x ** 2) + epsilon), which is `result`."""
-
-    x: AnyNode
-    weight: AnyNode
-    epsilon: float
-    rounds: bool
-    offset: bool
-    result: AnyNode
-
-
-def _as_norm(graph: GraphModule, rsqrt: AnyNode, ops: Ops) -> None:
-    norm = _norm(rsqrt)
-    if norm is None:
-        return
-    weight = getattr(graph, norm.weight.target)
-    x = norm.x
-    if len(shape_of(x)) not in (3, 4) or shape_of(x)[0] != 1:
-        return
-    if weight.dim() != 1 or len(weight) != shape_of(x)[-1] or not weight.is_contiguous():
-        return
-    nodes, settings = graph.graph, (norm.epsilon, norm.rounds, norm.offset)
-    if not _is_sum(x):
-        with nodes.inserting_before(norm.result):
-            new = nodes.call_function(ops.rms_norm, (x, norm.weight, *settings))
-        new.meta = dict(norm.result.meta)
-        norm.result.replace_all_uses_with(new)
-        return
-    _with_sum(nodes, x, norm.result, ops.add_rms_norm, [norm.weight], settings)
-
-
-def _as_layer_norm(graph: GraphModule, call: AnyNode, ops: Ops) -> None:
-    """Replace a sum and its norm with mean and bias by `add_layer_norm`."""
-    x, dims, weight, bias, epsilon = call.args
-    result = only_user(call)
-    if not _is_sum(x) or dims != [shape_of(x)[-1]] or len(shape_of(x)) != 3 or shape_of(x)[0] != 1:
-        return
-    if not is_call(result, operator.getitem) or result.args[1] != 0:
-        return
-    for each in (weight, bias):
-        if not is_weight(each) or not getattr(graph, each.target).is_contiguous():
-            return
-    _with_sum(graph.graph, x, result, ops.add_layer_norm, [weight, bias], (epsilon,))
-
-
-def _with_sum(
-    nodes: Graph,
-    x: AnyNode,
-    result: AnyNode,
-    norm: Any,
-    weights: list[AnyNode],
-    settings: tuple[Any, ...],
-) -> None:
-    """Let one call give the sum x and its norm, `result`."""
-    with nodes.inserting_before(x):  # where what uses the sum is behind it
-        again = [nodes.get_attr(weight.target) for weight in weights]
-        both = nodes.call_function(norm, (*x.args, *again, *settings))
-        total, normed = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
-    for new, old in zip((*again, total, normed), (*weights, x, result), strict=True):
-        new.meta = dict(old.meta)
-    result.replace_all_uses_with(normed)
-    x.replace_all_uses_with(total)
-
-
-def _norm(rsqrt: AnyNode) -> _Norm | None:
-    added = rsqrt.args[0]
-    if not is_call(added, _aten.add.Tensor) or not isinstance(added.args[1], float):
-        return None
-    mean, epsilon = added.args
-    if not is_call(mean, _aten.mean.dim) or mean.args[1:] != ([-1], True):
-        return None
-    power = mean.args[0]
-    if not is_call(power, _aten.pow.Tensor_Scalar) or power.args[1] != 2:
-        return None
-    wide, scaled = power.args[0], only_user(rsqrt)
-    if not is_call(scaled, _aten.mul.Tensor) or set(scaled.args) != {wide, rsqrt}:
-        return None
-    x = before_cast(wide)
-    dtype = dtype_of(x)
-    behind = only_user(scaled)
-    rounds = is_call(behind, _aten._to_copy.default) and dtype_of(behind) == dtype
-    if rounds:
-        scaled, behind = behind, only_user(behind)
-    if not is_call(behind, _aten.mul.Tensor) or dtype_of(wide) != torch.float32:
-        return None
-    factor: AnyNode = next((each for each in behind.args if each is not scaled), None)
-    offset = is_call(factor, _aten.add.Tensor) and factor.args[1:] == (1.0,)
-    weight = before_cast(factor.args[0] if offset else factor)
-    if not is_weight(weight) or (rounds and (dtype_of(weight) != dtype or weight is not factor)):
-        return None
-    result = behind
-    if dtype_of(result) != dtype:
-        result = only_user(behind)
-        if not is_call(result, _aten._to_copy.default) or dtype_of(result) != dtype:
-            return None
-    return _Norm(x, weight, epsilon, rounds, offset, result)
-
-
-def _as_gelu(graph: GraphModule, gelu: AnyNode, ops: Ops) -> None:
-    approximate = gelu.kwargs.get("approximate", "none")
-    gate_mul = {"none": ops.gelu_mul, "tanh": ops.tanh_gelu_mul}[approximate]
-    with_product(graph, gelu, gate_mul, dims=(2, 3))
-
-
-def _is_sum(x: AnyNode) -> bool:
-    if not is_call(x, _aten.add.Tensor) or len(x.args) != 2 or x.kwargs:
-        return False
-    return all(
-        isinstance(each, torch.fx.Node)
-        and shape_of(each) == shape_of(x)
-        and dtype_of(each) == dtype_of(x)
-        for each in x.args
-    )
 
 
 def _join_weights(graph: GraphModule) -> None:

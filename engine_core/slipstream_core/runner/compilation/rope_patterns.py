@@ -44,6 +44,7 @@ class NormForm(NamedTuple):
     epsilon: float
     rounds: bool  # to the tensors' type before the weight is applied
     offset: bool  # the factor is 1 + weight
+    behind: bool = False  # it is of what has turned, not of what turns
 
 
 class RopeOps(Protocol):
@@ -51,6 +52,9 @@ class RopeOps(Protocol):
 
     @property
     def rms_norm(self) -> Any: ...
+
+    @property
+    def two_rms_norms(self) -> Any: ...
 
     @property
     def rotate(self) -> Any: ...
@@ -62,6 +66,11 @@ class _Rotation(NamedTuple):
     sines: AnyNode
     form: RopeForm
     result: AnyNode
+
+
+class _Rotated(NamedTuple):
+    call: AnyNode  # of `rotate`
+    norm: AnyNode  # the call of `rms_norm` behind it, or None
 
 
 def as_rotation(graph: GraphModule, node: AnyNode, ops: RopeOps) -> None:
@@ -87,26 +96,38 @@ def as_rotation(graph: GraphModule, node: AnyNode, ops: RopeOps) -> None:
 
 
 def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
-    """Rotate query and key of an attention in one call, with the norms of their heads."""
-    both = [_rotated(attend.args[at], ops) for at in (1, 2)]
-    if None in both or both[0].args[2:] != both[1].args[2:]:
+    """Rotate query and key of an attention in one call, with the norms of their heads.
+
+    Norms of whole queries and keys become one call.
+    """
+    of_query, of_key = (_rotated(attend.args[at], ops) for at in (1, 2))
+    if of_query is None or of_key is None or of_query.call.args[2:] != of_key.call.args[2:]:
         return
-    xs = [each.args[0] for each in both]
+    xs = [each.call.args[0] for each in (of_query, of_key)]
     if shape_of(xs[0])[3] != shape_of(xs[1])[3]:
         return
-    norms = [_head_norm(x, ops) for x in xs]
     weights, form = [None, None], None
-    if None not in norms and norms[0].args[2:] == norms[1].args[2:]:
+    behind = [of_query.norm, of_key.norm]
+    norms = [_head_norm(x, ops) for x in xs]
+    if behind != [None, None]:
+        if None in behind or behind[0].args[2:] != behind[1].args[2:]:
+            return
+        weights = [norm.args[1] for norm in behind]
+        form = NormForm(*behind[0].args[2:])._replace(behind=True)
+    elif None not in norms and norms[0].args[2:] == norms[1].args[2:]:
         weights, form = [norm.args[1] for norm in norms], NormForm(*norms[0].args[2:])
         with graph.graph.inserting_before(attend):
             xs = [
                 norm.args[0] if norm is x else _turned(graph.graph, norm.args[0])
                 for x, norm in zip(xs, norms, strict=True)
             ]
+    else:
+        xs = _normed_whole(graph.graph, attend, xs, ops)
     query, key = xs
+    turning = of_query.call.args
     with graph.graph.inserting_before(attend):
         call = graph.graph.call_function(
-            ops.rotate, (query, key, *both[0].args[2:4], *weights, both[0].args[6], form)
+            ops.rotate, (query, key, *turning[2:4], *weights, turning[6], form)
         )
         for at in (0, 1):
             part = graph.graph.call_function(operator.getitem, (call, at))
@@ -114,19 +135,22 @@ def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
             attend.update_arg(at + 1, graph.graph.call_function(_aten.transpose.int, (part, 0, 1)))
 
 
-def _rotated(given: AnyNode, ops: RopeOps) -> AnyNode:
-    """The call of `rotate` that attention's input [T, heads, dim] is, used for nothing else."""
+def _rotated(given: AnyNode, ops: RopeOps) -> _Rotated | None:
+    """What makes an attention's input [T, heads, dim], and is used for nothing else."""
     if not is_call(given, _aten.transpose.int) or given.args[1:] != (0, 1):
         return None
     heads_first = given.args[0]
     if not is_call(heads_first, _aten.select.int) or heads_first.args[1:] != (0, 0):
         return None
-    part = heads_first.args[0]
+    norm, part = None, heads_first.args[0]
+    if is_call(part, ops.rms_norm):
+        norm, part = part, part.args[0]
     if not is_call(part, operator.getitem) or not is_call(part.args[0], ops.rotate):
         return None
     call = part.args[0]
-    alone = all(only_user(each) is not None for each in (call, part, heads_first, given))
-    return call if alone and call.args[1] is None else None
+    chain = [call, part, heads_first, given, *([] if norm is None else [norm])]
+    alone = all(only_user(each) is not None for each in chain)
+    return _Rotated(call, norm) if alone and call.args[1] is None else None
 
 
 def _head_norm(x: AnyNode, ops: RopeOps) -> AnyNode:
@@ -136,6 +160,34 @@ def _head_norm(x: AnyNode, ops: RopeOps) -> AnyNode:
         norm = x.args[0]
     alone = is_call(norm, ops.rms_norm) and only_user(norm) is not None
     return norm if alone and len(shape_of(norm)) == 4 else None
+
+
+def _normed_whole(nodes: Graph, attend: AnyNode, xs: list[AnyNode], ops: RopeOps) -> list[AnyNode]:
+    """xs [1, heads, T, dim], from one call where they are of two norms over [1, T, N]."""
+    norms = [_whole_norm(x, ops) for x in xs]
+    if None in norms or norms[0].args[2:] != norms[1].args[2:]:
+        return xs
+    (x, weight, *settings), (other, other_weight, *_) = (norm.args for norm in norms)
+    parts = []
+    with nodes.inserting_before(attend):
+        call = nodes.call_function(ops.two_rms_norms, (x, other, weight, other_weight, *settings))
+        for at, turned in enumerate(xs):
+            part = nodes.call_function(operator.getitem, (call, at))
+            view = nodes.call_function(_aten.view.default, (part, turned.args[0].args[1]))
+            view.meta = dict(turned.args[0].meta)
+            parts.append(_turned(nodes, view))
+    return parts
+
+
+def _whole_norm(x: AnyNode, ops: RopeOps) -> AnyNode:
+    """The call of `rms_norm` [1, T, N] that x [1, heads, T, dim] is the heads of, or None."""
+    view: AnyNode = x.args[0] if is_call(x, _aten.transpose.int) else None
+    if not is_call(view, _aten.view.default) or x.args[1:] != (1, 2):
+        return None
+    norm = view.args[0]
+    if not is_call(norm, ops.rms_norm) or len(shape_of(norm)) != 3:
+        return None
+    return norm if all(only_user(each) is not None for each in (norm, view, x)) else None
 
 
 def _turned(nodes: Graph, x: AnyNode) -> AnyNode:

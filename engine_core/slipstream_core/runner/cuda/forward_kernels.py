@@ -9,113 +9,248 @@ would: a result differs only by the order of a norm's sum, and by exp.
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def rms_norm(
-    output,  # [T, HEADS, N]
-    total,  # [T, HEADS, N], with ADD: x + more
-    x,  # [T, HEADS, N]
-    more,  # [T, HEADS, N], with ADD
-    weight,  # [N]
-    x_token,
-    x_head,
-    more_token,
-    more_head,
-    epsilon,
-    HEADS: tl.constexpr,
-    N: tl.constexpr,
-    PAD: tl.constexpr,  # the next power of two
-    ADD: tl.constexpr,
-    ROUNDS: tl.constexpr,  # to the tensors' type before the weight is applied
-    OFFSET: tl.constexpr,  # the factor is 1 + weight
-):
-    """Norms over the last dimension. Grid: (T * HEADS,)."""
-    row = tl.program_id(0).to(tl.int64)
-    token = row // HEADS
-    head = row % HEADS
-    places = tl.arange(0, PAD)
-    there = places < N
-    value = tl.load(x + token * x_token + head * x_head + places, mask=there, other=0.0)
-    value = value.to(tl.float32)
-    if ADD:
-        added = tl.load(
-            more + token * more_token + head * more_head + places, mask=there, other=0.0
-        )
-        both = (value + added.to(tl.float32)).to(total.dtype.element_ty)
-        tl.store(total + row * N + places, both, mask=there)
-        value = both.to(tl.float32)
-    mean = tl.sum(value * value, 0) / N
-    normed = value * tl.rsqrt(mean + epsilon)
-    if ROUNDS:
-        normed = normed.to(output.dtype.element_ty).to(tl.float32)
-    factor = tl.load(weight + places, mask=there, other=0.0).to(tl.float32)
-    if OFFSET:
-        factor = factor + 1.0
-    tl.store(output + row * N + places, (normed * factor).to(output.dtype.element_ty), mask=there)
-
-
-@triton.jit
-def add_layer_norm(
-    output,  # [T, N]
-    total,  # [T, N]: x + more
-    x,  # [T, N]
-    more,  # [T, N]
-    weight,  # [N]
-    bias,  # [N]
-    x_token,
-    more_token,
-    epsilon,
-    N: tl.constexpr,
-    PAD: tl.constexpr,  # the next power of two
-):
-    """A sum, rounded, and its norm with mean and bias. Grid: (T,)."""
-    token = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, PAD)
-    there = places < N
-    kind = output.dtype.element_ty
-    value = tl.load(x + token * x_token + places, mask=there, other=0.0).to(tl.float32)
-    added = tl.load(more + token * more_token + places, mask=there, other=0.0).to(tl.float32)
-    both = (value + added).to(kind)
-    tl.store(total + token * N + places, both, mask=there)
-    value = both.to(tl.float32)
-    value = tl.where(there, value - tl.sum(value, 0) / N, 0.0)
-    normed = value * tl.rsqrt(tl.sum(value * value, 0) / N + epsilon)
-    factor = tl.load(weight + places, mask=there, other=0.0).to(tl.float32)
-    offset = tl.load(bias + places, mask=there, other=0.0).to(tl.float32)
-    tl.store(output + token * N + places, (normed * factor + offset).to(kind), mask=there)
-
-
-SILU, GELU, TANH_GELU = (tl.constexpr(kind) for kind in range(3))
+SILU, GELU, TANH_GELU, NEW_GELU, XIELU = (tl.constexpr(kind) for kind in range(5))
 LOGITS, SOFTMAX, SIGMOID = (tl.constexpr(kind) for kind in range(3))
 OF_SCORES, OF_SUM, OF_SOFTMAX = (tl.constexpr(kind) for kind in range(3))
 
 
+@triton.jit(do_not_specialize=["heads"])
+def norm(
+    output,  # [T, heads, N]: the norm, or the sum without NORM
+    total,  # [T, heads, N], with ADD and NORM: the sum
+    x,  # [T, heads, N]
+    more,  # [T, heads, N], with ADD
+    before,  # [N], with BEFORE: the weight of a norm of x before the sum
+    weight,  # [N], with WEIGHT
+    bias,  # [N], with BIAS
+    x_token,
+    x_head,
+    more_token,
+    more_head,
+    heads,
+    scale,  # of x before the sum, with SCALE
+    epsilon,
+    N: tl.constexpr,
+    PAD: tl.constexpr,  # the next power of two
+    BY_HEAD: tl.constexpr,  # else there is one
+    BEFORE: tl.constexpr,
+    SCALE: tl.constexpr,
+    ADD: tl.constexpr,
+    NORM: tl.constexpr,
+    CENTER: tl.constexpr,  # the mean is taken away
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROUNDS: tl.constexpr,  # to the tensors' type before the weight is applied
+    OFFSET: tl.constexpr,  # the factor is 1 + weight
+):
+    """Sums, and norms over the last dimension before and behind them. Grid: (T * heads,)."""
+    row = tl.program_id(0).to(tl.int64)
+    if BY_HEAD:  # in 32 bits, as a card has no division of 64
+        token = (tl.program_id(0) // heads).to(tl.int64)
+        head = (tl.program_id(0) % heads).to(tl.int64)
+        x += token * x_token + head * x_head
+        if ADD:
+            more += token * more_token + head * more_head
+    else:
+        x += row * x_token
+        if ADD:
+            more += row * more_token
+    places = tl.arange(0, PAD)
+    there = places < N
+    kind = output.dtype.element_ty
+    value = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
+    if BEFORE:
+        value = _normed(
+            value, before, None, places, there, kind, epsilon, N, CENTER, True, False, ROUNDS,
+            OFFSET,
+        )  # fmt: skip
+    if SCALE:
+        value = _rounded(value * scale, kind)
+    if ADD:
+        added = tl.load(more + places, mask=there, other=0.0).to(tl.float32)
+        value = _rounded(value + added, kind)
+        if NORM:
+            tl.store(total + row * N + places, value.to(kind), mask=there)
+    if NORM:
+        value = _normed(
+            value, weight, bias, places, there, kind, epsilon, N, CENTER, WEIGHT, BIAS, ROUNDS,
+            OFFSET,
+        )  # fmt: skip
+    tl.store(output + row * N + places, value.to(kind), mask=there)
+
+
 @triton.jit
-def gate_mul(
+def norm_two(
     output,  # [T, N]
-    gate,  # [T, N]
-    up,  # [T, N]
-    gate_token,
+    other_output,  # [T, OTHER_N]
+    x,  # [T, N]
+    other,  # [T, OTHER_N]
+    weight,  # [N]
+    other_weight,  # [OTHER_N]
+    x_token,
+    other_token,
+    epsilon,
+    N: tl.constexpr,
+    PAD: tl.constexpr,  # the next power of two
+    OTHER_N: tl.constexpr,
+    OTHER_PAD: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    """Norms of two tensors over their last dimension. Grid: (T, 2)."""
+    token = tl.program_id(0).to(tl.int64)
+    if tl.program_id(1) == 0:
+        _norm_row(output + token * N, x + token * x_token, weight, epsilon, N, PAD, ROUNDS, OFFSET)
+    else:
+        _norm_row(
+            other_output + token * OTHER_N, other + token * other_token, other_weight, epsilon,
+            OTHER_N, OTHER_PAD, ROUNDS, OFFSET,
+        )  # fmt: skip
+
+
+@triton.jit
+def _norm_row(
+    output,
+    x,
+    weight,
+    epsilon,
+    N: tl.constexpr,
+    PAD: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    places = tl.arange(0, PAD)
+    there = places < N
+    kind = output.dtype.element_ty
+    value = tl.load(x + places, mask=there, other=0.0).to(tl.float32)
+    value = _normed(
+        value, weight, None, places, there, kind, epsilon, N, False, True, False, ROUNDS, OFFSET
+    )
+    tl.store(output + places, value.to(kind), mask=there)
+
+
+@triton.jit
+def _normed(
+    value,  # [PAD], 0 beyond N
+    weight,
+    bias,
+    places,
+    there,
+    kind,
+    epsilon,
+    N: tl.constexpr,
+    CENTER: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    BIAS: tl.constexpr,
+    ROUNDS: tl.constexpr,
+    OFFSET: tl.constexpr,
+):
+    """A row's norm, rounded."""
+    if CENTER:
+        value = tl.where(there, value - tl.sum(value, 0) / N, 0.0)
+    value = value * tl.rsqrt(tl.sum(value * value, 0) / N + epsilon)
+    if WEIGHT:
+        value = _weighed(value, weight + places, there, kind, ROUNDS, OFFSET)
+    if BIAS:
+        value += tl.load(bias + places, mask=there, other=0.0).to(tl.float32)
+    return _rounded(value, kind)
+
+
+@triton.jit
+def _weighed(normed, weight, there, kind, ROUNDS: tl.constexpr, OFFSET: tl.constexpr):
+    """A norm times its weight, not rounded behind it."""
+    if ROUNDS:
+        normed = _rounded(normed, kind)
+    factor = tl.load(weight, mask=there, other=0.0).to(tl.float32)
+    if OFFSET:
+        factor = factor + 1.0
+    return normed * factor
+
+
+@triton.jit
+def _rounded(value, kind):
+    """To this type, as float32."""
+    return value.to(kind).to(tl.float32)
+
+
+@triton.jit
+def activate(
+    output,  # [T, N]
+    x,  # [T, N]
+    up,  # [T, N], with MUL
+    positive,  # [1], with XIELU; so are negative, beta and limit
+    negative,
+    beta,
+    limit,
+    x_token,
     up_token,
     N: tl.constexpr,
     KIND: tl.constexpr,
+    MUL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """activation(gate) * up. Grid: (T, blocks of N)."""
+    """activation(x), with MUL times up. Grid: (T, blocks of N)."""
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = places < N
-    value = tl.load(gate + token * gate_token + places, mask=there, other=0.0).to(tl.float32)
+    kind = output.dtype.element_ty
+    value = tl.load(x + token * x_token + places, mask=there, other=0.0).to(tl.float32)
     if KIND == SILU:
         value = value / (1.0 + tl.exp(-value))
     elif KIND == GELU:
         value = value * 0.5 * (1.0 + tl.erf(value * 0.7071067811865476))
-    else:
+    elif KIND == TANH_GELU:
         inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
         value = value / (1.0 + tl.exp(-2.0 * inner))  # (1 + tanh(inner)) / 2
-    value = value.to(output.dtype.element_ty).to(tl.float32)
-    factor = tl.load(up + token * up_token + places, mask=there, other=0.0).to(tl.float32)
-    tl.store(output + token * N + places, (value * factor).to(output.dtype.element_ty), mask=there)
+    elif KIND == NEW_GELU:
+        value = _new_gelu(value, kind)
+    else:
+        value = _xielu(value, positive, negative, beta, limit, kind)
+    if MUL:
+        factor = tl.load(up + token * up_token + places, mask=there, other=0.0).to(tl.float32)
+        value = _rounded(value, kind) * factor
+    tl.store(output + token * N + places, value.to(kind), mask=there)
+
+
+@triton.jit
+def _new_gelu(value, kind):
+    """gelu by its approximation with tanh, as transformers' "gelu_new" rounds."""
+    cube = _rounded(_rounded(value * value, kind) * value, kind)
+    inner = _rounded(value + _rounded(0.044715 * cube, kind), kind)
+    inner = _rounded(0.7978845608028654 * inner, kind)
+    tanh = _rounded(1.0 - 2.0 / (1.0 + tl.exp(2.0 * inner)), kind)
+    return _rounded(0.5 * value, kind) * _rounded(1.0 + tanh, kind)
+
+
+@triton.jit
+def _xielu(value, positive, negative, beta, limit, kind):
+    """xIELU (Huang and Schlag 2024, arXiv 2411.13010), as transformers rounds."""
+    slope = tl.load(beta).to(tl.float32)
+    above = _rounded(_softplus(tl.load(positive).to(tl.float32)), kind)
+    below = _rounded(_softplus(tl.load(negative).to(tl.float32)), kind)
+    below = _rounded(slope + below, kind)
+    above = _rounded(_rounded(above * value, kind) * value, kind)
+    lower = tl.minimum(value, tl.load(limit).to(tl.float32))
+    lower = _rounded(_rounded(_expm1(lower), kind) - value, kind)
+    lower = _rounded(lower * below, kind)
+    return tl.where(value > 0, above, lower) + _rounded(slope * value, kind)
+
+
+@triton.jit
+def _softplus(value):
+    """log(1 + exp(value)), as torch computes it up to 20."""
+    power = tl.exp(value)
+    small = power * (1.0 - power * (0.5 - power / 3.0))  # where 1 + power keeps few bits of it
+    found = tl.where(power < 0.01, small, tl.log(1.0 + power))
+    return tl.where(value > 20.0, value, found)
+
+
+@triton.jit
+def _expm1(value):
+    """exp(value) - 1, by a series where the difference would keep few bits."""
+    series = 1.0 + value / 5.0 * (1.0 + value / 6.0)
+    series = 1.0 + value / 2.0 * (1.0 + value / 3.0 * (1.0 + value / 4.0 * series))
+    return tl.where(tl.abs(value) < 0.25, value * series, tl.exp(value) - 1.0)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -147,12 +282,14 @@ def rotate(
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,  # neighbours are written as the two halves
     NORM: tl.constexpr,
+    BEHIND: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
     ROWS: tl.constexpr,  # heads at once
 ):
-    """Norms heads, with NORM, and turns their pairs. Grid: (blocks of T * QUERY_HEADS heads, then
-    of the keys',).
+    """Turns the pairs of heads, and norms them before, with NORM, or behind it, with BEHIND.
+
+    Grid: (blocks of T * QUERY_HEADS heads, then of the keys',).
     """
     query_blocks = tl.cdiv(num_tokens * QUERY_HEADS, ROWS)
     block = tl.program_id(0)
@@ -161,14 +298,14 @@ def rotate(
             query_output, query, query_weight, cosines, sines, block, num_tokens,
             query_token, query_head, cosine_token, sine_token, epsilon,
             QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET, ROWS,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, ROWS,
         )  # fmt: skip
     elif HEADS > QUERY_HEADS:
         _rotate_block(
             key_output, key, key_weight, cosines, sines, block - query_blocks, num_tokens,
             key_token, key_head, cosine_token, sine_token, epsilon,
             HEADS - QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET, ROWS,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, ROWS,
         )  # fmt: skip
 
 
@@ -196,6 +333,7 @@ def _rotate_block(
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,
     NORM: tl.constexpr,
+    BEHIND: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
     ROWS: tl.constexpr,
@@ -205,7 +343,7 @@ def _rotate_block(
     _rotate_heads(
         output + rows * DIM, x + token * x_token + rows % HEADS * x_head, weight,
         cosines + token * cosine_token, sines + token * sine_token, token < num_tokens, epsilon,
-        DIM, HALF, PAD, REST_PAD, INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, ROUNDS, OFFSET,
+        DIM, HALF, PAD, REST_PAD, INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET,
     )  # fmt: skip
 
 
@@ -250,23 +388,18 @@ def latent_rows(
             queries + (token * HEADS + head) * (RANK + 2 * HALF) + RANK + one,
             query + token * query_token + head * query_head + one,
             weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, ROUNDS, OFFSET,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET,
         )  # fmt: skip
     else:
         row = rows + token * (RANK + 2 * HALF)
         _rotate_heads(
             row + RANK + one, key + token * key_token + one,
             weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, ROUNDS, OFFSET,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET,
         )  # fmt: skip
-        places = tl.arange(0, RANK_PAD)
-        there = places < RANK
-        value = tl.load(latent + token * latent_token + places, mask=there, other=0.0)
-        value = value.to(tl.float32)
-        normed = value * tl.rsqrt(tl.sum(value * value, 0) / RANK + epsilon)
-        kind = rows.dtype.element_ty
-        result = _weighed(normed, weight + places, there, kind, ROUNDS, OFFSET)
-        tl.store(row + places, result.to(kind), mask=there)
+        _norm_row(
+            row, latent + token * latent_token, weight, epsilon, RANK, RANK_PAD, ROUNDS, OFFSET
+        )
 
 
 @triton.jit
@@ -287,6 +420,7 @@ def _rotate_heads(
     WIDE: tl.constexpr,
     PARTS: tl.constexpr,  # neighbours are written as the two halves
     NORM: tl.constexpr,
+    BEHIND: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
 ):
@@ -312,40 +446,42 @@ def _rotate_heads(
         factor = tl.rsqrt(squares / DIM + epsilon)
         first = _weighed(first * factor, weight + low, pairs < HALF, kind, ROUNDS, OFFSET)
         second = _weighed(second * factor, weight + high, pairs < HALF, kind, ROUNDS, OFFSET)
+        first, second = _rounded(first, kind), _rounded(second, kind)
         if 2 * HALF < DIM:
             rest = _weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
-    if 2 * HALF < DIM:
-        tl.store(output + places, rest.to(kind), mask=remains)
     at = pairs if BY_PAIR else low
     cosine = tl.load(cosines + at, mask=there, other=0.0).to(tl.float32)
     sine = tl.load(sines + at, mask=there, other=0.0).to(tl.float32)
-    result = _added(first * cosine, -second * sine, kind, WIDE)
-    tl.store(output + (pairs if PARTS else low), result, mask=there)
+    turned = _added(first * cosine, -second * sine, kind, WIDE)
     if not BY_PAIR:
         cosine = tl.load(cosines + high, mask=there, other=0.0).to(tl.float32)
         sine = tl.load(sines + high, mask=there, other=0.0).to(tl.float32)
-    result = _added(second * cosine, first * sine, kind, WIDE)
-    tl.store(output + (HALF + pairs if PARTS else high), result, mask=there)
-
-
-@triton.jit
-def _weighed(normed, weight, there, kind, ROUNDS: tl.constexpr, OFFSET: tl.constexpr):
-    """A norm's result, rounded."""
-    if ROUNDS:
-        normed = normed.to(kind).to(tl.float32)
-    factor = tl.load(weight, mask=there, other=0.0).to(tl.float32)
-    if OFFSET:
-        factor = factor + 1.0
-    return (normed * factor).to(kind).to(tl.float32)
+    second = _added(second * cosine, first * sine, kind, WIDE)
+    first = turned
+    if PARTS:
+        low = pairs
+        high = HALF + pairs
+    if BEHIND:
+        squares = tl.sum(first * first + second * second, 1)[:, None]
+        if 2 * HALF < DIM:
+            squares += tl.sum(rest * rest, 1)[:, None]
+        factor = tl.rsqrt(squares / DIM + epsilon)
+        first = _weighed(first * factor, weight + low, pairs < HALF, kind, ROUNDS, OFFSET)
+        second = _weighed(second * factor, weight + high, pairs < HALF, kind, ROUNDS, OFFSET)
+        if 2 * HALF < DIM:
+            rest = _weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
+    tl.store(output + low, first.to(kind), mask=there)
+    tl.store(output + high, second.to(kind), mask=there)
+    if 2 * HALF < DIM:
+        tl.store(output + places, rest.to(kind), mask=remains)
 
 
 @triton.jit
 def _added(straight, crossed, kind, WIDE: tl.constexpr):
-    """The sum of two products in this type."""
+    """The sum of two products, rounded."""
     if not WIDE:
-        straight = straight.to(kind).to(tl.float32)
-        crossed = crossed.to(kind).to(tl.float32)
-    return (straight + crossed).to(kind)
+        straight, crossed = _rounded(straight, kind), _rounded(crossed, kind)
+    return _rounded(straight + crossed, kind)
 
 
 @triton.jit

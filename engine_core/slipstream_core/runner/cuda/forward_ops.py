@@ -17,10 +17,10 @@ import torch
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 
-_BLOCK = 1024  # elements that one program of a gate or a weighted sum computes
+_BLOCK = 1024  # elements that one program of an activation or a weighted sum computes
 _HEADS_AT_ONCE = 8  # that one program of `rotate` turns
 _CHOICES_AT_ONCE = 2048  # that one program of `order_experts` reads
-_GATES = ("silu", "gelu", "tanh gelu")  # as the kernels number them
+_ACTIVATIONS = ("silu", "gelu", "tanh gelu", "new gelu", "xielu")  # as the kernels number them
 _SCORES = ("logits", "softmax", "sigmoid")
 _WEIGHS = ("scores", "sum", "softmax")
 
@@ -38,11 +38,7 @@ class ForwardOps:
 
         rounds: to x's type before the weight is applied. offset: the factor is 1 + weight.
         """
-        output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        x = _dense(x)
-        arguments = norm_arguments(output, None, x, None, weight, epsilon, rounds, offset)
-        _launch("rms_norm", (x.shape[1] * arguments["HEADS"],), arguments)
-        return output
+        return _norm(x, None, (weight, None), epsilon, rounds=rounds, offset=offset)[1]
 
     def add_rms_norm(
         self,
@@ -52,41 +48,109 @@ class ForwardOps:
         epsilon: float,
         rounds: bool,
         offset: bool,
+        scale: float = 1.0,
+        before: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + more, rounded to their type, and its norm; shapes as in `rms_norm`."""
-        total, output = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-        x, more = _dense(x), _dense(more)
-        arguments = norm_arguments(output, total, x, more, weight, epsilon, rounds, offset)
-        _launch("rms_norm", (x.shape[1] * arguments["HEADS"],), arguments)
-        return total, output
+        """x * scale + more, rounded to their type, and its norm; shapes as in `rms_norm`.
+
+        before: the weight [N] of another such norm, of x before it is added to.
+        """
+        return _norm(
+            x,
+            more,
+            (weight, None),
+            epsilon,
+            rounds=rounds,
+            offset=offset,
+            scale=scale,
+            before=before,
+        )
+
+    def rms_norm_add(
+        self,
+        x: torch.Tensor,
+        more: torch.Tensor,
+        weight: torch.Tensor,
+        epsilon: float,
+        rounds: bool,
+        offset: bool,
+    ) -> torch.Tensor:
+        """The norm of x, rounded, plus more; shapes as in `rms_norm`."""
+        return _norm(x, more, None, epsilon, rounds=rounds, offset=offset, before=weight)[1]
+
+    def two_rms_norms(
+        self,
+        x: torch.Tensor,
+        other: torch.Tensor,
+        weight: torch.Tensor,
+        other_weight: torch.Tensor,
+        epsilon: float,
+        rounds: bool,
+        offset: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The norms of x [1, T, N] and other [1, T, M], as `rms_norm`'s."""
+        outputs = [torch.empty(it.shape, dtype=it.dtype, device=it.device) for it in (x, other)]
+        both, weights = [_dense(x), _dense(other)], [weight, other_weight]
+        arguments = two_norms_arguments(outputs, both, weights, epsilon, rounds, offset)
+        _launch("norm_two", (x.shape[1], 2), arguments)
+        return outputs[0], outputs[1]
+
+    def layer_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        epsilon: float,
+    ) -> torch.Tensor:
+        """The norm of x with its mean taken away; shapes as in `rms_norm`, or [T, N]."""
+        return _norm(x, None, (weight, bias), epsilon, center=True)[1]
 
     def add_layer_norm(
         self,
         x: torch.Tensor,
         more: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
         epsilon: float,
+        scale: float = 1.0,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + more of [1, T, N], rounded to their type, and its norm with mean and bias."""
-        total, output = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
-        arguments = layer_norm_arguments(
-            output, total, _dense(x), _dense(more), weight, bias, epsilon
-        )
-        _launch("add_layer_norm", (x.shape[1],), arguments)
-        return total, output
+        """x * scale + more, rounded to their type, and its `layer_norm`."""
+        return _norm(x, more, (weight, bias), epsilon, center=True, scale=scale)
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up of [1, T, N] or [T, N], contiguous."""
-        return _gate_mul("silu", gate, up)
+        return _activate("silu", gate, up)
 
     def gelu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """gelu(gate) * up, as `silu_mul`."""
-        return _gate_mul("gelu", gate, up)
+        return _activate("gelu", gate, up)
 
     def tanh_gelu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         """gelu(gate) by its approximation with tanh, times up, as `silu_mul`."""
-        return _gate_mul("tanh gelu", gate, up)
+        return _activate("tanh gelu", gate, up)
+
+    def new_gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3))) of [1, T, N] or [T, N].
+
+        It rounds after each operator: transformers' "gelu_new".
+        """
+        return _activate("new gelu", x, None)
+
+    def xielu(
+        self,
+        x: torch.Tensor,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        beta: torch.Tensor,
+        limit: torch.Tensor,
+    ) -> torch.Tensor:
+        """xIELU (Huang and Schlag 2024, arXiv 2411.13010) of [1, T, N] or [T, N].
+
+        softplus(positive) * x ** 2 + beta * x for positive x, else (expm1(min(x, limit)) - x) *
+        (beta + softplus(negative)) + beta * x, rounded after each operator. The parameters are one
+        number each.
+        """
+        return _activate("xielu", x, None, (positive, negative, beta, limit))
 
     def rotate(
         self,
@@ -99,7 +163,7 @@ class ForwardOps:
         form: RopeForm,
         norm: NormForm | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rotary embeddings of queries and keys [1, heads, T, D], normed before with `norm`.
+        """Rotary embeddings of queries and keys [1, heads, T, D], normed before or behind it.
 
         cosines, sines: [1, T, width], or half as many by pair. norm: with weights [D]. The results
         lie in memory with their tokens first.
@@ -248,11 +312,38 @@ def _kernels() -> ModuleType:
     return forward_kernels
 
 
-def _gate_mul(kind: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    output = torch.empty(gate.shape, dtype=gate.dtype, device=gate.device)
-    gate, up = _dense(gate), _dense(up)
-    grid = (gate.shape[-2], -(-gate.shape[-1] // _BLOCK))
-    _launch("gate_mul", grid, gate_arguments(kind, output, gate, up))
+def _norm(
+    x: torch.Tensor,
+    more: torch.Tensor | None,
+    weights: tuple[torch.Tensor | None, torch.Tensor | None] | None,
+    epsilon: float,
+    *,
+    center: bool = False,
+    rounds: bool = False,
+    offset: bool = False,
+    scale: float = 1.0,
+    before: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sum and its norm; the same twice where there is no sum, or no norm behind it."""
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    total = output if more is None or weights is None else torch.empty_like(output)
+    x, more = _dense(x), None if more is None else _dense(more)
+    flags = (center, rounds, offset)
+    arguments = norm_arguments(output, total, x, more, weights, epsilon, *flags, scale, before)
+    _launch("norm", (x.numel() // x.shape[-1],), arguments)
+    return total, output
+
+
+def _activate(
+    kind: str,
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    parameters: Sequence[torch.Tensor | None] = (None,) * 4,
+) -> torch.Tensor:
+    output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    x, up = _dense(x), None if up is None else _dense(up)
+    grid = (x.shape[-2], -(-x.shape[-1] // _BLOCK))
+    _launch("activate", grid, activation_arguments(kind, output, x, up, parameters))
     return output
 
 
@@ -263,39 +354,63 @@ def _tokens_first(x: torch.Tensor) -> torch.Tensor:
 
 def norm_arguments(
     output: torch.Tensor,
-    total: torch.Tensor | None,
+    total: torch.Tensor,
     x: torch.Tensor,
     more: torch.Tensor | None,
-    weight: torch.Tensor,
+    weights: tuple[torch.Tensor | None, torch.Tensor | None] | None,
     epsilon: float,
+    center: bool,
     rounds: bool,
     offset: bool,
+    scale: float,
+    before: torch.Tensor | None,
 ) -> dict[str, Any]:
-    """The kernel's arguments; with `more`, the sum goes to `total`."""
-    heads = x.shape[2] if x.dim() == 4 else 1
+    """The kernel's arguments; without `weights`, a norm's weight and bias, there is only a sum."""
+    has_heads = x.dim() == 4
+    weight, bias = weights or (None, None)
+    given = tuple(each is not None for each in (before, more, weights, weight, bias))
     return {
         "output": output,
         "total": total,
         "x": x,
         "more": more,
+        "before": before,
         "weight": weight,
-        "x_token": x.stride(1),
-        "x_head": x.stride(2) if x.dim() == 4 else 0,
-        "more_token": 0 if more is None else more.stride(1),
-        "more_head": 0 if more is None or more.dim() == 3 else more.stride(2),
+        "bias": bias,
+        "x_token": x.stride(1) if has_heads else x.stride(-2),
+        "x_head": x.stride(2) if has_heads else 0,
+        "more_token": 0 if more is None else more.stride(1 if has_heads else -2),
+        "more_head": more.stride(2) if more is not None and has_heads else 0,
+        "heads": x.shape[2] if has_heads else 1,
+        "scale": scale,
         "epsilon": epsilon,
-        **_norm_form(heads, x.shape[-1], more is not None, rounds, offset),
+        **_norm_form(x.shape[-1], has_heads, given, scale != 1.0, center, rounds, offset),
     }
 
 
 @cache
-def _norm_form(heads: int, n: int, adds: bool, rounds: bool, offset: bool) -> dict[str, Any]:
+def _norm_form(
+    n: int,
+    by_head: bool,
+    given: tuple[bool, ...],
+    scales: bool,
+    center: bool,
+    rounds: bool,
+    offset: bool,
+) -> dict[str, Any]:
     padded = _power_of_two(n)
+    before, adds, norms, weight, bias = given
     return {
-        "HEADS": heads,
         "N": n,
         "PAD": padded,
+        "BY_HEAD": by_head,
+        "BEFORE": before,
+        "SCALE": scales,
         "ADD": adds,
+        "NORM": norms,
+        "CENTER": center,
+        "WEIGHT": weight,
+        "BIAS": bias,
         "ROUNDS": rounds,
         "OFFSET": offset,
         "num_warps": _norm_warps(padded),
@@ -306,48 +421,65 @@ def _norm_warps(padded: int) -> int:
     return min(max(padded // 512, 1), 16)
 
 
-def layer_norm_arguments(
-    output: torch.Tensor,
-    total: torch.Tensor,
-    x: torch.Tensor,
-    more: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
+def two_norms_arguments(
+    outputs: Sequence[torch.Tensor],
+    both: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
     epsilon: float,
+    rounds: bool,
+    offset: bool,
 ) -> dict[str, Any]:
     """The kernel's arguments."""
     return {
-        "output": output,
-        "total": total,
-        "x": x,
-        "more": more,
-        "weight": weight,
-        "bias": bias,
-        "x_token": x.stride(1),
-        "more_token": more.stride(1),
+        "output": outputs[0],
+        "other_output": outputs[1],
+        "x": both[0],
+        "other": both[1],
+        "weight": weights[0],
+        "other_weight": weights[1],
+        "x_token": both[0].stride(1),
+        "other_token": both[1].stride(1),
         "epsilon": epsilon,
-        **_layer_norm_form(x.shape[-1]),
+        **_two_norms_form(both[0].shape[-1], both[1].shape[-1], rounds, offset),
     }
 
 
 @cache
-def _layer_norm_form(n: int) -> dict[str, Any]:
-    padded = _power_of_two(n)
-    return {"N": n, "PAD": padded, "num_warps": _norm_warps(padded)}
+def _two_norms_form(n: int, other_n: int, rounds: bool, offset: bool) -> dict[str, Any]:
+    padded, other_padded = _power_of_two(n), _power_of_two(other_n)
+    return {
+        "N": n,
+        "PAD": padded,
+        "OTHER_N": other_n,
+        "OTHER_PAD": other_padded,
+        "ROUNDS": rounds,
+        "OFFSET": offset,
+        "num_warps": _norm_warps(max(padded, other_padded)),
+    }
 
 
-def gate_arguments(
-    kind: str, output: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+def activation_arguments(
+    kind: str,
+    output: torch.Tensor,
+    x: torch.Tensor,
+    up: torch.Tensor | None,
+    parameters: Sequence[torch.Tensor | None],
 ) -> dict[str, Any]:
-    """The kernel's arguments."""
+    """The kernel's arguments; parameters are `ForwardOps.xielu`'s."""
+    positive, negative, beta, limit = parameters
     return {
         "output": output,
-        "gate": gate,
+        "x": x,
         "up": up,
-        "gate_token": gate.stride(-2),
-        "up_token": up.stride(-2),
-        "N": gate.shape[-1],
-        "KIND": _GATES.index(kind),
+        "positive": positive,
+        "negative": negative,
+        "beta": beta,
+        "limit": limit,
+        "x_token": x.stride(-2),
+        "up_token": 0 if up is None else up.stride(-2),
+        "N": x.shape[-1],
+        "KIND": _ACTIVATIONS.index(kind),
+        "MUL": up is not None,
         "BLOCK": _BLOCK,
     }
 
@@ -393,7 +525,7 @@ def _rotation_form(
     form: RopeForm,
     norm: NormForm | None,
 ) -> dict[str, Any]:
-    epsilon, rounds, offset = norm or (0.0, False, False)
+    epsilon, rounds, offset, behind = norm or NormForm(0.0, False, False)
     return {
         "epsilon": epsilon,
         "HEADS": heads,
@@ -401,7 +533,8 @@ def _rotation_form(
         "DIM": dim,
         "REST_PAD": _power_of_two(max(dim - form.width, 1)),
         **_pairs_form(form),
-        "NORM": norm is not None,
+        "NORM": norm is not None and not behind,
+        "BEHIND": behind,
         "ROUNDS": rounds,
         "OFFSET": offset,
         "ROWS": _HEADS_AT_ONCE,

@@ -37,40 +37,40 @@ LAUNCHES = {
     "Ministral, sliding window": (40, 11),
     "Mixtral": (58, 16),
     "Gemma": (44, 11),
-    "Gemma 2": (64, 13),
-    "Gemma 3": (84, 13),
-    "Phi": (32, 17),
+    "Gemma 2": (64, 11),
+    "Gemma 3": (84, 11),
+    "Phi": (32, 10),
     "Phi-3": (39, 11),
     "Phi-3.5-MoE": (59, 16),
-    "GPT-2": (19, 17),
+    "GPT-2": (19, 10),
     "GPT-BigCode": (12, 10),
     "GPT-NeoX": (24, 12),
     "GPT-OSS": (67, 24),
-    "OPT": (15, 13),
+    "OPT": (15, 11),
     "StarCoder2, sliding window": (24, 11),
-    "Granite": (42, 13),
-    "Granite-MoE": (58, 18),
-    "Cohere": (40, 22),
-    "Cohere 2": (40, 22),
-    "OLMo": (32, 17),
-    "OLMo 2": (58, 15),
-    "OLMo 3": (58, 15),
-    "OLMoE": (72, 18),
+    "Granite": (42, 11),
+    "Granite-MoE": (58, 16),
+    "Cohere": (40, 10),
+    "Cohere 2": (40, 10),
+    "OLMo": (32, 11),
+    "OLMo 2": (58, 12),
+    "OLMo 3": (58, 12),
+    "OLMoE": (72, 17),
     "DeepSeek V2 (MLA)": (82, 25),
     "DeepSeek V3 (MLA)": (103, 25),
     "GLM": (43, 11),
-    "GLM-4": (59, 13),
+    "GLM-4": (59, 11),
     "GLM-4-MoE": (79, 21),
     "GLM-4.7-Flash (MLA)": (103, 25),
     "SmolLM3": (40, 11),
     "ERNIE 4.5": (48, 11),
-    "EXAONE 4, sliding window": (56, 14),
+    "EXAONE 4, sliding window": (56, 12),
     "Seed-OSS": (40, 11),
-    "Hunyuan": (56, 14),
-    "MiniMax-M2": (78, 18),
-    "MiniCPM3 (MLA)": (64, 17),
+    "Hunyuan": (56, 11),
+    "MiniMax-M2": (78, 17),
+    "MiniCPM3 (MLA)": (64, 15),
     "Arcee": (39, 12),
-    "Apertus": (68, 25),
+    "Apertus": (68, 11),
     "Helium": (44, 11),
 }
 SERVED = [each for each in ARCHITECTURES if each.refused is None]
@@ -118,24 +118,7 @@ def test_who_reaches_the_goals() -> None:
     """All but those that are named; attention's and a step's own launches are counted."""
     experts = {each.name for each in SERVED if any("experts" in option for option in each.options)}
     missed = {name for name, (_, fused) in LAUNCHES.items() if fused > GOALS[name in experts]}
-    assert missed == {
-        "Apertus",
-        "Cohere",
-        "Cohere 2",
-        "EXAONE 4, sliding window",
-        "GLM-4",
-        "GPT-2",
-        "Gemma 2",
-        "Gemma 3",
-        "Granite",
-        "Hunyuan",
-        "MiniCPM3 (MLA)",
-        "OLMo",
-        "OLMo 2",
-        "OLMo 3",
-        "OPT",
-        "Phi",
-    }
+    assert missed == {"MiniCPM3 (MLA)"}  # latents take two more products, and a query's a norm
     assert LAUNCHES.keys() == {each.name for each in SERVED}
 
 
@@ -194,6 +177,28 @@ def test_masks_of_experts_on_other_devices_are_let_go_of(name: str) -> None:
     before, after = LAUNCHES[name]
     found_launches = tuple(max(launches_by_layer(each.graph)) for each in (written, fused))
     assert found_launches == (before + 5, after)
+
+
+def test_norms_that_differ_stay_two() -> None:
+    (found,) = (each for each in ARCHITECTURES if each.name == "Gemma 2")
+    model = meta_model(found.config())
+    for name, module in model.module.named_modules():
+        if name.endswith("post_attention_layernorm"):
+            module.eps = 1e-3  # type: ignore[assignment]
+    _, fused = graphs(model)
+    assert max(launches_by_layer(fused.graph)) == LAUNCHES["Gemma 2"][1] + 1
+
+
+def test_an_activation_with_parameters_of_another_type_stays_torchs() -> None:
+    (found,) = (each for each in ARCHITECTURES if each.name == "Apertus")
+    model = meta_model(found.config())
+    for name, module in model.module.named_modules():
+        if name.endswith("act_fn"):
+            module.beta = module.beta.float()  # type: ignore[operator, union-attr]
+    _, fused = graphs(model)
+    calls = {each.target for each in fused.graph.nodes}
+    assert OPS.xielu not in calls
+    assert torch.ops.aten.where.self in calls
 
 
 def test_products_with_the_same_input_are_joined() -> None:

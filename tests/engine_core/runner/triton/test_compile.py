@@ -47,15 +47,15 @@ from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
+    activation_arguments,
     combination_arguments,
-    gate_arguments,
     latent_arguments,
-    layer_norm_arguments,
     margin_arguments,
     norm_arguments,
     order_arguments,
     rotation_arguments,
     route_arguments,
+    two_norms_arguments,
 )
 from slipstream_core.runner.sampling import vocab_scan_kernels
 from slipstream_core.runner.sampling.vocab_scan_kernels import scan_slices
@@ -65,11 +65,13 @@ from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampl
 FORWARD = [
     getattr(forward_kernels, name)
     for name in (
-        "rms_norm",
-        "add_layer_norm",
-        "gate_mul",
+        "norm",
+        "norm_two",
+        "activate",
         "rotate",
+        "latent_rows",
         "route",
+        "route_by_margin",
         "order_experts",
         "combine_experts",
     )
@@ -265,21 +267,34 @@ def every_argument() -> Iterator[tuple[str, dict[str, Any]]]:
 
     for num in (64, 1024, 2880, 8192, 16384):
         x, more, total, output = (half(1, 2, num) for _ in range(4))
-        for adds in (False, True):
-            for kind in ((True, False), (False, False), (False, True)):
-                added = more if adds else None
-                yield "rms_norm", norm_arguments(output, total, x, added, half(num), 1e-6, *kind)
-        yield (
-            "add_layer_norm",
-            layer_norm_arguments(output, total, x, more, half(num), half(num), 1e-5),
-        )
-        for kind_of_gate in ("silu", "gelu", "tanh gelu"):
-            yield "gate_mul", gate_arguments(kind_of_gate, output, x, more)
+        weight, other = half(num), half(num)
+        for added in (None, more):
+            for flags in ((False, True, False), (False, False, False), (False, False, True)):
+                norm_of = (output, total, x, added, (weight, None), 1e-6, *flags)
+                yield "norm", norm_arguments(*norm_of, 1.0, None)
+        for factor, before in ((0.22, None), (1.0, other)):
+            yield "norm", norm_arguments(*norm_of, factor, before)
+        alone = norm_arguments(output, output, x, more, None, 1e-6, *flags, 1.0, other)
+        yield "norm", alone
+        for given in ((weight, other), (weight, None), (None, None)):
+            centered = (output, total, x, more, given, 1e-5, True, False, False, 1.0, None)
+            yield "norm", norm_arguments(*centered)
+        outputs, both = (output, half(1, 2, num // 4)), (x, half(1, 2, num // 4))
+        weights = (weight, half(num // 4))
+        yield "norm_two", two_norms_arguments(outputs, both, weights, 1e-6, True, False)
+    heads = half(1, 2, 4, 128)
+    by_head = (heads, heads, heads, None, (half(128), None), 1e-6, False, True, False, 1.0, None)
+    yield "norm", norm_arguments(*by_head)
+    output, gate, up, none = half(1, 2, 2880), half(1, 2, 2880), half(1, 2, 2880), (None,) * 4
+    for activation in ("silu", "gelu", "tanh gelu"):
+        yield "activate", activation_arguments(activation, output, gate, up, none)
+    yield "activate", activation_arguments("new gelu", output, gate, None, none)
+    yield "activate", activation_arguments("xielu", output, gate, None, [half(1)] * 4)
     for dim, width in ((64, 64), (128, 128), (96, 48), (256, 256)):
         both = [half(1, heads, 2, dim) for heads in (4, 2)]
         outputs = [half(2, heads, dim) for heads in (4, 2)]
         angles = [half(1, 2, width) for _ in range(2)]
-        for norm in (None, NormForm(1e-6, True, False)):
+        for norm in (None, NormForm(1e-6, True, False), NormForm(1e-6, True, False, True)):
             weights = [None, None] if norm is None else [half(dim), half(dim)]
             for interleaved, by_pair, wide in ((False, False, False), (True, True, True)):
                 form = RopeForm(width, interleaved, by_pair, wide)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -99,30 +100,84 @@ def test_norms_are_torchs(
         assert torch.equal(total, x)
     else:
         output = ops.rms_norm(x, weight, 1e-6, *kind)
-    expected = norm_of(x, weight, 1e-6, *kind)
+    check_norm(output, norm_of(x, weight, 1e-6, *kind), exact=whole)
+
+
+def check_norm(output: torch.Tensor, expected: torch.Tensor, *, exact: bool) -> None:
+    """exact: whether its sum is the same in any order."""
     assert output.is_contiguous()
-    assert output.dtype == dtype
-    if dtype == torch.float32:
+    assert output.dtype == expected.dtype
+    if output.dtype == torch.float32:
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
     else:  # a sum in another order may move a number across a boundary, once or twice
-        assert ulps(output, expected).max() <= (1 if whole else 2)
-        assert (output != expected).float().mean() <= (0.0 if whole else 0.05)
+        assert ulps(output, expected).max() <= (1 if exact else 2)
+        assert (output != expected).float().mean() <= (0.0 if exact else 0.05)
 
 
+@pytest.mark.parametrize("kind", [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [8, 64])
+def test_sums_with_a_norm_or_a_factor_before_are_torchs(
+    ops: ForwardOps, dim: int, dtype: torch.dtype, kind: tuple[bool, bool]
+) -> None:
+    x = numbers(1, 5, dim + 3, dtype=dtype, seed=1, whole=True)[..., :dim]
+    more = numbers(1, 5, dim + 1, dtype=dtype, seed=2, whole=False)[..., :dim]
+    weight, before = (numbers(dim, dtype=dtype, seed=at, whole=False) for at in (3, 4))
+
+    def check_sum(total: torch.Tensor, expected: torch.Tensor) -> None:
+        if dtype == torch.float32:
+            torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-6)
+        else:
+            assert torch.equal(total, expected)
+
+    of_normed = norm_of(x, before, 1e-6, *kind) + more
+    check_sum(ops.rms_norm_add(x, more, before, 1e-6, *kind), of_normed)
+    total, output = ops.add_rms_norm(x, more, weight, 1e-6, *kind, 1.0, before)
+    check_sum(total, of_normed)
+    check_norm(output, norm_of(total, weight, 1e-6, *kind), exact=False)
+    total, output = ops.add_rms_norm(x, more, weight, 1e-6, *kind, 0.22)
+    check_sum(total, x * 0.22 + more)
+    check_norm(output, norm_of(total, weight, 1e-6, *kind), exact=False)
+
+
+@pytest.mark.parametrize("kind", [(True, False), (False, False), (False, True)])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+def test_norms_of_two_are_those_of_each(
+    ops: ForwardOps, dtype: torch.dtype, kind: tuple[bool, bool]
+) -> None:
+    both = numbers(1, 5, 100 + 24 + 3, dtype=dtype, seed=1, whole=False)[..., :124].split(
+        [100, 24], -1
+    )
+    weights = [numbers(each.shape[-1], dtype=dtype, seed=2, whole=False) for each in both]
+    found = ops.two_rms_norms(*both, *weights, 1e-6, *kind)
+    for x, weight, output in zip(both, weights, found, strict=True):
+        assert output.is_contiguous()
+        assert torch.equal(output, ops.rms_norm(x, weight, 1e-6, *kind))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_weight", [False, True])
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [8, 100, 1024])
-def test_norms_with_mean_and_bias_are_torchs(ops: ForwardOps, dim: int, dtype: torch.dtype) -> None:
-    x, more = (numbers(1, 4, dim + 3, dtype=dtype, seed=at, whole=False) for at in (0, 1))
-    x, more = x[..., :dim], more[..., :dim]
-    weight, bias = (numbers(dim, dtype=dtype, seed=at, whole=False) for at in (2, 3))
+def test_norms_without_the_mean_are_torchs(
+    ops: ForwardOps, dim: int, dtype: torch.dtype, has_weight: bool, has_bias: bool
+) -> None:
+    x, more = (numbers(4, dim + 3, dtype=dtype, seed=at, whole=False) for at in (0, 1))
+    x, more = x[:, :dim], more[:, :dim]
+    given = [numbers(dim, dtype=dtype, seed=at, whole=False) for at in (2, 3)]
+    weight, bias = given[0] if has_weight else None, given[1] if has_bias else None
     total, output = ops.add_layer_norm(x, more, weight, bias, 1e-5)
     assert torch.equal(total, x + more)
-    expected = torch.nn.functional.layer_norm(x + more, [dim], weight, bias, 1e-5)
+    wide = [None if it is None else it.float() for it in (weight, bias)]
+    expected = torch.nn.functional.layer_norm((x + more).float(), [dim], *wide, 1e-5).to(dtype)
     if dtype == torch.float32:
         torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
     else:  # sums in another order, and a product that is added to may be rounded with it
         assert (output != expected).float().mean() <= 0.02
         torch.testing.assert_close(output, expected, rtol=0.01, atol=0.01)
+    assert torch.equal(ops.layer_norm(total[None], weight, bias, 1e-5)[0], output)
+    scaled, _ = ops.add_layer_norm(x, more, weight, bias, 1e-5, 0.22)
+    torch.testing.assert_close(scaled, x * 0.22 + more)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -152,6 +207,45 @@ def test_gates_are_torchs(
     assert ulps(output, expected)[away].max() <= 2
     assert (output - expected)[~away].abs().max() < 1e-3
     assert (output != expected)[away].float().mean() < 0.02
+
+
+def written_gelu(x: torch.Tensor) -> torch.Tensor:
+    """As transformers' "gelu_new", with the power as a card computes it."""
+    inner = math.sqrt(2.0 / math.pi) * (x + 0.044715 * (x * x * x))
+    return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+def written_xielu(x: torch.Tensor, parameters: list[torch.Tensor]) -> torch.Tensor:
+    """As transformers writes it."""
+    positive, negative, beta, limit = parameters
+    above = torch.nn.functional.softplus(positive)
+    below = beta + torch.nn.functional.softplus(negative)
+    return torch.where(
+        x > 0,
+        above * x * x + beta * x,
+        (torch.expm1(torch.min(x, limit)) - x) * below + beta * x,
+    )
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(1, 3, 2500), (5, 64)], ids=str)
+def test_activations_that_are_written_out_are_torchs(
+    ops: ForwardOps, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    dim = shape[-1]
+    x = numbers(*shape[:-1], dim + 3, dtype=dtype, seed=dim, whole=False)[..., :dim]
+    cases = [(ops.new_gelu(x), written_gelu(x))]
+    for alphas in ((0.2, -1.05), (-7.0, 25.0)):
+        each = torch.tensor([*alphas, 0.5, -1e-6], dtype=dtype, device=DEVICE)
+        given = [each[:1], each[1:2], each[2], each[3]]
+        cases.append((ops.xielu(x, *given), written_xielu(x, given)))
+    for output, expected in cases:
+        assert output.is_contiguous()
+        if dtype == torch.float32:
+            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+        else:  # exp and tanh differ in their last bits
+            assert (output != expected).float().mean() < 0.005
+            torch.testing.assert_close(output, expected, rtol=0.01, atol=0.01)
 
 
 def rope_of(
@@ -188,7 +282,15 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("norm", [None, NormForm(1e-6, True, False), NormForm(1e-6, False, True)])
+@pytest.mark.parametrize(
+    "norm",
+    [
+        None,
+        NormForm(1e-6, True, False),
+        NormForm(1e-6, False, True),
+        NormForm(1e-6, True, False, behind=True),
+    ],
+)
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
 @pytest.mark.parametrize("dim", [12, 20, 13])
 @pytest.mark.parametrize("name", FORMS)
@@ -211,8 +313,11 @@ def test_rotations_are_torchs(
             if x is None:
                 assert output is None
                 continue
-            normed = x if norm is None else norm_of(x, weight, *norm)
-            expected = rope_of(normed, cosines, sines, form)
+            if norm is not None and norm.behind:
+                expected = norm_of(rope_of(x, cosines, sines, form), weight, *norm[:3])
+            else:
+                normed = x if norm is None else norm_of(x, weight, *norm[:3])
+                expected = rope_of(normed, cosines, sines, form)
             assert output is not None
             assert output.shape == x.shape
             assert output[0].transpose(0, 1).is_contiguous()
@@ -243,7 +348,7 @@ def test_rows_of_latents_are_torchs(ops: ForwardOps, name: str, dtype: torch.dty
     for found, expected in zip((queries, rows), ends, strict=True):
         assert found.is_contiguous()
         torch.testing.assert_close(found[..., rank:], expected, rtol=1e-5, atol=1e-5)
-    begins = norm_of(latent[0], weight, *norm)
+    begins = norm_of(latent[0], weight, *norm[:3])
     assert (rows[:, 0, :rank] != begins).float().mean() <= (1 if dtype == torch.float32 else 0.05)
     torch.testing.assert_close(rows[:, 0, :rank], begins, rtol=0.02, atol=0.05)
     absorbs = numbers(heads, 7, rank, dtype=dtype, seed=6, whole=True)
@@ -405,6 +510,13 @@ def test_experts_are_combined_as_torch_does(
 
 
 DENSE = ["Qwen3", "Gemma 2", "Qwen2", "OLMo 2", "GLM", "Cohere", "ERNIE 4.5", "Phi-3", "OPT"]
+# activations that are written out, norms behind the rope; norms of copies in float32
+OTHERS = [
+    ("GPT-2", "float32"),
+    ("Apertus", "float32"),
+    ("Hunyuan", "float32"),
+    ("OLMo", "bfloat16"),
+]
 # torch records the products of experts in bfloat16 alone
 MIXTURES = ["DeepSeek V2 (MLA)", "DeepSeek V3 (MLA)", "Phi-3.5-MoE"]
 
@@ -413,6 +525,7 @@ MIXTURES = ["DeepSeek V2 (MLA)", "DeepSeek V3 (MLA)", "Phi-3.5-MoE"]
     ("name", "dtype"),
     [
         *((name, dtype) for name in DENSE for dtype in ("float32", "bfloat16")),
+        *OTHERS,
         ("MiniCPM3 (MLA)", "float32"),
         *((name, "bfloat16") for name in MIXTURES),
     ],
