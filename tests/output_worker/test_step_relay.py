@@ -63,7 +63,7 @@ class Path(OutputPath):
             patch.setattr(time, "monotonic", lambda: BEGIN_S)
             if not relays:
                 patch.setattr(step_relay, "_native", lambda: None)
-                patch.setattr(sender, "native_send_plain_step", lambda: None)
+                patch.setattr(sender, "native_plain_step", lambda: None)
             super().__init__(
                 workload, num, params, FACTORY, len(PIECES), Stopwatch(CollectionWatch())
             )

@@ -43,7 +43,7 @@ def main() -> int:
         return core
 
     # steps pass the codec, which writes them in its own way and counts them
-    with patch("slipstream_core.workers.sender.native_send_plain_step", lambda: None):
+    with patch("slipstream_core.workers.sender.native_plain_step", lambda: None):
         return run_core(stop, assemble, lambda: codec.sent, config.record)
 
 

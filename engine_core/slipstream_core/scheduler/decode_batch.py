@@ -33,49 +33,42 @@ import numpy.typing as npt
 from slipstream_core.scheduler.request_blocks import RequestBlocks
 from slipstream_core.scheduler.request_table import Acked, RequestTable, SlotTable, positions
 from slipstream_core.scheduler.step_builder import TokenColumns
-from slipstream_ipc.history.token_log import TokenLog
+from slipstream_ipc.history.token_log import RowAppender, TokenLog
 from slipstream_ipc.row_set import NO_ROWS, RowSet
 
 Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
-
-class DecodeStreak:
-    """Whether the rows sampled last are all still alive and below their limits. Empty at first."""
-
-    def __init__(self) -> None:
-        self._rows = NO_ROWS
-        self._index: Int64s = np.empty(0, np.int64)
-        self._num_ended = 0  # as RequestTable.num_ended
-        self._num_left = 0  # tokens until the first row reaches its limit
-
-    def begin(self, rows: RowSet, index: Int64s, num_ended: int, num_left: int) -> None:
-        """`rows` are alive, and each may get `num_left` more tokens; `index`: see Sampled."""
-        self._rows, self._index = rows, index
-        self._num_ended, self._num_left = num_ended, num_left
-
-    def end(self) -> None:
-        """Count nothing more; the next `begin` starts anew."""
-        self._rows = NO_ROWS
-
-    def advance(self, rows: RowSet, num_ended: int) -> Int64s | None:
-        """Count one more token of each of `rows`. Returns the index of `begin` if these are its
-        rows, all still alive and none reaching its limit by this token; otherwise None, and the
-        streak ends.
-
-        num_ended: as RequestTable.num_ended.
-        """
-        is_same = rows.version == self._rows.version and num_ended == self._num_ended
-        if is_same and self._num_left > 1:
-            self._num_left -= 1
-            return self._index
-        self._rows = NO_ROWS
-        return None
-
-
 _UNBOUNDED = np.iinfo(np.int64).max
 _MAX_AHEAD = 8  # steps
 _NO_ROWS: Int64s = np.empty(0, np.int64)
+
+
+class DecodeStreak:
+    """The rows sampled last, if all of them were alive and below their limits. Empty at first.
+
+    They still are, and none reaches its limit by its next token, while `num_ended` is that of the
+    `RequestTable` and `num_left` is above 1; every token counts it down.
+    """
+
+    def __init__(self) -> None:
+        self.rows = NO_ROWS
+        self.index: Int64s = _NO_ROWS
+        self.num_ended = 0
+        self.num_left = 0
+        self.appender: RowAppender | None = None  # of the rows, once they have gone on
+
+    def begin(self, rows: RowSet, index: Int64s, num_ended: int, num_left: int) -> None:
+        """`rows` are alive, and each may get `num_left` more tokens; `index`: see Sampled."""
+        self.rows, self.index = rows, index
+        self.num_ended, self.num_left = num_ended, num_left
+        self.appender = None
+
+    def end(self) -> None:
+        """Count nothing more; the next `begin` starts anew."""
+        self.rows = NO_ROWS
+        self.num_left = 0
+        self.appender = None
 
 
 class DecodeBatch:

@@ -53,26 +53,20 @@ class Sampled(Struct, frozen=True, gc=False):
     counts: Int64s | None = None  # [n] tokens of each row; None: one each
 
 
-class LaunchedSteps:
-    """The steps in flight, oldest first."""
-
-    def __init__(self) -> None:
-        self._records: deque[Launched] = deque()
-
-    def __len__(self) -> int:
-        return len(self._records)
+class LaunchedSteps(deque[Launched]):
+    """The steps in flight, oldest first; `popleft` gives the one that is answered next."""
 
     @property
     def has_suspect(self) -> bool:
         """Whether a suspect is in flight; nothing is launched behind it."""
-        return len(self._records) > 0 and self._records[-1].is_suspect
+        return len(self) > 0 and self[-1].is_suspect
 
     @property
     def last_step(self) -> int | None:
         """The step launched last, None if none is in flight."""
-        return self._records[-1].step if self._records else None
+        return self[-1].step if self else None
 
-    def add(
+    def launch(
         self,
         plan: StepPlan,
         rows: RowSet,
@@ -86,7 +80,7 @@ class LaunchedSteps:
         sampled_generations = generations
         if len(sampled) < len(rows):
             sampled_generations = generations[plan.samples]
-        self._records.append(
+        self.append(
             Launched(
                 plan.step,
                 rows,
@@ -98,12 +92,6 @@ class LaunchedSteps:
             )
         )
 
-    def answered(self, plan: StepPlan) -> Launched:
-        """Remove and return the record of the oldest step, which is `plan`."""
-        record = self._records.popleft()
-        assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
-        return record
-
     def invalidated_by(self, failed: Launched) -> tuple[Int32s, dict[int, int]]:
         """What a failed step, answered already, invalidates in the steps behind it.
 
@@ -113,7 +101,7 @@ class LaunchedSteps:
         rows = dict(zip(failed.rows.tolist(), failed.generations.tolist(), strict=True))
         behind: dict[int, int] = {}
         blocks: set[int] = set()
-        for record in (failed, *self._records):
+        for record in (failed, *self):
             for use in record.uses:
                 is_invalid = use.generation in (rows.get(use.row), behind.get(use.row))
                 if not is_invalid and not blocks.isdisjoint(use.shared.tolist()):
@@ -129,7 +117,7 @@ class LaunchedSteps:
 
     def record_of(self, plan: StepPlan) -> Launched:
         """The record of a step in flight."""
-        newest = self._records[-1]
+        newest = self[-1]
         if newest.step == plan.step:
             return newest
-        return next(record for record in self._records if record.step == plan.step)
+        return next(record for record in self if record.step == plan.step)

@@ -292,18 +292,27 @@ class Scheduler:
         `token_ids` and `counts` are as in StepResult. Of a row's tokens, those beyond its limit or
         its room for log-probabilities are dropped, and those that lack the mask which they need.
         """
-        record = self._in_flight.answered(plan)
+        record = self._in_flight.popleft()
+        assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
         rows = record.sampled
         reasoning = self._reasoning
         if counts is None and reasoning.by_row and reasoning.watches(rows.array, token_ids):
             counts = np.ones(len(token_ids), np.int64)
         if counts is not None:
             return self._complete_several(plan, record, token_ids, counts)
-        again = self._streak.advance(rows, self._requests.num_ended)
-        if again is not None:
+        streak = self._streak
+        if (
+            rows is streak.rows
+            and streak.num_left > 1
+            and streak.num_ended == self._requests.num_ended
+        ):
+            streak.num_left -= 1
             ids = token_ids.astype(_UINT32)
-            self._tokens.append(rows, ids)
-            return Sampled(rows, ids, again, _NO_ROWS)
+            if streak.appender is None or not streak.appender.append(ids):
+                self._tokens.append(rows, ids)
+                streak.appender = self._tokens.appender(rows)
+            return Sampled(rows, ids, streak.index, _NO_ROWS)
+        streak.end()
         index = np.arange(len(token_ids))
         alive = self._requests.generation.take(rows.array) == record.sampled_generations
         if not alive.all():
@@ -319,7 +328,7 @@ class Scheduler:
             ended = rows.array[num_left <= 0]
             self._remove(ended)
         elif not record.is_suspect:
-            self._streak.begin(rows, index, self._requests.num_ended, least_left)
+            streak.begin(rows, index, self._requests.num_ended, least_left)
         return Sampled(rows, ids, index, ended)
 
     def _complete_several(
@@ -371,7 +380,8 @@ class Scheduler:
         request computes its tokens anew, alone.
         """
         self._end_batch()
-        record = self._in_flight.answered(plan)
+        record = self._in_flight.popleft()
+        assert record.step == plan.step, f"step {plan.step} answered before {record.step}"
         invalid, readers = self._in_flight.invalidated_by(record)
         self._blocks.forget(invalid)
         for row, generation in readers.items():
@@ -559,7 +569,7 @@ class Scheduler:
         plan = build_plan(requests, columns, self._tokens, step=self._step, num_decodes=num_decodes)
         is_suspect = self._suspects.has(int(rows.array[0]))
         uses = self._blocks.take_uses()
-        self._in_flight.add(
+        self._in_flight.launch(
             plan, rows, generations, columns.sampled, is_suspect=is_suspect, uses=uses
         )
         return plan

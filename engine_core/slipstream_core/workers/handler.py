@@ -179,17 +179,8 @@ class WorkerHandler:
         self._now = now
         if arrived is None or self._acceptor.is_among(arrived):
             may_owe = MAY_OWE if self._num_in_flight else 0
-            for session, body in self._acceptor.receive(now, may_owe=may_owe):
-                try:
-                    if isinstance(body, Report):
-                        self._report(session.identity, body)
-                    else:
-                        self._handle(session, body)
-                except ProtocolError:
-                    logger.exception(
-                        "worker %r broke the protocol; asked to attach again", session.identity
-                    )
-                    self._acceptor.reattach(session)
+            if not self._acceptor.take_acks(now, may_owe=may_owe):
+                self._receive(now, may_owe)
         elif not self._num_in_flight:
             self._acceptor.acknowledge()
         if not self._pending.has_any:
@@ -201,6 +192,19 @@ class WorkerHandler:
                 )
             else:
                 self._manager.add_stream(ready.worker, ready.admit, ready.grammar, now)
+
+    def _receive(self, now: float, may_owe: int) -> None:
+        for session, body in self._acceptor.receive(now, may_owe=may_owe):
+            try:
+                if isinstance(body, Report):
+                    self._report(session.identity, body)
+                else:
+                    self._handle(session, body)
+            except ProtocolError:
+                logger.exception(
+                    "worker %r broke the protocol; asked to attach again", session.identity
+                )
+                self._acceptor.reattach(session)
 
     def publish(self, completed_step: int) -> bool:
         """Send every worker some of its news; whether more could be sent now."""

@@ -1,34 +1,47 @@
-"""A step that is one token of each of some rows, written as a frame and sent in one call
-(`plain_step.c`), as `Router.send` sends it. Where the C extension is not to be had, `Router.send`
-does it.
+"""Steps in which the same rows get a token each, as in the step before, are sent in C
+(`plain_step.c`): written as a frame, counted and sent in one call, in which acknowledgements of
+earlier ones are taken in, too.
+
+A `PlainStepSender` sends what `WorkerSender` would send, to the byte, or leaves the step alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol
 
-from slipstream_ipc.columns import UInt32s
-from slipstream_ipc.messages import LogprobColumns
+from slipstream_ipc.history import streak
+from slipstream_ipc.history.streak import Streak
 from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
+from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.transport import link_numbers
 
-# link, write, step, rows (a u32 column), token_ids, logprobs, is_awaited, receipt -> whether it was
-# sent: False without credit, or where `write` does not take it
-SendPlainStep = Callable[
-    [Any, Callable[[bytes], bool], int, bytes, UInt32s, LogprobColumns | None, bool, Any], bool
-]
+# what becomes of a step: 0 if it was not sent, else SENT, with AWAITED if its check is awaited, and
+# RECEIPTS if the link has receipts left to be taken
+SENT, AWAITED, RECEIPTS = 1, 2, 4
+
+
+class PlainStepSender(Protocol):
+    """Sends the steps of a streak, until something else is to be sent or the session ends."""
+
+    streak: Streak
+
+    def send(self, rows: RowSet | None, step: int) -> int:
+        """What becomes of a step that gave `rows` a token each, and is all there is to be sent:
+        SENT, … or 0, if they are not the streak's rows, it is over, credit or log-probabilities are
+        missing, the connection does not take it, or an id may end one of some streams.
+        """
+        ...
 
 
 @cache
-def native_send_plain_step() -> SendPlainStep | None:
-    """`send_plain_step` of the C extension; None where that, or a link in C, is not to be had."""
-    numbers = link_numbers.NativeLinkNumbers
-    headers = (link_numbers.HEADER, MSGPACK_HEADER)
+def native_plain_step() -> Any:
+    """The C extension, prepared; None where it, or what it works on, is not to be had."""
+    numbers, counts = link_numbers.NativeLinkNumbers, streak.NativeStreakCounts
+    headers = (link_numbers.HEADER, streak.HEADER, MSGPACK_HEADER)
     native: Any = load_extension("plain_step", Path(__file__).with_name("plain_step.c"), headers)
-    if numbers is None or native is None:
+    if numbers is None or counts is None or native is None:
         return None
-    native.prepare(numbers)
-    return cast("SendPlainStep", native.send_plain_step)
+    native.prepare(numbers, counts)
+    return native

@@ -11,7 +11,8 @@
   running steps.
 - In the common case all that is new is one token for each row of the last step. Its row set is then
   passed to the histories as it is, and nothing is looked up; where it equals the set of the step
-  before, the cursors look nothing up either.
+  before, the cursors look nothing up either. The steps after that are sent by a `PlainStepSender`,
+  which is set aside by whatever else is to be sent, and leaves a streak that is over.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from slipstream_core.workers.plain_step import native_send_plain_step
+from slipstream_core.workers.plain_step import (
+    AWAITED,
+    RECEIPTS,
+    PlainStepSender,
+    native_plain_step,
+)
 from slipstream_core.workers.possible_ends import PossibleEnds
+from slipstream_core.workers.report_reader import ReportReader, report_reader
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.cursors import Cursors, Portion
 from slipstream_ipc.history.logprob_log import LogprobLog
+from slipstream_ipc.history.streak import Streak
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import (
     KEPT_ENTRY_BYTES,
@@ -44,8 +52,9 @@ from slipstream_ipc.transport.link import WINDOW
 from slipstream_ipc.transport.local_socket import LocalConnection
 from slipstream_ipc.transport.router import Router, Session
 
-# None for a state, which needs no receipt because every attach sends it anew
-Receipt = Portion | None
+# None for a state, which needs no receipt because every attach sends it anew; a streak for a
+# message that is counted there alone
+Receipt = Portion | Streak | None
 CoreAcceptor = Router[CoreToWorker, WorkerToCore, Receipt]
 
 _U32 = np.dtype("<u4")  # of columns
@@ -78,7 +87,8 @@ class WorkerSender:
         self._tokens = tokens
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
-        self._send_plain_step = native_send_plain_step()
+        self._native = native_plain_step()
+        self._plain: PlainStepSender | None = None  # while nothing but its steps is to be sent
         self._messages: deque[CoreToWorker] = deque()
         self._num_firm = 0  # of these, states that no token may pass
         self._num_queued = np.zeros(64, np.int64)  # of these, Admitted of each row
@@ -96,8 +106,9 @@ class WorkerSender:
         self.stated_ids: set[bytes] | None = None
         self.completed_step = 0  # all tokens up to this step are in the histories
         self.sent_step = 0  # the step up to which everything is sent, as of the last message
-        # the step up to which the worker has reported its check, or none was due
-        self._checked_step = 0
+        # the step up to which the worker has reported its check, or none was due; None before it
+        # attaches
+        self._reports: ReportReader | None = None
         self._awaited_step = 0  # the step up to which a report is due even if nothing ended
         self._is_rest_awaited = False  # a message before that of the step's rest is awaited
 
@@ -109,12 +120,15 @@ class WorkerSender:
     @property
     def num_unchecked(self) -> int:
         """Steps from the first one to the last on which a report is due and not yet here."""
-        num = self._awaited_step - self._checked_step
+        if self._reports is None:
+            return 0
+        num = self._awaited_step - self._reports.step
         return num if num > 0 and self.is_attached else 0
 
     def attach(self, session: Session[Receipt], rows: list[int]) -> None:
         """Begin a new session; none of `rows` is sent until `open` gives its position."""
         self._session = session
+        self._plain = None
         self._messages.clear()
         self._num_firm = self._num_queued[:] = 0
         self._kept.clear()
@@ -123,17 +137,22 @@ class WorkerSender:
             self.close(row)
         self._dirty[:] = self._is_dirty = False
         self._sampled = None
-        self.sent_step = self._checked_step = self._awaited_step = self.completed_step
+        self.sent_step = self._awaited_step = self.completed_step
+        is_local = isinstance(session.route, LocalConnection)
+        self._reports = report_reader(session.link, self.completed_step, is_local=is_local)
+        session.take = self._reports.take
         self._is_rest_awaited = False
 
     def enqueue(self, body: CoreToWorker) -> None:
         """Queue a state; dropped where no worker is attached, as the next attach sends it anew."""
         if self.is_attached:
+            self._plain = None
             self._messages.append(body)
             self._count_queued(body, 1)
 
     def replay_kept(self, entries: Sequence[KeptEntry]) -> None:
         """Send these answers, the last ones the worker lacks."""
+        self._plain = None
         part: list[KeptEntry] = []
         num_bytes = 0
         for entry in entries:
@@ -162,6 +181,7 @@ class WorkerSender:
         """Send what is left of `row`'s history, then `state`, then nothing more of `row`; the
         history gets nothing more. An attach drops `state`.
         """
+        self._plain = None
         self._last_states[row] = state
         self._close_sent_rows()
 
@@ -178,7 +198,8 @@ class WorkerSender:
         """The worker has reported its check of all tokens up to `step`: 0 for an end that it
         reports before the first step of its attach.
         """
-        self._checked_step = max(self._checked_step, step)
+        if self._reports is not None:
+            self._reports.step = max(self._reports.step, step)
 
     def publish(self) -> bool:
         """Send new states and tokens as credit allows, and take in acknowledgements.
@@ -188,6 +209,16 @@ class WorkerSender:
         session = self._session
         if session is None or not session.is_open:
             return False
+        if self._plain is not None:
+            found = self._plain.send(self._sampled, self.completed_step)
+            if found:
+                self._sampled = None
+                self.sent_step = self.completed_step
+                if found & AWAITED:
+                    self._note_all_sent(self.completed_step, is_awaited=True)
+                if found & RECEIPTS:
+                    self._acknowledge(session.link.take_receipts())
+                return False
         link = session.link
         receipts = link.take_receipts() if link.has_receipts else ()
         is_more = False
@@ -204,15 +235,15 @@ class WorkerSender:
         rows = self._sampled
         if rows is None or self._is_dirty or self._messages or self._kept or self._last_states:
             return False
-        link, route = session.link, session.route
-        if not rows.array.size or not link.has_credit:
+        if not rows.array.size or not session.link.has_credit:
             return False
-        logprobs, budget = None, _TOKEN_BUDGET
-        if self._wants_logprobs:
+        width = self._logprobs.shared_width(rows) if self._wants_logprobs else 0
+        logprobs = None
+        if width != 0:
             logprobs = self._logprobs.last(rows, self._tokens.length(rows.array.item(0)))
             if logprobs is None:
                 return False
-            budget = _LOGPROB_TOKEN_BUDGET
+        budget = _LOGPROB_TOKEN_BUDGET if self._wants_logprobs else _TOKEN_BUDGET
         portion = self._cursors.next_in_streak(rows, budget, self._number)
         if portion is None:
             return False
@@ -221,19 +252,41 @@ class WorkerSender:
         is_awaited = self._is_rest_awaited or self._possible_ends.are_among(rows, None, token_ids)
         if self._packed[0].version != rows.version:
             self._packed = rows, pack_u32(rows.array)
-        packed, send = self._packed[1], self._send_plain_step
-        is_sent = False
-        if send is not None and isinstance(route, LocalConnection):
-            is_sent = send(link, route.send, step, packed, token_ids, logprobs, is_awaited, portion)
-        if not is_sent:
-            ids = token_ids.astype(_U32, copy=False).tobytes()
-            message = Step(step, packed, ids, b"", b"", logprobs, is_awaited)
-            is_sent = self._acceptor.send(session, message, portion)
-        if is_sent:
-            self._note_all_sent(step, is_awaited=is_awaited)
-        else:
+        ids = token_ids.astype(_U32, copy=False).tobytes()
+        message = Step(step, self._packed[1], ids, b"", b"", logprobs, is_awaited)
+        if not self._acceptor.send(session, message, portion):
             self._put_back(portion, rows)
+            return True
+        self._note_all_sent(step, is_awaited=is_awaited)
+        if self._plain is None or self._plain.streak is not portion.streak:
+            self._plain = self._plain_sender(session, portion, has_logprobs=logprobs is not None)
         return True
+
+    def _plain_sender(
+        self, session: Session[Receipt], portion: Portion, *, has_logprobs: bool
+    ) -> PlainStepSender | None:
+        """A sender of the steps that continue a streak of which `portion` was sent; None if there
+        is none.
+        """
+        rows, route = portion.rows, session.route
+        if self._native is None or not isinstance(route, LocalConnection):
+            return None
+        deferred = self._logprobs.deferred_of(rows) if has_logprobs else None
+        if has_logprobs and deferred is None:
+            return None
+        by_any, marks = self._possible_ends.marks_of(rows)
+        plain: PlainStepSender = self._native.PlainStepSender(
+            session.link,
+            portion.streak,
+            self._tokens,
+            rows,
+            self._packed[1],
+            route.send,
+            by_any,
+            marks,
+            deferred,
+        )
+        return plain
 
     def take_acknowledgements(self) -> bool:
         """Take in acknowledgements; whether there are any."""
@@ -242,9 +295,11 @@ class WorkerSender:
         return bool(receipts)
 
     def _acknowledge(self, receipts: Sequence[Receipt]) -> None:
-        for portion in receipts:
-            if portion is not None:
-                self._cursors.acknowledge(portion)
+        for receipt in receipts:
+            if isinstance(receipt, Streak):
+                self._cursors.acknowledge_next(receipt)
+            elif receipt is not None:
+                self._cursors.acknowledge(receipt)
 
     def _has_news(self) -> bool:
         has_tokens = self._sampled is not None or self._is_dirty
@@ -383,8 +438,9 @@ class WorkerSender:
         """Everything up to `step` has been sent."""
         self.sent_step = step
         if is_awaited:
-            if self._awaited_step <= self._checked_step:
-                self._checked_step = step - 1  # no report is due on the steps before it
+            assert self._reports is not None, "sent to a worker that has not attached"
+            if self._awaited_step <= self._reports.step:
+                self._reports.step = step - 1  # no report is due on the steps before it
             self._awaited_step, self._is_rest_awaited = step, False
 
     def _put_back(self, portion: Portion, rows: RowSet) -> None:
@@ -393,6 +449,7 @@ class WorkerSender:
         self._mark_dirty(rows.array)
 
     def _mark_dirty(self, rows: npt.NDArray[np.int64]) -> None:
+        self._plain = None
         self._dirty[rows] = self._is_dirty = True
 
     def _take_dirty(self) -> RowSet:
@@ -408,7 +465,7 @@ class WorkerSender:
     def _message(self, step: int, portion: Portion) -> Step:
         rows = portion.rows
         # of a streak, no message has anything else
-        counts = None if portion.streak or portion.is_one_each else portion.counts
+        counts = None if portion.streak is not None or portion.is_one_each else portion.counts
         if counts is None and portion.is_all:
             token_ids = self._tokens.last(rows)
         else:

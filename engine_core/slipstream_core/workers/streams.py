@@ -188,7 +188,8 @@ class StreamManager:
         if self._untimed:
             self._note_first_tokens(rows)
         if len(self._senders) == 1:
-            next(iter(self._senders.values())).mark_dirty(rows)
+            for sender in self._senders.values():
+                sender.mark_dirty(rows)
             return
         for worker, own in self._streams.divided(rows):
             self._senders[worker].mark_dirty(own)

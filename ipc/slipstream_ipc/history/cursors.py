@@ -10,7 +10,8 @@
 - A row has one receiver; there may be several.
 - A streak, that is message after message with one position of each of the same rows, is counted
   instead of looked up (`next_in_streak`), as long as no row is opened or closed. Each receiver has
-  its own.
+  its own. While `Streak.is_on`, its messages may also be counted there, by `num_sent`, where they
+  are made; each of these is acknowledged by `acknowledge_next`.
 - Opening a row again begins a new life of it, which voids acknowledgements of earlier ones: a row
   can be reused by another stream while messages about the previous one are in flight.
 """
@@ -22,6 +23,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
+from slipstream_ipc.history.streak import Streak
 from slipstream_ipc.row_set import RowSet
 from slipstream_ipc.row_table import RowTable, column
 
@@ -37,7 +39,7 @@ class Portion(Struct, frozen=True, eq=False, gc=False):
     generations: Int64s  # the row's life (see Cursors.open) when the message was made
     num_tokens: int  # the sum of counts, none of which is 0
     is_all: bool  # the rows asked about have nothing more to send
-    streak: int = 0  # number of the streak that it is part of; 0: none
+    streak: Streak | None = None  # that it is part of
     num_before: int = 0  # portions of the streak before it
     receiver: int = 0
 
@@ -52,19 +54,6 @@ class Portion(Struct, frozen=True, eq=False, gc=False):
         return self.num_tokens == len(self.rows)
 
 
-class _Streak:
-    """Open rows that have been sent completely, one position each in every message."""
-
-    def __init__(self, portion: Portion) -> None:
-        """A streak that begins with `portion`, which has one position of each row."""
-        self.first = portion
-        self.version = portion.rows.version
-        self.num_sent = 1  # portions
-        self.num_acked = 0  # those up to the latest that was acknowledged
-        self.is_written = True  # `_sent` holds what was sent
-        self.is_acked_written = True  # `_acked` holds what was acknowledged
-
-
 class Cursors(RowTable):
     """Cursors by row; positions count from the row's start."""
 
@@ -76,8 +65,7 @@ class Cursors(RowTable):
     def __init__(self, rows: int = 64) -> None:
         super().__init__(rows)
         self._first = 0  # the row that comes first when not all fit the budget
-        self._streaks: dict[int, _Streak] = {}  # by receiver
-        self._num_streaks = 0
+        self._streaks: dict[int, Streak] = {}  # by receiver
 
     @property
     def acked(self) -> Int64s:
@@ -85,8 +73,7 @@ class Cursors(RowTable):
         for streak in self._streaks.values():
             if not streak.is_acked_written:
                 # no row was opened since the portion was made, and acknowledgements only grow
-                first = streak.first
-                self._acked[first.rows.array] = first.starts + streak.num_acked
+                self._acked[streak.rows.array] = streak.acked
                 streak.is_acked_written = True
         return self._acked
 
@@ -140,9 +127,8 @@ class Cursors(RowTable):
         lives = self._generations.take(some)
         portion = Portion(rows, starts, counts, lives, num_tokens, is_all, receiver=receiver)
         if is_all and num_tokens and portion.is_one_each:
-            self._num_streaks += 1
-            portion = replace(portion, streak=self._num_streaks)
-            self._streaks[receiver] = _Streak(portion)
+            streak = self._streaks[receiver] = Streak(rows, starts, counts, lives, receiver)
+            portion = replace(portion, streak=streak)
         return portion
 
     def next_in_streak(self, rows: RowSet, budget: int, receiver: int = 0) -> Portion | None:
@@ -150,22 +136,22 @@ class Cursors(RowTable):
         portion; None if they are not the streak's rows, and `next_portion` has to be called.
         """
         streak = self._streaks.get(receiver)
-        if streak is None or streak.version != rows.version:
+        if streak is None or streak.rows.version != rows.version:
             return None
-        first = streak.first
-        if first.num_tokens > budget:
+        num_tokens = len(streak.counts)
+        if num_tokens > budget:
             return None
         num_before = streak.num_sent
         streak.num_sent = num_before + 1
         streak.is_written = False
         return Portion(
             rows,
-            first.first,
-            first.counts,
-            first.generations,
-            first.num_tokens,
+            streak.first,
+            streak.counts,
+            streak.generations,
+            num_tokens,
             True,
-            first.streak,
+            streak,
             num_before,
             receiver,
         )
@@ -185,14 +171,23 @@ class Cursors(RowTable):
 
     def acknowledge(self, portion: Portion) -> None:
         """The receiver has everything up to the end of `portion`."""
-        streak = self._streaks.get(portion.receiver)
-        if streak is not None and portion.streak == streak.first.streak:
-            if portion.num_before >= streak.num_acked:
-                streak.num_acked = portion.num_before + 1
-                streak.is_acked_written = False
-            return
-        rows, ends = portion.rows.array, portion.starts + portion.counts
-        same = self._generations.take(rows) == portion.generations
+        streak = portion.streak
+        if streak is not None and portion.num_before >= streak.num_acked:
+            streak.num_acked = portion.num_before + 1
+            streak.is_acked_written = False
+        if streak is None or not streak.is_on:
+            ends = portion.starts + portion.counts
+            self._acknowledge(portion.rows.array, ends, portion.generations)
+
+    def acknowledge_next(self, streak: Streak) -> None:
+        """The receiver has one more message of `streak`; those before it are acknowledged."""
+        streak.num_acked += 1
+        streak.is_acked_written = False
+        if not streak.is_on:
+            self._acknowledge(streak.rows.array, streak.acked, streak.generations)
+
+    def _acknowledge(self, rows: Int64s, ends: Int64s, generations: Int64s) -> None:
+        same = self._generations.take(rows) == generations
         if not same.all():
             rows, ends = rows[same], ends[same]
         self._acked[rows] = np.maximum(self._acked.take(rows), ends)
@@ -200,8 +195,7 @@ class Cursors(RowTable):
     def _write_sent(self) -> None:
         for streak in self._streaks.values():
             if not streak.is_written:
-                first = streak.first
-                self._sent[first.rows.array] = first.starts + streak.num_sent
+                self._sent[streak.rows.array] = streak.sent
                 streak.is_written = True
 
     def _end_streaks(self) -> None:
@@ -209,13 +203,15 @@ class Cursors(RowTable):
         if self._streaks:
             self._write_sent()
             _ = self.acked
+            for streak in self._streaks.values():
+                streak.is_on = False
             self._streaks.clear()
 
     def _end_streak(self, receiver: int) -> None:
         if receiver in self._streaks:
             self._write_sent()
             _ = self.acked
-            del self._streaks[receiver]
+            self._streaks.pop(receiver).is_on = False
 
     def _share(
         self, rows: Int64s, starts: Int64s, counts: Int64s, budget: int

@@ -8,13 +8,16 @@ A row has values from its opening on; positions are those of the row's token his
 - Rows wider than MAX_NARROW are not paged (`wide_logprobs`), as a page would take megabytes.
   `append` skips them; `append_wide` takes their values.
 - The values appended last are kept as a message has them until something else is read or many have
-  gathered (see `token_log`).
+  gathered (see `token_log`). Then they are written in one call (`logprob_pages.c`); where the C
+  extension is not available, numpy does the same.
 - Values for rows that are not open are ignored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -24,12 +27,16 @@ from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.history.pages import PageTable, Pool, spans
 from slipstream_ipc.history.wide_logprobs import MAX_NARROW, Candidates, WideLogprobLog, joined
 from slipstream_ipc.messages import LogprobColumns
+from slipstream_ipc.native.extension import load_extension
 from slipstream_ipc.row_set import NO_ROWS, Rows, RowSet, array_of
 from slipstream_ipc.row_table import RowTable, column
 
 _MIN_ROWS = 64
 _SPARE_BYTES = 2**22  # kept in the pools of a width when no row has it
 MAX_DEFERRED = 16  # tokens of each row
+
+_F32 = np.dtype("<f4")  # of columns
+_U32 = np.dtype("<u4")
 
 Int64s = npt.NDArray[np.int64]
 UInt32s = npt.NDArray[np.uint32]
@@ -48,10 +55,16 @@ class Logprobs:
     ranks: UInt32s  # [S] rank of the sampled token, 1 is the most likely
 
 
+def native_logprob_pages() -> ModuleType | None:
+    """The C extension; None where that cannot be had."""
+    return load_extension("logprob_pages", Path(__file__).with_name("logprob_pages.c"))
+
+
 class _Width:
     """All rows of one width."""
 
     def __init__(self, width: int) -> None:
+        self._native = native_logprob_pages()
         self._table = PageTable()
         self._values = Pool(np.float32, width)
         self._ids = Pool(np.uint32, width)
@@ -141,6 +154,8 @@ class _Width:
         num, rows = len(deferred), self._rows.array
         if not num or not len(rows):
             return
+        if self._native is not None and self._write_natively(self._native, deferred):
+            return
         if num == 1:
             self._write(self._table.append(rows), *_arrays_of(deferred[0], len(rows)))
             return
@@ -155,6 +170,26 @@ class _Width:
             ids.reshape(len(indices), -1),
             ranks.reshape(-1),
         )
+
+    def _write_natively(self, native: ModuleType, deferred: list[LogprobColumns]) -> bool:
+        """Whether this was written; it was not where the table has to grow first."""
+        table, pools = self._table, (self._values, self._ids, self._ranks)
+        for pool in pools:
+            pool.reserve(table.num_indices)
+        num_free: int = native.write(
+            deferred,
+            self._values.width,
+            table.num_free,
+            self._rows.array,
+            table.lengths,
+            table.offsets,
+            table.tables,
+            table.free,
+            *[pool.values for pool in pools],
+        )
+        if num_free >= 0:
+            table.num_free = num_free
+        return num_free >= 0
 
     def _write(self, indices: Int64s, values: Float32s, ids: UInt32s, ranks: UInt32s) -> None:
         for pool, found in ((self._values, values), (self._ids, ids), (self._ranks, ranks)):
@@ -240,13 +275,15 @@ class LogprobLog(RowTable):
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideLogprobLog()
         self._asked: tuple[RowSet, int] | None = None  # the rows asked for last, and their width
+        # the rows that `append` was called for again and last, their width, and `deferred_of` them
+        self._again: tuple[RowSet, int, list[LogprobColumns]] | None = None
 
     def open(self, row: int, num_logprobs: int, position: int) -> None:
         """Keep the sampled token's and `num_logprobs` more values for tokens from `position` on."""
         if row >= self.num_rows:
             self.grow(row + 1)
         self.drop(row)
-        self._asked = None
+        self._asked = self._again = None
         width = 1 + num_logprobs
         if width not in self._by_width:
             is_narrow = width <= MAX_NARROW
@@ -258,7 +295,7 @@ class LogprobLog(RowTable):
     def drop(self, row: int) -> None:
         """Free what `row` holds, if it is open."""
         if row < len(self._widths) and self._widths[row]:
-            self._asked = None
+            self._asked = self._again = None
             width = int(self._widths[row])
             self._by_width[width].drop(row)
             if self._by_width[width].is_spent:
@@ -296,6 +333,22 @@ class LogprobLog(RowTable):
         """Values per token of `row`; 0 if it is not open."""
         return int(self._widths[row]) if row < len(self._widths) else 0
 
+    def shared_width(self, rows: Rows) -> int | None:
+        """Values per token of all of `rows`, 0 if none is open; None if their widths differ."""
+        row_set = rows if isinstance(rows, RowSet) else None
+        asked = self._asked
+        if asked is not None and row_set is not None and asked[0].version == row_set.version:
+            return asked[1]
+        if not len(rows):
+            return 0
+        widths = self._width_of(array_of(rows))
+        first = int(widths[0])
+        if not (widths == first).all():
+            return None
+        if row_set is not None:
+            self._asked = row_set, first
+        return first
+
     def end(self, row: int) -> int:
         """The position after the last one of an open row."""
         return int(self._bases[row]) + self._by_width[self.width(row)].length(row)
@@ -307,7 +360,17 @@ class LogprobLog(RowTable):
         afterwards.
         """
         values, ids, ranks = logprobs.values, logprobs.ids, logprobs.ranks
-        width = self._width_of_all(rows)
+        again = self._again
+        if again is not None and again[0] is rows and len(index) == len(ranks):
+            _, num_values, deferred = again
+            is_packed = values.dtype is _F32 and ids.dtype is _U32 and ranks.dtype is _U32
+            if is_packed and values.shape[1] == num_values and len(deferred) < MAX_DEFERRED:
+                deferred.append(
+                    LogprobColumns(num_values, values.tobytes(), ids.tobytes(), ranks.tobytes())
+                )
+                return
+        self._again = None
+        width = self.shared_width(rows)
         if width is None:
             own = self._width_of(rows.array)
             for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():
@@ -319,12 +382,17 @@ class LogprobLog(RowTable):
             if len(index) < len(ranks):
                 values, ids, ranks = values.take(index, 0), ids.take(index, 0), ranks.take(index)
             columns = _columns_of(width, values[:, :width], ids[:, :width], ranks)
-            self._by_width[width].append(rows, columns)
+            of_width = self._by_width[width]
+            of_width.append(rows, columns)
+            gathering = of_width.deferred_of(rows)
+            if gathering is not None:
+                self._again = rows, width, gathering
 
     def append_several(
         self, rows: RowSet, counts: Int64s, logprobs: Logprobs, index: Int64s
     ) -> None:
         """As `append`, with `counts[i]` tokens of each row; `index` [sum(counts)], row by row."""
+        self._again = None
         own = self._width_of(rows.array)
         for each in np.unique(own[(own > 0) & (own <= MAX_NARROW)]).tolist():
             some = own == each
@@ -347,7 +415,7 @@ class LogprobLog(RowTable):
         has fewer than MAX_DEFERRED; None if others were appended to last, or widths differ. It
         stays the same until a row is opened or dropped.
         """
-        width = self._width_of_all(rows)
+        width = self.shared_width(rows)
         return self._by_width[width].deferred_of(rows) if width else None
 
     def append_columns(
@@ -358,7 +426,8 @@ class LogprobLog(RowTable):
         Raises: ProtocolError if the columns do not fit each other, or an entry has another width
         than its row.
         """
-        if not columns.widths and self._width_of_all(row_set) == columns.width:
+        self._again = None
+        if not columns.widths and self.shared_width(row_set) == columns.width:
             if columns.width:
                 self._append_even(row_set, counts, columns)
             return
@@ -404,7 +473,7 @@ class LogprobLog(RowTable):
         None if none of the rows is open. Raises: IndexError for a position that a row does not
         hold.
         """
-        width = self._width_of_all(row_set)
+        width = self.shared_width(row_set)
         if width == 0:
             return None
         rows = array_of(row_set)
@@ -439,7 +508,7 @@ class LogprobLog(RowTable):
         """The columns of the last token of each of `rows`; None if they were not the last to be
         appended to, or their widths differ. end: the position after the first row's last token.
         """
-        width = self._width_of_all(rows)
+        width = self.shared_width(rows)
         if not width:
             return None
         base = self._bases.item(rows.array.item(0))
@@ -454,22 +523,6 @@ class LogprobLog(RowTable):
         else:
             arrays = _arrays_of(columns, num)
             self._by_width[columns.width].append_spans(rows.array, counts, *arrays)
-
-    def _width_of_all(self, rows: Rows) -> int | None:
-        """The width that all of `rows` share, 0 if none is open; None if their widths differ."""
-        row_set = rows if isinstance(rows, RowSet) else None
-        asked = self._asked
-        if asked is not None and row_set is not None and asked[0].version == row_set.version:
-            return asked[1]
-        if not len(rows):
-            return 0
-        widths = self._width_of(array_of(rows))
-        first = int(widths[0])
-        if not (widths == first).all():
-            return None
-        if row_set is not None:
-            self._asked = row_set, first
-        return first
 
     def _width_of(self, rows: Int64s) -> Int64s:
         if len(rows) and int(rows.max()) >= len(self._widths):

@@ -145,21 +145,21 @@ class Pool:
     def __init__(self, dtype: npt.DTypeLike, width: int = 1) -> None:
         self.dtype = np.dtype(dtype)
         self.width = width
-        self._values = np.zeros((0, width), dtype)
+        self.values = np.zeros((0, width), dtype)
         # all values of an index as one item: numpy copies items several times faster than rows
         self._item = self.dtype if width == 1 else np.dtype((np.void, width * self.dtype.itemsize))
-        self.items = self._values.view(self._item).reshape(-1)
+        self.items = self.values.view(self._item).reshape(-1)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
     def reserve(self, num_indices: int) -> None:
         """Grow to at least `num_indices`."""
-        if num_indices > len(self._values):
+        if num_indices > len(self.values):
             del self.items  # the only view of the memory, which resizing moves
             # in place: the allocator remaps the memory of large pools instead of copying it
-            self._values.resize((num_indices, self.width), refcheck=False)
-            self.items = self._values.view(self._item).reshape(-1)
+            self.values.resize((num_indices, self.width), refcheck=False)
+            self.items = self.values.view(self._item).reshape(-1)
 
     def write(self, indices: Int64s, values: npt.NDArray[Any]) -> None:
         """Write values [n] or [n, width] at indices [n]."""
@@ -170,7 +170,7 @@ class Pool:
         """A copy of the values: [n] if width is 1, else [n, width]."""
         if self.width == 1:
             return self.items.take(indices)
-        return self._values.take(indices, 0)
+        return self.values.take(indices, 0)
 
 
 def spans(starts: Int64s, sizes: Int64s) -> Int64s:

@@ -7,6 +7,7 @@ start.
 - Positions never move, and a written value never changes.
 - The values appended last are also kept as they came: a caller that asks for them with the same
   `RowSet` gets them as they are.
+- Values for the same rows again and again are appended by a `RowAppender`, in one call.
 - Where the C extension `token_pages` is not available, numpy does the same.
 """
 
@@ -17,7 +18,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,14 @@ def native_token_pages() -> ModuleType | None:
     return load_extension("token_pages", _SOURCE, (HEADER,))
 
 
+class RowAppender(Protocol):
+    """Appends to the rows that it was made for."""
+
+    def append(self, values: UInt32s) -> bool:
+        """As `TokenLog.append` to its rows; False, without effect, where that has to be called."""
+        ...
+
+
 class TokenLog:
     """Growing columns of token ids (uint32) by row. Returned arrays must not be written to."""
 
@@ -72,8 +81,8 @@ class TokenLog:
         self.pool = Pool(np.uint32)
         self._native = native_token_pages()
         self._pages: Any = None  # the C extension's view of table and pool, made when needed
-        # what `append` brought last, while its rows have nothing newer
-        self._latest: tuple[RowSet, UInt32s] = NO_ROWS, _NO_VALUES
+        # what `append` brought last, while its rows have nothing newer; C extensions look here, too
+        self.latest: tuple[RowSet, UInt32s] = NO_ROWS, _NO_VALUES
 
     @property
     def num_pages_used(self) -> int:
@@ -85,7 +94,7 @@ class TokenLog:
         """The C extension's view of the columns, by which they may be appended to as well, until
         they have to grow; None where there is none.
         """
-        self._latest = NO_ROWS, _NO_VALUES
+        self.latest = NO_ROWS, _NO_VALUES
         return self._pages
 
     def lengths(self, rows: Rows) -> Int64s:
@@ -98,12 +107,13 @@ class TokenLog:
 
     def open(self, row: int) -> None:
         """Make `row` an empty history."""
-        self._latest, self._pages = (NO_ROWS, _NO_VALUES), None
+        self.latest = NO_ROWS, _NO_VALUES
+        self._leave_pages()
         self.table.open(row)
 
     def drop(self, row: int) -> None:
         """Free all that `row` holds. Dropping an empty row does nothing."""
-        self._latest = NO_ROWS, _NO_VALUES
+        self.latest = NO_ROWS, _NO_VALUES
         self.table.drop(row)
 
     def append(self, rows: RowSet, values: UInt32s) -> None:
@@ -111,7 +121,7 @@ class TokenLog:
 
         The values, [n], are kept as they are and must not be written to afterwards.
         """
-        self._latest = rows, values
+        self.latest = rows, values
         if self._native is not None:
             table = self.table
             pages = self._pages or self._new_pages(self._native)
@@ -119,13 +129,23 @@ class TokenLog:
             if num_free >= 0:
                 table.num_free = num_free
                 return
-        self._pages = None  # the columns have to grow
+        self._leave_pages()  # the columns have to grow
         self._write(self.table.append(rows.array), values)
+
+    def appender(self, rows: RowSet) -> RowAppender | None:
+        """Appends to these rows, all different, until the columns have to grow; None without the C
+        extension.
+        """
+        if self._native is None:
+            return None
+        pages = self._pages or self._new_pages(self._native)
+        appender: RowAppender = self._native.RowAppender(self, pages, rows, rows.array)
+        return appender
 
     def last(self, rows: Rows) -> UInt32s:
         """The last position of each of `rows`, [n]. Raises: IndexError for an empty row."""
-        if isinstance(rows, RowSet) and rows.version == self._latest[0].version:
-            return self._latest[1]
+        if isinstance(rows, RowSet) and rows.version == self.latest[0].version:
+            return self.latest[1]
         if self._native is None:
             return self.gather(rows, self.lengths(rows) - 1, None)
         some = array_of(rows)
@@ -139,7 +159,8 @@ class TokenLog:
 
         values: [sum(counts)], row by row.
         """
-        self._latest, self._pages = (NO_ROWS, _NO_VALUES), None
+        self.latest = NO_ROWS, _NO_VALUES
+        self._leave_pages()
         self._write(self.table.append_spans(rows, counts), values)
 
     def extend(self, row: int, values: npt.NDArray[Any]) -> None:
@@ -169,6 +190,12 @@ class TokenLog:
         columns = (table.lengths, table.offsets, table.tables, table.free, self.pool.items)
         self._pages = native.TokenPages(*columns)
         return self._pages
+
+    def _leave_pages(self) -> None:
+        """Nothing more may be appended by the present view: columns may be replaced."""
+        if self._pages is not None:
+            self._pages.is_current = False
+            self._pages = None
 
     def _write(self, indices: Int64s, values: npt.NDArray[Any]) -> None:
         self.pool.reserve(self.table.num_indices)

@@ -2,14 +2,19 @@
  *
  * The columns belong to Python (`PageTable`, `Pool`), and a TokenPages holds them for as long as none
  * of them is replaced. Every row, page and position is checked against their lengths before anything
- * is written.
+ * is written. A RowAppender does what `TokenLog.append` does, for the same rows each time.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <structmember.h>
 
 #include "token_pages.h"
+
+static PyTypeObject *pages_type;
+static PyObject *table_name, *num_free_name, *latest_name;
 
 static void close_pages(PyObject *object)
 {
@@ -51,6 +56,7 @@ static PyObject *new_pages(PyTypeObject *type, PyObject *args, PyObject *keyword
     self->num_stack = views[FREE].len / size;
     self->num_pages = views[POOL].len / (Py_ssize_t)sizeof(uint32_t) >> PAGE_SHIFT;
     self->width = self->num_rows ? views[TABLES].len / size / self->num_rows : 0;
+    self->is_current = 1;
     if (views[OFFSETS].len != views[LENGTHS].len ||
         views[TABLES].len != self->num_rows * self->width * size) {
         PyErr_SetString(PyExc_ValueError, "TokenPages: columns of different lengths");
@@ -243,14 +249,137 @@ static PyMethodDef methods[] = {
     {0},
 };
 
+static PyMemberDef members[] = {
+    {"is_current", T_BOOL, offsetof(TokenPages, is_current), 0, NULL},
+    {0},
+};
+
 static PyType_Slot slots[] = {
     {Py_tp_new, new_pages},
     {Py_tp_dealloc, close_pages},
     {Py_tp_methods, methods},
+    {Py_tp_members, members},
     {0, NULL},
 };
 
 static PyType_Spec spec = {"token_pages.TokenPages", sizeof(TokenPages), 0, Py_TPFLAGS_DEFAULT, slots};
+
+/* ---- the same rows each time ------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *log, *table, *rows; /* the TokenLog and its PageTable, and the RowSet */
+    TokenPages *pages;
+    Py_buffer view; /* of the row numbers */
+} RowAppender;
+
+static void close_appender(PyObject *object)
+{
+    RowAppender *self = (RowAppender *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    release(&self->view, 1);
+    Py_XDECREF(self->log);
+    Py_XDECREF(self->table);
+    Py_XDECREF(self->rows);
+    Py_XDECREF(self->pages);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+/* RowAppender(log, pages, rows, row numbers) */
+static PyObject *new_appender(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *log, *pages, *rows, *numbers;
+    if (keywords != NULL && PyDict_GET_SIZE(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "RowAppender: no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "OO!OO", &log, pages_type, &pages, &rows, &numbers))
+        return NULL;
+    RowAppender *self = (RowAppender *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->log = Py_NewRef(log), self->rows = Py_NewRef(rows);
+    self->pages = (TokenPages *)Py_NewRef(pages);
+    self->table = PyObject_GetAttr(log, table_name);
+    if (self->table == NULL || open_column(numbers, &self->view, sizeof(int64_t), PyBUF_SIMPLE) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+/* How many pages are free; -1: error. */
+static Py_ssize_t num_free_of(PyObject *table)
+{
+    PyObject *given = PyObject_GetAttr(table, num_free_name);
+    if (given == NULL)
+        return -1;
+    const Py_ssize_t num = PyLong_AsSsize_t(given);
+    Py_DECREF(given);
+    return num;
+}
+
+static int set_num_free(PyObject *table, Py_ssize_t num)
+{
+    PyObject *number = PyLong_FromSsize_t(num);
+    const int failed = number == NULL || PyObject_SetAttr(table, num_free_name, number) < 0;
+    Py_XDECREF(number);
+    return failed ? -1 : 0;
+}
+
+static int set_latest(const RowAppender *self, PyObject *values)
+{
+    PyObject *latest = PyTuple_Pack(2, self->rows, values);
+    const int failed = latest == NULL || PyObject_SetAttr(self->log, latest_name, latest) < 0;
+    Py_XDECREF(latest);
+    return failed ? -1 : 0;
+}
+
+/* append(values) -> whether they were appended; no effect where they were not */
+static PyObject *append_again(PyObject *object, PyObject *values)
+{
+    const RowAppender *self = (RowAppender *)object;
+    if (!self->pages->is_current)
+        Py_RETURN_FALSE;
+    Py_buffer view = {0};
+    PyObject *is_appended = NULL;
+    const Py_ssize_t num = self->view.len / (Py_ssize_t)sizeof(int64_t);
+    if (open_column(values, &view, sizeof(uint32_t), PyBUF_SIMPLE) < 0)
+        return NULL;
+    if (view.len != num * (Py_ssize_t)sizeof(uint32_t)) {
+        PyErr_SetString(PyExc_ValueError, "append: a value for each row expected");
+        goto done;
+    }
+    const Py_ssize_t num_free = num_free_of(self->table);
+    if (num_free == -1 && PyErr_Occurred())
+        goto done;
+    Py_ssize_t stopped, left = -1;
+    if (num_free >= 0 && num_free <= self->pages->num_stack)
+        left = append_values(self->pages, self->view.buf, view.buf, num, num_free, &stopped);
+    if (left >= 0 && ((left != num_free && set_num_free(self->table, left) < 0) ||
+                      set_latest(self, values) < 0))
+        goto done;
+    is_appended = PyBool_FromLong(left >= 0);
+done:
+    release(&view, 1);
+    return is_appended;
+}
+
+static PyMethodDef appender_methods[] = {
+    {"append", append_again, METH_O, "Append a value to each of the rows."},
+    {0},
+};
+
+static PyType_Slot appender_slots[] = {
+    {Py_tp_new, new_appender},
+    {Py_tp_dealloc, close_appender},
+    {Py_tp_methods, appender_methods},
+    {0, NULL},
+};
+
+static PyType_Spec appender_spec = {
+    "token_pages.RowAppender", sizeof(RowAppender), 0, Py_TPFLAGS_DEFAULT, appender_slots};
+
+/* ---- the module ------------------------------------------------------------------------- */
 
 static PyMethodDef functions[] = {
     {"has_marked", (PyCFunction)(void (*)(void))has_marked, METH_FASTCALL, "Whether any is marked."},
@@ -258,18 +387,29 @@ static PyMethodDef functions[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "token_pages", 0, 0, functions, 0, 0, 0, 0};
+    PyModuleDef_HEAD_INIT, "token_pages", 0, -1, functions, 0, 0, 0, 0};
 
 PyMODINIT_FUNC PyInit_token_pages(void)
 {
+    table_name = PyUnicode_InternFromString("table");
+    num_free_name = PyUnicode_InternFromString("num_free");
+    latest_name = PyUnicode_InternFromString("latest");
+    if (table_name == NULL || num_free_name == NULL || latest_name == NULL)
+        return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
     PyObject *type = PyType_FromSpec(&spec);
-    if (type == NULL || PyModule_AddObject(module, "TokenPages", type) < 0) {
-        Py_XDECREF(type);
-        Py_DECREF(module);
-        return NULL;
-    }
+    if (type == NULL || PyModule_AddObjectRef(module, "TokenPages", type) < 0)
+        goto failed;
+    pages_type = (PyTypeObject *)type; /* a reference of this module's own */
+    type = PyType_FromSpec(&appender_spec);
+    if (type == NULL || PyModule_AddObjectRef(module, "RowAppender", type) < 0)
+        goto failed;
+    Py_DECREF(type);
     return module;
+failed:
+    Py_XDECREF(type);
+    Py_DECREF(module);
+    return NULL;
 }

@@ -17,6 +17,7 @@ typedef struct {
     int64_t *lengths, *offsets, *tables, *free_pages;
     uint32_t *pool;
     Py_ssize_t num_rows, width, num_stack, num_pages;
+    char is_current; /* whether these are the columns of the history */
 } TokenPages;
 
 /* Appends a value to each row; returns how many pages are then left of the `num_free` free ones.

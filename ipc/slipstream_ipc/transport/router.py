@@ -21,8 +21,8 @@ receipts of the peer's previous session.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from typing import Generic, TypeVar
@@ -65,7 +65,8 @@ _MAX_QUEUED_HELLOS = 2**16
 @dataclass(eq=False, slots=True)
 class Session(Generic[Receipt]):
     """One attach of one peer. public_key: of the peer, in Z85; empty for a peer without CURVE.
-    wants: see `Hello`.
+    wants: see `Hello`. take: receives an encoded frame that need not be decoded, or returns False
+    without effect; at first it takes acknowledgements alone.
     """
 
     route: Route
@@ -75,6 +76,11 @@ class Session(Generic[Receipt]):
     public_key: bytes = b""
     wants: int = 0
     is_open: bool = True
+    take: Callable[[bytes, float], bool] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Take acknowledgements alone."""
+        self.take = self.link.take_ack
 
 
 class Router(Generic[Out, In, Receipt]):
@@ -172,7 +178,9 @@ class Router(Generic[Out, In, Receipt]):
                 while messages and num_left:
                     num_left -= 1
                     data, session = messages.popleft(), routes.get(connection)
-                    if session is not None and session.link.take_ack(data, now):
+                    if session is not None and session.take(data, now):
+                        if session.link.owes_ack:
+                            self._heard.add(session)
                         continue
                     try:
                         frame = decode(data)
@@ -208,28 +216,34 @@ class Router(Generic[Out, In, Receipt]):
         elif connection.is_broken:
             self._end_route(connection)
 
-    def take_acks(self, now: float) -> bool:
-        """Take in what has arrived locally, up to the first message that is not an acknowledgement
-        alone; whether there is none, nor anything else to receive.
+    def take_acks(self, now: float, *, may_owe: float = inf) -> bool:
+        """Take in what has arrived locally, up to the first message that has to be decoded (see
+        `Session`); whether there is none, nor anything else to receive. may_owe: as in `receive`.
         """
         local = self._local
         if local is None or self._queued_hellos:
             return False
-        unread = local.ready()
+        unread, heard = local.ready(), self._heard
         while unread:
             connection = unread[0]
             session = self._routes.get(connection)
             if session is None:
                 return False
-            messages, take_ack = connection.messages, session.link.take_ack
-            while messages:
-                if not take_ack(messages[0], now):
-                    return False
+            messages, take = connection.messages, session.take
+            while messages and take(messages[0], now):
                 messages.popleft()
-            if connection.is_broken:
+            if session.link.owes_ack:
+                heard.add(session)
+            if messages or connection.is_broken:
                 return False
             unread.popleft()
-        return not local.is_other_ready
+        if local.is_other_ready or not self._is_drained:
+            return False
+        for session in heard:
+            if session.link.num_owed_acks > may_owe:
+                self.acknowledge(int(may_owe))
+                break
+        return True
 
     def acknowledge(self, may_owe: int = 0) -> None:
         """Acknowledge the messages of each peer with more than `may_owe` unacknowledged ones."""

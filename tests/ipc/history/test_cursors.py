@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from slipstream_ipc.history.cursors import Cursors, Portion
+from slipstream_ipc.history.streak import NativeStreakCounts, Streak, StreakCounts
 from slipstream_ipc.row_set import RowSet
 
 
@@ -294,6 +297,55 @@ class AgainstDicts(RuleBasedStateMachine):
 
 TestAgainstDicts = AgainstDicts.TestCase
 TestAgainstDicts.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["next", "next", "next", "acknowledge", "acknowledge", "open", "close"]),
+        max_size=40,
+    )
+)
+def test_messages_that_are_counted_are_as_those_that_are_made(actions: list[str]) -> None:
+    """Of a streak, by one who counts them there."""
+    made, counted = opened(0, 1, 2), opened(0, 1, 2)
+    rows, flying = row_set(0, 2), deque[tuple[Portion, Portion | Streak]]()
+    lengths, streak = ints(0, 0), None
+    for action in actions:
+        if action == "next":
+            lengths = lengths + 1
+            one = made.next_in_streak(rows, 9) or made.next_portion(rows, lengths, 9)
+            if streak is not None and streak.is_on:
+                streak.num_sent += 1
+                streak.is_written = False
+                flying.append((one, streak))
+            else:
+                other = counted.next_portion(rows, lengths, 9)
+                streak = other.streak
+                flying.append((one, other))
+        elif action == "acknowledge" and flying:
+            one, acknowledged = flying.popleft()
+            made.acknowledge(one)
+            if isinstance(acknowledged, Streak):
+                counted.acknowledge_next(acknowledged)
+            else:
+                counted.acknowledge(acknowledged)
+        elif action == "open":
+            for cursors in (made, counted):
+                cursors.open(2, int(lengths[1]))
+        elif action == "close":
+            for cursors in (made, counted):
+                cursors.close(1)
+        assert made.acked.tolist() == counted.acked.tolist()
+    assert [made.sent(row) for row in range(3)] == [counted.sent(row) for row in range(3)]
+
+
+@pytest.mark.skipif(NativeStreakCounts is None, reason="there is no C compiler")
+def test_counts_begin_alike_in_c() -> None:
+    assert issubclass(Streak, NativeStreakCounts)
+    names = ("num_sent", "num_acked", "is_on", "is_written", "is_acked_written")
+    for counts in (StreakCounts(), NativeStreakCounts()):
+        assert [getattr(counts, name) for name in names] == [1, 0, True, True, True]
 
 
 def test_each_receiver_has_a_streak_of_its_own() -> None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from slipstream_ipc.columns import f32, pack_f32, pack_u32, u32
 from slipstream_ipc.errors import ProtocolError
+from slipstream_ipc.history import logprob_log
 from slipstream_ipc.history.logprob_log import LogprobLog, Logprobs
 from slipstream_ipc.history.pages import PAGE_LEN
 from slipstream_ipc.messages import LogprobColumns
@@ -133,6 +134,7 @@ class AgainstDict(RuleBasedStateMachine):
         self.oracle: dict[int, list[Entry]] = {}
         self.counter = 0
         self.latest: RowSet | None = None  # rows appended to last
+        self.earlier: RowSet | None = None  # before these
 
     @initialize(widths=st.lists(st.integers(0, 2), min_size=3, max_size=5))
     def begin(self, widths: list[int]) -> None:
@@ -175,7 +177,7 @@ class AgainstDict(RuleBasedStateMachine):
             [self._entry(width) for _ in range(n)] for width, n in zip(widths, counts, strict=True)
         ]
         ragged = len(set(widths)) > 1 or data.draw(st.booleans())
-        self.latest = RowSet(np.array(rows))
+        self.earlier, self.latest = self.latest, RowSet(np.array(rows))
         self.log.append_columns(
             self.latest,
             None if one_each else np.array(counts),
@@ -200,7 +202,7 @@ class AgainstDict(RuleBasedStateMachine):
             np.array([ids for _, ids, _ in sampled], np.uint32),
             np.array([rank for _, _, rank in sampled], np.uint32),
         )
-        self.latest = RowSet(np.array(rows))
+        self.earlier, self.latest = self.latest, RowSet(np.array(rows))
         self.log.append(self.latest, logprobs, np.array(index))
         for row, at in zip(rows, index, strict=True):
             values, ids, rank = sampled[at]
@@ -208,9 +210,11 @@ class AgainstDict(RuleBasedStateMachine):
             self.oracle[row].append((values[:width], ids[:width], rank))
 
     @precondition(lambda self: self.latest is not None)
-    @rule(num=st.integers(1, 20))
-    def the_same_rows_again(self, num: int) -> None:
-        """Step after step, whose tokens are written together."""
+    @rule(num=st.integers(1, 20), sampled=st.booleans(), others=st.booleans())
+    def the_same_rows_again(self, num: int, sampled: bool, others: bool) -> None:
+        """Step after step, whose tokens are written together. others: those before the last."""
+        if others and self.earlier is not None:
+            self.earlier, self.latest = self.latest, self.earlier
         assert self.latest is not None
         rows = self.latest.tolist()
         if any(row not in self.wanted for row in rows):
@@ -219,7 +223,14 @@ class AgainstDict(RuleBasedStateMachine):
         for _ in range(num):
             entries = [[self._entry(width)] for width in widths]
             columns = message(entries, widths, len(set(widths)) > 1)
-            self.log.append_columns(self.latest, None, columns)
+            if sampled and not columns.widths:
+                shape = len(rows), columns.width
+                values, ids = f32(columns.values), u32(columns.ids)
+                ranks = u32(columns.ranks)
+                logprobs = Logprobs(values.reshape(shape), ids.reshape(shape), ranks)
+                self.log.append(self.latest, logprobs, np.arange(len(rows)))
+            else:
+                self.log.append_columns(self.latest, None, columns)
             for row, new in zip(rows, entries, strict=True):
                 self.oracle[row] += new
             self.log.flush_deferred()
@@ -287,8 +298,55 @@ class AgainstDict(RuleBasedStateMachine):
             assert entries_of(columns) == entries
 
 
+class InNumpy(AgainstDict):
+    """Without the C extension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(logprob_log, "native_logprob_pages", lambda: None)
+
+    def teardown(self) -> None:
+        self._patch.undo()
+        super().teardown()
+
+
 TestAgainstDict = AgainstDict.TestCase
 TestAgainstDict.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestInNumpy = InNumpy.TestCase
+TestInNumpy.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+NATIVE = logprob_log.native_logprob_pages()
+
+
+@pytest.mark.skipif(NATIVE is None, reason="there is no C extension")
+def test_what_cannot_be_written_in_c_has_no_effect() -> None:
+    rows, lengths, offsets = np.array([1, 0]), np.array([64, 60, 0]), np.zeros(3, np.int64)
+    tables, free = np.array([[0, -1], [1, -1], [-1, -1]]), np.array([2, 3, 4, 5])
+    pools = [np.zeros(6 * 64 * width, np.float32) for width in (2, 2, 1)]
+    columns = LogprobColumns(2, bytes(16), bytes(16), bytes(8))
+    right: list[Any] = [[columns] * 5, 2, 2, rows, lengths, offsets, tables, free, *pools]
+    short = [np.zeros(2 * 64 * width, np.float32) for width in (2, 2, 1)]
+    left = {
+        "pages": {2: 1},
+        "tables": {6: tables[:, :1].copy()},
+        "pools": {8: short[0], 9: short[1], 10: short[2]},
+        "a row twice": {3: np.array([0, 0])},
+        "no row": {3: np.array([0, 3])},
+    }
+    before = lengths.copy()
+    for what, arguments in left.items():
+        given = [arguments.get(at, value) for at, value in enumerate(right)]
+        assert NATIVE.write(*given) == -1, what
+        assert np.array_equal(lengths, before), what
+    wrong = {0: [columns, LogprobColumns(2, bytes(16), bytes(16), bytes(4))], 1: 3, 2: 9, 3: None}
+    for at, value in wrong.items():
+        given = list(right)
+        given[at] = value
+        with pytest.raises((TypeError, ValueError)):
+            NATIVE.write(*given)
+    assert NATIVE.write(*right) == 0
+    assert lengths.tolist() == [69, 65, 0]
+    assert tables.tolist() == [[0, 2], [1, 3], [-1, -1]]
 
 
 def test_a_width_that_no_row_has_any_more_gives_its_memory_back() -> None:

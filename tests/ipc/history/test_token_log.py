@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.pages import PAGE_LEN
 from slipstream_ipc.history.token_log import (
+    RowAppender,
     TokenLog,
     has_marked,
     history_checksum,
@@ -69,6 +70,8 @@ class AgainstLists(RuleBasedStateMachine):
         self.lists: dict[int, list[int]] = {}
         self.next_value = 0
         self.latest: RowSet | None = None  # rows appended to last
+        self.appender: RowAppender | None = None  # of some of them
+        self.its_rows: RowSet | None = None
         for row in range(ROWS - 2):
             self.open(row)
 
@@ -110,6 +113,27 @@ class AgainstLists(RuleBasedStateMachine):
             self.log.append(self.latest, self._array(values))
             for row, value in zip(some, values, strict=True):
                 self.lists[row].append(value)
+
+    @precondition(lambda self: self.latest is not None)
+    @rule(times=st.sampled_from([1, 2, 63, 130]), is_new=st.booleans())
+    def append_by_an_appender(self, times: int, is_new: bool) -> None:
+        """Made for these rows now, or before whatever has become of them since."""
+        assert self.latest is not None
+        fast, reference = self.log.logs
+        if is_new or self.its_rows is None:
+            self.appender, self.its_rows = fast.appender(self.latest), self.latest
+        self.latest = rows = self.its_rows
+        for _ in range(times):
+            values = self._values(len(rows))
+            ids = self._array(values)
+            if self.appender is None or not self.appender.append(ids):
+                fast.append(rows, ids)
+                self.appender = fast.appender(rows)
+            assert fast.last(rows) is ids
+            reference.append(rows, ids)
+            for row, value in zip(rows.tolist(), values, strict=True):
+                self.lists[row].append(value)
+        self.log.lengths(rows)
 
     @rule(row=st.integers(0, ROWS), num=st.sampled_from([0, 1, 3, 63, 64, 65, 200, 1500]))
     def extend(self, row: int, num: int) -> None:
@@ -310,6 +334,40 @@ def test_rows_without_a_last_value_are_refused(rows: list[int], num: int) -> Non
     pages = NATIVE.TokenPages(lengths, lengths.copy(), tables, lengths.copy(), np.zeros(64, "u4"))
     with pytest.raises((IndexError, ValueError)):
         pages.last(np.zeros(num, np.uint32), np.array(rows))
+
+
+@needs_native
+def test_an_appender_leaves_what_it_cannot_append() -> None:
+    log, rows = TokenLog(rows=4), RowSet(np.array([0, 1]))
+    for row in (0, 1):
+        log.open(row)
+    appender = log.appender(rows)
+    assert appender is not None
+    ids = np.array([3, 4], np.uint32)
+    assert not appender.append(ids), "without a pool"
+    log.append(rows, ids)
+    assert not appender.append(ids), "the columns are others now"
+    appender = log.appender(rows)
+    assert appender is not None
+    assert appender.append(ids)
+    assert log.read(1, 0, 2).tolist() == [4, 4]
+    log.open(2)
+    log.extend(2, np.zeros(1500, np.uint32))
+    assert not appender.append(ids), "tables and pool have grown"
+    appender = log.appender(rows)
+    assert appender is not None
+    for wrong in (ids[:1], np.zeros(4, np.uint32)[::2], None):
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            appender.append(wrong)  # type: ignore[arg-type]
+    elsewhere = log.appender(RowSet(np.array([0, 99])))
+    assert elsewhere is not None
+    assert not elsewhere.append(ids)
+    twice = log.appender(RowSet(np.array([1, 1])))
+    assert twice is not None
+    assert not twice.append(ids)
+    assert log.lengths(rows).tolist() == [2, 2]
+    with pytest.raises(TypeError):
+        NATIVE.RowAppender(log, None, rows, rows.array)
 
 
 def test_what_was_read_is_a_copy() -> None:

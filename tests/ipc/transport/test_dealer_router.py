@@ -590,6 +590,39 @@ def test_a_few_messages_may_wait_for_what_says_that_they_have_come(hop: Any) -> 
     assert not raw.socket.poll(0), "each is acknowledged once"
 
 
+@pytest.mark.parametrize("hop", ["local"], indirect=True)
+def test_what_a_session_takes_undecoded_is_acknowledged(hop: Any) -> None:
+    raw = Raw(hop)
+    raw.hello()
+    session = hop.session(b"raw")
+
+    def take(data: bytes, now: float) -> bool:
+        return session.link.take_next(front_codec().decode(data), now) is not None
+
+    def take_acks() -> bool:
+        return hop.acceptor.take_acks(hop.now, may_owe=1)
+
+    session.take = take
+    list(hop.acceptor.receive(hop.now))
+    assert take_acks(), "there is nothing"
+    raw.say(Abort(b"x"), seq=1)
+    hop.until(lambda: session.link.owes_ack, take_acks)
+    assert take_acks()
+    assert not raw.socket.poll(0)
+    raw.say(Abort(b"x"), seq=2)
+    hop.until(lambda: raw.socket.poll(0), take_acks)
+    assert raw.hear() == Frame(1, 0, 2)
+    raw.say(Abort(b"x"), seq=3)
+    hop.until(lambda: session.link.owes_ack, lambda: list(hop.acceptor.receive(hop.now, may_owe=1)))
+    hop.acceptor.beat(hop.now)
+    assert raw.hear() == Frame(1, 0, 3)
+    raw.say(Ping(), seq=3)
+    hop.until(lambda: not take_acks(), lambda: None)
+    assert not raw.socket.poll(0)
+    list(hop.acceptor.receive(hop.now))
+    assert raw.hear() == Frame(1, 0, 3)
+
+
 def test_the_attaching_end_may_owe_a_few_until_it_speaks_or_beats(hop: Any) -> None:
     attacher = hop.attached()
     link = hop.session().link

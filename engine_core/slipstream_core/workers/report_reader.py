@@ -1,0 +1,49 @@
+"""Reads a worker's reports that say nothing but up to which step everything is checked.
+
+`ReportReader` exists twice: here, where reports are left to be decoded, and in C
+(`report_reader.c`), where they are taken from the bytes as they came.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from slipstream_ipc.native.extension import MSGPACK_HEADER, load_extension
+from slipstream_ipc.transport import link_numbers
+from slipstream_ipc.transport.link import Link
+
+_SOURCE = Path(__file__).with_name("report_reader.c")
+
+
+class ReportReader:
+    """Reads the reports of one attach. step: up to which the worker has reported its check."""
+
+    def __init__(self, link: Link[Any], step: int) -> None:
+        self._link = link
+        self.step = step
+
+    def take(self, data: bytes, now: float) -> bool:
+        """Receive an encoded frame if it is nothing but an acknowledgement, or (in C) the next
+        report, without ends. Returns False, without effect, for any other, which has to be decoded.
+        """
+        return self._link.take_ack(data, now)
+
+
+def report_reader(link: Link[Any], step: int, *, is_local: bool) -> ReportReader:
+    """The reader of an attach, in C where that can be had. is_local: messages come as bytes."""
+    native = _native() if is_local else None
+    reader: ReportReader = ReportReader(link, step) if native is None else native(link, step)
+    return reader
+
+
+@cache
+def _native() -> Any:
+    """`ReportReader` in C, prepared; None where it, or a link in C, is not to be had."""
+    numbers = link_numbers.NativeLinkNumbers
+    native: Any = load_extension("report_reader", _SOURCE, (link_numbers.HEADER, MSGPACK_HEADER))
+    if numbers is None or native is None:
+        return None
+    native.prepare(numbers)
+    return native.ReportReader
