@@ -272,6 +272,7 @@ class LogprobLog(RowTable):
 
     def __init__(self) -> None:
         super().__init__(_MIN_ROWS)
+        native_logprob_pages()  # so that the first log-probabilities need not wait for it
         self._by_width: dict[int, _Width | _Wide] = {}
         self._wide = WideLogprobLog()
         self._asked: tuple[RowSet, int] | None = None  # the rows asked for last, and their width

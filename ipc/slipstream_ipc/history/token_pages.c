@@ -344,7 +344,7 @@ static PyObject *append_again(PyObject *object, PyObject *values)
     PyObject *is_appended = NULL;
     const Py_ssize_t num = self->view.len / (Py_ssize_t)sizeof(int64_t);
     if (open_column(values, &view, sizeof(uint32_t), PyBUF_SIMPLE) < 0)
-        return NULL;
+        goto done;
     if (view.len != num * (Py_ssize_t)sizeof(uint32_t)) {
         PyErr_SetString(PyExc_ValueError, "append: a value for each row expected");
         goto done;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -47,7 +49,7 @@ from slipstream_worker.streams.registration import answers_of
 
 MAX_BYTES = 2**22
 TEXTS = ["", "a", "bc", "\u00fc\u20ac", "z" * 300]
-needs_relays = pytest.mark.skipif(delta_relay._native() is None, reason="no C compiler")
+needs_relays = pytest.mark.skipif(delta_relay.load_native() is None, reason="no C compiler")
 
 
 class Bell:
@@ -387,6 +389,21 @@ def test_most_messages_are_relayed(what: str, width: int, number: int) -> None:
     assert worlds.sides[0].num_relayed >= 55
     assert worlds.sides[1].num_relayed == 0
     assert worlds.sides[0].look() == worlds.sides[1].look()
+    worlds.close()
+
+
+@needs_relays
+@pytest.mark.parametrize("width", [0, 2])
+def test_relayed_deltas_are_copied_and_pickled_as_others_are(width: int) -> None:
+    worlds = Worlds(width=width)
+    worlds.do("submit", 1, "")
+    for _ in range(5):
+        worlds.do("plain", 0, "ab")
+    relayed, other = worlds.sides
+    assert relayed.num_relayed >= 3
+    delta, expected = relayed.states[0].deltas[-1], seen(other.states[0].deltas[-1])
+    assert seen(copy.deepcopy(delta)) == expected
+    assert seen(pickle.loads(pickle.dumps(delta))) == expected
     worlds.close()
 
 

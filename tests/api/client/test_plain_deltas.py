@@ -31,7 +31,7 @@ from slipstream_ipc.transport.codec import client_codec
 from slipstream_ipc.transport.link import MAY_OWE, Link
 from slipstream_ipc.transport.local_socket import LocalConnection
 
-needs_native = pytest.mark.skipif(delta_relay._native() is None, reason="no C compiler")
+needs_native = pytest.mark.skipif(delta_relay.load_native() is None, reason="no C compiler")
 
 
 def column(*values: int) -> bytes:
@@ -277,7 +277,7 @@ def test_an_acknowledgement_that_does_not_leave_ends_the_relay() -> None:
 @needs_native
 def test_what_is_no_relay_is_refused() -> None:
     end = ReceivingEnd((column(1), column(0), column(0)), 0)
-    native = delta_relay._native()
+    native = delta_relay.load_native()
     with pytest.raises(TypeError):
         native.DeltaRelay(None, end, False, end, end.kept, (print, print, print), (), 3, 9, 9)
     with pytest.raises(AttributeError):

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sized
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from slipstream.client.streams.received_ids import MOST_BYTES, ReceivedIds
@@ -94,7 +93,7 @@ def new_delta_relay(
 
     watched: what has to be empty where nothing else is due.
     """
-    native = _native()
+    native = load_native()
     if native is None:
         return None
     relay: DeltaRelay = native.DeltaRelay(
@@ -113,7 +112,7 @@ def new_delta_relay(
 
 
 @cache
-def _native() -> Any:
+def load_native() -> Any:
     """The C extension, prepared; None where it, or a link in C, cannot be had."""
     numbers = link_numbers.NativeLinkNumbers
     native: Any = load_extension("delta_relay", _SOURCE, _HEADERS)
@@ -121,6 +120,6 @@ def _native() -> Any:
         return None
     types = (numbers, LogprobColumns, FoundStreams, StreamState, Delta, Deltas, DeltaBatch)
     with suppress(TypeError):  # instances of another layout
-        native.prepare(types, MappingProxyType({}))
+        native.prepare(types, {})  # the ends of a batch without any, which is never written to
         return native
     return None

@@ -31,7 +31,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from slipstream.answers.tool_calls import with_call_ids
-from slipstream.client.streams.delta_relay import Delivery, DeltaRelay, Ways, new_delta_relay
+from slipstream.client.streams.delta_relay import (
+    Delivery,
+    DeltaRelay,
+    Ways,
+    load_native,
+    new_delta_relay,
+)
 from slipstream.client.streams.entry_ends import native_ends_of
 from slipstream.client.streams.received_ids import ReceivedIds
 from slipstream.client.streams.received_positions import FoundStreams, ReceivedPositions
@@ -102,6 +108,7 @@ class ClientStreamTable:
         """
         self._on_over = on_over
         read_natively(Delta, DeltaBatch, Logprob)
+        load_native()  # here, so that the first message need not wait for a compiler
         self._streams: dict[int, StreamState] = {}
         self._abandoned: dict[int, Abort] = {}
         self._received: ReceivedPositions[StreamState] = ReceivedPositions()
