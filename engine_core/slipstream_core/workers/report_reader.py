@@ -33,13 +33,13 @@ class ReportReader:
 
 def report_reader(link: Link[Any], step: int, *, is_local: bool) -> ReportReader:
     """The reader of an attach, in C where that can be had. is_local: messages come as bytes."""
-    native = _native() if is_local else None
+    native = native_report_reader() if is_local else None
     reader: ReportReader = ReportReader(link, step) if native is None else native(link, step)
     return reader
 
 
 @cache
-def _native() -> Any:
+def native_report_reader() -> Any:
     """`ReportReader` in C, prepared; None where it, or a link in C, is not to be had."""
     numbers = link_numbers.NativeLinkNumbers
     native: Any = load_extension("report_reader", _SOURCE, (link_numbers.HEADER, MSGPACK_HEADER))

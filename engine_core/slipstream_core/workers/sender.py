@@ -30,7 +30,11 @@ from slipstream_core.workers.plain_step import (
     native_plain_step,
 )
 from slipstream_core.workers.possible_ends import PossibleEnds
-from slipstream_core.workers.report_reader import ReportReader, report_reader
+from slipstream_core.workers.report_reader import (
+    ReportReader,
+    native_report_reader,
+    report_reader,
+)
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.history.cursors import Cursors, Portion
 from slipstream_ipc.history.logprob_log import LogprobLog
@@ -88,6 +92,7 @@ class WorkerSender:
         self._logprobs = logprobs
         self._session: Session[Receipt] | None = None
         self._native = native_plain_step()
+        native_report_reader()  # here, so that no attach waits for a compiler
         self._plain: PlainStepSender | None = None  # while nothing but its steps is to be sent
         self._messages: deque[CoreToWorker] = deque()
         self._num_firm = 0  # of these, states that no token may pass

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack
 
-from slipstream_core.workers.report_reader import ReportReader, _native, report_reader
+from slipstream_core.workers.report_reader import ReportReader, native_report_reader, report_reader
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Frame, Ping, Report, UnknownToCore
 from slipstream_ipc.transport.codec import core_codec
 from slipstream_ipc.transport.link import Link, LinkVerdict
 
-needs_c = pytest.mark.skipif(_native() is None, reason="there is no C compiler")
+needs_c = pytest.mark.skipif(native_report_reader() is None, reason="there is no C compiler")
 EPOCH = 2**40
 NUMBERS = st.integers(0, 6) | st.sampled_from([2**32, 2**63 - 1])
 
@@ -104,7 +104,7 @@ def test_without_c_reports_are_left() -> None:
 @needs_c
 def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(TypeError):
-        _native()(None, 1)
+        native_report_reader()(None, 1)
     reader = report_reader(link_of(0), 3, is_local=True)
     for arguments in ((), (b"",), ("", 1.0), (b"", "a")):
         with pytest.raises(TypeError):
