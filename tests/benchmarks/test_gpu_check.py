@@ -639,7 +639,7 @@ def test_a_section_allocates_as_a_core_does(
 
 def test_rows_are_written_before_the_cards_name_is_known(tmp_path: Path, report: GpuReport) -> None:
     began = datetime(2026, 1, 2, tzinfo=UTC)
-    run = _SectionRun("first", "cuda", False, report.path.parent, tmp_path / "out", began, 0.0)
+    run = _SectionRun("first", "cuda", False, report.path.parent, tmp_path / "out", 2, began, 0.0)
     report.add("failed", False)
     assert _write_known(run) == 1
     assert names_in(run.out) == ["gpu-check-first-2026-01-02-cuda"]
