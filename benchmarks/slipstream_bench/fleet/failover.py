@@ -115,7 +115,8 @@ def bench_failover(arguments: argparse.Namespace) -> int:
         ):
             kills = uvloop.run(load.run(fleet, given["replicas"], given["steady_s"]))
             again = uvloop.run(load.texts_again(fleet, kills))
-        rows += [_row(load, kill, again, given["steady_s"]) for kill in kills]
+        device = {"step_ms": given["step_ms"], "prefill_us": given["prefill_us"]}
+        rows += [_row(load, kill, again, given["steady_s"]) | device for kill in kills]
     print(f"{note} Steps of {given['step_ms']:g} ms, {given['streams']} streams.")
     print_rows(rows, arguments, _COLUMNS)
     if arguments.png is not None:
