@@ -285,7 +285,7 @@ def do(world: World, events: list[Any], ids: list[int], kinds: dict[str, Any]) -
     with pytest.MonkeyPatch.context() as patch:
         if not world.in_c:
             patch.setattr(sender, "native_plain_step", lambda: None)
-            patch.setattr(report_reader, "_native", lambda: None)
+            patch.setattr(report_reader, "native_report_reader", lambda: None)
             patch.setattr(TokenLog, "appender", lambda _self, _rows: None)
         for event in events:
             act(world, *event)
