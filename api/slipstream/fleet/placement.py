@@ -90,7 +90,7 @@ class Placement:
         self._num_begun: dict[int, int] = {}  # conversations by first key, the last begun one last
         self._salts: tuple[tuple[int, ...], Uint64s] = ((), np.empty(0, np.uint64))
         self._last: _Choice | None = None
-        self._last_members: dict[int, MemberLoad] = {}  # by key, the last one sent to last
+        self._last_members: dict[int, MemberLoad] = {}  # by key, in order of use: where it was last
         self._open: dict[SentRequest, PromptKey] = {}  # what was sent and has not ended
         self._others_share = 1.0  # of the running requests, those of other routers
         self._num_chosen = 0

@@ -65,7 +65,7 @@ def test_reports_are_taken_as_if_decoded(frames: list[Frame[Any]], data: st.Data
                 isinstance(body, Report)
                 and links[1].take_next(frame, float(at)) is body
                 and not body.rows + body.num_tokens
-            ), "it is left to nobody"
+            ), "no reader takes it"
             return
         if body is None:
             assert links[1].receive(frame, False, float(at)) is LinkVerdict.DELIVER
