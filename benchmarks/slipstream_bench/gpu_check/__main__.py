@@ -35,6 +35,7 @@ from slipstream_bench.gpu_check.setting import GRACE_S, NAMED_ONLY, PARTS, Secti
 
 _CARDS = ("H100", "H200")
 _WRITE_S = 1.0  # interval of writing new rows
+_KILLED_S = 10.0  # at most, until a process that is killed has ended
 # Nothing is downloaded, so no library needs to wait for a network timeout.
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
@@ -243,7 +244,9 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a section's process and everything it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    # not for ever: a signal that raised amid `wait` may have left its lock taken
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_S)
 
 
 def _write_known(run: _SectionRun, num_written: int = 0) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import queue
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import count
@@ -56,6 +57,7 @@ from slipstream_ipc.messages import (
     Load,
     Locate,
     Located,
+    ModelCard,
     Recall,
     Recalled,
     Rejected,
@@ -944,6 +946,33 @@ def test_a_stream_that_waits_for_its_fleet_may_be_read_by_another(monkeypatch) -
     assert waiting.is_over
     assert not later.is_over
     assert later.resubmittable == waiting.request
+
+
+def test_callers_wait_longer_for_a_replica_whose_model_is_not_known(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    monkeypatch.setattr(StubSession, "by_address", {})
+    monkeypatch.setattr(fleet_members.FleetMember, "is_gone", False)
+    addresses = [f"ipc:///nowhere/{name}/client.sock" for name in "ab"]
+    fleet = FleetSession(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
+    late = StubSession.by_address[addresses[1]]
+    late.script, late.is_attached = [], False
+
+    def connect(now: float) -> Future[ModelCard]:
+        connected: Future[ModelCard] = Future()
+        fleet.connect(connected, now)
+        fleet.turn(now)
+        return connected
+
+    first = connect(0.0)
+    fleet.turn(0.9)
+    assert not first.done()
+    late.script = [lambda: late.observer.welcomed(Welcome(2, TWO))]
+    late.is_attached = True
+    fleet.turn(0.95)
+    assert first.result(0.0) == CARD
+    assert fleet.models == (CARD, TWO)
+    late.is_attached = False
+    assert connect(2.0).done(), "its model is known"
 
 
 def test_a_replica_that_is_refused_as_a_stream_arrives_is_closed_once_that_has_left(

@@ -280,7 +280,12 @@ def test_the_second_process_of_a_rank_has_the_place_once_the_first_is_gone(
         patience.check()
         core.ranks._wait_for_input()
     assert f"process {os.getpid()} is rank 2" in core.ranks._refused
+    its_connection = core.ranks._ranks[0].fd
     first.close()
+    # its end is to be known before ranks are assigned: one that is lost after that ends the core
+    while core.ranks._ranks[0].fd == its_connection:
+        patience.check()
+        core.ranks._wait_for_input()
     core.gather()
     for thread in joining:
         thread.join(PATIENCE_S)

@@ -51,7 +51,9 @@ _TCP_LINK: LinkOptions = {"wants": WANTS_LOAD, "ping_after_s": 1.0, "dead_after_
 _LOCAL_LINK: LinkOptions = {"wants": WANTS_LOAD}
 Statements = dict[str, bytes | None]
 _LOOK_S = 0.01  # between two looks whether a member is gone whose connection broke
-_GATHER_S = 0.25  # for the other members, once the first has answered
+# for the other members, once the first has answered
+_GATHER_S = 0.25
+_UNTOLD_S = 1.0  # while one of them has never told which model it serves
 _ACCEPTED_WAIT = 6  # times `timeout_s`, as in `ClientSession`
 
 
@@ -433,11 +435,15 @@ class FleetSession:
 
     def _are_all_there(self, now: float) -> bool:
         """Whether all members are attached, except those that are late, and one is."""
-        is_any_away = any(
-            each.session and not each.is_attached and not each.is_gone
+        away = [
+            each
             for each in self._members.listed
-        )
-        return self.is_attached and (not is_any_away or now >= self._welcomed_at + _GATHER_S)
+            if each.session and not each.is_attached and not each.is_gone
+        ]
+        if not away or not self.is_attached:
+            return self.is_attached
+        patience_s = _UNTOLD_S if any(each.card is None for each in away) else _GATHER_S
+        return now >= self._welcomed_at + patience_s
 
     def _check_callers(self, now: float) -> None:
         """Fail callers that have waited for `timeout_s`, or for less where nothing can answer."""
