@@ -31,6 +31,12 @@ class LockstepRanks:
         """What each rank says of this model."""
         return self._ask("serve", folder)
 
+    def serve_recorded(self, folder: Path) -> list[dict[str, Any]]:
+        """As `serve`, by recorded steps, of which the second rank cannot record one. Its plans have
+        only what travels to a rank.
+        """
+        return self._ask("serve_recorded", folder)
+
     def load(self, folder: Path) -> list[dict[str, Any]]:
         """What each rank holds of this model, and how much it took at most while it loaded."""
         return self._ask("load", folder)
@@ -109,12 +115,35 @@ def _anonymous_bytes() -> int:
 
 def main() -> None:
     import torch
+    from tests.helpers.host_device import HostCopies
+    from tests.helpers.op_recorder import OpRecorder
 
     from slipstream_bench.models import tiny_models
     from slipstream_core.ranks.group import join_group
     from slipstream_core.ranks.meeting import LocalMeeting
+    from slipstream_core.ranks.plan_codec import PlanBuffer, packed_bytes
     from slipstream_core.runner.model.loader import load_model
     from slipstream_core.runner.sharding.rank import Rank
+    from slipstream_core.runner.torch_runner import TorchRunner
+    from slipstream_core.step.plan import StepPlan
+
+    class Recorder(OpRecorder):
+        """Of the second rank; it runs all pieces, and fails to record the second."""
+
+        num = 0
+
+        def record(self, work: Any) -> Any:
+            replay = super().record(work)
+            self.num += 1
+            if self.num == 2 and index == 1:
+                raise RuntimeError("not this one")
+            return replay
+
+    class Follower(TorchRunner):
+        def launch(self, plan: StepPlan) -> None:
+            buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
+            buffer.pack(plan)
+            super().launch(buffer.view())
 
     index, size, meeting_fd, exchange_fd = map(int, sys.argv[1:])
     rank = Rank(index, size)
@@ -131,9 +160,19 @@ def main() -> None:
             said["peak"] = peak.grown
             said["weights"] = sum(each.nbytes for each in model.module.parameters())
             said["cache"] = sum(each.bytes_per_token(model.dtype) for each in model.geometry)
-            variants = tiny_models.VARIANTS if task == "serve" else ()
+            variants = () if task == "load" else tiny_models.VARIANTS
             if variants:
-                all_served = tiny_models.serve(model, *variants)
+                options: dict[str, Any] = {}
+                if task == "serve_recorded":
+                    recorder = Recorder()
+                    options = {"graph_sizes": (2, 8), "token_buckets": (16, 32), "native": False}
+                    options |= {"copies": HostCopies(), "recorder": recorder}
+                    if index:
+                        tiny_models.TorchRunner = Follower  # type: ignore[misc]
+                all_served = tiny_models.serve(model, *variants, **options)
+                if options:
+                    said["recorded"] = recorder.num
+                    said["replays"] = recorder.num_replays
                 for variant, served in zip(variants, all_served, strict=True):
                     said[variant.name] = served.outputs
             del model

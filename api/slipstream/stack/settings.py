@@ -336,6 +336,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "N",
         ),
     ] = ()
+    cuda_graphs_over_ranks: Annotated[
+        bool,
+        _about(
+            COMPUTATION,
+            "with --tensor-parallel-size, use CUDA graphs too, sums over the cards included; "
+            "untried on cards",
+        ),
+    ] = False
     grace_s: Annotated[
         float,
         Meta(ge=0),
@@ -504,6 +512,7 @@ class StackOptions(TypedDict, total=False):
     attention_backend: Literal["auto", "triton", "torch", "flashinfer"]
     enforce_eager: bool
     cuda_graph_sizes: Sequence[int]
+    cuda_graphs_over_ranks: bool
     enable_prefix_caching: bool
     num_blocks: int | None
     block_size: int

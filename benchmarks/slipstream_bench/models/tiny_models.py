@@ -111,10 +111,11 @@ class Served:
     num_preemptions: int
 
 
-def serve(model: LoadedModel, *variants: ServingVariant) -> list[Served]:
+def serve(model: LoadedModel, *variants: ServingVariant, **options: Any) -> list[Served]:
     """Run the prompts with the engine's scheduler and runner, one step ahead.
 
-    One runner serves all variants: preparing the model takes as long as everything after it.
+    One runner, made with `options`, serves all variants: preparing the model takes as long as
+    everything after it.
     """
     runner = TorchRunner(
         model,
@@ -122,6 +123,7 @@ def serve(model: LoadedModel, *variants: ServingVariant) -> list[Served]:
         block_size=BLOCK_SIZE,
         max_num_seqs=len(PROMPT_LENS),
         threads=1,
+        **options,
     )
     try:
         return [_serve_variant(runner, variant) for variant in variants]

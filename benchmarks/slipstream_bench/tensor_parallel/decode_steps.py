@@ -28,7 +28,9 @@ _BLOCK_SIZE = 16
 
 
 class StepsWanted(msgspec.Struct, frozen=True):
-    """What to measure. threads: of each rank."""
+    """What to measure. threads: of each rank. records: steps of several ranks are recorded, on
+    cards.
+    """
 
     model: str
     ranks: int
@@ -40,6 +42,7 @@ class StepsWanted(msgspec.Struct, frozen=True):
     top_p: float
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    records: bool = False
 
 
 class StepsTaken(msgspec.Struct, frozen=True):
@@ -90,6 +93,7 @@ def measure(wanted: StepsWanted) -> list[StepsTaken]:
             dtype=wanted.dtype,
             threads=wanted.threads,
             tensor_parallel_size=wanted.ranks,
+            cuda_graphs_over_ranks=wanted.records,
             max_model_len=longest,
             max_num_seqs=most,
             max_num_batched_tokens=max(2048, most),

@@ -62,6 +62,7 @@ from slipstream_core.runner.sampling.sampler import sample
 from slipstream_core.runner.sampling.slice_sampling import SliceSampler
 from slipstream_core.runner.sampling.whole_vocab_sampling import whole_vocab_sampler
 from slipstream_core.runner.sharding.collectives import (
+    all_ranks_say,
     gather_over_ranks,
     ids_from_lead,
     share_of,
@@ -202,7 +203,9 @@ class TorchRunner:
         self._slices: SliceSampler | None = None
         if model.rank is not None and model.head_is_sliced:
             self._share = share_of(model.vocab_size, model.rank.size)
-            if self._whole is None:  # its noise is not torch's to the last bit
+            # not with the kernels, whose noise is not torch's to the last bit, nor with recorded
+            # forwards, which end in whole logits
+            if self._whole is None and not graph_sizes:
                 self._slices = SliceSampler(self._vocab, model.rank)
         self._masks: SimpleQueue[tuple[int, Int32s] | None] = SimpleQueue()  # (step, masks)
         self._tracer = tracer
@@ -332,8 +335,11 @@ class TorchRunner:
         if backend is None or self._copies is None:
             logger.warning("CUDA graphs are disabled: this attention backend has no fixed shapes")
             return
+        forward = self._model
+        if self._share is not None:
+            forward = _of_all_columns(forward, self.info.vocab_size)
         self._graphs = DecodeGraphs(
-            forward=self._model,
+            forward=forward,
             backend=backend,
             layers=self._layers,
             last_token=self._last_token,
@@ -347,7 +353,8 @@ class TorchRunner:
             logits_processors=self._logits_processors,
         )
         free = self._free_bytes()
-        self._graphs.record(recorder or CudaRecorder(self._device))
+        agree = None if self._rank is None else partial(all_ranks_say, device=self._device)
+        self._graphs.record(recorder or CudaRecorder(self._device), agree)
         if free is not None and (left := self._free_bytes()) is not None:
             logger.info("recorded steps take %.2f GiB of the card", (free - left) / 2**30)
 
@@ -401,7 +408,7 @@ class TorchRunner:
             return self._sampled(plan, logits, graphs)
         if plan.sliced:
             return self._chosen(plan, logits)
-        if self._share is not None:
+        if self._share is not None and graphs is None:
             logits = gather_over_ranks(logits, self.info.vocab_size)
         if not self._rank.leads:
             return self._received(plan)
@@ -550,3 +557,14 @@ class TorchRunner:
 
     def _to(self, column: npt.NDArray[np.generic]) -> torch.Tensor:
         return to_device(column, self._device)
+
+
+def _of_all_columns(forward: Forward, width: int) -> Forward:
+    """A forward of a rank's columns of the logits, and behind it the exchange of all `width`."""
+
+    def whole(
+        ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
+    ) -> torch.Tensor:
+        return gather_over_ranks(forward(ids, positions, keep, context), width)
+
+    return whole

@@ -29,7 +29,7 @@ CHAT = "/v1/chat/completions"
 def body_of(prompt: str) -> dict[str, Any]:
     return {
         "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": 200,
+        "max_tokens": 600,
         "seed": 1,
         "ignore_eos": True,
     }
@@ -111,14 +111,13 @@ def has(stack: Stack, chats: list[Chat]) -> list[Chat]:
 
 def answers(port: int) -> list[str]:
     """The answers to all prompts, without streaming."""
-    found = []
-    for prompt in PROMPTS:
-        with Raw(port) as raw:
+    with ExitStack() as opened:
+        raws = [opened.enter_context(Raw(port)) for _ in PROMPTS]
+        for raw, prompt in zip(raws, PROMPTS, strict=True):
             raw.post(CHAT, body_of(prompt))
-            answer = raw.read()
-        assert answer.status == 200, answer.body
-        found.append(answer.json["choices"][0]["message"]["content"])
-    return found
+        found = [raw.read() for raw in raws]
+    assert {answer.status for answer in found} == {200}
+    return [answer.json["choices"][0]["message"]["content"] for answer in found]
 
 
 @pytest.mark.slow

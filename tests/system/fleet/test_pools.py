@@ -26,7 +26,7 @@ COMPLETIONS = "/v1/completions"
 
 
 def body_of(model: str, prompt: str, **more: Any) -> dict[str, Any]:
-    sampling = {"max_tokens": 200, "seed": 1, "ignore_eos": True}
+    sampling = {"max_tokens": 600, "seed": 1, "ignore_eos": True}
     return {"model": model, "prompt": prompt, **sampling, **more}
 
 
@@ -45,11 +45,12 @@ def stacks() -> Iterator[dict[str, list[Stack]]]:
         }
 
 
-def text_at(stack: Stack, model: str, prompt: str) -> str:
-    """An answer without a front."""
+def texts_at(stack: Stack, model: str) -> list[str]:
+    """The answers to all prompts, without a front."""
     with stack.client() as client:
-        given = body_of(model, prompt)
-        return client.generate(given.pop("prompt"), **given).text
+        given = body_of(model, "")
+        del given["prompt"]
+        return [output.text for output in client.generate_many(PROMPTS, **given)]
 
 
 @pytest.mark.slow
@@ -58,9 +59,9 @@ def test_a_replica_killed_under_load_moves_its_own_models_streams_alone(
 ) -> None:
     address = ",".join([stack.address for name in stacks for stack in stacks[name]])
     plain = {
-        (name, prompt): text_at(stacks[name][-1], name, prompt)
+        (name, prompt): text
         for name in stacks
-        for prompt in PROMPTS
+        for prompt, text in zip(PROMPTS, texts_at(stacks[name][-1], name), strict=True)
     }
     assert len(set(plain.values())) == len(plain)
     with ExitStack() as opened:

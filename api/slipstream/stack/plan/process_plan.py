@@ -55,6 +55,7 @@ _CORE_OPTIONS = (
     "attention_backend",
     "enforce_eager",
     "cuda_graph_sizes",
+    "cuda_graphs_over_ranks",
     "enable_prefix_caching",
     "num_blocks",
     "threads",

@@ -3,7 +3,8 @@
 The model has random weights in a real model's shape, which are saved first, as ranks read slices
 of a checkpoint. Steps are those of the bare loop, greedy, without a stack, in a process for each
 number of ranks (`slipstream_bench.tensor_parallel.decode_steps`). A row's bound is that of one card
-divided by the ranks: what they exchange is not in it.
+divided by the ranks: what they exchange is not in it. On cards several ranks compute eagerly first
+and then by recorded steps, as one rank does.
 """
 
 from __future__ import annotations
@@ -56,17 +57,20 @@ def run(setting: GpuSetting, shape: str) -> None:
     work, info = work_of(model), _info(setting, model)
     folder = _saved(setting, model)
     alone: dict[int, float] = {}
-    for ranks in (1, most):
-        case = f"{ranks} rank" + "s" * (ranks > 1)
+    cases = [("1 rank", 1, False), (f"{most} ranks", most, False)]
+    if setting.device == "cuda":
+        cases.append((f"{most} ranks, recorded", most, True))
+    for case, ranks, records in cases:
         if not setting.has_time(case, _LOAD_S if setting.device == "cuda" else 0.0):
             return
-        for taken in _steps_of(setting, folder, sizes, ranks):
+        for taken in _steps_of(setting, folder, sizes, ranks, records):
             alone.setdefault(taken.batch, taken.step_us)
             rows = [(sizes.prompt_len + sizes.steps // 2 - 1, 1)] * taken.batch
             least = step_work(info, work, rows, _weight_bytes(setting))
             bound_us = 1e6 * least.bound_s(limits) / ranks
             is_largest = taken.batch == max(sizes.batches)
-            _report(setting, shape, ranks, taken, bound_us, alone[taken.batch], is_largest)
+            goal = _OVER_ONE_GOAL if ranks == 2 and is_largest else None
+            _report(setting, shape, case, taken, bound_us, alone[taken.batch], goal)
 
 
 def _weight_bytes(setting: GpuSetting) -> int:
@@ -86,7 +90,9 @@ def _saved(setting: GpuSetting, model: str) -> Path:
     return folder
 
 
-def _steps_of(setting: GpuSetting, folder: Path, sizes: _RankSizes, ranks: int) -> list[StepsTaken]:
+def _steps_of(
+    setting: GpuSetting, folder: Path, sizes: _RankSizes, ranks: int, records: bool
+) -> list[StepsTaken]:
     """Measure in a process of its own. Raises RuntimeError where it fails."""
     wanted = StepsWanted(
         model=str(folder),
@@ -99,6 +105,7 @@ def _steps_of(setting: GpuSetting, folder: Path, sizes: _RankSizes, ranks: int) 
         top_p=1.0,
         device=setting.device,
         dtype="float32" if setting.device == "cpu" else "bfloat16",
+        records=records,
     )
     done = subprocess.run(
         [sys.executable, "-m", _PROGRAM],
@@ -115,18 +122,17 @@ def _steps_of(setting: GpuSetting, folder: Path, sizes: _RankSizes, ranks: int) 
 def _report(
     setting: GpuSetting,
     shape: str,
-    ranks: int,
+    case: str,
     taken: StepsTaken,
     bound_us: float,
     alone_us: float,
-    is_largest: bool,
+    goal: float | None,
 ) -> None:
-    """alone_us: a step of one rank. is_largest: of the batches."""
+    """alone_us: a step of one rank. goal: for the step over one of one rank."""
     share, over_one = bound_us / taken.step_us, taken.step_us / alone_us
-    goal = _OVER_ONE_GOAL if ranks == 2 and is_largest else None
     is_good = share >= _SHARE_GOAL and (goal is None or over_one <= goal)
     setting.report.add(
-        f"{ranks} rank{'s' * (ranks > 1)}, batch {taken.batch}",
+        f"{case}, batch {taken.batch}",
         model=setting.name_of(shape),
         share_of_bound=round(share, 4),
         goal_share=_SHARE_GOAL,

@@ -23,6 +23,8 @@ the same.
   belongs to no request.
 - A recorded step samples the same tokens as `sampler.sample`: both use its functions.
 - The next step's sampling overwrites the result buffer, so it waits for the copy of the last one.
+- Ranks record the same sizes, and a plan has the same one at each: what decides is in the columns
+  that all of them get. The forward ends in whole logits; the first rank alone samples.
 - Everything here is called on the enqueuing thread.
 """
 
@@ -42,7 +44,13 @@ import torch
 from slipstream_core.runner.attention.fixed_shape import DecodeColumns, FixedShapeBackend
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.compilation.trace import Forward
-from slipstream_core.runner.cuda.graph_capture import CAPTURE_S, Recorder, Work, record_all
+from slipstream_core.runner.cuda.graph_capture import (
+    CAPTURE_S,
+    Agree,
+    Recorder,
+    Work,
+    record_all,
+)
 from slipstream_core.runner.cuda.mixed_forwards import MixedForwards
 from slipstream_core.runner.cuda.readback import StepReadback, fetch, packed_layout, write_logprobs
 from slipstream_core.runner.sampling.logits_processors import LogitsProcessors
@@ -178,8 +186,11 @@ class DecodeGraphs:
                 block_size=block_size,
             )
 
-    def record(self, recorder: Recorder) -> None:
-        """Record as much as time allows, largest first. Raises if the device is unusable."""
+    def record(self, recorder: Recorder, agree: Agree | None = None) -> None:
+        """Record as much as time allows, largest first. agree: see `record_all`.
+
+        Raises if the device is unusable; OutOfMemoryError of a rank.
+        """
         # all rows are padding: their tables and lengths are zeros
         self._staging.device_buffer.zero_()
         mixed = [] if self._mixed is None else self._mixed.work()
@@ -188,7 +199,8 @@ class DecodeGraphs:
         def failed(error: Exception) -> None:
             self._ran_out = isinstance(error, torch.OutOfMemoryError)
 
-        record_all(recorder, self._work(mixed), total, within_s=CAPTURE_S, failed=failed)
+        work = self._work(mixed)
+        record_all(recorder, work, total, within_s=CAPTURE_S, failed=failed, agree=agree)
         self._recorded = sorted(self._forwards)
         if not self._recorded:
             logger.warning("no CUDA graphs are recorded: decode steps run eagerly")

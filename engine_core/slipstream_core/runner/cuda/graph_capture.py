@@ -5,6 +5,8 @@
 - Its allocations lie in a pool that all recordings share. The largest is recorded first, so that
   smaller ones reuse its memory; a function's temporaries must not be read once it has ended.
 - A recording that fails is logged, and its step runs eagerly. Only an unusable device raises.
+- Ranks record the same pieces: before each they agree whether time is left, and after it whether
+  all have it. One that runs out of memory raises, as others may wait for it in a sum.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ _cuda: Any = torch.cuda  # torch's own annotations leave constructors out
 CAPTURE_S = 120.0  # time limit of recording while a core starts
 
 Work = Callable[[], None]
+Agree = Callable[[bool], bool]  # whether all ranks say so
 
 
 class Recorder(Protocol):
@@ -112,18 +115,21 @@ def record_all(
     *,
     within_s: float = CAPTURE_S,
     failed: Callable[[Exception], None] = lambda _: None,
+    agree: Agree | None = None,
 ) -> None:
     """Record up to `total` pieces of work, each with its name and a callback for its replay.
 
     Stops at the deadline with a log line. A piece that fails is logged and skipped, and `failed` is
     told why; `work` yields the next one only afterwards, so it can leave out pieces that would fail
-    for the same reason. Raises if the device is unusable.
+    for the same reason. agree: for ranks, which call it alike. Raises if the device is unusable;
+    OutOfMemoryError of a rank.
     """
     started = time.monotonic()
     num = 0
+    all_say: Agree = agree or bool
     with tqdm(total=total, desc="recording graphs", file=sys.stderr, disable=None) as bar:
         for name, one, keep in work:
-            if time.monotonic() - started > within_s:
+            if not all_say(time.monotonic() - started <= within_s):
                 logger.warning(
                     "recording CUDA graphs stopped after %.0f s, before %s: %d of %d are recorded",
                     within_s,
@@ -132,12 +138,19 @@ def record_all(
                     total,
                 )
                 return
+            replay, why = None, Exception("another rank could not record it")
             try:
-                keep(recorder.record(one))
-                num += 1
+                replay = recorder.record(one)
             except Exception as error:
+                if agree is not None and isinstance(error, torch.OutOfMemoryError):
+                    raise
+                why = error
                 logger.warning("%s could not be recorded and runs eagerly", name, exc_info=True)
-                failed(error)
                 recorder.check()
+            if all_say(replay is not None) and replay is not None:
+                keep(replay)
+                num += 1
+            else:
+                failed(why)
             bar.update()
     logger.info("recorded %d CUDA graphs in %.1f s", num, time.monotonic() - started)

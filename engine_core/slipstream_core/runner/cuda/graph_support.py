@@ -27,8 +27,11 @@ def graph_sizes(model: LoadedModel, config: CoreConfig) -> tuple[int, ...]:
     """The batch sizes whose decode steps are recorded, ascending; logs the reason if none are."""
     if model.device.type != "cuda" or config.enforce_eager:
         return ()
-    if model.rank is not None:
-        logger.warning("CUDA graphs are disabled: steps of several ranks are not recorded yet")
+    if model.rank is not None and not config.cuda_graphs_over_ranks:
+        logger.warning(
+            "CUDA graphs are disabled: steps of several ranks are recorded with "
+            "--cuda-graphs-over-ranks alone, as no two cards have run them yet"
+        )
         return ()
     capability = torch.cuda.get_device_capability(model.device)
     if (why := why_eager(model.module, model.dtype, capability)) is not None:

@@ -74,6 +74,11 @@ def least_over_ranks(number: int, device: torch.device) -> int:
     return int(least)
 
 
+def all_ranks_say(said: bool, device: torch.device) -> bool:
+    """Whether all ranks say so."""
+    return bool(least_over_ranks(int(said), device))
+
+
 def _exchange(collective: Callable[..., object], *arguments: object) -> None:
     try:
         collective(*arguments)

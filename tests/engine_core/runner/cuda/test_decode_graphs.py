@@ -369,6 +369,32 @@ def test_recording_stops_at_its_deadline(caplog: pytest.LogCaptureFixture) -> No
     assert len(kept) == 3
 
 
+def test_a_piece_that_another_rank_lacks_is_not_kept() -> None:
+    kept: list[Work] = []
+    whys: list[Exception] = []
+    said: list[bool] = []
+
+    def agree(mine: bool) -> bool:
+        said.append(mine)
+        return mine and len(said) != 4  # the second piece, once it is recorded
+
+    work = [(f"number {n}", lambda: None, kept.append) for n in range(3)]
+    record_all(HostRecorder(), work, 3, failed=whys.append, agree=agree)
+    assert said == [True] * 6
+    assert len(kept) == 2
+    assert [str(why) for why in whys] == ["another rank could not record it"]
+
+
+def test_a_rank_that_is_out_of_memory_keeps_no_other_one_waiting() -> None:
+    def fill() -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    work: list[tuple[str, Work, Callable[[Work], None]]] = [("it", fill, lambda _: None)]
+    record_all(HostRecorder(), work, 1)
+    with pytest.raises(torch.OutOfMemoryError):
+        record_all(HostRecorder(), work, 1, agree=bool)
+
+
 def test_without_time_all_steps_run_eagerly(
     make: MakeRunner, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from slipstream_core.runner.cuda.graph_support import graph_sizes, why_eager
 from slipstream_core.runner.model import loader
 from slipstream_core.runner.model.loader import load_model
 from slipstream_core.runner.model.rope import freeze_frequencies
+from slipstream_core.runner.sharding.rank import Rank
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 99,
@@ -72,6 +73,20 @@ def test_a_core_says_why_it_records_nothing(
     with caplog.at_level(logging.WARNING):
         assert sizes(torch.float32) == ()
     assert "experts in float32 synchronize with the host" in caplog.text
+
+
+def test_steps_of_several_ranks_are_recorded_only_where_it_is_wanted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: HOPPER)
+    model: Any = SimpleNamespace(
+        module=experts(), dtype=torch.bfloat16, device=torch.device("cuda"), rank=Rank(1, 2)
+    )
+    with caplog.at_level(logging.WARNING):
+        assert graph_sizes(model, CoreConfig(model="it", address="", max_num_seqs=4)) == ()
+    assert "recorded with --cuda-graphs-over-ranks alone" in caplog.text
+    config = CoreConfig(model="it", address="", max_num_seqs=4, cuda_graphs_over_ranks=True)
+    assert graph_sizes(model, config) == (1, 2, 4)
 
 
 def longrope() -> Phi3Config:

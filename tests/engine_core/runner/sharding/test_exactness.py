@@ -70,6 +70,20 @@ def test_two_ranks_say_what_one_says(
         assert rank["weights"] < 0.6 * weights
 
 
+@pytest.mark.parametrize("name", ["Llama", pytest.param("Gemma 2", marks=pytest.mark.slow)])
+def test_recorded_steps_of_two_ranks_say_what_one_says(
+    name: str, two_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    [architecture] = [each for each in SERVED if each.name == name]
+    folder, expected, _, _ = saved(architecture, tmp_path)
+    said = two_ranks.serve_recorded(folder)
+    check(said, expected)
+    lead, other = said
+    # what the other one could not record is not used by either
+    assert lead["recorded"] == other["recorded"] > 4
+    assert lead["replays"] > other["replays"] > 0  # it samples, too
+
+
 @pytest.mark.parametrize("name", PLANLESS)
 def test_an_architecture_without_a_plan_is_refused_by_name(
     name: str, two_ranks: LockstepRanks, tmp_path: Path
