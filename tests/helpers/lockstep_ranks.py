@@ -37,6 +37,10 @@ class LockstepRanks:
         """
         return self._ask("serve_recorded", folder)
 
+    def launches(self, folder: Path) -> list[dict[str, Any]]:
+        """The launches of each rank's largest layer, fused for a card."""
+        return self._ask("launches", folder)
+
     def load(self, folder: Path) -> list[dict[str, Any]]:
         """What each rank holds of this model, and how much it took at most while it loaded."""
         return self._ask("load", folder)
@@ -116,12 +120,16 @@ def _anonymous_bytes() -> int:
 def main() -> None:
     import torch
     from tests.helpers.host_device import HostCopies
+    from tests.helpers.meta_card import META
     from tests.helpers.op_recorder import OpRecorder
 
     from slipstream_bench.models import tiny_models
     from slipstream_core.ranks.group import join_group
     from slipstream_core.ranks.meeting import LocalMeeting
     from slipstream_core.ranks.plan_codec import PlanBuffer, packed_bytes
+    from slipstream_core.runner.compilation.fuse_card import launches_by_layer
+    from slipstream_core.runner.compilation.trace_card import fused_graph
+    from slipstream_core.runner.cuda.forward_ops import ForwardOps
     from slipstream_core.runner.model.loader import load_model
     from slipstream_core.runner.sharding.rank import Rank
     from slipstream_core.runner.torch_runner import TorchRunner
@@ -160,7 +168,11 @@ def main() -> None:
             said["peak"] = peak.grown
             said["weights"] = sum(each.nbytes for each in model.module.parameters())
             said["cache"] = sum(each.bytes_per_token(model.dtype) for each in model.geometry)
-            variants = () if task == "load" else tiny_models.VARIANTS
+            if task == "launches":
+                module = model.module.to(torch.bfloat16).to(META)
+                graph = fused_graph(module, ForwardOps(), META).graph
+                said["launches"] = max(launches_by_layer(graph))
+            variants = tiny_models.VARIANTS if task.startswith("serve") else ()
             if variants:
                 options: dict[str, Any] = {}
                 if task == "serve_recorded":

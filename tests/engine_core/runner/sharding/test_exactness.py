@@ -84,6 +84,15 @@ def test_recorded_steps_of_two_ranks_say_what_one_says(
     assert lead["replays"] > other["replays"] > 0  # it samples, too
 
 
+@pytest.mark.parametrize(("name", "launches"), [("Llama", 11), ("Qwen3-MoE", 16)])
+def test_a_fused_layer_of_a_rank_is_that_of_a_whole_model_and_two_sums(
+    name: str, launches: int, two_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    [architecture] = [each for each in SERVED if each.name == name]
+    tiny_models.save(architecture, tmp_path)
+    assert [each["launches"] for each in two_ranks.launches(tmp_path)] == [launches + 2] * 2
+
+
 @pytest.mark.parametrize("name", PLANLESS)
 def test_an_architecture_without_a_plan_is_refused_by_name(
     name: str, two_ranks: LockstepRanks, tmp_path: Path
