@@ -34,7 +34,7 @@ for _number, _usual in (
 
 # Tests over 15 s are marked slow. The first of a file has the start of its stack besides, which
 # takes minutes where thirty others want the same two CPUs.
-_QUICK_TIMEOUT_S = 600.0
+_QUICK_TIMEOUT_S = 400.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
