@@ -204,7 +204,7 @@ class FleetSession:
 
     def connect(self, future: Future[ModelCard], now: float) -> None:
         """Fulfil `future` when members answer; ConnectionLostError after `timeout_s`."""
-        if self.is_attached and self.models:
+        if self.models and self._are_all_there(now):
             future.set_result(self.models[0])
         else:
             self._callers[future] = now
