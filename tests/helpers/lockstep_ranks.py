@@ -136,7 +136,7 @@ def main() -> None:
     from slipstream_core.step.plan import StepPlan
 
     class Recorder(OpRecorder):
-        """Of the second rank; it runs all pieces, and fails to record the second."""
+        """Runs all pieces; of the second rank, it fails to record the second."""
 
         num = 0
 
@@ -148,6 +148,8 @@ def main() -> None:
             return replay
 
     class Follower(TorchRunner):
+        """Computes plans as they travel."""
+
         def launch(self, plan: StepPlan) -> None:
             buffer = PlanBuffer(memoryview(bytearray(packed_bytes(plan))))
             buffer.pack(plan)
@@ -179,8 +181,7 @@ def main() -> None:
                     recorder = Recorder()
                     options = {"graph_sizes": (2, 8), "token_buckets": (16, 32), "native": False}
                     options |= {"copies": HostCopies(), "recorder": recorder}
-                    if index:
-                        tiny_models.TorchRunner = Follower  # type: ignore[misc]
+                    options["make"] = Follower if index else TorchRunner
                 all_served = tiny_models.serve(model, *variants, **options)
                 if options:
                     said["recorded"] = recorder.num

@@ -10,6 +10,7 @@ wander over the vocabulary instead of repeating one token.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,13 +112,18 @@ class Served:
     num_preemptions: int
 
 
-def serve(model: LoadedModel, *variants: ServingVariant, **options: Any) -> list[Served]:
+def serve(
+    model: LoadedModel,
+    *variants: ServingVariant,
+    make: Callable[..., TorchRunner] = TorchRunner,
+    **options: Any,
+) -> list[Served]:
     """Run the prompts with the engine's scheduler and runner, one step ahead.
 
     One runner, made with `options`, serves all variants: preparing the model takes as long as
-    everything after it.
+    everything after it. make: its class, or what takes the same arguments.
     """
-    runner = TorchRunner(
+    runner = make(
         model,
         num_blocks=max(variant.num_blocks for variant in variants),
         block_size=BLOCK_SIZE,

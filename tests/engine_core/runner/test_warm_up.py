@@ -187,5 +187,5 @@ def test_a_steps_buffers_are_those_of_the_step_before() -> None:
         faults[kind] = [int(line) for line in run.stdout.split()]
     # the heap settles in the first steps; by default the largest buffer is new in every step
     page = resource.getpagesize()
-    assert faults["kept"][1] * page < 40 << 20
+    assert faults["kept"][1] * page < 16 << 20
     assert faults["given back"][1] * page > 4 * (40 << 20)

@@ -91,12 +91,12 @@ HOSTILE = {
 LARGE = {
     "paragraph": "word " * 20_000,
     "code": "```\n" + "print('x')\n" * 9_000,
-    "list": "- item\n" * 2_000,
-    "table": "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 1_000,
-    "paragraphs": "Some *words* of it.\n\n" * 1_500,
-    "stars": "*a **b " * 1_500,
-    "brackets": "[![" * 2_000,
-    "quotes": ">" * 8_000,
+    "list": "- item\n" * 4_000,
+    "table": "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 2_000,
+    "paragraphs": "Some *words* of it.\n\n" * 4_000,
+    "stars": "*a **b " * 3_000,
+    "brackets": "[![" * 5_000,
+    "quotes": ">" * 20_000,
     "nested": "".join("  " * depth + "- a\n" for depth in range(200)),
 }
 SETUP = """async () => {
