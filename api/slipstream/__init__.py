@@ -55,7 +55,8 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputs,
     )
-    from slipstream.stack.stack import Stack, StackError
+    from slipstream.stack.stack import Stack
+    from slipstream.stack.supervisor_process import StackError
     from slipstream_ipc.messages import ChatMessage, ModelCard
 
 __all__ = [
@@ -132,7 +133,7 @@ _MODULES = {
     "SamplingParams": "slipstream.sampling_params",
     "SlipstreamError": "slipstream.errors",
     "Stack": "slipstream.stack.stack",
-    "StackError": "slipstream.stack.stack",
+    "StackError": "slipstream.stack.supervisor_process",
     "Stream": "slipstream.client.client",
     "StreamLostError": "slipstream.errors",
     "Streams": "slipstream.client.stream_many",

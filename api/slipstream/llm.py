@@ -27,7 +27,8 @@ from slipstream.outputs import RequestOutput
 from slipstream.progress import Progress
 from slipstream.request.prompts import Conversation, Prompt, is_prompt_mapping
 from slipstream.stack.settings import SHORT_LIVED
-from slipstream.stack.stack import Stack, StackArguments, StackError
+from slipstream.stack.stack import Stack, StackArguments
+from slipstream.stack.supervisor_process import StackError
 from slipstream.vllm_names import LLM_MEMBERS, missing_member
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ChatMessage, SamplingParams

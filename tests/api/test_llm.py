@@ -14,7 +14,7 @@ from tests.helpers.patience import PATIENCE_S
 from tqdm import tqdm
 
 from slipstream import LLM, BadRequestError, ChatMessage, ClosedError, SamplingParams
-from slipstream.stack.stack import StackError
+from slipstream.stack.supervisor_process import StackError
 from slipstream_ipc import messages
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)

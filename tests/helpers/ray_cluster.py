@@ -1,4 +1,4 @@
-"""A Ray cluster of one node on loopback, and what runs and listens there."""
+"""A Ray cluster on loopback, of one node or several, and what runs and listens there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,19 +27,54 @@ _QUIET = {
     # else Ray takes the machine's own address where it is given 127.0.0.1; see decision 102
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
+_STARTED = b"Ray runtime started"  # as `ray start` says
+# `ray start` refuses a second node where it is to stay on loopback
+_OTHER_NODE = """
+import signal, sys
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+address, num_cpus, object_store_bytes = sys.argv[1:]
+node = Node(
+    RayParams(
+        gcs_address=address,
+        redis_address=address,
+        node_ip_address="127.0.0.1",
+        num_cpus=float(num_cpus),
+        num_gpus=0,
+        object_store_memory=int(object_store_bytes),
+        min_worker_port=0,
+        max_worker_port=0,
+        node_manager_port=0,
+        dashboard_agent_listen_port=None,
+        include_log_monitor=False,
+    ),
+    head=False,
+    shutdown_at_exit=True,
+    spawn_reaper=False,
+)
+print("Ray runtime started", flush=True)
+signal.pause()
+"""
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    """environment: what processes need to find it, beside their own."""
+    """environment: what processes need to find it, beside their own. nodes: what runs each of
+    its nodes.
+    """
 
-    process: subprocess.Popen[bytes]
+    nodes: Sequence[subprocess.Popen[bytes]]
     address: str
     environment: Mapping[str, str]
 
     def processes(self) -> list[psutil.Process]:
         """All that run, those of stacks among them."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        return [
+            each
+            for node in self.nodes
+            if node.poll() is None
+            for each in psutil.Process(node.pid).children(recursive=True)
+        ]
 
     def of_actors(self, kind: str) -> list[psutil.Process]:
         """Those of the actors of a class."""
@@ -73,14 +108,14 @@ def is_loopback(address: str) -> bool:
 
 
 @contextmanager
-def ray_cluster(num_cpus: int = 2) -> Iterator[RayCluster]:
-    """Starts the cluster, and ends all of its processes."""
+def ray_cluster(num_cpus: int = 2, num_nodes: int = 1) -> Iterator[RayCluster]:
+    """Starts the cluster, and ends all of its processes. num_cpus: of each node."""
     # a short path, as Ray has sockets below it
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     address = f"127.0.0.1:{free_port()}"
     environment = {**_QUIET, "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_ADDRESS": address}
-    command = [
-        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+    head = [
+        *("-m", "ray.scripts.scripts", "start", "--head", "--block"),
         *("--port", address.partition(":")[2], "--temp-dir", str(folder)),
         *("--num-cpus", str(num_cpus), "--num-gpus", "0"),
         *("--object-store-memory", str(_OBJECT_STORE_BYTES)),
@@ -88,28 +123,33 @@ def ray_cluster(num_cpus: int = 2) -> Iterator[RayCluster]:
         *("--include-dashboard", "false", "--include-log-monitor", "false"),
         "--disable-usage-stats",
     ]
-    log = folder / "start.log"
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            command,
-            env={**without_ray(), **environment},
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    cluster = RayCluster(process, address, environment)
+    other = ["-c", _OTHER_NODE, address, str(num_cpus), str(_OBJECT_STORE_BYTES)]
+    nodes: list[subprocess.Popen[bytes]] = []
+    cluster = RayCluster(nodes, address, environment)
     try:
-        patience = Patience()
-        while b"Ray runtime started" not in log.read_bytes():
-            assert process.poll() is None, log.read_text()
-            patience.check(log.read_text())
+        for index in range(num_nodes):
+            log = folder / f"start-{index}.log"
+            with log.open("wb") as said:
+                node = subprocess.Popen(
+                    [sys.executable, *(other if index else head)],
+                    env={**without_ray(), **environment},
+                    stdout=said,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            nodes.append(node)
+            patience = Patience()
+            while _STARTED not in log.read_bytes():
+                assert node.poll() is None, log.read_text()
+                patience.check(log.read_text())
         yield cluster
     finally:
-        everything = [*cluster.processes(), psutil.Process(process.pid)]
-        for each in everything:
+        everything = cluster.processes()
+        for each in [*everything, *nodes]:
             with suppress(psutil.NoSuchProcess):
                 each.kill()
-        process.wait(PATIENCE_S)
+        for node in nodes:
+            node.wait(PATIENCE_S)
         psutil.wait_procs(everything, PATIENCE_S)
         shutil.rmtree(folder, ignore_errors=True)
 

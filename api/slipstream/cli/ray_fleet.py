@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from slipstream.cli.event_printer import write_line
 from slipstream.cli.options.parser import Command, Parser, add_commands
 from slipstream.cli.options.stack_options import add_settings, given_settings
@@ -20,12 +18,12 @@ from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir
 from slipstream.errors import missing_option, wrong_option
 from slipstream.fleet.members import FLEET_NAME, INSTALL_RAY, MAX_MEMBERS, RAY, has_ray
 from slipstream.ray_fleet.actor_messages import FleetSpec, FleetStatus, ScaleGoal, decoded
+from slipstream.ray_fleet.replica import at_host
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.plan.fleet_plan import needs_no_card
-from slipstream.stack.plan.nodes import one_machine
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import HTTP, StackSettings, group_of, settings_from
-from slipstream.stack.stack import StackError
+from slipstream.stack.supervisor_process import StackError
 
 _COMMANDS = {
     "up": Command("start replicas of a model", "slipstream.cli.ray_fleet:add_up"),
@@ -33,7 +31,7 @@ _COMMANDS = {
     "scale": Command("have more or fewer replicas", "slipstream.cli.ray_fleet:add_scale"),
     "down": Command("drain and end all replicas", "slipstream.cli.ray_fleet:add_down"),
 }
-_NOT_OF_REPLICAS = {"listen", "members", "trace"}
+_NOT_OF_REPLICAS = {"listen", "members", "trace", "node_rank", "master_addr", "master_port"}
 REPLICA_SETTINGS = frozenset(
     name
     for name in StackSettings.__struct_fields__
@@ -44,7 +42,7 @@ _A_FLEET = "one that `slipstream ray up` has started"
 _LOOK_EVERY_S = 0.5
 _NUMBER = re.compile(r"(\d{1,3})(?::(\d{1,3}))?")
 _NAME = "slipstream"
-_ANY_LISTENER = "tcp://127.0.0.1:20000"  # a replica takes a free port of its machine
+_ANY_HOST = "127.0.0.1"  # a replica listens at the address of its machine
 
 
 def add_ray(parser: Parser) -> None:
@@ -59,6 +57,7 @@ def add_up(parser: Parser) -> None:
         (
             "slipstream ray up Qwen/Qwen3-0.6B --replicas 2 --keys KEYS",
             "slipstream ray up Qwen/Qwen3-0.6B --replicas 1:8 --num-gpus 1 --keys KEYS",
+            "slipstream ray up Qwen/Qwen3-32B --tensor-parallel-size 8 --nnodes 2 --keys KEYS",
         ),
     )
     _add_common(parser)
@@ -73,15 +72,15 @@ def add_up(parser: Parser) -> None:
         type=float,
         default=1.0,
         metavar="N",
-        help="CPU cores that Ray keeps for a replica, which has as many threads without --threads "
-        "(default: %(default)g)",
+        help="CPU cores that Ray keeps for a replica on each of its machines, where it has as many "
+        "threads without --threads (default: %(default)g)",
     )
     parser.add_argument(
         "--num-gpus",
         type=float,
         metavar="N",
-        help="cards that Ray keeps for a replica (default: 1 where Ray has any, none with "
-        "--device cpu)",
+        help="cards that Ray keeps for a replica on each of its machines (default: one for each of "
+        "its ranks there where Ray has any, none with --device cpu)",
     )
     _add_within(parser)
     add_settings(parser, names=REPLICA_SETTINGS)
@@ -124,7 +123,7 @@ def up(arguments: argparse.Namespace) -> int:
     num_gpus = arguments.num_gpus
     if num_gpus is None:
         needs_cards = not needs_no_card(settings) and has_cards()
-        num_gpus = float(settings.tensor_parallel_size * needs_cards)
+        num_gpus = float(settings.tensor_parallel_size // settings.nnodes * needs_cards)
     if find(arguments.name) is not None:
         allowed = "a new name; `slipstream ray scale` and `down` are for the fleet of this one"
         raise wrong_option("name", arguments.name, allowed)
@@ -229,15 +228,14 @@ def _settings(arguments: argparse.Namespace) -> StackSettings:
     if arguments.num_cpus < 0:
         raise wrong_option("num_cpus", arguments.num_cpus, "a number >= 0")
     given.setdefault("spare_core", False)  # the other replicas are the spares
-    num_ranks = given.get("tensor_parallel_size") or 1
+    num_ranks = max(1, (given.get("tensor_parallel_size") or 1) // (given.get("nnodes") or 1))
     given.setdefault("threads", max(1, int(arguments.num_cpus) // num_ranks))
     for name in ("model", "tokenizer", "keys"):
         path = Path(given.get(name) or "").expanduser()
         if given.get(name) and path.is_dir():
             given[name] = str(path.absolute())
     settings = settings_from(given)
-    one_machine(settings, "replicas on Ray")
-    plan_stack(replace(settings, listen=_ANY_LISTENER), default_runtime_dir())
+    plan_stack(at_host(settings, _ANY_HOST), default_runtime_dir())
     return settings
 
 

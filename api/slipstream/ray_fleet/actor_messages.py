@@ -30,7 +30,7 @@ class ScaleGoal(Struct, frozen=True):
 
 class FleetSpec(Struct, frozen=True):
     """What a fleet is made of. settings: of each replica's stack, without a listener and HTTP.
-    num_cpus, num_gpus: what Ray keeps for one replica.
+    num_cpus, num_gpus: what Ray keeps for one replica on each of its machines.
     """
 
     name: str

@@ -1,5 +1,6 @@
 """A replica: a stack, and what it says of itself, in the process of a Ray actor.
 
+- Its ranks on other machines are started before the stack, which waits for them (`RankHost`).
 - Its calls take and give bytes (see `actor_messages`) and raise none of our errors: Ray pickles.
 - When the stack ends by itself, so does the process: Ray starts the actor again, and it another
   stack, at another address under the same name.
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.errors import SlipstreamError
@@ -29,6 +31,7 @@ from slipstream.ray_fleet.actor_messages import (
     decoded,
     encoded,
 )
+from slipstream.stack.settings import StackSettings
 from slipstream.stack.stack import Stack
 from slipstream_ipc.messages import Load
 from slipstream_ipc.transport.addresses import TCP
@@ -45,10 +48,16 @@ class RayReplica:
     """Starts a stack that clients reach at `host`, and answers for it."""
 
     def __init__(
-        self, spec: bytes, name: str, host: str, end: Callable[[int], object] = os._exit
+        self,
+        spec: bytes,
+        name: str,
+        host: str,
+        end: Callable[[int], object] = os._exit,
+        start_ranks: Callable[[StackSettings], object] = lambda _: None,
     ) -> None:
         """spec: a FleetSpec. name: the replica's, which it keeps when it is started again. end:
-        ends the process.
+        ends the process. start_ranks: starts those of the other machines of these settings, and
+        returns what keeps them.
         """
         self._end = end
         self._goal: ScaleGoal | None = None
@@ -57,14 +66,14 @@ class RayReplica:
         self._load: LoadReader | None = None
         self._address = self._error = ""
         try:
-            settings = decoded(spec, FleetSpec).settings
-            address = listen_address(host, settings.output_workers)
-            options = msgspec.structs.asdict(settings) | {"listen": address}
-            self._stack = Stack(verbose=True, replica=name, **options)
+            settings = at_host(decoded(spec, FleetSpec).settings, host)
+            self._ranks = start_ranks(settings)
+            self._stack = Stack(verbose=True, replica=name, **msgspec.structs.asdict(settings))
         except (SlipstreamError, msgspec.MsgspecError, OSError) as error:
             self._error = " ".join(str(error).split()) or type(error).__name__
             return
-        self._address = address
+        assert settings.listen is not None
+        self._address = settings.listen
         self._load = LoadReader(self._stack.address)
         self._stack.when_ended(self._on_end)
 
@@ -126,6 +135,18 @@ class LoadReader:
         """
         self._session.close()
         self._context.destroy(linger=0)
+
+
+def at_host(settings: StackSettings, host: str) -> StackSettings:
+    """The settings of a replica that clients, and ranks of other machines, reach at this host."""
+    num = settings.output_workers
+    is_spread = settings.nnodes > 1
+    listen = listen_address(host, num + is_spread)
+    placed = replace(settings, listen=listen)
+    if not is_spread:
+        return placed
+    master_port = int(listen.rpartition(":")[2]) + num
+    return replace(placed, master_addr=host, master_port=master_port)
 
 
 def listen_address(host: str, num_ports: int) -> str:

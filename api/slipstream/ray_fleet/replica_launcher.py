@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import ray
+from msgspec.structs import replace
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
-from ray.util.placement_group import placement_group
+from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from slipstream.ray_fleet.actor_messages import (
@@ -28,7 +30,9 @@ from slipstream.ray_fleet.cluster import (
     remove_group,
 )
 from slipstream.ray_fleet.controller import NoReport, replica_name
+from slipstream.ray_fleet.rank_host import RankHost
 from slipstream.ray_fleet.replica import RayReplica
+from slipstream.stack.settings import StackSettings
 from slipstream_ipc.telemetry.logs import configure_logging
 
 _ASK_S = 0.5  # for replicas to answer together
@@ -40,7 +44,18 @@ class ReplicaActor(RayReplica):
 
     def __init__(self, spec: bytes, name: str) -> None:
         configure_logging("replica")
-        super().__init__(spec, name, ray.util.get_node_ip_address())
+        host = ray.util.get_node_ip_address()
+        super().__init__(spec, name, host, start_ranks=partial(_start_ranks, spec))
+
+
+class RankActor(RankHost):
+    """The actor of a replica's ranks on another machine. It ends with the replica's actor, which
+    has started it.
+    """
+
+    def __init__(self, settings: bytes) -> None:
+        configure_logging("ranks")
+        super().__init__(settings)
 
 
 class RayLauncher:
@@ -66,8 +81,12 @@ class RayLauncher:
         spec, name = self._spec, self._name(index)
         resources = {"CPU": spec.num_cpus, "GPU": spec.num_gpus}
         bundle = {kind: number for kind, number in resources.items() if number}
+        num = spec.settings.nnodes
         group = placement_group(
-            [bundle or _LITTLE], strategy="STRICT_PACK", name=name, lifetime="detached"
+            [bundle or _LITTLE] * num,
+            strategy="STRICT_PACK" if num == 1 else "STRICT_SPREAD",
+            name=name,
+            lifetime="detached",
         )
         self._handles[index] = (
             ray.remote(ReplicaActor)
@@ -75,11 +94,7 @@ class RayLauncher:
                 name=name,
                 namespace=NAMESPACE,
                 lifetime="detached",
-                num_cpus=spec.num_cpus,
-                num_gpus=spec.num_gpus,
-                max_restarts=-1,
-                max_task_retries=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(group, 0),
+                **_share(spec, group, 0),
             )
             .remote(self._data, f"{replica_name(index)}.{spec.name}")
         )
@@ -138,3 +153,27 @@ class RayLauncher:
             return decoded(data, ReplicaReport)
         del self._asked[index]
         return answer
+
+
+def _start_ranks(spec: bytes, settings: StackSettings) -> list[ActorHandle]:
+    """Start the ranks of a replica's other machines from its actor. They end with the handles."""
+    if settings.nnodes == 1:
+        return []
+    group, given = ray.util.get_current_placement_group(), decoded(spec, FleetSpec)
+    return [
+        ray.remote(RankActor)
+        .options(**_share(given, group, index))
+        .remote(encoded(replace(settings, node_rank=index, listen=None)))
+        for index in range(1, settings.nnodes)
+    ]
+
+
+def _share(spec: FleetSpec, group: PlacementGroup, index: int) -> dict[str, Any]:
+    """The options of an actor that has this bundle of its replica's group, one of each machine."""
+    return {
+        "num_cpus": spec.num_cpus,
+        "num_gpus": spec.num_gpus,
+        "max_restarts": -1,
+        "max_task_retries": 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+    }

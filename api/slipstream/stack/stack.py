@@ -10,29 +10,20 @@ from __future__ import annotations
 
 import os
 import secrets
-import selectors
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Unpack
-
-import msgspec
 
 from slipstream.client.async_client import AsyncClient
 from slipstream.client.client import Client
 from slipstream.client.endpoints import http_address_in
-from slipstream.errors import SlipstreamError
-from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.plan.front_plan import is_front
 from slipstream.stack.plan.process_plan import plan_stack
-from slipstream.stack.runtime_dir import remove_leftovers
 from slipstream.stack.settings import StackOptions, settings_from
 from slipstream.stack.supervisor_events import (
     ProcessEnded,
@@ -41,22 +32,12 @@ from slipstream.stack.supervisor_events import (
     StackEvent,
     StackFailed,
     StackReady,
-    SupervisorConfig,
 )
+from slipstream.stack.supervisor_process import StackError, SupervisorProcess
 from slipstream.tracing.part_files import checked_trace, discard_parts
 from slipstream.tracing.parts import merge_parts
-from slipstream_ipc.messages import Fault
-from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
 
-_END_S = 14.0  # the supervisor takes at most 13
 _MAX_UNREAD = 1000  # events; older ones are dropped
-
-
-class StackError(SlipstreamError):
-    """A stack could not be started, or has ended; the message has the reason its processes gave."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(Fault("engine", message))
 
 
 class StackArguments(StackOptions, total=False):
@@ -96,7 +77,6 @@ class Stack:
         **settings: Unpack[StackOptions],
     ) -> None:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
-        is_given = runtime_dir is not None
         folder = _new_runtime_dir() if runtime_dir is None else Path(runtime_dir).absolute()
         config = plan_stack(
             checked,
@@ -108,38 +88,19 @@ class Stack:
         self._trace = checked_trace(checked.trace)
         if self._trace is not None:
             discard_parts(self._trace)
-        level = os.environ.get(LOG_LEVEL_VARIABLE) or ("INFO" if verbose else "WARNING")
         self.address = config.address
         self.http_address: str | None = None  # start of a URL, or unix:PATH; None without a front
         self._pids: dict[str, int] = {}
         self._unread: deque[StackEvent] = deque(maxlen=_MAX_UNREAD)
         self._lock = threading.Lock()  # guards http_address, _pids, _unread and reading events
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={
-                **os.environ,
-                LOG_LEVEL_VARIABLE: level,
-                LOG_FORMAT_VARIABLE: checked.log_format,
-            },
-            start_new_session=True,
-        )
-        assert self._process.stdout is not None
-        self._events = LineReader(os.dup(self._process.stdout.fileno()))
-        self._process.stdout.close()
-        self._finalizer = weakref.finalize(
-            self,
-            _stop_supervisor,
-            self._process,
-            self._events,
-            folder,
-            is_given,
-            os.getpid(),
-            self._trace,
+        self._supervisor = SupervisorProcess(
+            config,
+            removes_folder=runtime_dir is None,
+            log_format=checked.log_format,
+            verbose=verbose,
+            at_end=partial(_merge, self._trace),
         )
         try:
-            self._send(config)
             self._wait_until_ready(start_timeout_s)
         except BaseException:
             self.stop()
@@ -153,7 +114,7 @@ class Stack:
         """
         with self._lock:
             self._read_events()
-            return {"supervisor": self._process.pid, **self._pids}
+            return {"supervisor": self._supervisor.pid, **self._pids}
 
     def events(self) -> list[StackEvent]:
         """The events of the stack since the last call, oldest first; at most the last 1,000."""
@@ -171,17 +132,15 @@ class Stack:
                 self._read_events()
                 if self._unread:
                     return self._unread.popleft()
-                if self._events.has_ended():
+                if self._supervisor.has_told_all:
                     return None
-            with selectors.DefaultSelector() as selector:
-                selector.register(self._events, selectors.EVENT_READ)
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    return None
+            if not self._supervisor.wait_for_events(max(0.0, deadline - time.monotonic())):
+                return None
 
     @property
     def is_running(self) -> bool:
         """Whether the stack runs: False once it was stopped or has failed."""
-        return self._process.poll() is None
+        return self._supervisor.is_running
 
     def client(self) -> Client:
         """A new client of this stack; close it when done with it."""
@@ -193,14 +152,7 @@ class Stack:
 
     def when_ended(self, callback: Callable[[], object]) -> None:
         """Call `callback` once, from a new thread, when the stack has ended for any reason."""
-
-        def wait(process: subprocess.Popen[bytes]) -> None:
-            process.wait()
-            callback()
-
-        # the thread refers to the process, not to `self`, so that a dropped stack still ends
-        name = "slipstream-stack-end"
-        threading.Thread(target=wait, args=(self._process,), name=name, daemon=True).start()
+        self._supervisor.when_ended(callback)
 
     def stop(self) -> None:
         """Stop the stack. Idempotent.
@@ -208,21 +160,13 @@ class Stack:
         Its processes have 3 s to end and are killed then; this waits up to 10 s more for the kernel
         to end them.
         """
-        self._finalizer()
+        self._supervisor.stop()
 
     def __enter__(self) -> Stack:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _send(self, config: SupervisorConfig) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(msgspec.json.encode(config) + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise StackError(self._exit_message()) from error
 
     def _wait_until_ready(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -235,16 +179,15 @@ class Stack:
                     return
                 case StackFailed():
                     raise StackError(event.error)
-        if self._events.has_ended():
-            raise StackError(self._exit_message())
+        if self._supervisor.has_told_all:
+            raise self._supervisor.ended_error()
         raise StackError(
             f"the stack was not ready after start_timeout_s={timeout_s:g} "
             f"(ready processes: {', '.join(ready) or 'none'})"
         )
 
     def _read_events(self) -> None:
-        for line in self._events.read():
-            event: StackEvent = msgspec.json.decode(line, type=StackEvent)
+        for event in self._supervisor.events():
             self._unread.append(event)
             match event:
                 case ProcessStarted():
@@ -254,37 +197,11 @@ class Stack:
                 case ProcessEnded():
                     self._pids.pop(event.name, None)
 
-    def _exit_message(self) -> str:
-        return f"the supervisor ended with code {self._process.wait()}; standard error has more"
-
 
 def _new_runtime_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"slipstream-{secrets.token_hex(6)}"
 
 
-def _stop_supervisor(
-    process: subprocess.Popen[bytes],
-    events: LineReader,
-    folder: Path,
-    is_given: bool,
-    owner: int,
-    trace: str | None,
-) -> None:
-    if os.getpid() != owner:
-        return  # in a fork of the process that owns the stack
-    assert process.stdin is not None
-    try:
-        process.stdin.close()  # tells the supervisor to stop
-        process.wait(_END_S)
-    except (subprocess.TimeoutExpired, BrokenPipeError):
-        pass
-    finally:
-        process.kill()  # its children die with it: see `Child`
-        process.wait()
-        events.close()
-        if not is_given:
-            shutil.rmtree(folder, ignore_errors=True)
-        elif process.returncode < 0:  # killed before it could clean up
-            remove_leftovers(folder)
-        if trace is not None:
-            merge_parts(trace)
+def _merge(trace: str | None) -> None:
+    if trace is not None:
+        merge_parts(trace)

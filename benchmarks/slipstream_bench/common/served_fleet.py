@@ -28,7 +28,6 @@ from slipstream.stack.children.line_pipe import LineReader
 from slipstream.stack.children.parent_death import die_with
 from slipstream.stack.plan.front_plan import is_front
 from slipstream.stack.settings import settings_from
-from slipstream.stack.stack import StackError
 from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
@@ -37,6 +36,7 @@ from slipstream.stack.supervisor_events import (
     StackFailed,
     StackReady,
 )
+from slipstream.stack.supervisor_process import StackError
 from slipstream_bench.common.fleet_process import FleetConfig
 from slipstream_ipc.messages import Fault
 

@@ -19,10 +19,10 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, EngineError, SamplingParams, SlipstreamError, Stack
 from slipstream.demo_model import MODEL_PATH
-from slipstream.stack import stack as stack_module
-from slipstream.stack.stack import StackError
+from slipstream.stack import supervisor_process
 from slipstream.stack.supervisor import GIVE_UP_S, STOP_S
 from slipstream.stack.supervisor_events import ProcessRestarted, SpareReady, StackFailed
+from slipstream.stack.supervisor_process import StackError
 
 SIMULATED = "simulated:step_ms=1"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
@@ -49,7 +49,7 @@ def fakes(tmp_path, monkeypatch):
 
 
 def test_its_patience_outlasts_its_supervisors() -> None:
-    assert stack_module._END_S > STOP_S + GIVE_UP_S
+    assert supervisor_process._END_S > STOP_S + GIVE_UP_S
 
 
 def test_a_given_folder_is_left_as_it_was_however_the_stack_ends(tmp_path, fakes):

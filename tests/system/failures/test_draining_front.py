@@ -99,7 +99,7 @@ def rest_of(stream: Raw) -> bytes:
 
 def ended(stack: Stack) -> int:
     """The supervisor's exit code."""
-    return stack._process.wait(PATIENCE_S)
+    return stack._supervisor.wait(PATIENCE_S)
 
 
 def test_health_is_served_until_the_last_stream_has_ended():

@@ -32,7 +32,7 @@ def start(folder: Path, **settings: Any) -> Stack:
 def end(stack: Stack) -> None:
     """As `systemctl stop` does."""
     os.kill(stack.pids["supervisor"], signal.SIGTERM)
-    assert stack._process.wait(PATIENCE_S) == 0
+    assert stack._supervisor.wait(PATIENCE_S) == 0
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_what_is_asked_for_while_it_drains_is_answered_by_the_next(
             other.tokenize("a")  # answered behind it
         text += "".join(delta.text for delta in stream)
         assert text == whole[0]  # it had time to end where it was
-        assert stack._process.wait(PATIENCE_S) == 0
+        assert stack._supervisor.wait(PATIENCE_S) == 0
         assert not late[-1]._state.is_over
         with start(folder):
             assert {"".join(delta.text for delta in each) for each in late} == {whole[1]}

@@ -248,7 +248,7 @@ def refusal(client: Client) -> OverloadedError:
 
 def ended(stack: Stack) -> int:
     """The supervisor's exit code."""
-    return stack._process.wait(PATIENCE_S)
+    return stack._supervisor.wait(PATIENCE_S)
 
 
 # ---- nobody is left ----------------------------------------------------------------------------

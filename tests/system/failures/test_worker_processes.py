@@ -132,4 +132,4 @@ def test_what_runs_on_any_worker_may_finish(tmp_path: Path) -> None:
     ):
         whole = texts(client)
         assert texts(client, lambda: os.kill(stack.pids["supervisor"], signal.SIGTERM)) == whole
-        assert stack._process.wait(PATIENCE_S) == 0
+        assert stack._supervisor.wait(PATIENCE_S) == 0

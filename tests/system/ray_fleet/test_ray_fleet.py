@@ -7,11 +7,9 @@ another: it has two replicas, loses some, grows, shrinks and ends.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -20,15 +18,14 @@ from tests.helpers.everywhere import by_curl, by_program
 from tests.helpers.http_front import Raw
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.ray_cluster import RayCluster, is_loopback, ray_cluster
+from tests.helpers.ray_commands import Members, groups_and_actors, in_cluster, ray_command
 from tests.helpers.routing import routing
 from tests.helpers.stacks import spareless_stack
 
 import slipstream
 from slipstream.cli.main import main
-from slipstream.client.endpoints import check_member
 from slipstream.demo_model import MODEL_PATH
-from slipstream.fleet.members import has_ray, member_source
-from slipstream_ipc.transport.curve import Access
+from slipstream.fleet.members import has_ray
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,39 +36,13 @@ FLEET = "ray://demo"
 MODEL = f"simulated:step_ms=10,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
 NUM_STREAMS, NUM_TOKENS, NUM_BEFORE = 12, 200, 40
 MAX_NUM_SEQS = 8
-# what a connection to Ray finds there of fleets
-LEFT = """
-import ray
-from slipstream.ray_fleet.cluster import connect
-connect()
-table = ray.util.placement_group_table().values()
-groups = [each["name"] for each in table if each["state"] != "REMOVED"]
-print(len(groups), len(ray.util.list_named_actors(all_namespaces=True)))
-"""
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
     """Ray, which this process and those that it starts find."""
-    with ray_cluster() as running, pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.startswith("RAY_")]:
-            patch.delenv(name)
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
+    with ray_cluster() as running, in_cluster(running):
         yield running
-
-
-def command(*words: str) -> str:
-    """What a command of `slipstream ray` says."""
-    done = subprocess.run(
-        [sys.executable, "-m", "slipstream.cli.main", "ray", *words],
-        capture_output=True,
-        text=True,
-        timeout=2 * PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -86,32 +57,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fleet(cluster: RayCluster, keys: Path) -> str:
     """A fleet of two replicas."""
     options = ["--replicas", "2", "--num-cpus", "0.5", "--max-num-seqs", str(MAX_NUM_SEQS)]
-    said = command("up", MODEL, "--name", "demo", "--keys", str(keys), *options)
+    said = ray_command("up", MODEL, "--name", "demo", "--keys", str(keys), *options)
     assert f"slipstream route {FLEET}" in said
     return FLEET
-
-
-class Members:
-    """The addresses of the fleet as a router hears them."""
-
-    def __init__(self) -> None:
-        access = Access(insecure=True)
-        self._source = member_source(FLEET, partial(check_member, access=access))
-
-    def __enter__(self) -> Members:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._source.close()
-
-    def until(self, number: int, *, other_than: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Wait for so many that are not all the same as these."""
-        patience = Patience()
-        while True:
-            found = frozenset(self._source.addresses(0.0))
-            if len(found) == number and found != other_than:
-                return found
-            patience.check(found)
 
 
 def answers(client: slipstream.Client, cluster: RayCluster, kill: bool) -> list[tuple[str, list]]:
@@ -142,7 +90,7 @@ def test_nothing_listens_beyond_loopback(cluster: RayCluster, fleet: str) -> Non
 def test_streams_of_a_killed_replica_go_on_and_it_comes_back(
     cluster: RayCluster, fleet: str, keys: Path
 ) -> None:
-    with Members() as members, slipstream.Client(fleet, keys=keys) as client:
+    with Members(FLEET) as members, slipstream.Client(fleet, keys=keys) as client:
         addresses = members.until(2)
         undisturbed = answers(client, cluster, kill=False)
         for _ in range(2):  # one of them had streams
@@ -155,12 +103,12 @@ def test_streams_of_a_killed_replica_go_on_and_it_comes_back(
 
 
 def test_the_fleets_actor_may_be_killed(cluster: RayCluster, fleet: str) -> None:
-    with Members() as members:
+    with Members(FLEET) as members:
         before = members.until(2)
         replicas = cluster.of_actors("ReplicaActor")
         [actor] = cluster.of_actors("Fleet")
         actor.kill()
-        said = command("scale", "3", "--name", "demo")
+        said = ray_command("scale", "3", "--name", "demo")
         assert "replica-2 serves" in said
         after = members.until(3)
     assert before < after
@@ -183,12 +131,12 @@ def test_one_program_and_one_request_are_those_of_a_server(
 
 
 def test_it_shrinks_and_follows_its_requests(cluster: RayCluster, fleet: str, keys: Path) -> None:
-    said = command("scale", "1", "--name", "demo")
+    said = ray_command("scale", "1", "--name", "demo")
     assert "draining" in said
     assert len(cluster.of_actors("ReplicaActor")) == 1
     assert groups_and_actors() == (1, 2)
-    command("scale", "1:2", "--name", "demo")
-    with Members() as members, slipstream.Client(fleet, keys=keys) as client:
+    ray_command("scale", "1:2", "--name", "demo")
+    with Members(FLEET) as members, slipstream.Client(fleet, keys=keys) as client:
         members.until(1)
         streams = [
             client.stream("Chapter 1", max_tokens=4000, ignore_eos=True)
@@ -197,7 +145,7 @@ def test_it_shrinks_and_follows_its_requests(cluster: RayCluster, fleet: str, ke
         assert len(members.until(2)) == 2
         for stream in streams:
             stream.abort()
-    shown = command("status", "--name", "demo")
+    shown = ray_command("status", "--name", "demo")
     assert "wanted: 2, of 1 to 2" in shown
     assert shown.count(" serving ") == 2
 
@@ -209,7 +157,7 @@ def test_nothing_is_left_of_it(cluster: RayCluster, fleet: str) -> None:
         for process in [actor, *actor.children(recursive=True)]
     }
     assert len(stacks) > 6
-    assert "demo has ended" in command("down", "--name", "demo")
+    assert "demo has ended" in ray_command("down", "--name", "demo")
     _, alive = psutil.wait_procs(stacks, PATIENCE_S)
     assert not alive
     assert groups_and_actors() == (0, 0)
@@ -239,16 +187,3 @@ def get_health(port: int) -> list[str]:
     """The states of the replicas that a front knows."""
     with Raw(port) as raw:
         return list(raw.get("/health").json["replicas"].values())
-
-
-def groups_and_actors() -> tuple[int, int]:
-    """How many placement groups and named actors there are in the cluster."""
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=True,
-    )
-    groups, actors = map(int, done.stdout.split())
-    return groups, actors

@@ -17,7 +17,9 @@ from slipstream.stack.supervisor_events import SupervisorConfig
 from slipstream_ipc.validation.simulated_model import SIMULATED
 
 
-def plan_node(settings: StackSettings, runtime_dir: Path) -> SupervisorConfig:
+def plan_node(
+    settings: StackSettings, runtime_dir: Path, parent_pid: int | None = None
+) -> SupervisorConfig:
     """The config of a supervisor of ranks alone, whose core is on another machine. Its address is
     the core's.
 
@@ -43,4 +45,4 @@ def plan_node(settings: StackSettings, runtime_dir: Path) -> SupervisorConfig:
         for index in local_ranks(settings)
     ]
     without_fronts = msgspec.structs.replace(settings, http_port=None, uds=None)
-    return supervisor_config(without_fronts, children, nodes["address"], runtime_dir)
+    return supervisor_config(without_fronts, children, nodes["address"], runtime_dir, parent_pid)

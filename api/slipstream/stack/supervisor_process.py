@@ -1,0 +1,171 @@
+"""A supervisor as a child process: tells its events, and ends with the process that started it.
+
+- It ends with `stop`, when the object is garbage collected, or with this process, however that
+  ends.
+- Ctrl-C in the terminal reaches this process only.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from slipstream.errors import SlipstreamError
+from slipstream.stack.children.line_pipe import LineReader
+from slipstream.stack.runtime_dir import remove_leftovers
+from slipstream.stack.supervisor_events import StackEvent, SupervisorConfig
+from slipstream_ipc.messages import Fault
+from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_LEVEL_VARIABLE
+
+_END_S = 14.0  # the supervisor takes at most 13
+
+
+class StackError(SlipstreamError):
+    """A stack could not be started, or has ended; the message has the reason its processes gave."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Fault("engine", message))
+
+
+class SupervisorProcess:
+    """Starts a supervisor of `config`, and does not wait until it is ready.
+
+    removes_folder: remove its runtime directory at the end. verbose: log at INFO to standard error
+    instead of WARNING; the environment variable SLIPSTREAM_LOG_LEVEL overrides it. at_end: called
+    when it has been stopped.
+
+    Raises: StackError where it ends before it has taken its config.
+    """
+
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        *,
+        removes_folder: bool,
+        log_format: str,
+        verbose: bool = False,
+        at_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        level = os.environ.get(LOG_LEVEL_VARIABLE) or ("INFO" if verbose else "WARNING")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, LOG_LEVEL_VARIABLE: level, LOG_FORMAT_VARIABLE: log_format},
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        self._events = LineReader(os.dup(self._process.stdout.fileno()))
+        self._process.stdout.close()
+        self._finalizer = weakref.finalize(
+            self,
+            _stop,
+            self._process,
+            self._events,
+            Path(config.runtime_dir),
+            removes_folder,
+            os.getpid(),
+            at_end,
+        )
+        try:
+            self._send(config)
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs: False once it was stopped or has failed."""
+        return self._process.poll() is None
+
+    @property
+    def has_told_all(self) -> bool:
+        """Whether no further event will come."""
+        return self._events.has_ended()
+
+    def events(self) -> list[StackEvent]:
+        """The events that have come since the last call. For one thread at a time."""
+        return [msgspec.json.decode(line, type=StackEvent) for line in self._events.read()]
+
+    def wait_for_events(self, timeout_s: float | None) -> bool:
+        """Wait until there may be news, its end among them. Returns whether there are."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._events, selectors.EVENT_READ)
+            return bool(selector.select(timeout_s))
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait for its end. Returns the exit code. Raises: subprocess.TimeoutExpired."""
+        return self._process.wait(timeout_s)
+
+    def when_ended(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once, from a new thread, when it has ended for any reason."""
+
+        def wait(process: subprocess.Popen[bytes]) -> None:
+            process.wait()
+            callback()
+
+        # the thread refers to the process, not to `self`, so that a dropped one still ends
+        name = "slipstream-stack-end"
+        threading.Thread(target=wait, args=(self._process,), name=name, daemon=True).start()
+
+    def ended_error(self) -> StackError:
+        """What is known of an end that no event has explained. Waits for that end."""
+        code = self._process.wait()
+        return StackError(f"the supervisor ended with code {code}; standard error has more")
+
+    def stop(self) -> None:
+        """Stop it and its children. Idempotent.
+
+        These have 3 s to end and are killed then; this waits up to 10 s more for the kernel to end
+        them.
+        """
+        self._finalizer()
+
+    def _send(self, config: SupervisorConfig) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(msgspec.json.encode(config) + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self.ended_error() from error
+
+
+def _stop(
+    process: subprocess.Popen[bytes],
+    events: LineReader,
+    folder: Path,
+    removes_folder: bool,
+    owner: int,
+    at_end: Callable[[], object],
+) -> None:
+    if os.getpid() != owner:
+        return  # in a fork of the process that owns the supervisor
+    assert process.stdin is not None
+    try:
+        process.stdin.close()  # tells the supervisor to stop
+        process.wait(_END_S)
+    except (subprocess.TimeoutExpired, BrokenPipeError):
+        pass
+    finally:
+        process.kill()  # its children die with it: see `Child`
+        process.wait()
+        events.close()
+        if removes_folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif process.returncode < 0:  # killed before it could clean up
+            remove_leftovers(folder)
+        at_end()
