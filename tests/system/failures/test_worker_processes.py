@@ -114,7 +114,7 @@ def test_the_next_stack_at_the_address_goes_on(tmp_path: Path, before: int, afte
 
         def replace() -> None:
             os.kill(old.pids["supervisor"], signal.SIGTERM)
-            assert old._process.wait(PATIENCE_S) == 0
+            assert old._supervisor.wait(PATIENCE_S) == 0
             stacks.append(start(after))
 
         stacks: list[Stack] = []

@@ -32,6 +32,8 @@ from slipstream_core.runner.compilation.fuse import (
     AnyNode,
     as_linear,
     attend_by_its_context,
+    is_call,
+    only_user,
     rewrite,
     shape_of,
     shared_weights,
@@ -210,12 +212,26 @@ def _join_weights(graph: GraphModule) -> None:
                 graph.register_buffer(name, _joined([getattr(graph, it.target) for it in column]))
                 joined[at] = nodes.get_attr(name)
             product = nodes.call_function(_linear, (x, *joined))
+            clamps = _equal_clamps(members)
+            if clamps:
+                product = nodes.call_function(clamps[0].target, (product, *clamps[0].args[1:]))
             sizes = [shape_of(node)[-1] for node in members]
             parts = nodes.call_function(_aten.split_with_sizes.default, (product, sizes, -1))
-            for at, node in enumerate(members):
+            for at, node in enumerate(clamps or members):
                 part = nodes.call_function(operator.getitem, (parts, at))
                 part.meta = dict(node.meta)
                 node.replace_all_uses_with(part)
+        for clamp in clamps:
+            nodes.erase_node(clamp)
+
+
+def _equal_clamps(products: list[AnyNode]) -> list[AnyNode]:
+    """What keeps each of these within the same bounds, where nothing else uses them."""
+    clamps = [only_user(node) for node in products]
+    first = clamps[0]
+    if not all(is_call(each, _aten.clamp_.default) for each in clamps):
+        return []
+    return clamps if all(each.args[1:] == first.args[1:] for each in clamps) else []
 
 
 def _joined(weights: list[torch.Tensor]) -> torch.Tensor:

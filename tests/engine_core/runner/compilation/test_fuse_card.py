@@ -179,6 +179,14 @@ def test_masks_of_experts_on_other_devices_are_let_go_of(name: str) -> None:
     assert found_launches == (before + 5, after)
 
 
+def test_queries_keys_and_values_are_kept_within_bounds_in_one_call() -> None:
+    (found,) = (each for each in ARCHITECTURES if each.name == "OLMo")
+    config: Any = found.config()
+    config.clip_qkv = 8.0
+    _, fused = graphs(meta_model(config))
+    assert max(launches_by_layer(fused.graph)) == LAUNCHES["OLMo"][1] + 1
+
+
 def test_norms_that_differ_stay_two() -> None:
     (found,) = (each for each in ARCHITECTURES if each.name == "Gemma 2")
     model = meta_model(found.config())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -554,3 +555,22 @@ def test_fused_forwards_compute_what_the_model_does(
     assert weights[0] == weights[1], "joined weights are moved once"
     for key, each in module.state_dict().items():
         assert torch.equal(each, before[key]), key
+
+
+def test_bounds_of_queries_keys_and_values_bite(ops: ForwardOps, tmp_path: Path) -> None:
+    (architecture,) = (each for each in tiny_models.ARCHITECTURES if each.name == "OLMo")
+    tiny_models.save(architecture, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    ids = torch.arange(6, device=DEVICE)[None] * 7 % tiny_models.VOCAB_SIZE
+    keep = torch.tensor([5, 3], device=DEVICE)
+    outputs = {}
+    for bound in (None, 0.01):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"clip_qkv": bound}))
+        module = load_model(str(tmp_path), device=DEVICE.type, dtype="float32").module
+        forward = trace_for_card(module, ops, tiny_models.VOCAB_SIZE, DEVICE)
+        assert forward is not None
+        with torch.inference_mode():
+            expected = eager(module)(ids, ids, keep, OwnValue())
+            outputs[bound] = forward(ids, ids, keep, OwnValue())
+        assert (outputs[bound] - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert (outputs[None] - outputs[0.01]).abs().max() > 1e-2 * outputs[None].abs().max()
