@@ -10,21 +10,30 @@ from __future__ import annotations
 from codecs import utf_8_decode
 from typing import Literal
 
-__all__ = ["MAX_DANGLING", "REPLACEMENT", "decode_joined", "decode_run_byte"]
+__all__ = ["MAX_DANGLING", "REPLACEMENT", "begins_character", "decode_joined", "decode_run_byte"]
 
 REPLACEMENT = "\ufffd"
 MAX_DANGLING = 3  # bytes of an incomplete UTF-8 character, so also the tokens with such bytes
 
 
-def _beginnings() -> frozenset[bytes]:
-    """The proper prefixes of all encoded characters: 17,651 of them, 2 MB."""
-    first_of_rows = range(0x80, 0x110000, 64)  # 64 consecutive ones differ only in the last byte
-    characters = [chr(code) for code in first_of_rows if not 0xD800 <= code < 0xE000]
-    rows = [character.encode() for character in characters]
-    return frozenset(row[:length] for row in rows for length in range(1, len(row)))
+def _short_beginnings() -> frozenset[bytes]:
+    """The proper prefixes of all encoded characters that have one byte or two."""
+    two_bytes = range(0x80, 0x800, 0x40)  # one character for each prefix
+    three_bytes = range(0x800, 0x10000, 0x40)
+    four_bytes = range(0x10000, 0x110000, 0x1000)
+    codes = (*two_bytes, *three_bytes, *four_bytes)
+    rows = [chr(code).encode() for code in codes if not 0xD800 <= code < 0xE000]
+    return frozenset(row[:length] for row in rows for length in (1, 2) if length < len(row))
 
 
-_BEGINNINGS = _beginnings()
+_SHORT_BEGINNINGS = _short_beginnings()
+
+
+def begins_character(data: bytes) -> bool:
+    """Whether this is a proper prefix of some encoded character."""
+    if len(data) == MAX_DANGLING:
+        return data[0] >= 0xF0 and data[2] & 0xC0 == 0x80 and data[:2] in _SHORT_BEGINNINGS
+    return data in _SHORT_BEGINNINGS
 
 
 def decode_joined(
@@ -35,11 +44,11 @@ def decode_joined(
 
     Returns the text of `data`, and the bytes at its end that wait.
     """
-    if data in _BEGINNINGS:
+    if begins_character(data):
         return "", data
     text, num_used = utf_8_decode(data, errors, False)
     rest = data[num_used:]
-    if rest and rest not in _BEGINNINGS:
+    if rest and not begins_character(rest):
         return text + rest.decode("utf-8", errors), b""
     return text, rest
 
@@ -51,7 +60,7 @@ def decode_run_byte(waiting: bytes, byte: bytes) -> tuple[str, bytes]:
     now.
     """
     data = waiting + byte
-    if data in _BEGINNINGS:
+    if begins_character(data):
         return "", data
     try:
         return data.decode(), b""

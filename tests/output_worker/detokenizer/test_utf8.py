@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream_worker.detokenizer.utf8 import (
     MAX_DANGLING,
     REPLACEMENT,
+    begins_character,
     decode_joined,
     decode_run_byte,
 )
@@ -73,3 +76,13 @@ def test_runs_keep_every_character_and_replace_every_other_byte(data: bytes) -> 
         assert len(waiting) <= MAX_DANGLING
         assert not waiting or can_become_a_character(waiting)
     assert text + REPLACEMENT * len(waiting) == characters_alone(data)
+
+
+def test_what_begins_a_character_is_a_proper_prefix_of_one() -> None:
+    first_of_rows = range(0x80, 0x110000, 64)  # 64 consecutive ones differ only in the last byte
+    rows = [chr(code).encode() for code in first_of_rows if not 0xD800 <= code < 0xE000]
+    prefixes = {row[:length] for row in rows for length in range(1, len(row))}
+    assert all(map(begins_character, prefixes))
+    for length in range(MAX_DANGLING + 2):
+        for found in map(bytes, product(EDGES, repeat=length)):
+            assert begins_character(found) == (found in prefixes), found
