@@ -102,12 +102,15 @@ class DeltaBatch:
         self._objects: EntryObjects | None = None  # cached_property of Python 3.11 takes a lock
 
     @property
+    def has_one_width(self) -> bool:
+        """Whether all token ids have equally many candidates, at least one."""
+        columns = self.message.logprobs
+        return columns is not None and columns.width > 0 and not columns.widths
+
+    @property
     def has_one_wide_each(self) -> bool:
         """Whether each entry has one token id, and all of them have equally many candidates."""
-        columns = self.message.logprobs
-        return (
-            columns is not None and self.has_one_each and columns.width > 0 and not columns.widths
-        )
+        return self.has_one_each and self.has_one_width
 
     @cached_property
     def counts(self) -> list[int] | None:

@@ -1,6 +1,6 @@
 /* write_texts(streams, texts, tails, kinds, token_ids, counts, ends, lengths, left): what `broadcast`
- * does entry by entry in Python, for entries that are plain text, or that and a completion's
- * log-probabilities, and whose connections have room.
+ * does entry by entry in Python, for entries that are plain text, or that and the log-probabilities
+ * of a completion's one token, and whose connections have room.
  *
  * tails, ends, lengths: see `logprob_encoding.CompletionTails`; None and empty without.
  * left: a writable byte for each entry. An entry whose byte is not 0 is passed over; the byte of an
@@ -403,9 +403,9 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
     const Py_buffer *kinds = &columns[0], *ids = &columns[1], *counts = &columns[2];
     const Py_buffer *ends = &columns[3], *lengths = &columns[4];
     uint8_t *left = columns[5].buf;
-    Py_ssize_t num = PyList_GET_SIZE(texts), first = 0, tail_begin = 0, tail_end = 0;
+    Py_ssize_t num = PyList_GET_SIZE(texts), first = 0;
     if (PyList_GET_SIZE(streams) != num || columns[5].len != num ||
-        (tails && (ends->len != 4 * num || lengths->len != 4 * num)) ||
+        (tails && (ends->len != ids->len || lengths->len != ids->len)) ||
         (kinds->len && kinds->len != 4 * num) || (counts->len && counts->len != 4 * num)) {
         PyErr_SetString(PyExc_ValueError, "columns of different lengths");
         return NULL;
@@ -414,24 +414,28 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
     unsigned long long num_written = 0;
     Entry entry = {0};
     int failed = 0;
-    for (Py_ssize_t at = 0; !failed && at < num;
-         at++, first += entry.num_tokens, tail_begin = tail_end) {
+    for (Py_ssize_t at = 0; !failed && at < num; at++, first += entry.num_tokens) {
         entry.num_tokens = counts->len ? (Py_ssize_t)u32_at(counts, at) : 1;
         if (entry.num_tokens > ids->len / 4 - first) {
             PyErr_SetString(PyExc_ValueError, "fewer token ids than counted");
             failed = -1;
             break;
         }
-        if (tails) {
-            tail_end = (Py_ssize_t)u32_at(ends, at);
-            if (tail_end < tail_begin || tail_end > PyBytes_GET_SIZE(tails)) {
+        if (left[at])
+            continue;
+        entry.tail.text = NULL;
+        if (tails && entry.num_tokens == 1) {
+            Py_ssize_t begin = first ? (Py_ssize_t)u32_at(ends, first - 1) : 0;
+            Py_ssize_t end = (Py_ssize_t)u32_at(ends, first);
+            if (end < begin || end > PyBytes_GET_SIZE(tails)) {
                 PyErr_SetString(PyExc_ValueError, "ends: not in order, or behind the tails");
                 failed = -1;
                 break;
             }
+            entry.tail.text = PyBytes_AS_STRING(tails) + begin;
+            entry.tail.size = end - begin;
+            memcpy(&entry.length, (const char *)lengths->buf + 4 * first, sizeof(entry.length));
         }
-        if (left[at])
-            continue;
         if (PyList_GET_SIZE(streams) != num || PyList_GET_SIZE(texts) != num) {
             PyErr_SetString(PyExc_RuntimeError, "the lists changed");
             failed = -1;
@@ -456,11 +460,6 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
         }
         entry.kind = kinds->len ? u32_at(kinds, at) : 0;
         entry.token_ids = (const uint8_t *)ids->buf + 4 * first;
-        if (tails) {
-            entry.tail.text = PyBytes_AS_STRING(tails) + tail_begin;
-            entry.tail.size = tail_end - tail_begin;
-            memcpy(&entry.length, (const char *)lengths->buf + 4 * at, sizeof(entry.length));
-        }
         Py_INCREF(stream);
         Py_INCREF(text);
         PyObject *exchange = PyObject_GetAttr(stream, s_exchange);

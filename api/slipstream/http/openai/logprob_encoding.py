@@ -120,12 +120,12 @@ def load_native() -> ModuleType | None:
 
 
 def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | None:
-    """The tails of a message whose entries have one token each, and equally many candidates; None
-    without the C extension, where two tokens have the same name, or for an id that is too large.
+    """The tails of a message whose tokens have equally many candidates; None without the C
+    extension, where two tokens have the same name, or for an id that is too large.
     """
     native = load_native()
     columns = batch.message.logprobs
-    if native is None or columns is None or not batch.has_one_wide_each:
+    if native is None or columns is None or not batch.has_one_width:
         return None
     numbers = _encode(_clamped(f32(columns.values)).tolist())
     keys = texts.token_json.keys_in_columns

@@ -24,6 +24,7 @@ import logging
 import os
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
 from http import HTTPStatus
 from math import inf
 from typing import Any, Literal, Protocol, cast
@@ -271,7 +272,8 @@ class Connection(web.RequestHandler):
             stream.enable_chunked_encoding()
         if request.version == "1.0" or self._closes_after:
             stream.force_close()
-        _run_now(stream.prepare(aiohttp_request))
+        with suppress(ConnectionResetError):  # it is closing, and its end will be told
+            _run_now(stream.prepare(aiohttp_request))
         self.write.wait()
 
     def finish(self) -> None:
@@ -279,7 +281,8 @@ class Connection(web.RequestHandler):
         self._exchange = None
         assert self._aiohttp_request is not None
         assert self._stream_response is not None
-        cast(StreamWriter, self._aiohttp_request.writer).set_eof()
+        with suppress(ConnectionResetError):  # see `begin_stream`
+            cast(StreamWriter, self._aiohttp_request.writer).set_eof()
         self._set_answer(self._stream_response)
 
     # ---- called by aiohttp -------------------------------------------------------------------

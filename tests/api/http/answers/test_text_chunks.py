@@ -25,7 +25,7 @@ from slipstream.http.answers import broadcast as broadcast_module
 from slipstream.http.answers.broadcast import Broadcast
 from slipstream.http.answers.event_ids import AnswerId, EventId, StreamCursor
 from slipstream.http.answers.live_answer import AnswerContext
-from slipstream.http.answers.streaming import start_answer
+from slipstream.http.answers.streaming import StreamedChoice, start_answer
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.messages import plan_messages, read_messages
 from slipstream.http.endpoints.response_plan import new_response
@@ -33,8 +33,9 @@ from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel, TokenText, TokenTexts
 from slipstream.http.response_encoding import json_part
 from slipstream.http.responses.responses_request import read_response_request
+from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_f32, pack_u32
-from slipstream_ipc.messages import AnswerEvent, EventKind, LogprobColumns
+from slipstream_ipc.messages import AnswerEvent, Deltas, EventKind, LogprobColumns
 from slipstream_ipc.native.extension import load_extension
 
 KINDS = ["completion", "chat", "tools", "resumable", "resumable chat", "generate", "1.0"]
@@ -172,12 +173,13 @@ def _cursors(front: Front) -> list[Any]:
     return [stream.cursor for stream in streams if stream.cursor is not None]
 
 
-scored = st.tuples(
-    texts,
+scored_token = st.tuples(
     st.lists(st.integers(0, 600), min_size=3, max_size=3),  # many are parts of characters
     st.lists(st.floats(-20, 0, width=32) | st.just(float("-inf")), min_size=3, max_size=3),
     st.integers(1, 3),
 )
+one_token = st.lists(scored_token, min_size=1, max_size=1)
+scored = st.tuples(texts, one_token | one_token | st.lists(scored_token, min_size=1, max_size=3))
 
 
 @needs_native
@@ -195,23 +197,59 @@ def test_log_probabilities_are_written_as_in_python(
 ) -> None:
     demo_texts().token_json.has_equal_names = has_equal_names
     fronts = [Front(kinds, is_native=True), Front(kinds, is_native=False)]
-    chars = [0] * 3
-    for tokens, message in enumerate(messages):
-        found = LogprobColumns(
-            3,
-            pack_f32(np.array([values for _, _, values, _ in message])),
-            pack_u32(np.array([ids for _, ids, _, _ in message])),
-            pack_u32([rank for *_, rank in message]),
-        )
+    positions = [(0, 0)] * 3
+    for message in messages:
         for front in fronts:
-            entries = [
-                Entry(state.handle, text, at, tokens, ids[:1])
-                for state, (text, ids, _, _), at in zip(front.states, message, chars, strict=True)
-            ]
-            assert front.table.deliver(deltas(*entries, logprobs=found))
+            assert front.table.deliver(scored_deltas(front, message, positions))
             front.table.wake()
-        chars = [at + len(text) for at, (text, *_) in zip(chars, message, strict=True)]
+        positions = [
+            (chars + len(text), num_tokens + len(tokens))
+            for (chars, num_tokens), (text, tokens) in zip(positions, message, strict=True)
+        ]
     assert fronts[0].written() == fronts[1].written()
+
+
+def scored_deltas(
+    front: Front, message: list[tuple[str, list[Any]]], positions: list[tuple[int, int]]
+) -> Deltas:
+    """A message of a text and tokens with three candidates for each stream."""
+    tokens = [token for _, of_entry in message for token in of_entry]
+    found = LogprobColumns(
+        3,
+        pack_f32(np.array([values for _, values, _ in tokens])),
+        pack_u32(np.array([ids for ids, _, _ in tokens])),
+        pack_u32([rank for *_, rank in tokens]),
+    )
+    entries = [
+        Entry(state.handle, text, *position, [ids[0] for ids, *_ in of_entry])
+        for state, (text, of_entry), position in zip(front.states, message, positions, strict=True)
+    ]
+    return deltas(*entries, logprobs=found)
+
+
+@needs_native
+def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[str] = []
+    write_delta = StreamedChoice.write_delta
+
+    def counted(choice: StreamedChoice, delta: Delta, part: bytes) -> None:
+        left.append(delta.text)
+        write_delta(choice, delta, part)
+
+    monkeypatch.setattr(StreamedChoice, "write_delta", counted)
+    demo_texts().token_json.has_equal_names = False
+    front = Front(["completion logprobs"] * 3, is_native=True)
+    token = [40, 41, 42], [-1.0, -2.0, -3.0], 1
+    for at in range(3):  # the first chunks of all streams are Python's
+        message = [("a", [token]), ("bb", [token, token]), ("c", [token])]
+        assert front.table.deliver(
+            scored_deltas(front, message, [(at, at), (2 * at, 2 * at), (at, at)])
+        )
+        front.table.wake()
+    assert left.count("bb") > left.count("c")
+    assert left[-1] == "bb"
 
 
 @pytest.mark.parametrize("is_native", [True, False])

@@ -216,3 +216,56 @@ def test_the_answer_before_ends_before_a_client_may_send_its_body():
         uvloop.run(main())
     before, *_ = received.split(b"HTTP/1.1 100 ")
     assert before.endswith(large)
+
+
+@pytest.mark.parametrize("closes_at", ["begin", "finish"])
+def test_a_connection_that_is_closing_fails_nothing(closes_at: str) -> None:
+    """Until its end is told, a stream may begin and end; then it is the stream's disconnect."""
+    failures: list[Exception] = []
+    told: list[str] = []
+
+    class App:
+        is_draining = False
+
+        def pattern_of(self, path: str) -> str:
+            return path
+
+        def check_head(self, _request: HttpRequest) -> None:
+            return None
+
+        def has_to_wait(self, _request: HttpRequest) -> bool:
+            return False
+
+        def handle(self, _request: HttpRequest, exchange: Exchange) -> None:
+            connection: Any = exchange._sink
+            exchange.on_disconnect = lambda: told.append("disconnect")
+            try:
+                if closes_at == "begin":
+                    connection._transport.close()
+                exchange.begin_stream()
+                exchange.write(b"{}")
+                if closes_at == "finish":
+                    connection._transport.close()
+                exchange.finish()
+            except Exception as error:
+                failures.append(error)
+            told.append("handled")
+
+    async def main() -> None:
+        running = Server(App(), Limits(linger_s=0.01))
+        listeners = Listeners.at("127.0.0.1", 0)
+        port = listeners.port
+        assert port is not None
+        running.listen(listeners)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUESTS["left"])
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.read()
+        writer.close()
+        await until_empty(running)
+        running.stop_listening()
+        await running.close()
+
+    uvloop.run(main())
+    assert failures == []
+    assert told == ["handled"]
