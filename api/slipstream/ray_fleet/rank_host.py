@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
 from slipstream.errors import SlipstreamError
 from slipstream.ray_fleet.actor_messages import decoded
 from slipstream.stack.plan.node_plan import plan_node
+from slipstream.stack.runtime_dir import new_runtime_dir
 from slipstream.stack.settings import StackSettings
 from slipstream.stack.supervisor_events import StackFailed
 from slipstream.stack.supervisor_process import SupervisorProcess
@@ -46,9 +44,8 @@ class RankHost:
         self._supervisor: SupervisorProcess | None = None
         try:
             given = decoded(settings, StackSettings)
-            folder = Path(tempfile.gettempdir()) / f"slipstream-{secrets.token_hex(6)}"
             self._supervisor = SupervisorProcess(
-                plan_node(given, folder, parent_pid=os.getpid()),
+                plan_node(given, new_runtime_dir(), parent_pid=os.getpid()),
                 removes_folder=True,
                 log_format=given.log_format,
                 verbose=True,
@@ -58,10 +55,10 @@ class RankHost:
         name = "slipstream-ranks"
         threading.Thread(target=self._watch, name=name, daemon=True).start()
 
-    def close(self) -> None:
-        """End the ranks. Idempotent."""
-        if self._supervisor is not None:
-            self._supervisor.stop()
+    @property
+    def pid(self) -> int | None:
+        """The process id of the ranks' supervisor; None where it could not be started."""
+        return None if self._supervisor is None else self._supervisor.pid
 
     def _watch(self) -> None:
         supervisor = self._supervisor
@@ -70,6 +67,8 @@ class RankHost:
             for event in supervisor.events():
                 if isinstance(event, StackFailed):
                     self._report(event.error)
+        if supervisor is not None:
+            supervisor.stop()  # removes what it has left
         time.sleep(self._pause_s)  # what is wrong may take a person to mend
         self._end(_CRASHED)
 

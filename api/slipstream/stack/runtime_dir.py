@@ -6,7 +6,9 @@ import contextlib
 import errno
 import fcntl
 import os
+import secrets
 import stat
+import tempfile
 from pathlib import Path
 
 from slipstream.client.endpoints import LOCK_NAME
@@ -127,3 +129,8 @@ def _lock(path: Path) -> int:
             return fd
     os.close(fd)
     return -1
+
+
+def new_runtime_dir() -> Path:
+    """The path of a folder that no other stack has; its supervisor makes it."""
+    return Path(tempfile.gettempdir()) / f"slipstream-{secrets.token_hex(6)}"

@@ -9,8 +9,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import tempfile
 import threading
 import time
 from collections import deque
@@ -24,6 +22,7 @@ from slipstream.client.client import Client
 from slipstream.client.endpoints import http_address_in
 from slipstream.stack.plan.front_plan import is_front
 from slipstream.stack.plan.process_plan import plan_stack
+from slipstream.stack.runtime_dir import new_runtime_dir
 from slipstream.stack.settings import StackOptions, settings_from
 from slipstream.stack.supervisor_events import (
     ProcessEnded,
@@ -77,7 +76,7 @@ class Stack:
         **settings: Unpack[StackOptions],
     ) -> None:
         checked = settings_from({**settings, "model": None if model is None else os.fspath(model)})
-        folder = _new_runtime_dir() if runtime_dir is None else Path(runtime_dir).absolute()
+        folder = new_runtime_dir() if runtime_dir is None else Path(runtime_dir).absolute()
         config = plan_stack(
             checked,
             folder,
@@ -196,10 +195,6 @@ class Stack:
                     self.http_address = http_address_in(event.detail)
                 case ProcessEnded():
                     self._pids.pop(event.name, None)
-
-
-def _new_runtime_dir() -> Path:
-    return Path(tempfile.gettempdir()) / f"slipstream-{secrets.token_hex(6)}"
 
 
 def _merge(trace: str | None) -> None:

@@ -50,6 +50,12 @@ class OtherMachine:
         self._settings = encoded(settings_from({**as_given(settings), "node_rank": 1}))
         self.start_again()
 
+    def end(self, number: signal.Signals) -> None:
+        pid = self.hosts[-1].pid
+        assert pid is not None
+        os.kill(pid, number)
+        assert self.has_ended.wait(PATIENCE_S)
+
     def start_again(self) -> None:
         self.has_ended.clear()
         self.hosts.append(RankHost(self._settings, lambda _: self.has_ended.set(), pause_s=0.0))
@@ -63,8 +69,7 @@ def as_given(settings: StackSettings) -> dict[str, object]:
 def machine() -> Iterator[OtherMachine]:
     made = OtherMachine()
     yield made
-    for host in made.hosts:
-        host.close()
+    made.end(signal.SIGTERM)
 
 
 @pytest.mark.slow
@@ -76,10 +81,7 @@ def test_streams_outlive_ranks_that_are_started_again(machine: OtherMachine) -> 
     replica = RayReplica(encoded(spec), "replica-0.demo", HOST, lambda _: None, machine.start)
 
     def kill_and_start_again() -> None:
-        supervisor = machine.hosts[-1]._supervisor
-        assert supervisor is not None
-        os.kill(supervisor.pid, signal.SIGKILL)
-        assert machine.has_ended.wait(PATIENCE_S)
+        machine.end(signal.SIGKILL)
         machine.start_again()
 
     with contextlib.closing(replica):

@@ -220,7 +220,7 @@ def test_the_answer_before_ends_before_a_client_may_send_its_body():
 
 @pytest.mark.parametrize("closes_at", ["begin", "finish"])
 def test_a_connection_that_is_closing_fails_nothing(closes_at: str) -> None:
-    """Until its end is told, a stream may begin and end; then it is the stream's disconnect."""
+    """Until its end is told, a stream may still begin and end."""
     failures: list[Exception] = []
     told: list[str] = []
 
