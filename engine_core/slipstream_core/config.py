@@ -41,7 +41,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     FlashInfer, which has to be installed; auto takes the first where they can serve.
     `enforce_eager` disables CUDA graphs; `cuda_graph_sizes` are the batch sizes to capture (empty:
     see `batch_sizes` in runner/cuda/graph_capture). Steps of several ranks are captured only with
-    `cuda_graphs_over_ranks`.
+    `cuda_graphs_over_ranks`; with `enable_torch_symm_mem` their small sums are made in memory that
+    cards share.
     `enable_prefix_caching` lets requests with equal prefixes share blocks.
     `native` lets a CPU run float32 models with this project's kernels, where there is a C compiler,
     and with a trace of the model's forward pass, where it can be traced; without it a card uses
@@ -99,6 +100,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     enforce_eager: bool = False
     cuda_graph_sizes: Annotated[tuple[Positive, ...], Meta(max_length=1024)] = ()
     cuda_graphs_over_ranks: bool = False
+    enable_torch_symm_mem: bool = False
     tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
     nodes: NodesConfig | None = None
 

@@ -344,6 +344,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "untried on cards",
         ),
     ] = False
+    enable_torch_symm_mem: Annotated[
+        bool,
+        _about(
+            COMPUTATION,
+            "with --tensor-parallel-size, make small sums over the cards of a machine in memory "
+            "that they share, in place of NCCL; untried on cards",
+        ),
+    ] = False
     grace_s: Annotated[
         float,
         Meta(ge=0),
@@ -513,6 +521,7 @@ class StackOptions(TypedDict, total=False):
     enforce_eager: bool
     cuda_graph_sizes: Sequence[int]
     cuda_graphs_over_ranks: bool
+    enable_torch_symm_mem: bool
     enable_prefix_caching: bool
     num_blocks: int | None
     block_size: int

@@ -28,8 +28,8 @@ _BLOCK_SIZE = 16
 
 
 class StepsWanted(msgspec.Struct, frozen=True):
-    """What to measure. threads: of each rank. records: steps of several ranks are recorded, on
-    cards.
+    """What to measure. threads: of each rank. On cards, of several ranks: records: steps
+    are recorded; symm_mem: small sums are made in memory that they share.
     """
 
     model: str
@@ -43,6 +43,7 @@ class StepsWanted(msgspec.Struct, frozen=True):
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     records: bool = False
+    symm_mem: bool = False
 
 
 class StepsTaken(msgspec.Struct, frozen=True):
@@ -94,6 +95,7 @@ def measure(wanted: StepsWanted) -> list[StepsTaken]:
             threads=wanted.threads,
             tensor_parallel_size=wanted.ranks,
             cuda_graphs_over_ranks=wanted.records,
+            enable_torch_symm_mem=wanted.symm_mem,
             max_model_len=longest,
             max_num_seqs=most,
             max_num_batched_tokens=max(2048, most),

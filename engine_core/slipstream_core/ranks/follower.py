@@ -57,7 +57,8 @@ def main() -> int:
     meeting: Meeting = LocalMeeting(config.meeting_fd, exchange_fd)
     if core.nodes is not None:
         meeting = NetworkMeeting.told(config.meeting_fd)
-    join_group(rank, device_type(core), meeting, JOIN_S)
+    symm_mem = core.enable_torch_symm_mem
+    join_group(rank, device_type(core), meeting, JOIN_S, symm_mem=symm_mem)
     try:
         runner = load_runner(core, rank)
     except (ValueError, MemoryError) as error:

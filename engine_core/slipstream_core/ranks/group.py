@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 from datetime import timedelta
@@ -13,9 +14,16 @@ from torch import distributed
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.ranks.meeting import LocalMeeting, Meeting
-from slipstream_core.runner.sharding.collectives import exchange_by, least_over_ranks
+from slipstream_core.runner.sharding.collectives import (
+    all_ranks_say,
+    exchange_by,
+    least_over_ranks,
+)
 from slipstream_core.runner.sharding.exchange import SharedExchange
 from slipstream_core.runner.sharding.rank import Rank
+from slipstream_core.runner.sharding.symmetric_memory import join_symmetric
+
+logger = logging.getLogger(__name__)
 
 JOIN_S = 1800.0  # for a collective while ranks load, which may read files at different speeds
 _Distributed: Any = distributed  # in part without annotations
@@ -34,11 +42,14 @@ def join_group(
     meeting: Meeting,
     timeout_s: float,
     listening: socket.socket | None = None,
+    *,
+    symm_mem: bool = False,
 ) -> None:
     """Wait until all ranks have joined. A collective that takes longer than `timeout_s` raises.
 
     device_type: cuda or cpu. listening: at the address of a NetworkMeeting, for the first rank,
-    which takes it. Raises RuntimeError.
+    which takes it. symm_mem: cards make small sums through memory that they share, where they can.
+    Raises RuntimeError.
     """
     interface = meeting.interface
     os.environ.update(
@@ -67,9 +78,13 @@ def join_group(
         timeout=timedelta(seconds=timeout_s),
         device_id=torch.device("cuda", rank.local_index) if on_card else None,
     )
-    exchange_fd = meeting.exchange_fd
-    if on_card or exchange_fd is None:
-        return
+    if on_card and symm_mem:
+        _share_cards_memory(rank)
+    elif not on_card and meeting.exchange_fd is not None:
+        _share_memory(meeting.exchange_fd, rank, timeout_s)
+
+
+def _share_memory(exchange_fd: int, rank: Rank, timeout_s: float) -> None:
     exchange = None
     with contextlib.suppress(OSError):  # without a compiler
         exchange = SharedExchange(exchange_fd, rank, timeout_s)
@@ -77,8 +92,20 @@ def join_group(
         exchange_by(exchange)
 
 
+def _share_cards_memory(rank: Rank) -> None:
+    device = torch.device("cuda", rank.local_index)
+    try:
+        if rank.num_nodes > 1:
+            raise RuntimeError("ranks are on several machines")
+        group = _Distributed.group.WORLD
+        exchange_by(symmetric=join_symmetric(device, group, lambda it: all_ranks_say(it, device)))
+    except RuntimeError as error:
+        if rank.leads:
+            logger.warning("NCCL makes all sums, there is no symmetric memory: %s", error)
+
+
 def leave_group() -> None:
     """Undo `join_group`; without effect where there is no group."""
-    exchange_by(None)
+    exchange_by()
     if _Distributed.is_initialized():
         _Distributed.destroy_process_group()

@@ -120,7 +120,8 @@ def load_lead(config: CoreConfig, ranks: Ranks) -> LeadRunner:
     if ranks.remote is None:
         ranks.bus.wake()
         exchange_fd = ranks.exchange_fd if config.native else None
-        join_group(rank, kind, LocalMeeting(ranks.meeting_fd, exchange_fd), JOIN_S)
+        meeting = LocalMeeting(ranks.meeting_fd, exchange_fd)
+        join_group(rank, kind, meeting, JOIN_S, symm_mem=config.enable_torch_symm_mem)
     else:
         _meet_remote(config, rank, ranks, ranks.remote)
     own = load_runner(config, rank)
@@ -148,4 +149,5 @@ def _meet_remote(config: CoreConfig, rank: Rank, ranks: Ranks, remote: RemoteRan
         remote.gather(config, (meeting.host, meeting.port))
         meeting.tell(ranks.meeting_fd)
         ranks.bus.wake()
-        join_group(rank, device_type(config), meeting, JOIN_S, listening)
+        symm_mem = config.enable_torch_symm_mem
+        join_group(rank, device_type(config), meeting, JOIN_S, listening, symm_mem=symm_mem)

@@ -99,7 +99,8 @@ def _load(core: CoreConfig, index: int, assign: Assign) -> Runner:
     from slipstream_core.runner.torch_factory import load_runner
 
     rank = Rank(index, core.tensor_parallel_size, core.num_nodes)
-    join_group(rank, device_type(core), NetworkMeeting(*assign.meeting), JOIN_S)
+    meeting, symm_mem = NetworkMeeting(*assign.meeting), core.enable_torch_symm_mem
+    join_group(rank, device_type(core), meeting, JOIN_S, symm_mem=symm_mem)
     return load_runner(core, rank)
 
 

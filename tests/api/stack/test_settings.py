@@ -139,6 +139,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "enforce_eager": True,
         "cuda_graph_sizes": (1, 8),
         "cuda_graphs_over_ranks": True,
+        "enable_torch_symm_mem": True,
         "enable_prefix_caching": False,
         "num_blocks": 99,
         "block_size": 32,

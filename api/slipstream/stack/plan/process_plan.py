@@ -56,6 +56,7 @@ _CORE_OPTIONS = (
     "enforce_eager",
     "cuda_graph_sizes",
     "cuda_graphs_over_ranks",
+    "enable_torch_symm_mem",
     "enable_prefix_caching",
     "num_blocks",
     "threads",

@@ -3,8 +3,8 @@
 The model has random weights in a real model's shape, which are saved first, as ranks read slices
 of a checkpoint. Steps are those of the bare loop, greedy, without a stack, in a process for each
 number of ranks (`slipstream_bench.tensor_parallel.decode_steps`). A row's bound is that of one card
-divided by the ranks: what they exchange is not in it. On cards several ranks compute eagerly first
-and then by recorded steps, as one rank does.
+divided by the ranks: what they exchange is not in it. On cards several ranks compute eagerly first,
+then by recorded steps, as one rank does, and then with small sums in symmetric memory as well.
 """
 
 from __future__ import annotations
@@ -57,13 +57,15 @@ def run(setting: GpuSetting, shape: str) -> None:
     work, info = work_of(model), _info(setting, model)
     folder = _saved(setting, model)
     alone: dict[int, float] = {}
-    cases = [("1 rank", 1, False), (f"{most} ranks", most, False)]
+    cases = [("1 rank", 1, False, False), (f"{most} ranks", most, False, False)]
     if setting.device == "cuda":
-        cases.append((f"{most} ranks, recorded", most, True))
-    for case, ranks, records in cases:
+        recorded = f"{most} ranks, recorded"
+        cases.append((recorded, most, True, False))
+        cases.append((f"{recorded}, symmetric memory", most, True, True))
+    for case, ranks, records, symm_mem in cases:
         if not setting.has_time(case, _LOAD_S if setting.device == "cuda" else 0.0):
             return
-        for taken in _steps_of(setting, folder, sizes, ranks, records):
+        for taken in _steps_of(setting, folder, sizes, ranks, records, symm_mem):
             alone.setdefault(taken.batch, taken.step_us)
             rows = [(sizes.prompt_len + sizes.steps // 2 - 1, 1)] * taken.batch
             least = step_work(info, work, rows, _weight_bytes(setting))
@@ -91,7 +93,12 @@ def _saved(setting: GpuSetting, model: str) -> Path:
 
 
 def _steps_of(
-    setting: GpuSetting, folder: Path, sizes: _RankSizes, ranks: int, records: bool
+    setting: GpuSetting,
+    folder: Path,
+    sizes: _RankSizes,
+    ranks: int,
+    records: bool,
+    symm_mem: bool,
 ) -> list[StepsTaken]:
     """Measure in a process of its own. Raises RuntimeError where it fails."""
     wanted = StepsWanted(
@@ -106,6 +113,7 @@ def _steps_of(
         device=setting.device,
         dtype="float32" if setting.device == "cpu" else "bfloat16",
         records=records,
+        symm_mem=symm_mem,
     )
     done = subprocess.run(
         [sys.executable, "-m", _PROGRAM],

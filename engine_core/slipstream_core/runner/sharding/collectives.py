@@ -2,7 +2,7 @@
 
 The operators have forms on the meta device, so a recorded forward keeps them. All ranks call the
 same ones in the same order, on tensors of the same shape. They use torch's default process group,
-or, on the CPUs of one machine, memory that the ranks share.
+or memory that the ranks of one machine share: on its CPUs, and, for small sums, on its cards.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from torch import distributed
 from torch.nn.functional import pad
 
 from slipstream_core.runner.sharding.exchange import SharedExchange
+from slipstream_core.runner.sharding.symmetric_memory import SymmetricSums
 
 _Any: Any = distributed  # in part without annotations
-_shared: SharedExchange | None = None  # beside the group, which torch keeps as the process's, too
+# beside the group, which torch keeps as the process's, too
+_shared: SharedExchange | None = None
+_symmetric: SymmetricSums | None = None
 
 # missing from torch's annotations
 _library: Any = torch.library
@@ -30,10 +33,14 @@ class ExchangeFailed(RuntimeError):  # noqa: N818  (an outcome, as StepFailed)
     """Another rank took no part in an exchange, mostly because it has ended."""
 
 
-def exchange_by(shared: SharedExchange | None) -> None:
-    """Exchange through this memory what it takes, or all by the process group again."""
-    global _shared
-    _shared = shared
+def exchange_by(
+    shared: SharedExchange | None = None, symmetric: SymmetricSums | None = None
+) -> None:
+    """Exchange through this memory, of CPUs or of cards, what it takes; all else, and all without
+    it, by the process group.
+    """
+    global _shared, _symmetric
+    _shared, _symmetric = shared, symmetric
 
 
 def share_of(width: int, size: int) -> int:
@@ -89,6 +96,8 @@ def _exchange(collective: Callable[..., object], *arguments: object) -> None:
 def _sum(x: torch.Tensor) -> torch.Tensor:
     if _shared is not None and x.dtype == torch.float32:
         return _shared.sum(x)
+    if _symmetric is not None and _symmetric.may_sum(x):
+        return _symmetric.sum(x)
     total = x.clone(memory_format=torch.contiguous_format)
     if total.numel():  # steps without logits pass no rows
         _exchange(_Any.all_reduce, total)
