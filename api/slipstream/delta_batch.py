@@ -101,17 +101,6 @@ class DeltaBatch:
         self.has_events = bool(message.kinds or message.event_entries)
         self._objects: EntryObjects | None = None  # cached_property of Python 3.11 takes a lock
 
-    @property
-    def has_one_width(self) -> bool:
-        """Whether all token ids have equally many candidates, at least one."""
-        columns = self.message.logprobs
-        return columns is not None and columns.width > 0 and not columns.widths
-
-    @property
-    def has_one_wide_each(self) -> bool:
-        """Whether each entry has one token id, and all of them have equally many candidates."""
-        return self.has_one_each and self.has_one_width
-
     @cached_property
     def counts(self) -> list[int] | None:
         """The number of token ids of each entry; None where each has one."""
@@ -253,16 +242,16 @@ class DeltaBatch:
 
     @property
     def token_widths(self) -> npt.NDArray[np.int64]:
-        """The number of candidates of each token that has any, over all entries; int64."""
-        num_tokens = self.counts or [1] * len(self._layout.widths)
-        widths = np.repeat(np.array(self._layout.widths, np.int64), num_tokens)
-        return widths[widths > 0]
+        """The number of candidates of each token, over all entries; int64."""
+        widths = np.array(self._layout.widths, np.int64)
+        return widths if self.counts is None else np.repeat(widths, self.counts)
 
     @cached_property
     def _candidates(self) -> list[Logprob]:
         columns = self.message.logprobs
         assert columns is not None
         widths = self.token_widths
+        widths = widths[widths > 0]
         own = np.cumsum(widths) - widths  # the offset of each token's own candidate
         ids = u32(columns.ids)
         ranks = np.arange(len(ids)) - np.repeat(own, widths)  # the likeliest follow it, in order

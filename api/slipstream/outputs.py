@@ -58,7 +58,6 @@ __all__ = [
     "logprobs_in_parts",
     "message_of",
     "metrics_of",
-    "single_of",
     "together",
 ]
 
@@ -483,16 +482,6 @@ def candidates_of(delta: Delta) -> tuple[DeltaBatch, CandidateSpan] | None:
     """The message and the range that hold a delta's log-probabilities; None where it has none."""
     span = delta._batch.span(delta._entry, delta._skip)
     return None if span is None else (delta._batch, span)
-
-
-def single_of(delta: Delta) -> tuple[DeltaBatch, int] | None:
-    """The message and the entry of a delta, where each entry of the message has one token and all
-    have equally many candidates; None otherwise.
-    """
-    batch = delta._batch
-    if batch.has_one_wide_each and not delta._skip:
-        return batch, delta._entry
-    return None
 
 
 def logprobs_in_parts(delta: Delta) -> Iterator[list[TokenLogprobs]]:

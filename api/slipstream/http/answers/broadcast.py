@@ -275,7 +275,7 @@ class Broadcast:
 
 def _tails(streams: Sequence[BroadcastStream], batch: DeltaBatch) -> CompletionTails | None:
     """The log-probabilities of a message, if any of its streams shows them as completions do."""
-    if not batch.has_one_width:
+    if batch.message.logprobs is None:
         return None
     texts = next((stream.texts for stream in streams if stream.texts is not None), None)
     try:

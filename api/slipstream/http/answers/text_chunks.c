@@ -432,7 +432,8 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
                 failed = -1;
                 break;
             }
-            entry.tail.text = PyBytes_AS_STRING(tails) + begin;
+            if (end > begin) /* else the token has no candidates */
+                entry.tail.text = PyBytes_AS_STRING(tails) + begin;
             entry.tail.size = end - begin;
             memcpy(&entry.length, (const char *)lengths->buf + 4 * first, sizeof(entry.length));
         }

@@ -1,18 +1,19 @@
 """The fast path of `logprobs`: a delta's log-probabilities as JSON, made from columns without an
 object per candidate. The bytes are identical to those of the slow path.
 
-- A token's text is encoded once (`TokenTexts.token_json`) and the values of a message in one call;
-  an event only joins bytes.
+- A token's text is encoded once (`TokenTexts.token_json`), and the values of a delta (of a chat's
+  whole message) in one call; an event only joins bytes.
 - Of a completion's tokens that came alone, the C extension `logprob_tails` makes all but the
-  text's offset (`completion_tails`).
+  text's offset (`completion_tails`), for a whole message at once.
 - Where the result could differ from the slow path (chats: a tie at the last rank), None is returned
   and the caller takes the slow path.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -21,27 +22,24 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.delta_batch import DeltaBatch
+from slipstream.delta_batch import CandidateSpan, DeltaBatch
 from slipstream.http.openai.logprob_bodies import MIN_LOGPROB, TextPosition
-from slipstream.http.openai.vocabulary import TokenTexts
-from slipstream.outputs import Delta, candidates_of, single_of
-from slipstream_ipc.columns import f32, u32
+from slipstream.http.openai.vocabulary import TokenJson, TokenTexts
+from slipstream.outputs import Delta, candidates_of
+from slipstream_ipc.columns import f32, pack_u32, u32
 from slipstream_ipc.native.extension import load_extension
 
 _SOURCE = Path(__file__).with_name("logprob_tails.c")
 
 _COMPLETION = b'{"text_offset":[%b],"token_logprobs":[%b],"tokens":[%b],"top_logprobs":[{%b}]}'
-_COMPLETION_OF_ONE = _COMPLETION.replace(b"%b", b"%d", 1)
 _CHAT = b'{"content":[%b],"refusal":null}'
 _encode = msgspec.json.Encoder().encode
 
 
-class _EncodedTokens(NamedTuple):
-    """All tokens of a message that have candidates, one entry per token."""
-
-    ids: list[int]
-    values: list[bytes]  # as JSON numbers
-    tops: list[bytes]  # `"name":value` of the candidates, separated by commas
+class _EncodedToken(NamedTuple):
+    token: TokenJson
+    value: bytes  # a JSON number
+    top: bytes  # `"name":value` of the candidates, separated by commas
 
 
 class _EncodedColumns(NamedTuple):
@@ -58,31 +56,20 @@ def completion_logprobs_json(
 
     None if the delta has none.
     """
-    single = single_of(delta)
-    if single is not None:  # the usual case
-        batch, at = single
-        ids, values, tops = _completion_tokens(batch, texts)
-        token, offset = texts.token_json[ids[at]], position.offset
-        raw = token.raw
-        if position.pending or not raw.isascii():
-            position.advance(raw)
-        else:
-            position.offset += len(raw)  # `advance` inlined
-        return _COMPLETION_OF_ONE % (offset, values[at], token.name, tops[at])
     found = candidates_of(delta)
     if found is None:
         return None
-    batch, (begin, end, width, at) = found
-    ids, values, tops = _completion_tokens(batch, texts)
-    behind = at + (end - begin) // width
     offsets: list[bytes] = []
+    values: list[bytes] = []
     names: list[bytes] = []
-    for token_id in ids[at:behind]:
-        token = texts.token_json[token_id]
+    tops: list[bytes] = []
+    for token, value, top in _completion_tokens(*found, texts):
         offsets.append(b"%d" % position.offset)
         position.advance(token.raw)
+        values.append(value)
         names.append(token.name)
-    own, shown = b",".join(values[at:behind]), b"},{".join(tops[at:behind])
+        tops.append(top)
+    own, shown = b",".join(values), b"},{".join(tops)
     return _COMPLETION % (b",".join(offsets), own, b",".join(names), shown)
 
 
@@ -120,20 +107,21 @@ def load_native() -> ModuleType | None:
 
 
 def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | None:
-    """The tails of a message whose tokens have equally many candidates; None without the C
-    extension, where two tokens have the same name, or for an id that is too large.
+    """The tails of a message, empty for a token without candidates; None without the C extension,
+    where two tokens have the same name, or for an id that is too large.
     """
     native = load_native()
     columns = batch.message.logprobs
-    if native is None or columns is None or not batch.has_one_width:
+    if native is None or columns is None:
         return None
+    widths = pack_u32(batch.token_widths)
     numbers = _encode(_clamped(f32(columns.values)).tolist())
     keys = texts.token_json.keys_in_columns
 
     def found() -> tuple[bytes, bytes, bytes] | list[int]:
         of_tokens = keys.text, keys.starts, keys.sizes, keys.lengths
         made: tuple[bytes, bytes, bytes] | list[int]
-        made = native.tails(columns.ids, numbers, columns.width, *of_tokens)
+        made = native.tails(columns.ids, numbers, widths, *of_tokens)
         return made
 
     tails = found()
@@ -147,41 +135,24 @@ def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | 
     return CompletionTails(*tails)
 
 
-@lru_cache(maxsize=1)  # the streams of a message are written one after another
-def _completion_tokens(batch: DeltaBatch, texts: TokenTexts) -> _EncodedTokens:
-    """The tokens of a message, joined as one string with a line per token and then split."""
+def _completion_tokens(
+    batch: DeltaBatch, span: CandidateSpan, texts: TokenTexts
+) -> Iterator[_EncodedToken]:
+    """The tokens of some candidates of a message. Of candidates with equal names the first counts:
+    the sampled token is there again where it is among the likeliest.
+    """
     columns = batch.message.logprobs
     assert columns is not None
-    ids, values = u32(columns.ids), _clamped(f32(columns.values))
-    widths = batch.token_widths
-    own = np.cumsum(widths) - widths  # index of each token's own candidate
-    is_kept = ids != np.repeat(ids[own], widths)  # drops the sampled token among the top ones
-    is_kept[own] = True
-    kept_ids: list[int] = ids[is_kept].tolist()
-    numbers = _encode(values[is_kept].tolist())[1:-1].split(b",")
-    pieces = [b""] * (2 * len(kept_ids))
+    some, width = slice(4 * span.begin, 4 * span.end), span.width
+    ids: list[int] = u32(columns.ids[some]).tolist()
+    values = _encode(_clamped(f32(columns.values[some])).tolist())[1:-1].split(b",")
     tokens, key = texts.token_json, texts.token_json.key
-    pieces[::2] = [key[token_id] for token_id in kept_ids]
-    pieces[1::2] = numbers
-    starts: list[int] = (np.cumsum(is_kept) - 1)[own].tolist()
-    if tokens.has_equal_names:
-        _name_each_once(pieces, starts)
-    own_ids: list[int] = ids[own].tolist()
-    for start, token_id in zip(starts, own_ids, strict=True):
-        pieces[2 * start] = tokens[token_id].first_key
-    tops = b"".join(pieces)[1:].split(b"\n")
-    return _EncodedTokens(own_ids, [numbers[start] for start in starts], tops)
-
-
-def _name_each_once(pieces: list[bytes], starts: list[int]) -> None:
-    """Of a token's candidates with equal names, keep the first."""
-    for start, behind in pairwise((*starts, len(pieces) // 2)):
-        names: set[bytes] = set()
-        for at in range(2 * start, 2 * behind, 2):
-            if pieces[at] in names:
-                pieces[at : at + 2] = (b"", b"")
-            else:
-                names.add(pieces[at])
+    for at in range(0, len(ids), width):
+        top: dict[bytes, bytes] = {}
+        for token_id, value in zip(ids[at : at + width], values[at : at + width], strict=True):
+            top.setdefault(key[token_id], value)
+        shown = b"".join(chain.from_iterable(top.items()))[1:]
+        yield _EncodedToken(tokens[ids[at]], values[at], shown)
 
 
 @lru_cache(maxsize=1)
@@ -192,6 +163,7 @@ def _chat_candidates(batch: DeltaBatch, texts: TokenTexts) -> _EncodedColumns:
     ids: list[int] = u32(columns.ids).tolist()
     values = _encode(_clamped(f32(columns.values)).tolist())[1:-1].split(b",")
     widths = batch.token_widths
+    widths = widths[widths > 0]
     behind = np.cumsum(widths)
     own = (behind - widths).tolist()
     tokens = texts.token_json

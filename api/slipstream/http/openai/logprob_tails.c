@@ -1,7 +1,8 @@
-/* tails(ids, numbers, width, text, starts, sizes, lengths) -> (tails, ends, lengths), or a list of
+/* tails(ids, numbers, widths, text, starts, sizes, lengths) -> (tails, ends, lengths), or a list of
  * the ids that the columns do not have: see `logprob_encoding.CompletionTails`.
  *
- * ids: u32 [tokens, width], each token's own first. numbers: their log-probabilities as a JSON list.
+ * widths: u32, the number of candidates of each token; one without any has an empty tail. ids: u32,
+ * those of all candidates, each token's own first. numbers: their log-probabilities as a JSON list.
  * text, starts, sizes, lengths: `vocabulary.TokenKeys`. A tail is the end of a completion's
  * log-probabilities, behind the `text_offset`; tails lie one behind the other.
  */
@@ -78,13 +79,20 @@ static PyObject *unknown_ids(const Py_buffer *ids, const Keys *keys) {
 }
 
 /* Writes the tails, for which there is room; their size, or -1 with an exception. */
-static Py_ssize_t write_tails(const Py_buffer *ids, const Py_buffer *numbers, Py_ssize_t width,
-                              const Keys *keys, char *tails, char *ends, char *lengths) {
+static Py_ssize_t write_tails(const Py_buffer *ids, const Py_buffer *numbers,
+                              const Py_buffer *widths, const Keys *keys, char *tails, char *ends,
+                              char *lengths) {
     const char *from = (const char *)numbers->buf + 1, *end = (const char *)numbers->buf + numbers->len - 1;
-    Py_ssize_t num = ids->len / (4 * width);
+    Py_ssize_t num = widths->len / 4, first = 0;
     char *to = tails;
     for (Py_ssize_t token = 0; token < num; token++) {
-        uint32_t own = u32_at(ids, token * width);
+        uint32_t behind = (uint32_t)(to - tails);
+        memcpy(ends + 4 * token, &behind, sizeof(behind));
+        memset(lengths + 4 * token, 0, sizeof(int32_t));
+        Py_ssize_t width = u32_at(widths, token);
+        if (!width)
+            continue;
+        uint32_t own = u32_at(ids, first);
         Piece key = key_of(keys, own), number;
         if (!key.size || next_number(&from, end, &number) < 0)
             goto wrong;
@@ -96,7 +104,7 @@ static Py_ssize_t write_tails(const Py_buffer *ids, const Py_buffer *numbers, Py
         to = copied(to, key.text + 1, key.size - 1); /* the first has no comma */
         to = copied(to, number.text, number.size);
         for (Py_ssize_t at = 1; at < width; at++) {
-            uint32_t token_id = u32_at(ids, token * width + at);
+            uint32_t token_id = u32_at(ids, first + at);
             key = key_of(keys, token_id);
             if (!key.size || next_number(&from, end, &number) < 0)
                 goto wrong;
@@ -106,7 +114,8 @@ static Py_ssize_t write_tails(const Py_buffer *ids, const Py_buffer *numbers, Py
             to = copied(to, number.text, number.size);
         }
         to = copied(to, END, SIZE_OF(END));
-        uint32_t behind = (uint32_t)(to - tails);
+        first += width;
+        behind = (uint32_t)(to - tails);
         memcpy(ends + 4 * token, &behind, sizeof(behind));
         memcpy(lengths + 4 * token, &keys->lengths[own], sizeof(int32_t));
     }
@@ -116,21 +125,38 @@ wrong:
     return -1;
 }
 
-static PyObject *all_tails(const Py_buffer *ids, const Py_buffer *numbers, Py_ssize_t width,
+/* Room for all tails: -1 for an unknown id, -2 where the widths are not those of all ids. */
+static Py_ssize_t room_for(const Py_buffer *ids, const Py_buffer *numbers, const Py_buffer *widths,
+                           const Keys *keys) {
+    Py_ssize_t num = widths->len / 4, first = 0, num_ids = ids->len / 4;
+    Py_ssize_t most = num * FIXED + 2 * numbers->len; /* each token's own number is there twice */
+    for (Py_ssize_t token = 0; token < num; token++) {
+        Py_ssize_t width = u32_at(widths, token);
+        if (width > num_ids - first)
+            return -2;
+        for (Py_ssize_t at = 0; at < width; at++) {
+            uint32_t token_id = u32_at(ids, first + at);
+            if (!is_known(keys, token_id))
+                return -1;
+            most += (Py_ssize_t)keys->sizes[token_id] * (at ? 1 : 2);
+        }
+        first += width;
+    }
+    return first == num_ids ? most : -2;
+}
+
+static PyObject *all_tails(const Py_buffer *ids, const Py_buffer *numbers, const Py_buffer *widths,
                            const Keys *keys) {
     const char *text = numbers->buf;
-    if (width < 1 || ids->len % (4 * width) || numbers->len < 2 || *text != '[' ||
-        text[numbers->len - 1] != ']') {
+    Py_ssize_t num = widths->len / 4, most = -2;
+    if (ids->len % 4 == 0 && widths->len % 4 == 0 && numbers->len >= 2 && *text == '[' &&
+        text[numbers->len - 1] == ']')
+        most = room_for(ids, numbers, widths, keys);
+    if (most == -1)
+        return unknown_ids(ids, keys);
+    if (most < 0) {
         PyErr_SetString(PyExc_ValueError, "tails: columns that do not match");
         return NULL;
-    }
-    Py_ssize_t num = ids->len / (4 * width);
-    Py_ssize_t most = num * FIXED + 2 * numbers->len; /* each token's own number is there twice */
-    for (Py_ssize_t at = 0; at < ids->len / 4; at++) {
-        uint32_t token_id = u32_at(ids, at);
-        if (!is_known(keys, token_id))
-            return unknown_ids(ids, keys);
-        most += (Py_ssize_t)keys->sizes[token_id] * (at % width ? 1 : 2);
     }
     if (most > UINT32_MAX) {
         PyErr_SetString(PyExc_OverflowError, "tails: too many bytes");
@@ -140,7 +166,7 @@ static PyObject *all_tails(const Py_buffer *ids, const Py_buffer *numbers, Py_ss
     PyObject *ends = PyBytes_FromStringAndSize(NULL, 4 * num);
     PyObject *lengths = PyBytes_FromStringAndSize(NULL, 4 * num);
     if (tails && ends && lengths) {
-        Py_ssize_t size = write_tails(ids, numbers, width, keys, PyBytes_AS_STRING(tails),
+        Py_ssize_t size = write_tails(ids, numbers, widths, keys, PyBytes_AS_STRING(tails),
                                       PyBytes_AS_STRING(ends), PyBytes_AS_STRING(lengths));
         if (size >= 0 && _PyBytes_Resize(&tails, size) == 0)
             result = PyTuple_Pack(3, tails, ends, lengths);
@@ -157,25 +183,20 @@ static PyObject *tails(PyObject *module, PyObject *const *args, Py_ssize_t num_a
         PyErr_SetString(PyExc_TypeError, "tails: expected 7 arguments");
         return NULL;
     }
-    Py_ssize_t width = PyLong_AsSsize_t(args[2]);
-    if (width == -1 && PyErr_Occurred())
-        return NULL;
-    Py_buffer columns[6]; /* ids, numbers, text, starts, sizes, lengths */
+    Py_buffer columns[7]; /* the arguments */
     int num = 0;
     PyObject *found = NULL;
-    for (; num < 6; num++)
-        if (PyObject_GetBuffer(args[num < 2 ? num : num + 1], &columns[num], PyBUF_SIMPLE) < 0)
+    for (; num < 7; num++)
+        if (PyObject_GetBuffer(args[num], &columns[num], PyBUF_SIMPLE) < 0)
             break;
-    if (num == 6) {
-        const Py_buffer *starts = &columns[3], *sizes = &columns[4], *lengths = &columns[5];
+    if (num == 7) {
+        const Py_buffer *starts = &columns[4], *sizes = &columns[5], *lengths = &columns[6];
         if (starts->len % 4 || sizes->len != starts->len || lengths->len != starts->len) {
             PyErr_SetString(PyExc_ValueError, "tails: columns of different lengths");
         } else {
-            Keys keys = {columns[2].buf, columns[2].len, starts->len / 4,
+            Keys keys = {columns[3].buf, columns[3].len, starts->len / 4,
                          starts->buf,    sizes->buf,     lengths->buf};
-            if (width > columns[0].len / 4)
-                width = 0; /* refused */
-            found = all_tails(&columns[0], &columns[1], width, &keys);
+            found = all_tails(&columns[0], &columns[1], &columns[2], &keys);
         }
     }
     while (num)

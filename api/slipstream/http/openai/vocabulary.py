@@ -39,12 +39,11 @@ class TokenText(Struct, frozen=True):
 class TokenJson(Struct, frozen=True, gc=False):
     """One token as JSON.
 
-    name: its name, a JSON string. first_key: a line break, the name and a colon. chat_head: a
-    chat's entry up to the value of `logprob`. raw: the token's bytes, b"" if unknown.
+    name: its name, a JSON string. chat_head: a chat's entry up to the value of `logprob`. raw: the
+    token's bytes, b"" if unknown.
     """
 
     name: bytes
-    first_key: bytes
     chat_head: bytes
     raw: bytes
 
@@ -166,7 +165,7 @@ class _TokenJsonCache(dict[int, TokenJson]):
         name, raw = json_text(token.name), token.raw
         spelled = b"null" if raw is None else b"[%b]" % b",".join([b"%d" % byte for byte in raw])
         head = b'{"token":%b,"bytes":%b,"logprob":' % (json_text(token.text), spelled)
-        encoded = self[token_id] = TokenJson(name, b"\n" + name + b":", head, raw or b"")
+        encoded = self[token_id] = TokenJson(name, head, raw or b"")
         self.has_equal_names |= name in self._names
         self._names.add(name)
         return encoded

@@ -73,6 +73,7 @@ class Front:
 
     def __init__(self, kinds: list[str], *, is_native: bool) -> None:
         self.table, self.broadcast = ClientStreamTable(), Broadcast()
+        self.kinds = kinds
         if not is_native:
             self.broadcast._native = None
         self.wires: list[Wire] = []
@@ -185,7 +186,9 @@ scored = st.tuples(texts, one_token | one_token | st.lists(scored_token, min_siz
 @needs_native
 @given(
     st.lists(
-        st.sampled_from(["completion logprobs", "chat logprobs", "resumable logprobs"]),
+        st.sampled_from(
+            ["completion logprobs", "chat logprobs", "resumable logprobs", "completion"]
+        ),
         min_size=3,
         max_size=3,
     ),
@@ -212,13 +215,18 @@ def test_log_probabilities_are_written_as_in_python(
 def scored_deltas(
     front: Front, message: list[tuple[str, list[Any]]], positions: list[tuple[int, int]]
 ) -> Deltas:
-    """A message of a text and tokens with three candidates for each stream."""
-    tokens = [token for _, of_entry in message for token in of_entry]
+    """A message of a text and tokens for each stream: with three candidates where it shows them."""
+    widths = [3 if "logprobs" in kind else 0 for kind in front.kinds]
+    tokens = [
+        token for width, (_, found) in zip(widths, message, strict=True) if width for token in found
+    ]
+    are_equal = all(widths)
     found = LogprobColumns(
-        3,
+        3 if are_equal else 0,
         pack_f32(np.array([values for _, values, _ in tokens])),
         pack_u32(np.array([ids for ids, _, _ in tokens])),
         pack_u32([rank for *_, rank in tokens]),
+        b"" if are_equal else pack_u32(widths),
     )
     entries = [
         Entry(state.handle, text, *position, [ids[0] for ids, *_ in of_entry])
@@ -228,9 +236,11 @@ def scored_deltas(
 
 
 @needs_native
+@pytest.mark.parametrize("others", [[], ["completion"]])
 def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, others: list[str]
 ) -> None:
+    """Also beside a stream without log-probabilities."""
     left: list[str] = []
     write_delta = StreamedChoice.write_delta
 
@@ -240,13 +250,14 @@ def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
 
     monkeypatch.setattr(StreamedChoice, "write_delta", counted)
     demo_texts().token_json.has_equal_names = False
-    front = Front(["completion logprobs"] * 3, is_native=True)
+    front = Front([*["completion logprobs"] * 3, *others], is_native=True)
     token = [40, 41, 42], [-1.0, -2.0, -3.0], 1
     for at in range(3):  # the first chunks of all streams are Python's
         message = [("a", [token]), ("bb", [token, token]), ("c", [token])]
-        assert front.table.deliver(
-            scored_deltas(front, message, [(at, at), (2 * at, 2 * at), (at, at)])
-        )
+        positions = [(at, at), (2 * at, 2 * at), (at, at)]
+        message += [("d", [token]) for _ in others]
+        positions += [(at, at) for _ in others]
+        assert front.table.deliver(scored_deltas(front, message, positions))
         front.table.wake()
     assert left.count("bb") > left.count("c")
     assert left[-1] == "bb"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import msgspec
 import numpy as np
 import pytest
@@ -137,40 +139,35 @@ def test_tokens_of_one_name_are_told_as_the_full_way_tells_them(found):
 needs_native = pytest.mark.skipif(load_native() is None, reason="no C compiler")
 
 
-@st.composite
-def batches_of_one_each(draw: st.DrawFn) -> DeltaBatch:
-    """Messages whose entries have one token each, and equally many candidates."""
-    width = draw(st.sampled_from([1, 2, 6]))
-    found = draw(st.lists(tokens(width), min_size=1, max_size=5))
-    columns = LogprobColumns(
-        width,
-        np.array([value for _, values, _ in found for value in values], "<f4").tobytes(),
-        pack_u32([token_id for ids, _, _ in found for token_id in ids]),
-        pack_u32([rank for _, _, rank in found]),
-    )
-    zeros = pack_u32([0] * len(found))
-    return DeltaBatch(Deltas(zeros, zeros, zeros, ["x"] * len(found), zeros, logprobs=columns), {})
-
-
 @needs_native
-@given(batches=st.lists(batches_of_one_each(), min_size=1, max_size=3))
-def test_tails_are_what_the_quick_way_says_behind_the_offset(batches):
+@given(messages=st.lists(deltas(), min_size=1, max_size=3))
+def test_tails_are_what_the_quick_way_says_behind_the_offset(messages):
     fresh = TokenTexts(str(MODEL_PATH))
     fresh.of = lambda token_id: TokenText(  # type: ignore[method-assign]
         "x", f"né{token_id}", None if token_id % 5 == 0 else f"{'é' * (token_id % 2)}x".encode()
     )
-    for batch in batches:
+    for message in messages:
+        batch = message[0][0]._batch
         found = completion_tails(batch, fresh)
         assert found is not None
         ends = [0, *np.frombuffer(found.ends, "<u4").tolist()]
         lengths = np.frombuffer(found.lengths, "<i4").tolist()
         assert ends[-1] == len(found.tails)
-        for entry, length in enumerate(lengths):
-            position = TextPosition(7)
-            whole = completion_logprobs_json(Delta("x", batch, entry), fresh, position)
-            assert whole == b'{"text_offset":[7' + found.tails[ends[entry] : ends[entry + 1]]
-            assert length in (-1, position.offset - 7)
-            assert (length < 0) == (position.pending != b"" or position.offset == 7 + 2)
+        tails = [found.tails[begin:end] for begin, end in pairwise(ends)]
+        first = 0
+        for entry, count in enumerate(batch.counts):
+            behind = first + count
+            if count == 1 and tails[first]:
+                position = TextPosition(7)
+                whole = completion_logprobs_json(Delta("x", batch, entry), fresh, position)
+                assert whole == b'{"text_offset":[7' + tails[first]
+                assert lengths[first] in (-1, position.offset - 7)
+                is_other = position.pending != b"" or position.offset == 7 + 2
+                assert (lengths[first] < 0) == is_other
+            has_any = batch.span(entry, 0) is not None
+            assert [tail != b"" for tail in tails[first:behind]] == [has_any] * count
+            first = behind
+        assert first == len(tails)
 
 
 @needs_native
@@ -188,22 +185,27 @@ def test_columns_that_do_not_match_are_refused():
     assert native is not None
     one, key = pack_u32([1]), b',"a":'
     known = key, pack_u32([0]), pack_u32([len(key)]), one
-    assert native.tails(pack_u32([0]), b"[-1.0]", 1, *known) == (
+    assert native.tails(pack_u32([0]), b"[-1.0]", pack_u32([0, 1, 0]), *known) == (
         b'],"token_logprobs":[-1.0],"tokens":["a"],"top_logprobs":[{"a":-1.0}]}',
-        pack_u32([69]),
-        one,
+        pack_u32([0, 69, 69]),
+        pack_u32([0, 1, 0]),
     )
-    assert native.tails(pack_u32([0, 3]), b"[-1.0,-1.0]", 1, *known) == [3]
+    assert native.tails(pack_u32([0, 3]), b"[-1.0,-1.0]", one * 2, *known) == [3]
+    assert native.tails(b"", b"[]", b"", *known) == (b"", b"", b"")
     for wrong in (
-        (pack_u32([0]), b"[]", 1, *known),
-        (pack_u32([0]), b"-1.0", 1, *known),
-        (pack_u32([0, 0]), b"[-1.0]", 1, *known),
-        (pack_u32([0]), b"[-1.0]", 2, *known),
-        (pack_u32([0]), b"[-1.0]", 0, *known),
-        (pack_u32([0, 0, 0]), b"[-1.0,-1.0,-1.0]", 2, *known),
-        (pack_u32([0]), b"[-1.0]", 1, key, pack_u32([1]), pack_u32([len(key)]), one),
-        (pack_u32([0]), b"[-1.0]", 1, key, pack_u32([0]), one, one),
-        (pack_u32([0]), b"[-1.0]", 1, key, pack_u32([0]), pack_u32([len(key)] * 2), one),
+        (pack_u32([0]), b"[]", one, *known),
+        (pack_u32([0]), b"-1.0", one, *known),
+        (pack_u32([0, 0]), b"[-1.0]", one * 2, *known),
+        (pack_u32([0]), b"[-1.0]", pack_u32([2]), *known),
+        (pack_u32([0]), b"[-1.0]", pack_u32([0]), *known),
+        (pack_u32([0]), b"[-1.0]", b"", *known),
+        (pack_u32([0]), b"[-1.0]", one + b"\0", *known),
+        (pack_u32([0]) + b"\0", b"[-1.0]", one, *known),
+        (pack_u32([0, 0, 0]), b"[-1.0,-1.0,-1.0]", pack_u32([2, 2]), *known),
+        (pack_u32([0]), b"[-1.0]", pack_u32([2**32 - 1]), *known),
+        (pack_u32([0]), b"[-1.0]", one, key, pack_u32([1]), pack_u32([len(key)]), one),
+        (pack_u32([0]), b"[-1.0]", one, key, pack_u32([0]), one, one),
+        (pack_u32([0]), b"[-1.0]", one, key, pack_u32([0]), pack_u32([len(key)] * 2), one),
     ):
         with pytest.raises(ValueError, match="tails: "):
             native.tails(*wrong)
