@@ -108,7 +108,7 @@ def load_native() -> ModuleType | None:
 
 def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | None:
     """The tails of a message, empty for a token without candidates; None without the C extension,
-    where two tokens have the same name, or for an id that is too large.
+    or for an id that is too large.
     """
     native = load_native()
     columns = batch.message.logprobs
@@ -130,8 +130,7 @@ def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | 
             return None
         keys.add(tails)
         tails = found()
-    if texts.token_json.has_equal_names or isinstance(tails, list):
-        return None
+    assert not isinstance(tails, list)
     return CompletionTails(*tails)
 
 

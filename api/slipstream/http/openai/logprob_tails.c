@@ -65,6 +65,16 @@ static Piece key_of(const Keys *keys, uint32_t token_id) {
     return key;
 }
 
+/* Whether candidate `at` of those from `first` has the name of one before it. */
+static int is_repeated(const Py_buffer *ids, Py_ssize_t first, Py_ssize_t at,
+                       const uint32_t *starts) {
+    uint32_t start = starts[u32_at(ids, first + at)];
+    for (Py_ssize_t before = 0; before < at; before++)
+        if (starts[u32_at(ids, first + before)] == start)
+            return 1;
+    return 0;
+}
+
 static PyObject *unknown_ids(const Py_buffer *ids, const Keys *keys) {
     PyObject *unknown = PyList_New(0);
     for (Py_ssize_t at = 0; unknown && at < ids->len / 4; at++) {
@@ -108,7 +118,7 @@ static Py_ssize_t write_tails(const Py_buffer *ids, const Py_buffer *numbers,
             key = key_of(keys, token_id);
             if (!key.size || next_number(&from, end, &number) < 0)
                 goto wrong;
-            if (token_id == own)
+            if (is_repeated(ids, first, at, keys->starts))
                 continue;
             to = copied(to, key.text, key.size);
             to = copied(to, number.text, number.size);

@@ -119,14 +119,15 @@ class TextsByModel:
 
 class TokenKeys:
     """Keys of tokens in columns, for C: of token i, `text[starts[i] : starts[i] + sizes[i]]` is a
-    comma, the name and a colon. sizes: 0 for a token that was not added yet. lengths: of the
-    token's text in characters, -1 where that is not ASCII.
+    comma, the name and a colon. starts: equal for equal names. sizes: 0 for a token that was not
+    added yet. lengths: of the token's text in characters, -1 where that is not ASCII.
     """
 
     MOST = 2**22  # ids, by which the columns are bounded
 
     def __init__(self, tokens: dict[int, TokenJson]) -> None:
         self._tokens = tokens
+        self._known: dict[bytes, int] = {}  # where a key begins
         self.text = bytearray()
         self.starts, self.sizes, self.lengths = array("I"), array("I"), array("i")
 
@@ -141,24 +142,22 @@ class TokenKeys:
                 continue
             token = self._tokens[token_id]
             key = b",%b:" % token.name
-            self.starts[token_id] = len(self.text)
-            self.text += key
+            self.starts[token_id] = start = self._known.setdefault(key, len(self.text))
+            if start == len(self.text):
+                self.text += key
             self.sizes[token_id] = len(key)
             self.lengths[token_id] = len(token.raw) if token.raw.isascii() else -1
 
 
 class _TokenJsonCache(dict[int, TokenJson]):
     """`TokenJson` by token id, filled on access. key: a comma, the name and a colon, by token id;
-    keys_in_columns: the same for C. has_equal_names: two of the tokens accessed so far have one
-    name.
+    keys_in_columns: the same for C.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
-        self._names: set[bytes] = set()
         self.key = _JsonKeys(self)
         self.keys_in_columns = TokenKeys(self)
-        self.has_equal_names = False
 
     def __missing__(self, token_id: int) -> TokenJson:
         token = self._texts.of(token_id)
@@ -166,8 +165,6 @@ class _TokenJsonCache(dict[int, TokenJson]):
         spelled = b"null" if raw is None else b"[%b]" % b",".join([b"%d" % byte for byte in raw])
         head = b'{"token":%b,"bytes":%b,"logprob":' % (json_text(token.text), spelled)
         encoded = self[token_id] = TokenJson(name, head, raw or b"")
-        self.has_equal_names |= name in self._names
-        self._names.add(name)
         return encoded
 
 

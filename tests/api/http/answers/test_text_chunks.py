@@ -193,12 +193,10 @@ scored = st.tuples(texts, one_token | one_token | st.lists(scored_token, min_siz
         max_size=3,
     ),
     st.lists(st.lists(scored, min_size=3, max_size=3), max_size=5),
-    st.booleans(),
 )
 def test_log_probabilities_are_written_as_in_python(
-    kinds: list[str], messages: list[list[Any]], has_equal_names: bool
+    kinds: list[str], messages: list[list[Any]]
 ) -> None:
-    demo_texts().token_json.has_equal_names = has_equal_names
     fronts = [Front(kinds, is_native=True), Front(kinds, is_native=False)]
     positions = [(0, 0)] * 3
     for message in messages:
@@ -249,7 +247,6 @@ def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
         write_delta(choice, delta, part)
 
     monkeypatch.setattr(StreamedChoice, "write_delta", counted)
-    demo_texts().token_json.has_equal_names = False
     front = Front([*["completion logprobs"] * 3, *others], is_native=True)
     token = [40, 41, 42], [-1.0, -2.0, -3.0], 1
     for at in range(3):  # the first chunks of all streams are Python's

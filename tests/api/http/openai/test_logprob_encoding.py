@@ -140,12 +140,19 @@ needs_native = pytest.mark.skipif(load_native() is None, reason="no C compiler")
 
 
 @needs_native
-@given(messages=st.lists(deltas(), min_size=1, max_size=3))
-def test_tails_are_what_the_quick_way_says_behind_the_offset(messages):
+@given(
+    messages=st.lists(deltas(), min_size=1, max_size=3),
+    num_names=st.sampled_from([2 * VOCABULARY, 3]),
+)
+def test_tails_are_what_the_quick_way_says_behind_the_offset(messages, num_names):
+    """Also in vocabularies with equal names, as of a byte and of the letter that it is."""
     fresh = TokenTexts(str(MODEL_PATH))
-    fresh.of = lambda token_id: TokenText(  # type: ignore[method-assign]
-        "x", f"né{token_id}", None if token_id % 5 == 0 else f"{'é' * (token_id % 2)}x".encode()
-    )
+
+    def of(token_id: int) -> TokenText:
+        raw = None if token_id % 5 == 0 else f"{'é' * (token_id % 2)}x".encode()
+        return TokenText("x", f"né{token_id % num_names}", raw)
+
+    fresh.of = of  # type: ignore[method-assign]
     for message in messages:
         batch = message[0][0]._batch
         found = completion_tails(batch, fresh)
