@@ -54,6 +54,7 @@ _STEP_MS = 10.0
 _STEP_MS_OF_A_STREAM: dict[Variant, float] = {  # keeps two cores half idle
     "plain": 0.06,
     "chat": 0.06,
+    "chat_logprobs5": 0.3,
     "resumable": 0.08,
     "logprobs5": 0.2,
     "responses": 0.08,
@@ -83,6 +84,7 @@ _PATHS = {
 }
 _HTTP: dict[str, Any] = {"http_port": 0, "served_model_name": "simulated"}
 _CALL = "_call"
+_LOGPROBS = "logprobs5"
 _PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
 _FUNCTION = {"name": "write_file", "parameters": _PARAMETERS}
 _TOOLS: dict[str, dict[str, Any]] = {
@@ -95,6 +97,7 @@ Variant = Literal[
     "plain",
     "logprobs5",
     "chat",
+    "chat_logprobs5",
     "resumable",
     "responses",
     "messages",
@@ -225,7 +228,7 @@ def long_call() -> str:
 
 def _request(variant: Variant, number: int, num_events: int) -> bytes:
     """A request as it goes over the wire."""
-    shape, call, _ = variant.partition(_CALL)
+    shape, call, _ = variant.removesuffix(f"_{_LOGPROBS}").partition(_CALL)
     body: dict[str, Any] = {"temperature": 0, "stream": True}
     turns = [{"role": "user", "content": f"question {number}"}]
     match shape:
@@ -243,8 +246,10 @@ def _request(variant: Variant, number: int, num_events: int) -> bytes:
             body |= {"max_tokens": num_events, "ignore_eos": True, "prompt": f"question {number}"}
     if call:
         body["tools"] = [_TOOLS[shape]]
-    if variant == "logprobs5":
+    if variant == _LOGPROBS:
         body["logprobs"] = 5
+    elif variant.endswith(_LOGPROBS):
+        body |= {"logprobs": True, "top_logprobs": 5}
     return http_request(
         _PATHS.get(shape, "/v1/completions"), msgspec.json.encode(body), variant == "resumable"
     )
