@@ -297,7 +297,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         _about(
             COMPUTATION,
             "threads that compute on a CPU, of each rank if there are several (default: one for "
-            "each core that may be used)",
+            "each core that may be used, shared out among ranks)",
         ),
     ] = None
     tensor_parallel_size: Annotated[
