@@ -95,6 +95,7 @@ class Controller:
         self._replicas = {index: _Replica(index) for index in sorted(launcher.found())}
         self._finds_until: float | None = now + _FIND_S if self._replicas else None
         self._wanted = self._goal.bounds.least
+        self._asked: ReplicaBounds | None = None  # while not all replicas are found
         self._autoscaler = Autoscaler(now)
 
     @property
@@ -118,6 +119,7 @@ class Controller:
     def scale(self, bounds: ReplicaBounds) -> None:
         """Have as many replicas from now on."""
         self._goal = ScaleGoal(bounds, self._goal.version + 1)
+        self._asked = bounds if self.is_finding else None
         self._wanted = min(max(self._wanted, bounds.least), bounds.most)
 
     def remove_all(self) -> None:
@@ -190,6 +192,8 @@ class Controller:
             return False
         self._finds_until = None
         self._wanted = len(self._staying())
+        if self._asked is not None:  # later than whatever replicas remember
+            self.scale(self._asked)
         return True
 
     # ---- what is done ------------------------------------------------------------------------

@@ -94,7 +94,7 @@ class FleetSupervisor:
                     self._loop(signals)
                 finally:
                     self._clean_up()
-        except (RuntimeDirectoryInUseError, OSError) as error:
+        except (RuntimeDirectoryInUseError, OSError, subprocess.SubprocessError) as error:
             self._exit_code = _FAILED
             self._report(StackFailed(str(error)))
         return self._exit_code
@@ -116,7 +116,7 @@ class FleetSupervisor:
                 if stack.process is not None and stack.process.poll() is not None:
                     self._on_exit(stack, now)
                 elif stack.due_at is not None and now >= stack.due_at:
-                    self._start(stack)
+                    self._start_again(stack, now)
             if self._kills_at is not None and now >= self._kills_at:
                 self._kills_at = now + _END_S
                 for stack in self._stacks:
@@ -159,6 +159,15 @@ class FleetSupervisor:
             stack.process.stdin.write(msgspec.json.encode(stack.plan.config) + b"\n")
             stack.process.stdin.flush()
         self._report(ProcessStarted(stack.name, stack.process.pid))
+
+    def _start_again(self, stack: _SupervisedStack, now: float) -> None:
+        try:
+            self._start(stack)
+        except (OSError, subprocess.SubprocessError) as error:  # no memory, processes, descriptors
+            if stack.process is None:
+                self._on_loss(stack, now, 0.0, f"it could not be started: {error}")
+            else:  # of a process that runs and cannot be followed
+                stack.process.kill()
 
     def _read_events(self, stack: _SupervisedStack) -> None:
         if stack.events is None:
@@ -225,9 +234,13 @@ class FleetSupervisor:
         if not self._is_ready:
             self._fail(f"{stack.name}: {how}", max(code, _FAILED))
             return
+        self._report(ProcessEnded(stack.name, pid, how))
+        self._on_loss(stack, now, served_s, how)
+
+    def _on_loss(self, stack: _SupervisedStack, now: float, served_s: float, how: str) -> None:
+        """Start it again after a pause, or leave it out."""
         stack.how_ended, stack.ended_at = how, now
         pause_s = stack.policy.pause_s(now, served_s)
-        self._report(ProcessEnded(stack.name, pid, how))
         if pause_s is not None:
             _logger.warning("%s ended: %s; it is started again", stack.name, how)
             stack.due_at = now + pause_s

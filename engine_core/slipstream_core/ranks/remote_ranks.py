@@ -49,7 +49,7 @@ from slipstream_core.runner.load_error import RanksMissingError
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import installed_version
 from slipstream_ipc.transport.addresses import host_of
-from slipstream_ipc.transport.connections import Connections, raise_file_limit
+from slipstream_ipc.transport.connections import Connections, inode_of, raise_file_limit
 from slipstream_ipc.transport.curve import load_server_keys
 from slipstream_ipc.transport.sockets import Listener, bind_tcp_router
 
@@ -63,14 +63,15 @@ _WAIT_S = 0.05  # at most, until what has come is looked at
 class RemoteRank:
     """A place among the ranks of other machines, and the process that has it.
 
-    route, fd: of its connection; the descriptor is -1 while there is none. num_released: plans that
-    it has computed.
+    route, fd, inode: of its connection; the descriptor is -1 while there is none. num_released:
+    plans that it has computed.
     """
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.route = b""
         self.fd = -1
+        self.inode: int | None = None
         self.pid = 0
         self.has_joined = False
         self.is_lost = False  # and with it this core
@@ -250,6 +251,7 @@ class RemoteRanks:
             return
         self._connections.heard(fd)
         rank.route, rank.fd, rank.pid = route, fd, join.pid
+        rank.inode = inode_of(fd)
 
     def _refuse(self, join: Join, route: bytes, refuse: Refuse) -> None:
         refused = f"rank {join.index} (process {join.pid}): {refuse.why}"
@@ -293,8 +295,8 @@ class RemoteRanks:
                 return
             self._read()  # a rank's last words, or the Join of one that has ended since
             rank = next((each for each in self._ranks if each.fd == fd), None)
-            if rank is not None:
-                self._lose(rank)
+            if rank is not None and (rank.inode is None or inode_of(fd) != rank.inode):
+                self._lose(rank)  # else it was another one's, whose descriptor this one has got
 
     def _lose(self, rank: RemoteRank) -> None:
         if not self._is_assigned:  # the next one may have its place

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 
 from slipstream_core.config import CoreConfig
+from slipstream_core.runner.attention.triton_support import unready
 from slipstream_core.runner.cpu.cpu_threads import num_cores
 from slipstream_core.runner.cpu.kernels import kernels
 from slipstream_core.runner.cuda.graph_support import graph_sizes
@@ -62,9 +63,12 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
     )
 
     native = config.native
-    if rank is not None and native and model.device.type == "cpu":
-        # one without a compiler would order its rows otherwise
-        native = bool(least_over_ranks(int(kernels() is not None), model.device))
+    if rank is not None and native:
+        # one without a compiler would order its rows otherwise, and record and sample otherwise
+        is_able = kernels() is not None if model.device.type == "cpu" else unready() is None
+        native = bool(least_over_ranks(int(is_able), model.device))
+        if is_able and not native:
+            logger.warning("torch's operators compute: another rank cannot compile kernels")
     make = partial(
         TorchRunner,
         model,

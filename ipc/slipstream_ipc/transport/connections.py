@@ -108,7 +108,7 @@ class Connections:
 
     def __init__(self, limit: int, on_closed: Callable[[int], None] | None = None) -> None:
         """`limit`: descriptors that this process may open. on_closed: called in the watching thread
-        with the descriptor of a connection that has ended, before another one can have it.
+        with the descriptor of a connection that has ended, which another one may have by now.
         """
         self._on_closed = on_closed
         most = num_spare_files(limit)
@@ -167,7 +167,7 @@ class Connections:
                 return False
             if event == zmq.EVENT_DISCONNECTED and self._on_closed is not None:
                 self._on_closed(fd)
-            inode = _inode(fd) if event == zmq.EVENT_ACCEPTED else None
+            inode = inode_of(fd) if event == zmq.EVENT_ACCEPTED else None
             if inode is None:
                 self._table.closed(fd)
             else:
@@ -185,7 +185,7 @@ class Connections:
     def _shut_down_surplus(self) -> None:
         surplus = self._table.take_surplus()
         for fd, inode in surplus:
-            if _inode(fd) == inode:
+            if inode_of(fd) == inode:
                 _shut_down(fd)
         if surplus:
             before = self.num_shut_down
@@ -197,7 +197,8 @@ class Connections:
                 )
 
 
-def _inode(fd: int) -> int | None:
+def inode_of(fd: int) -> int | None:
+    """What tells a connection from a later one with the same descriptor; None: there is none."""
     try:
         return os.fstat(fd).st_ino
     except OSError:

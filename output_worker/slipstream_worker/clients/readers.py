@@ -14,6 +14,7 @@ Keeps all clients' ports, and makes every change of a stream's reader.
 
 from __future__ import annotations
 
+import logging
 from itertools import count
 from math import inf
 
@@ -30,6 +31,8 @@ from slipstream_worker.streams.resume_cursor import Diverged, locate
 from slipstream_worker.streams.retention import Retention
 from slipstream_worker.streams.stream import Reader, ResumePoint, WorkerStream
 from slipstream_worker.streams.stream_columns import StreamColumns
+
+logger = logging.getLogger(__name__)
 
 _FEW_CLIENTS = 8  # up to here, checking all is cheaper than finding those with news
 
@@ -260,8 +263,12 @@ class StreamReaders:
         try:
             self._start_when_reached(stream, reader, self._locate(stream, reader.awaited))
         except Diverged as error:
-            self._awaiting.pop(stream, None)
             self._clients[reader.client].enqueue(_diverged(reader.handle, error))
+            self._drop_reader(stream)
+        except Exception:  # what its output raises ends this reader, not the worker
+            logger.exception("a stream's output could not be made again for a reader")
+            fault = Fault("engine", "the stream's text could not be made again")
+            self._clients[reader.client].enqueue(Rejected(reader.handle, fault))
             self._drop_reader(stream)
 
     def _drop_reader(self, stream: WorkerStream) -> None:

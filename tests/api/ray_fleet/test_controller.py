@@ -256,6 +256,31 @@ def test_one_that_begins_anew_waits_for_what_it_finds():
     assert (sorted(launcher.boxes), launcher.num_started, launcher.drained) == ([0, 1], 2, [])
 
 
+@pytest.mark.parametrize("remembered", [1, 2])
+@pytest.mark.parametrize("asked", [0, 4])
+def test_what_is_asked_of_one_that_begins_anew_is_later_than_what_it_finds(
+    remembered: int, asked: int
+):
+    controller, launcher = started(1)
+    for number in range(2, 2 + remembered):
+        controller.scale(ReplicaBounds(number, number))
+        controller.turn(float(number))
+        launcher.serve_all()
+        controller.turn(number + 0.5)
+    for box in launcher.boxes.values():
+        box.answer = "silent"
+    again = Controller(spec(1), launcher, 10.0)
+    again.turn(10.0)
+    again.scale(ReplicaBounds(asked, asked))
+    launcher.serve_all()
+    for now in range(11, 15):
+        again.turn(float(now))
+        launcher.end_drained()
+    assert len(launcher.boxes) == asked
+    goals = [box.goal for box in launcher.boxes.values() if box.goal is not None]
+    assert all(goal.version > remembered for goal in (again.status().goal, *goals))
+
+
 def test_one_that_finds_nobody_in_time_goes_on():
     _, launcher = started(1)
     launcher.boxes[0].answer = "silent"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import Admit, SamplingParams
+from slipstream_ipc.messages import Admit, Rejected, SamplingParams
 from slipstream_ipc.row_set import RowSet
+from slipstream_worker.clients import readers
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.detokenizer.factory import TableDetokenizerFactory
@@ -96,3 +97,25 @@ def test_a_stream_is_fast_from_its_first_token() -> None:
     assert not world.columns.is_fast[stream.worker_row]
     assert world.step([0], 3) == [b"0"]
     assert world.columns.is_fast[stream.worker_row]
+
+
+def test_an_output_that_cannot_be_made_again_ends_its_reader_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It failed as the stream ended, outside of what a stream's own failure is caught by."""
+    world = World(2)
+    stream = world.streams[0]
+    world.readers.read(stream, b"1", 8, ResumePoint(5, 5))  # of which this worker has nothing yet
+
+    def broken(*_: Any) -> None:
+        raise UnicodeEncodeError("utf-8", "x", 0, 1, "no")
+
+    monkeypatch.setattr(readers, "locate", broken)
+    world.front.sent.clear()
+    world.readers.ended(stream)
+    world.readers.flush()
+    [rejected] = [body for client, body in world.front.sent if client == b"1"]
+    assert isinstance(rejected, Rejected)
+    assert (rejected.handle, rejected.fault.code) == (8, "engine")
+    assert stream.reader is None
+    assert world.step([1], 1) == [b"1"]

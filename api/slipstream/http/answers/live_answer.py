@@ -94,7 +94,8 @@ class LiveAnswer:
         self.num_unwritten = len(plan.states)
         self.event_ids: EventIdWriter | None = None
         self._has_settled = False
-        self._echoes: dict[int, CompletionLogprobs] = {}  # of prompts, by number
+        self._echo_texts: dict[int, str] = {}  # of prompts, by number
+        self._echoes: dict[int, CompletionLogprobs] = {}
         self._echoing: set[int] = set()  # prompts whose echo is being made
         self.failure_event: Callable[[ApiError], bytes] = _failure_event
         if plan.is_resumable:
@@ -203,8 +204,7 @@ class LiveAnswer:
         parts: list[Logprobs] = []
         if echo is not None and is_first:
             state = plan.states[index]
-            prompt_ids = u32(state.prompt_ids or b"").tolist()
-            prompt = echo.text(index, prompt_ids, self.texts)
+            prompt = self._echoed_text(index)
             text = prompt + text
             found = None if k is None else (yield from self.echoed_logprobs(index))
             if k is None or found is None:  # None: aborted before they came, so without a token
@@ -222,27 +222,41 @@ class LiveAnswer:
 
     def echoed_logprobs(self, index: int) -> Parts[CompletionLogprobs | None]:
         """Log-probabilities of a choice's echoed prompt, made once for all choices of the prompt.
-        None if the choice was aborted before they came.
+        None if the choice was aborted before they came, or has failed before they were made.
         """
         plan, state, number = self.plan, self.plan.states[index], index // self.plan.id.num_answers
         entries, echo, k = _prompt_logprobs(state), plan.echo, plan.num_logprobs
         if entries is None:
             return None
-        while number in self._echoing:
+        while number in self._echoing and state.error is None:
             yield
         if number not in self._echoes:
+            if state.error is not None:  # what it has is written at once, in no time slices
+                return None
             assert echo is not None
             assert k is not None
             self._echoing.add(number)
             try:
                 prompt_ids = u32(state.prompt_ids or b"").tolist()
-                text = echo.text(index, prompt_ids, self.texts)
+                text = self._echoed_text(index)
                 self._echoes[number] = yield from echo_logprobs(
                     prompt_ids, entries, k, self.texts, text
                 )
             finally:
                 self._echoing.discard(number)
         return self._echoes[number]
+
+    def _echoed_text(self, index: int) -> str:
+        """A choice's echoed prompt, made once for all choices of the prompt."""
+        plan, number = self.plan, index // self.plan.id.num_answers
+        text = self._echo_texts.get(number)
+        if text is None:
+            assert plan.echo is not None
+            prompt_ids = plan.states[index].prompt_ids or b""
+            text = plan.echo.text(index, u32(prompt_ids).tolist(), self.texts)
+            if prompt_ids:  # not of a choice that fails before they came
+                self._echo_texts[number] = text
+        return text
 
     def usage(self) -> Usage:
         """The usage of all streams, which have ended."""

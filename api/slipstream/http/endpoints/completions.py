@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +33,8 @@ from slipstream_ipc.validation.field_types import field_error
 
 MAX_PROMPTS = 1024  # per request
 MAX_ANSWERS = 4096  # per request, over all prompts
+MAX_ECHO_BYTES = 2**24  # per request, of prompts in front of its answers
+_ID_BYTES = 4  # of a token id's text, about
 _DEFAULT_MAX_TOKENS = 16
 _ALLOWED_PROMPTS = "text, token ids, or a list of several of either"
 _PARAM_NAMES = {"prompt_token_ids": "prompt"}
@@ -71,6 +74,7 @@ def _plan(body: CompletionRequest, model: ModelCard, names: dict[str, str]) -> A
         texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
         echo = Echo(tuple(text for text in texts for _ in answers), is_prompt_only)
         # for each answer, so that no answer's first text waits for another stream
+        _check_echo(prompts, len(answers))
         wanted = _larger(body.logprobs, body.prompt_logprobs)
         answers = [msgspec.structs.replace(each, prompt_logprobs=wanted) for each in answers]
     if len(prompts) * len(answers) > MAX_ANSWERS:
@@ -141,6 +145,20 @@ def _larger(one: int | None, other: int | None) -> int | None:
 def _echo_names(body: CompletionRequest) -> dict[str, str]:
     """The caller's name for `prompt_logprobs` if `echo` is what asks for them."""
     return {"prompt_logprobs": "logprobs"} if body.echo and body.prompt_logprobs is None else {}
+
+
+def _check_echo(prompts: Sequence[Prompt], num_answers: int) -> None:
+    """Raises ApiError where the prompts, once in each answer, are too long."""
+    num = num_answers * sum(
+        len(prompt.encode(errors="replace")) if isinstance(prompt, str) else _ID_BYTES * len(prompt)
+        for prompt in prompts
+    )
+    if num > MAX_ECHO_BYTES:
+        what = (
+            f"n: got prompts of {num} bytes in all answers together, {_ID_BYTES} to a token id, "
+            f"allowed with echo: {MAX_ECHO_BYTES}"
+        )
+        raise bad_field("n", what)
 
 
 def _most_tokens(prompt: Any) -> int:

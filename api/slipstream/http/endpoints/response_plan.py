@@ -138,7 +138,7 @@ def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
         store=body.store is not False,
         temperature=_first(body.temperature, defaults.temperature, 1.0),
         text=_echoed_text(body),
-        tool_choice=body.tool_choice or "auto",
+        tool_choice=_echoed_choice(body.tool_choice),
         tools=tuple([_echoed_tool(tool) for tool in body.tools or ()]),
         top_logprobs=body.top_logprobs or 0,
         top_p=_first(body.top_p, defaults.top_p, 1.0),
@@ -228,6 +228,21 @@ def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """A function as responses have it, also if it was given as chats do."""
     function = tool.get("function")
     return {"type": "function", **function} if isinstance(function, dict) else tool
+
+
+def _echoed_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """A choice that has been read, without what was not."""
+    match choice:
+        case {"type": "function", "name": name}:
+            return {"type": "function", "name": name}
+        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+            names = dict.fromkeys(each["name"] for each in tools)
+            listed = [{"type": "function", "name": name} for name in names]
+            return {"type": "allowed_tools", "mode": mode, "tools": listed}
+        case str():
+            return choice
+        case _:
+            return "auto"
 
 
 def _echoed_text(body: ResponsesRequest) -> EchoedText:

@@ -29,6 +29,10 @@ _SMALL_BYTES = 2**17  # smaller bodies decode fast, whatever they contain
 _MAX_VALUES = 2**20  # a batch of 1,024 prompts of 1,024 token ids
 _MAX_OBJECTS = 2**16
 _MAX_COLONS = 2**17  # of a body with unknown fields: objects of Python are made of all its fields
+# msgspec's words of half a character; a body that ends soon after one is "truncated"
+_HALF_AT = re.compile(r"surrogate pair \(byte (\d+)\)")
+_TRUNCATED = "truncated"
+_HALF_BYTES = 12  # of two escapes; the half stands as far before the place as that, at most
 # an escaped backslash, a character of two halves, or one half
 _ESCAPES = re.compile(rb"(?i)\\\\|\\ud[89ab]..\\ud[c-f]..|(\\ud[89a-f]..)")
 _UNKNOWN = "Object contains unknown field"  # msgspec's words
@@ -77,11 +81,26 @@ def _not_json(error: Exception, body: bytes) -> ApiError:
         return bad_field(
             None, f"the body: got lists and objects nested too deeply, allowed: {allowed}"
         )
-    halves = (found[1] for found in _ESCAPES.finditer(body) if found[1] is not None)
-    if (half := next(halves, None)) is not None:
+    if (half := _half_of_character(str(error), body)) is not None:
         what = f"the body: got {half.decode(errors='replace')}, half of a character"
         return bad_field(None, f"{what}, allowed: whole ones")
     return bad_field(None, f"the body is not JSON: {error}")
+
+
+def _half_of_character(error: str, body: bytes) -> bytes | None:
+    """The half of a character that a decoder's `error` is about. Looks at a few bytes alone: a body
+    may be nothing but escapes.
+    """
+    place = _HALF_AT.search(error)
+    if place is None and _TRUNCATED not in error:
+        return None
+    end = len(body) if place is None else int(place[1])
+    begin = max(0, end - 4 * _HALF_BYTES)
+    num_before = begin - len(body[:begin].rstrip(b"\\"))
+    for found in _ESCAPES.finditer(body, begin - num_before % 2, end):
+        if found[1] is not None and found.start() >= end - _HALF_BYTES:
+            return found[1]
+    return None
 
 
 def _quotable(body: bytes) -> object:

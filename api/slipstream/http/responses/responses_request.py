@@ -51,6 +51,7 @@ _MAX_METADATA = 16
 _MAX_METADATA_NAME = 64
 _MAX_METADATA_VALUE = 512
 _MAX_ECHOED = 512  # characters of a field that is only repeated
+_MAX_DESCRIPTION = 2**16  # some libraries send a whole docstring
 _ECHOED = ("user", "safety_identifier", "prompt_cache_key")
 _NOT_KEPT = ("conversation", "prompt")
 
@@ -255,9 +256,19 @@ def _check_include(body: ResponsesRequest, ignored: IgnoredFields | None) -> Non
 
 
 def _check_echoed(body: ResponsesRequest) -> None:
-    for name in _ECHOED:
-        if len(getattr(body, name) or "") > _MAX_ECHOED:
-            what = f"{name}: allowed: at most {_MAX_ECHOED} characters"
+    repeated = {name: getattr(body, name) for name in _ECHOED}
+    if body.reasoning is not None:
+        repeated["reasoning.effort"] = body.reasoning.effort
+        repeated["reasoning.summary"] = body.reasoning.summary
+    if body.text is not None:
+        repeated["text.verbosity"] = body.text.verbosity
+        if body.text.format is not None:
+            repeated["text.format.name"] = body.text.format.name
+            repeated["text.format.description"] = body.text.format.description
+    for name, value in repeated.items():
+        most = _MAX_DESCRIPTION if name.endswith("description") else _MAX_ECHOED
+        if len(value or "") > most:
+            what = f"{name}: allowed: at most {most} characters"
             raise bad_field(name, what)
     metadata = body.metadata or {}
     if len(metadata) > _MAX_METADATA or any(

@@ -67,13 +67,15 @@ class PlayedAnswers:
             raise ValueError(f"{self._path} needs id {largest}; the vocabulary has {vocab_size}")
 
     def missing(self, prompts: UInt64s) -> list[int]:
-        """Indices of the prompts, given by their hashes, whose ids `learn` must be given."""
+        """Indices of the prompts, given by their hashes, whose ids `learn` must be given: all, where
+        there is no room for them beside those that are known.
+        """
+        if len(self._found) + len(prompts) > _MAX_PROMPTS:
+            self._found.clear()
         return [i for i, prompt in enumerate(prompts.tolist()) if prompt not in self._found]
 
     def learn(self, prompt: int, token_ids: Int64s) -> None:
         """Find the answers of a prompt; its ids matter only if a line has a `when`."""
-        if len(self._found) >= _MAX_PROMPTS:
-            self._found.clear()
         text = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
         self._found[prompt] = np.array(self.lines_for(text), np.int64)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream.errors import BadRequestError
 from slipstream.http.answers.answer_plan import AnswerPlan
@@ -14,6 +17,7 @@ from slipstream.http.anthropic.request_bodies import MessagesRequest
 from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import MAX_PROMPTS, plan_completion, read_completion
+from slipstream.http.openai import body_decoder
 from slipstream.http.openai.body_decoder import BodyDecoder, check_num_values
 from slipstream.http.openai.request_bodies import (
     NEUTRAL_VALUES,
@@ -481,6 +485,49 @@ def test_half_a_character_is_told(half: str) -> None:
         read_completion(body)
     assert caught.value.status == 400
     read_completion(rb'{"prompt": "\ud83d\ude00 \\ud83d"}')
+
+
+PIECES = ["\\\\", r"\ud83d\ude00", r"\n", "a", "ud83d", r"\u00e9"]
+
+
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=40),
+    st.sampled_from([r"\ud83d", r"\udfff", ""]),
+    st.lists(st.sampled_from(PIECES), max_size=40),
+    st.booleans(),
+)
+def test_half_a_character_is_told_just_where_it_is(
+    before: list[str], half: str, behind: list[str], is_whole: bool
+) -> None:
+    if half == r"\ud83d" and behind[:1] == ["ud83d"]:
+        behind = []
+    text = "".join(before) + half + "".join(behind)
+    body = b'{"prompt": "%b' % text.encode() + b'"}' * is_whole
+    try:
+        read_completion(body)
+        assert is_whole
+        assert not half
+    except ApiError as error:
+        if half and is_whole:
+            assert f"got {half}, half of a character" in error.body.error.message
+        elif not half:
+            assert "not JSON" in error.body.error.message
+
+
+@pytest.mark.parametrize("end", [b"", b'\\ud800"}', b'\\ud800\\u0041"}'])
+def test_a_refusal_reads_little_of_a_body(monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
+    """One of nothing but escapes made millions of matches, and all streams wait for it."""
+    real, num_bytes = body_decoder._ESCAPES, []
+
+    class Escapes:
+        def finditer(self, body: bytes, begin: int = 0, end: int | None = None) -> Any:
+            num_bytes.append((len(body) if end is None else end) - begin)
+            return real.finditer(body, begin, len(body) if end is None else end)
+
+    monkeypatch.setattr(body_decoder, "_ESCAPES", Escapes())
+    with pytest.raises(ApiError):
+        read_completion(b'{"prompt": "' + b"\\\\" * 2**16 + end)
+    assert 0 < sum(num_bytes) < 100
 
 
 TOOLS = [

@@ -133,6 +133,38 @@ def test_a_response_is_computed_as_a_chat(fields: dict[str, Any], of_chat: Any) 
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning": {"summary": "x" * 513}},
+        {"reasoning": {"effort": "x" * 513}},
+        {"text": {"verbosity": "x" * 513}},
+        {"text": {"format": {**SCHEMA, "name": "x" * 513}}},
+        {"text": {"format": {**SCHEMA, "description": "x" * 65537}}},
+        {"user": "x" * 513},
+    ],
+)
+def test_what_is_only_repeated_is_short(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="allowed: at most 5|allowed: at most 65536"):
+        planned(**fields)
+
+
+def test_of_a_tool_choice_what_is_read_is_repeated() -> None:
+    """Else a body of megabytes comes back with each of three events."""
+    other = {"type": "function", "name": "other", "parameters": PARAMETERS}
+    tools = [CLOCK, other]
+    named = {"type": "function", "name": "other"}
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [named] * 3}
+
+    def repeated(choice: object) -> object:
+        body = {"input": "x", "tools": tools, "tool_choice": choice}
+        return echo_of(read_response_request(json.dumps(body).encode()), MODEL).tool_choice
+
+    assert repeated("required") == "required"
+    assert repeated({**named, "x": "y" * 100}) == named
+    assert repeated({**allowed, "x": "y"}) == {**allowed, "tools": [named]}
+
+
+@pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"input": None}, "input"),

@@ -13,6 +13,8 @@ from tests.helpers.simulated_plans import load, plan_of, sample
 from tokenizers import Tokenizer
 
 from slipstream.demo_model import MODEL_PATH
+from slipstream_core.runner.simulated import played_answers
+from slipstream_core.runner.simulated.played_answers import PlayedAnswers
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
 from slipstream_ipc.validation.simulated_model import parse_simulated
 
@@ -54,6 +56,20 @@ def answer_to(runner: SimulatedRunner, prompt: list[int], chunk: int = 64) -> li
         start = len(prompt) + len(got) - 1
         got.append(sample(runner, plan_of([0], start=start, prompt_len=len(prompt), gather=True)))
     return got[:-1]
+
+
+def test_more_prompts_than_are_remembered_are_found_again(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(played_answers, "_MAX_PROMPTS", 3)
+    played = PlayedAnswers(answers(tmp_path, LINES), tokenizer, (END,))
+    for step in range(5):  # prompts that are known, beside ones that are not
+        prompts = np.array([7, 8, 10 + step], np.uint64)
+        for at in played.missing(prompts):
+            played.learn(int(prompts[at]), np.empty(0, np.int64))
+        positions = played.positions(prompts, np.zeros(3, np.uint64), np.zeros(3, np.int64))
+        assert len(positions) == 3
+        assert len(played._found) <= 3
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
