@@ -3,7 +3,7 @@
 - Messages are written once all messages of a turn of the loop have been read. A message that came
   alone takes one pass: its texts are encoded in one call, and a stream costs a format and a write.
 - Where the C extension `text_chunks` is available, it writes the entries that are nothing but text,
-  or text and a completion's log-probabilities, as Python does here.
+  or text and log-probabilities, as Python does here.
 - Several messages in one turn mean that the front is late: then each stream's deltas are merged
   into one chunk. The same holds for a stream under backpressure or at its end. Both go through the
   stream's queue and its own wakeup (`stream_queue`, `unary`, `block_answers`).
@@ -29,7 +29,12 @@ from slipstream.delta_batch import DeltaBatch
 from slipstream.http.answers.event_ids import EventCursor
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.logprob_bodies import TextPosition
-from slipstream.http.openai.logprob_encoding import CompletionTails, completion_tails, load_native
+from slipstream.http.openai.logprob_encoding import (
+    Tails,
+    chat_tails,
+    completion_tails,
+    load_native,
+)
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import json_parts
 from slipstream.outputs import Delta
@@ -76,10 +81,10 @@ class BroadcastStream:
     is_text_only: each chunk but the last is `before`, the text and `after`, and an empty text gives
     no chunk. num_framed, repeat: as in `ChunkFrame`. frames: instead of those, for text that is
     read as events: by its kind, those that `chunk_writer` has made. cursor: where chunks begin with
-    an `id:` line, what it says; else None. position, texts: where chunks are a text and a
-    completion's log-probabilities, where the text begins; else None. between, after_number: as in
-    `ChunkFrame`. numbers: where text chunks contain their number, behind `before`; else None.
-    on_exception: called while an exception is handled.
+    an `id:` line, what it says; else None. texts: those of tokens, where chunks are a text and
+    log-probabilities; else None. position: where the next text begins, of a completion; else None.
+    between, after_number: as in `ChunkFrame`. numbers: where text chunks contain their number,
+    behind `before`; else None. on_exception: called while an exception is handled.
     """
 
     __slots__ = (
@@ -229,9 +234,12 @@ class Broadcast:
             left = bytearray(len(message.texts))  # 1: to be written by `_write_entries`
             for entry in (*batch.ends, *batch.own_events):
                 left[entry] = 1
-            tails, ends, lengths = _tails(streams, batch) or (None, b"", b"")
-            columns = message.kinds, message.token_ids, message.counts, ends, lengths, left
-            self._native.write_texts(streams, message.texts, tails, *columns)
+            shown = _completion_tails(streams, batch)
+            chats = _chat_tails(streams, batch)
+            columns = message.kinds, message.token_ids, message.counts
+            tails = shown.ends, shown.lengths, chats.ends
+            texts = message.texts, shown.text, chats.text
+            self._native.write_texts(streams, *texts, *columns, *tails, left)
             if 1 not in left:
                 return
             entries = compress(entries, left)
@@ -273,12 +281,26 @@ class Broadcast:
                 stream.on_exception()
 
 
-def _tails(streams: Sequence[BroadcastStream], batch: DeltaBatch) -> CompletionTails | None:
+def _completion_tails(streams: Sequence[BroadcastStream], batch: DeltaBatch) -> Tails:
     """The log-probabilities of a message, if any of its streams shows them as completions do."""
     if batch.message.logprobs is None:
-        return None
-    texts = next((stream.texts for stream in streams if stream.texts is not None), None)
+        return Tails()
+    texts = (each.texts for each in streams if each.texts is not None and each.position is not None)
+    return _tails(completion_tails, next(texts, None), batch)
+
+
+def _chat_tails(streams: Sequence[BroadcastStream], batch: DeltaBatch) -> Tails:
+    """The same, if any shows them as chats do."""
+    if batch.message.logprobs is None:
+        return Tails()
+    texts = (each.texts for each in streams if each.texts is not None and each.position is None)
+    return _tails(chat_tails, next(texts, None), batch)
+
+
+def _tails(
+    make: Callable[[DeltaBatch, TokenTexts], Tails], texts: TokenTexts | None, batch: DeltaBatch
+) -> Tails:
     try:
-        return None if texts is None else completion_tails(batch, texts)
+        return Tails() if texts is None else make(batch, texts)
     except Exception:  # each of these streams meets it by itself
-        return None
+        return Tails()

@@ -1,8 +1,9 @@
-/* write_texts(streams, texts, tails, kinds, token_ids, counts, ends, lengths, left): what `broadcast`
- * does entry by entry in Python, for entries that are plain text, or that and the log-probabilities
- * of a completion's one token, and whose connections have room.
+/* write_texts(streams, texts, tails, chats, kinds, token_ids, counts, ends, lengths, chat_ends, left):
+ * what `broadcast` does entry by entry in Python, for entries that are plain text, or that and the
+ * log-probabilities of one token, and whose connections have room.
  *
- * tails, ends, lengths: see `logprob_encoding.CompletionTails`; None and empty without.
+ * tails, ends, lengths: `logprob_encoding.Tails` of completions; None and empty without. chats,
+ * chat_ends: those of chats.
  * left: a writable byte for each entry. An entry whose byte is not 0 is passed over; the byte of an
  * entry that Python has to write is set. Nothing has been done for such an entry.
  */
@@ -17,7 +18,7 @@
 static PyObject *s_exchange, *s_is_ready, *s_deltas, *s_is_text_only, *s_before, *s_after, *s_send,
     *s_frames, *s_cursor, *s_num_chars, *s_num_tokens, *s_checksum, *s_prefix, *s_repeat,
     *s_on_exception, *s_counters, *s_num_chunks, *s_position, *s_between, *s_offset, *s_pending,
-    *s_numbers, *s_after_number, *s_grow;
+    *s_numbers, *s_after_number, *s_grow, *s_texts;
 static uint32_t crc_table[256];
 
 /* ---- attributes --------------------------------------------------------------------------
@@ -174,7 +175,7 @@ typedef struct {
     const uint8_t *token_ids; /* u32, those of the entry */
     Py_ssize_t num_tokens;
     uint32_t kind;
-    Piece tail; /* text: NULL without log-probabilities */
+    Piece tail, chat; /* text: NULL without log-probabilities */
     int32_t length;
     char *part; /* room for the text as JSON */
     Py_ssize_t room;
@@ -243,10 +244,41 @@ static int send_chunk(PyObject *exchange, const Piece *pieces, int num) {
     return sent ? 0 : -1;
 }
 
-/* As `write_entry`, for a stream that shows a completion's log-probabilities. */
+/* As `write_entry`, for a stream that shows a chat's log-probabilities. */
+static int write_chat(PyObject *stream, PyObject *exchange, PyObject *text, Entry *entry) {
+    char *end = entry->chat.text && !entry->kind ? json_part(entry->part, text) : NULL;
+    if (!end || end == entry->part)
+        return 0;
+    int result = -1;
+    PyObject *before = NULL, *between = NULL, *after = NULL;
+    if (!(before = bytes_of(stream, s_before)) || !(between = bytes_of(stream, s_between)) ||
+        !(after = bytes_of(stream, s_after)))
+        goto done;
+    Piece pieces[] = {
+        piece_of(before), {entry->part, end - entry->part}, piece_of(between), entry->chat,
+        piece_of(after),
+    };
+    if (send_chunk(exchange, pieces, sizeof(pieces) / sizeof(pieces[0])) == 0)
+        result = 1;
+done:
+    Py_XDECREF(after);
+    Py_XDECREF(between);
+    Py_XDECREF(before);
+    return result;
+}
+
+/* As `write_entry`, for a stream that shows log-probabilities. */
 static int write_scored(PyObject *stream, PyObject *exchange, PyObject *text, Entry *entry) {
+    PyObject *texts = PyObject_GetAttr(stream, s_texts);
+    Py_XDECREF(texts); /* the stream has it */
+    if (!texts || texts == Py_None)
+        return texts ? 0 : -1;
     PyObject *position = PyObject_GetAttr(stream, s_position);
-    if (!position || position == Py_None || !entry->tail.text || entry->kind || entry->length < 0) {
+    if (position == Py_None) {
+        Py_DECREF(position);
+        return write_chat(stream, exchange, text, entry);
+    }
+    if (!position || !entry->tail.text || entry->kind || entry->length < 0) {
         Py_XDECREF(position);
         return position ? 0 : -1;
     }
@@ -398,14 +430,28 @@ static uint32_t u32_at(const Py_buffer *column, Py_ssize_t at) {
            (uint32_t)bytes[3] << 24;
 }
 
-static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
+/* A token's own of all tails; its text is NULL where it is empty. -1 with an exception. */
+static int tail_of(PyObject *tails, const Py_buffer *ends, Py_ssize_t token, Piece *found) {
+    Py_ssize_t begin = token ? (Py_ssize_t)u32_at(ends, token - 1) : 0;
+    Py_ssize_t end = (Py_ssize_t)u32_at(ends, token);
+    if (end < begin || end > PyBytes_GET_SIZE(tails)) {
+        PyErr_SetString(PyExc_ValueError, "ends: not in order, or behind the tails");
+        return -1;
+    }
+    found->text = end > begin ? PyBytes_AS_STRING(tails) + begin : NULL;
+    found->size = end - begin;
+    return 0;
+}
+
+static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails, PyObject *chats,
                            const Py_buffer *columns) {
     const Py_buffer *kinds = &columns[0], *ids = &columns[1], *counts = &columns[2];
-    const Py_buffer *ends = &columns[3], *lengths = &columns[4];
-    uint8_t *left = columns[5].buf;
+    const Py_buffer *ends = &columns[3], *lengths = &columns[4], *chat_ends = &columns[5];
+    uint8_t *left = columns[6].buf;
     Py_ssize_t num = PyList_GET_SIZE(texts), first = 0;
-    if (PyList_GET_SIZE(streams) != num || columns[5].len != num ||
+    if (PyList_GET_SIZE(streams) != num || columns[6].len != num ||
         (tails && (ends->len != ids->len || lengths->len != ids->len)) ||
+        (chats && chat_ends->len != ids->len) ||
         (kinds->len && kinds->len != 4 * num) || (counts->len && counts->len != 4 * num)) {
         PyErr_SetString(PyExc_ValueError, "columns of different lengths");
         return NULL;
@@ -423,19 +469,15 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
         }
         if (left[at])
             continue;
-        entry.tail.text = NULL;
-        if (tails && entry.num_tokens == 1) {
-            Py_ssize_t begin = first ? (Py_ssize_t)u32_at(ends, first - 1) : 0;
-            Py_ssize_t end = (Py_ssize_t)u32_at(ends, first);
-            if (end < begin || end > PyBytes_GET_SIZE(tails)) {
-                PyErr_SetString(PyExc_ValueError, "ends: not in order, or behind the tails");
+        entry.tail.text = entry.chat.text = NULL;
+        if (entry.num_tokens == 1) {
+            if ((tails && tail_of(tails, ends, first, &entry.tail) < 0) ||
+                (chats && tail_of(chats, chat_ends, first, &entry.chat) < 0)) {
                 failed = -1;
                 break;
             }
-            if (end > begin) /* else the token has no candidates */
-                entry.tail.text = PyBytes_AS_STRING(tails) + begin;
-            entry.tail.size = end - begin;
-            memcpy(&entry.length, (const char *)lengths->buf + 4 * first, sizeof(entry.length));
+            if (tails)
+                memcpy(&entry.length, (const char *)lengths->buf + 4 * first, sizeof(entry.length));
         }
         if (PyList_GET_SIZE(streams) != num || PyList_GET_SIZE(texts) != num) {
             PyErr_SetString(PyExc_RuntimeError, "the lists changed");
@@ -496,20 +538,23 @@ static PyObject *write_all(PyObject *streams, PyObject *texts, PyObject *tails,
 
 static PyObject *write_texts(PyObject *module, PyObject *const *args, Py_ssize_t num_args) {
     (void)module;
-    if (num_args != 9 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1]) ||
-        (args[2] != Py_None && !PyBytes_CheckExact(args[2]))) {
-        PyErr_SetString(PyExc_TypeError, "write_texts: expected two lists, bytes and six columns");
+    if (num_args != 11 || !PyList_CheckExact(args[0]) || !PyList_CheckExact(args[1]) ||
+        (args[2] != Py_None && !PyBytes_CheckExact(args[2])) ||
+        (args[3] != Py_None && !PyBytes_CheckExact(args[3]))) {
+        PyErr_SetString(PyExc_TypeError,
+                        "write_texts: expected two lists, two bytes and seven columns");
         return NULL;
     }
-    Py_buffer columns[6];
+    Py_buffer columns[7];
     int num = 0;
     PyObject *result = NULL;
-    for (; num < 6; num++)
-        if (PyObject_GetBuffer(args[3 + num], &columns[num],
-                               num == 5 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+    for (; num < 7; num++)
+        if (PyObject_GetBuffer(args[4 + num], &columns[num],
+                               num == 6 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
             break;
-    if (num == 6)
-        result = write_all(args[0], args[1], args[2] == Py_None ? NULL : args[2], columns);
+    if (num == 7)
+        result = write_all(args[0], args[1], args[2] == Py_None ? NULL : args[2],
+                           args[3] == Py_None ? NULL : args[3], columns);
     while (num)
         PyBuffer_Release(&columns[--num]);
     return result;
@@ -536,7 +581,7 @@ PyMODINIT_FUNC PyInit_text_chunks(void) {
         {&s_on_exception, "on_exception"}, {&s_num_chunks, "num_chunks"},
         {&s_position, "position"},     {&s_between, "between"},       {&s_offset, "offset"},
         {&s_pending, "pending"},       {&s_numbers, "numbers"},
-        {&s_after_number, "after_number"}, {&s_grow, "grow"},
+        {&s_after_number, "after_number"}, {&s_grow, "grow"},         {&s_texts, "texts"},
     };
     for (size_t at = 0; at < sizeof(names) / sizeof(names[0]); at++)
         if (!(*names[at].name = PyUnicode_InternFromString(names[at].spelled)))

@@ -3,8 +3,8 @@ object per candidate. The bytes are identical to those of the slow path.
 
 - A token's text is encoded once (`TokenTexts.token_json`), and the values of a delta (of a chat's
   whole message) in one call; an event only joins bytes.
-- Of a completion's tokens that came alone, the C extension `logprob_tails` makes all but the
-  text's offset (`completion_tails`), for a whole message at once.
+- Of tokens that came alone, the C extension `logprob_tails` makes the JSON, of a completion's all
+  but the text's offset, for a whole message at once (`completion_tails`, `chat_tails`).
 - Where the result could differ from the slow path (chats: a tie at the last rank), None is returned
   and the caller takes the slow path.
 """
@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from slipstream.delta_batch import CandidateSpan, DeltaBatch
 from slipstream.http.openai.logprob_bodies import MIN_LOGPROB, TextPosition
-from slipstream.http.openai.vocabulary import TokenJson, TokenTexts
+from slipstream.http.openai.vocabulary import TokenColumns, TokenJson, TokenTexts
 from slipstream.outputs import Delta, candidates_of
 from slipstream_ipc.columns import f32, pack_u32, u32
 from slipstream_ipc.native.extension import load_extension
@@ -88,17 +88,18 @@ def chat_logprobs_json(delta: Delta, texts: TokenTexts) -> bytes | None:
     return _CHAT % b",".join(tokens)
 
 
-class CompletionTails(NamedTuple):
-    """Of each token of a message, the JSON of its log-probabilities behind the `text_offset`: of
-    token i, `tails[ends[i - 1] : ends[i]]`.
+class Tails(NamedTuple):
+    """The ends of the JSON of log-probabilities, of each token of a message: of token i,
+    `text[ends[i - 1] : ends[i]]`; empty for a token without candidates, or one that takes the slow
+    path.
 
     ends: u32. lengths: i32, of the tokens' texts in characters; -1 where that depends on other
     tokens.
     """
 
-    tails: bytes
-    ends: bytes
-    lengths: bytes
+    text: bytes | None = None
+    ends: bytes = b""
+    lengths: bytes = b""
 
 
 def load_native() -> ModuleType | None:
@@ -106,32 +107,46 @@ def load_native() -> ModuleType | None:
     return load_extension("logprob_tails", _SOURCE)
 
 
-def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> CompletionTails | None:
-    """The tails of a message, empty for a token without candidates; None without the C extension,
-    or for an id that is too large.
+def completion_tails(batch: DeltaBatch, texts: TokenTexts) -> Tails:
+    """What follows the `text_offset` of a completion's tokens; none without the C extension, or for
+    an id that is too large.
     """
+    return _tails(batch, texts.token_json.name_keys, is_chat=False)
+
+
+def chat_tails(batch: DeltaBatch, texts: TokenTexts) -> Tails:
+    """The same of a chat's tokens, whole."""
+    return _tails(batch, texts.token_json.chat_heads, is_chat=True)
+
+
+def _tails(batch: DeltaBatch, tokens: TokenColumns, *, is_chat: bool) -> Tails:
     native = load_native()
     columns = batch.message.logprobs
     if native is None or columns is None:
-        return None
-    widths = pack_u32(batch.token_widths)
-    numbers = _encode(_clamped(f32(columns.values)).tolist())
-    keys = texts.token_json.keys_in_columns
+        return Tails()
+    make = native.chat_tails if is_chat else native.completion_tails
+    own = columns.ids, _numbers(batch), pack_u32(batch.token_widths), columns.ranks
 
     def found() -> tuple[bytes, bytes, bytes] | list[int]:
-        of_tokens = keys.text, keys.starts, keys.sizes, keys.lengths
-        made: tuple[bytes, bytes, bytes] | list[int]
-        made = native.tails(columns.ids, numbers, widths, *of_tokens)
+        of_tokens = tokens.text, tokens.starts, tokens.sizes, tokens.lengths
+        made: tuple[bytes, bytes, bytes] | list[int] = make(*own, *of_tokens)
         return made
 
     tails = found()
     if isinstance(tails, list):  # tokens that no message had before
-        if max(tails) >= keys.MOST:
-            return None
-        keys.add(tails)
+        if max(tails) >= tokens.MOST:
+            return Tails()
+        tokens.add(tails)
         tails = found()
     assert not isinstance(tails, list)
-    return CompletionTails(*tails)
+    return Tails(*tails)
+
+
+@lru_cache(maxsize=1)  # where streams of a message show them both ways
+def _numbers(batch: DeltaBatch) -> bytes:
+    """A message's values as a JSON list."""
+    assert batch.message.logprobs is not None
+    return _encode(_clamped(f32(batch.message.logprobs.values)).tolist())
 
 
 def _completion_tokens(
@@ -160,7 +175,7 @@ def _chat_candidates(batch: DeltaBatch, texts: TokenTexts) -> _EncodedColumns:
     columns = batch.message.logprobs
     assert columns is not None
     ids: list[int] = u32(columns.ids).tolist()
-    values = _encode(_clamped(f32(columns.values)).tolist())[1:-1].split(b",")
+    values = _numbers(batch)[1:-1].split(b",")
     widths = batch.token_widths
     widths = widths[widths > 0]
     behind = np.cumsum(widths)

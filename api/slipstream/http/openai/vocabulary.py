@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -117,17 +117,20 @@ class TextsByModel:
         return self._texts[model]
 
 
-class TokenKeys:
-    """Keys of tokens in columns, for C: of token i, `text[starts[i] : starts[i] + sizes[i]]` is a
-    comma, the name and a colon. starts: equal for equal names. sizes: 0 for a token that was not
-    added yet. lengths: of the token's text in characters, -1 where that is not ASCII.
+class TokenColumns:
+    """A text of each token in columns, for C: of token i, `text[starts[i] : starts[i] + sizes[i]]`.
+    starts: equal for equal texts. sizes: 0 for a token that was not added yet. lengths: of the
+    token itself in characters, -1 where that is not ASCII.
     """
 
     MOST = 2**22  # ids, by which the columns are bounded
 
-    def __init__(self, tokens: dict[int, TokenJson]) -> None:
-        self._tokens = tokens
-        self._known: dict[bytes, int] = {}  # where a key begins
+    def __init__(
+        self, tokens: Mapping[int, TokenJson], text_of: Callable[[TokenJson], bytes]
+    ) -> None:
+        """text_of: of a token, which is not empty."""
+        self._tokens, self._text_of = tokens, text_of
+        self._known: dict[bytes, int] = {}  # where a text begins
         self.text = bytearray()
         self.starts, self.sizes, self.lengths = array("I"), array("I"), array("i")
 
@@ -141,23 +144,24 @@ class TokenKeys:
             if self.sizes[token_id]:
                 continue
             token = self._tokens[token_id]
-            key = b",%b:" % token.name
-            self.starts[token_id] = start = self._known.setdefault(key, len(self.text))
+            text = self._text_of(token)
+            self.starts[token_id] = start = self._known.setdefault(text, len(self.text))
             if start == len(self.text):
-                self.text += key
-            self.sizes[token_id] = len(key)
+                self.text += text
+            self.sizes[token_id] = len(text)
             self.lengths[token_id] = len(token.raw) if token.raw.isascii() else -1
 
 
 class _TokenJsonCache(dict[int, TokenJson]):
-    """`TokenJson` by token id, filled on access. key: a comma, the name and a colon, by token id;
-    keys_in_columns: the same for C.
+    """`TokenJson` by token id, filled on access. key: a comma, the name and a colon, by token id.
+    name_keys, chat_heads: these and `TokenJson.chat_head` in columns.
     """
 
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self.key = _JsonKeys(self)
-        self.keys_in_columns = TokenKeys(self)
+        self.name_keys = TokenColumns(self, lambda token: b",%b:" % token.name)
+        self.chat_heads = TokenColumns(self, lambda token: token.chat_head)
 
     def __missing__(self, token_id: int) -> TokenJson:
         token = self._texts.of(token_id)

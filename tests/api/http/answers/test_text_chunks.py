@@ -234,11 +234,12 @@ def scored_deltas(
 
 
 @needs_native
-@pytest.mark.parametrize("others", [[], ["completion"]])
+@pytest.mark.parametrize("kind", ["completion logprobs", "chat logprobs"])
+@pytest.mark.parametrize("others", [[], ["completion"], ["completion logprobs", "chat logprobs"]])
 def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
-    monkeypatch: pytest.MonkeyPatch, others: list[str]
+    monkeypatch: pytest.MonkeyPatch, kind: str, others: list[str]
 ) -> None:
-    """Also beside a stream without log-probabilities."""
+    """Also beside streams without log-probabilities, or of the other kind."""
     left: list[str] = []
     write_delta = StreamedChoice.write_delta
 
@@ -247,8 +248,8 @@ def test_several_tokens_of_one_stream_leave_the_others_to_the_extension(
         write_delta(choice, delta, part)
 
     monkeypatch.setattr(StreamedChoice, "write_delta", counted)
-    front = Front([*["completion logprobs"] * 3, *others], is_native=True)
-    token = [40, 41, 42], [-1.0, -2.0, -3.0], 1
+    front = Front([kind] * 3 + others, is_native=True)
+    token = [40, 40, 42], [-1.0, -1.0, -3.0], 1
     for at in range(3):  # the first chunks of all streams are Python's
         message = [("a", [token]), ("bb", [token, token]), ("c", [token])]
         positions = [(at, at), (2 * at, 2 * at), (at, at)]
@@ -310,7 +311,7 @@ def write(streams: list[Any], texts: list[Any], left: bytearray, **columns: byte
     ids = columns.get("ids", bytes(4 * len(texts)))
     assert native is not None
     kinds, counts = columns.get("kinds", b""), columns.get("counts", b"")
-    native.write_texts(streams, texts, None, kinds, ids, counts, b"", b"", left)
+    native.write_texts(streams, texts, None, None, kinds, ids, counts, b"", b"", b"", left)
 
 
 @needs_native

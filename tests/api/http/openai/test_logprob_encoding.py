@@ -14,12 +14,14 @@ from slipstream.delta_batch import DeltaBatch
 from slipstream.demo_model import MODEL_PATH
 from slipstream.http.openai.logprob_bodies import TextPosition, chat_logprobs, completion_logprobs
 from slipstream.http.openai.logprob_encoding import (
+    Tails,
     chat_logprobs_json,
+    chat_tails,
     completion_logprobs_json,
     completion_tails,
     load_native,
 )
-from slipstream.http.openai.vocabulary import TokenKeys, TokenText, TokenTexts
+from slipstream.http.openai.vocabulary import TokenColumns, TokenText, TokenTexts
 from slipstream.http.response_encoding import one_line
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_u32
@@ -155,64 +157,73 @@ def test_tails_are_what_the_quick_way_says_behind_the_offset(messages, num_names
     fresh.of = of  # type: ignore[method-assign]
     for message in messages:
         batch = message[0][0]._batch
-        found = completion_tails(batch, fresh)
-        assert found is not None
-        ends = [0, *np.frombuffer(found.ends, "<u4").tolist()]
+        found, chats = completion_tails(batch, fresh), chat_tails(batch, fresh)
         lengths = np.frombuffer(found.lengths, "<i4").tolist()
-        assert ends[-1] == len(found.tails)
-        tails = [found.tails[begin:end] for begin, end in pairwise(ends)]
+        tails, of_chats = _each(found), _each(chats)
         first = 0
         for entry, count in enumerate(batch.counts):
             behind = first + count
             if count == 1 and tails[first]:
-                position = TextPosition(7)
-                whole = completion_logprobs_json(Delta("x", batch, entry), fresh, position)
+                position, delta = TextPosition(7), Delta("x", batch, entry)
+                whole = completion_logprobs_json(delta, fresh, position)
                 assert whole == b'{"text_offset":[7' + tails[first]
                 assert lengths[first] in (-1, position.offset - 7)
                 is_other = position.pending != b"" or position.offset == 7 + 2
                 assert (lengths[first] < 0) == is_other
+                assert of_chats[first] == (chat_logprobs_json(delta, fresh) or b"")
             has_any = batch.span(entry, 0) is not None
             assert [tail != b"" for tail in tails[first:behind]] == [has_any] * count
             first = behind
-        assert first == len(tails)
+        assert first == len(tails) == len(of_chats)
+
+
+def _each(found: Tails) -> list[bytes]:
+    text, ends = found.text, [0, *np.frombuffer(found.ends, "<u4").tolist()]
+    assert text is not None
+    assert ends[-1] == len(text)
+    return [text[begin:end] for begin, end in pairwise(ends)]
 
 
 @needs_native
 def test_an_id_that_is_too_large_for_columns_takes_the_other_way(texts):
     zero = pack_u32([0])
-    for token_id, is_found in ((TokenKeys.MOST - 1, True), (TokenKeys.MOST, False)):
+    for token_id, is_found in ((TokenColumns.MOST - 1, True), (TokenColumns.MOST, False)):
         columns = LogprobColumns(1, np.array([-1], "<f4").tobytes(), pack_u32([token_id]), zero)
         batch = DeltaBatch(Deltas(zero, zero, zero, ["x"], zero, logprobs=columns), {})
-        assert (completion_tails(batch, texts) is not None) == is_found
+        assert (completion_tails(batch, texts).text is not None) == is_found
 
 
 @needs_native
 def test_columns_that_do_not_match_are_refused():
     native = load_native()
     assert native is not None
-    one, key = pack_u32([1]), b',"a":'
-    known = key, pack_u32([0]), pack_u32([len(key)]), one
-    assert native.tails(pack_u32([0]), b"[-1.0]", pack_u32([0, 1, 0]), *known) == (
+    one, key, minus = pack_u32([1]), b',"a":', b"[-1.0]"
+    zero, two, known = pack_u32([0]), pack_u32([2]), (key, pack_u32([0]), pack_u32([5]), one)
+    assert native.completion_tails(zero, minus, pack_u32([0, 1, 0]), one, *known) == (
         b'],"token_logprobs":[-1.0],"tokens":["a"],"top_logprobs":[{"a":-1.0}]}',
         pack_u32([0, 69, 69]),
         pack_u32([0, 1, 0]),
     )
-    assert native.tails(pack_u32([0, 3]), b"[-1.0,-1.0]", one * 2, *known) == [3]
-    assert native.tails(b"", b"[]", b"", *known) == (b"", b"", b"")
-    for wrong in (
-        (pack_u32([0]), b"[]", one, *known),
-        (pack_u32([0]), b"-1.0", one, *known),
-        (pack_u32([0, 0]), b"[-1.0]", one * 2, *known),
-        (pack_u32([0]), b"[-1.0]", pack_u32([2]), *known),
-        (pack_u32([0]), b"[-1.0]", pack_u32([0]), *known),
-        (pack_u32([0]), b"[-1.0]", b"", *known),
-        (pack_u32([0]), b"[-1.0]", one + b"\0", *known),
-        (pack_u32([0]) + b"\0", b"[-1.0]", one, *known),
-        (pack_u32([0, 0, 0]), b"[-1.0,-1.0,-1.0]", pack_u32([2, 2]), *known),
-        (pack_u32([0]), b"[-1.0]", pack_u32([2**32 - 1]), *known),
-        (pack_u32([0]), b"[-1.0]", one, key, pack_u32([1]), pack_u32([len(key)]), one),
-        (pack_u32([0]), b"[-1.0]", one, key, pack_u32([0]), one, one),
-        (pack_u32([0]), b"[-1.0]", one, key, pack_u32([0]), pack_u32([len(key)] * 2), one),
-    ):
-        with pytest.raises(ValueError, match="tails: "):
-            native.tails(*wrong)
+    whole = b'{"content":[,"a":-1.0,"top_logprobs":[]}],"refusal":null}'  # a head is told as it is
+    assert native.chat_tails(zero, minus, one, one, *known) == (whole, pack_u32([57]), one)
+    for tails in (native.completion_tails, native.chat_tails):
+        assert tails(pack_u32([0, 3]), b"[-1.0,-1.0]", one * 2, one * 2, *known) == [3]
+        assert tails(b"", b"[]", b"", b"", *known) == (b"", b"", b"")
+        for wrong in (
+            (zero, b"[]", one, one, *known),
+            (zero, b"-1.0", one, one, *known),
+            (zero * 2, minus, one * 2, one * 2, *known),
+            (zero, minus, two, one, *known),
+            (zero, minus, zero, one, *known),
+            (zero, minus, b"", one, *known),
+            (zero, minus, one + b"\0", one, *known),
+            (zero + b"\0", minus, one, one, *known),
+            (zero, minus, one, b"", *known),
+            (zero * 3, b"[-1.0,-1.0,-1.0]", two * 2, one * 2, *known),
+            (zero, minus, pack_u32([2**32 - 1]), one, *known),
+            (zero, minus, one, one, key, one, pack_u32([5]), one),
+            (zero, minus, one, one, key, zero, one, one),
+            (zero, minus, one, one, key, zero, pack_u32([5, 5]), one),
+        ):
+            with pytest.raises(ValueError, match="tails: "):
+                tails(*wrong)
