@@ -57,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 1 << 16
 _LOOK_S = 1.0  # between two looks at what nothing waits for
+_CLOSING_S = 5.0  # from when a connection has ended until its descriptor is closed
+_LOOK_CLOSED_S = 0.001  # between two looks whether it is
 _WAIT_S = 0.05  # at most, until what has come is looked at
 
 
@@ -77,6 +79,11 @@ class RemoteRank:
         self.is_lost = False  # and with it this core
         self.num_released = 0
         self.failed: RankFailed | None = None
+
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether its descriptor is still that of its connection."""
+        return self.inode is not None and inode_of(self.fd) == self.inode
 
 
 class RemoteRanks:
@@ -289,14 +296,24 @@ class RemoteRanks:
     # ---- ends ------------------------------------------------------------------------------
 
     def _on_closed(self, fd: int) -> None:
-        """A connection has ended; called in the thread that watches connections."""
+        """A connection has ended; called in the thread that watches connections.
+
+        It is told before the descriptor is closed, and handled perhaps after a rank has got the
+        same one.
+        """
         with self._lock:
             if self._is_closed.is_set():
                 return
             self._read()  # a rank's last words, or the Join of one that has ended since
             rank = next((each for each in self._ranks if each.fd == fd), None)
-            if rank is not None and (rank.inode is None or inode_of(fd) != rank.inode):
-                self._lose(rank)  # else it was another one's, whose descriptor this one has got
+        if rank is None:
+            return
+        end = time.monotonic() + _CLOSING_S
+        while rank.has_descriptor and time.monotonic() < end:
+            self._is_closed.wait(_LOOK_CLOSED_S)
+        with self._lock:
+            if rank.fd == fd and not rank.has_descriptor and not self._is_closed.is_set():
+                self._lose(rank)
 
     def _lose(self, rank: RemoteRank) -> None:
         if not self._is_assigned:  # the next one may have its place

@@ -28,6 +28,7 @@ from tests.helpers.sampling_plans import Row, plan_of
 
 from slipstream.cli.keys import make_folder
 from slipstream_core.config import CoreConfig, NodesConfig
+from slipstream_core.ranks import remote_ranks
 from slipstream_core.ranks.bus import NUM_SLOTS, BusStalledError
 from slipstream_core.ranks.leader_link import LeaderLink, RankRefusedError
 from slipstream_core.ranks.plan_codec import PlanBuffer, PlanBytesError, packed_bytes
@@ -293,6 +294,28 @@ def test_the_second_process_of_a_rank_has_the_place_once_the_first_is_gone(
     core.ranks.close()
     second.close()
     third.close()
+
+
+def test_the_end_of_a_connection_whose_descriptor_a_rank_has_got_takes_no_place(
+    core: Core, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told late: by then a rank may have connected, under the same number."""
+    monkeypatch.setattr(remote_ranks, "_CLOSING_S", 0.01)
+    link, patience = LeaderLink(core.nodes), Patience()
+    link._socket.send(encode(join_of(model, 2)))
+    rank = core.ranks._ranks[0]
+    while rank.fd < 0:
+        patience.check()
+        core.ranks._wait_for_input()
+    fd = rank.fd
+    core.ranks._on_closed(fd)
+    assert rank.fd == fd
+    monkeypatch.undo()
+    link.close()
+    while rank.fd == fd:  # its own
+        patience.check()
+        core.ranks._wait_for_input()
+    core.ranks.close()
 
 
 def test_ranks_that_do_not_come_are_named(model: Path, keys: Path) -> None:

@@ -203,7 +203,6 @@ class LiveAnswer:
             text, entries, reason = "", [], reason and "length"
         parts: list[Logprobs] = []
         if echo is not None and is_first:
-            state = plan.states[index]
             prompt = self._echoed_text(index)
             text = prompt + text
             found = None if k is None else (yield from self.echoed_logprobs(index))

@@ -23,6 +23,8 @@
 /* of a token's tail what is always there, of either kind; a chat's candidate has two bytes more */
 #define FIXED (SIZE_OF(VALUES) + SIZE_OF(NAMES) + SIZE_OF(TOPS) + SIZE_OF(END))
 
+#define MOST_COMPARED 64 /* candidates of a token, each of which is compared with all before it */
+
 typedef struct {
     const char *text;
     Py_ssize_t size;
@@ -109,8 +111,14 @@ static int next_candidate(Token *token, Py_ssize_t at, const Keys *keys, Piece *
     return text->size ? next_number(&token->from, token->end, number) : -1;
 }
 
+/* Passes over a token with more candidates than are compared. */
 static char *completion_tail(char *to, Token *token, const Keys *keys) {
     Piece key, number;
+    for (Py_ssize_t at = 0; token->width > MOST_COMPARED && at < token->width; at++)
+        if (next_number(&token->from, token->end, &number) < 0)
+            return NULL;
+    if (token->width > MOST_COMPARED)
+        return to;
     if (next_candidate(token, 0, keys, &key, &number) < 0)
         return NULL;
     to = copied(to, VALUES, SIZE_OF(VALUES));

@@ -67,8 +67,8 @@ class PlayedAnswers:
             raise ValueError(f"{self._path} needs id {largest}; the vocabulary has {vocab_size}")
 
     def missing(self, prompts: UInt64s) -> list[int]:
-        """Indices of the prompts, given by their hashes, whose ids `learn` must be given: all, where
-        there is no room for them beside those that are known.
+        """Indices of the prompts, given by their hashes, whose ids `learn` must be given: all of
+        them where there is no room beside those that are known.
         """
         if len(self._found) + len(prompts) > _MAX_PROMPTS:
             self._found.clear()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 from tests.helpers.fake_worker import Entry, end_of
 from tests.helpers.http_answer import CARD, Table, Wire
 from tests.helpers.patience import Patience
@@ -19,12 +20,13 @@ from slipstream.http.answers import live_answer
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.answers.streaming import start_answer
+from slipstream.http.api_errors import ApiError
 from slipstream.http.config import Limits
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.generate import plan_generation, read_generate
 from slipstream.http.exchange import Exchange, HttpRequest
-from slipstream.http.openai.vocabulary import TextsByModel
+from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import Accepted, End, Fault, LogprobColumns, PromptLogprobs
@@ -252,3 +254,51 @@ def test_a_client_that_leaves_while_its_echo_is_made_costs_no_more() -> None:
         assert not asked.slices._work
 
     run(left, "echo, streamed")
+
+
+def test_a_choice_that_fails_while_its_prompts_echo_is_made_waits_for_nothing() -> None:
+    """Its text is written at once: what makes the echo could not run meanwhile."""
+
+    async def failed(asked: Asked) -> list[Any]:
+        asked.say(0)
+        assert asked.slices._work
+        await asyncio.sleep(0)
+        state = asked.plan.states[1]
+        asked.table.streams.accept(Accepted(state.handle, pack_u32(range(NUM))))
+        prompt = columns(random.Random(1), NUM - 1)
+        assert asked.table.streams.take_prompt(PromptLogprobs(state.handle, 0, prompt))
+        end = end_of("é", "error", fault=Fault("engine", "it broke"))
+        entry = Entry(state.handle, "é", 0, ids=[1], end=end)
+        asked.table.say(entry, logprobs=columns(random.Random(2), 1))
+        return asked.wire.writes
+
+    written = b"".join(run(failed, "echo, streamed"))
+    assert "é".encode() in written
+    assert b"it broke" in written
+
+
+@pytest.mark.parametrize("kind", ["echo", "echo, streamed"])
+def test_a_prompt_is_decoded_once_for_all_its_answers(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ASKS, kind, (ASKS[kind][0], {**ASKS[kind][1], "prompt": [[1, 2], [3]]}))
+    decoded: list[Any] = []
+    real = TokenTexts.decode
+
+    def counted(texts: TokenTexts, ids: Any, **given: Any) -> str:
+        decoded.append(ids)
+        return real(texts, ids, **given)
+
+    monkeypatch.setattr(TokenTexts, "decode", counted)
+    run(answered if kind == "echo" else streamed, kind)
+    assert len(decoded) == 2
+
+
+def test_what_is_echoed_in_all_answers_together_has_a_bound() -> None:
+    for prompt, num_answers in (("x" * 2**18, 65), ([1] * 2**16, 65), ([[1] * 2**15] * 2, 65)):
+        body = {"prompt": prompt, "n": num_answers, "echo": True, "max_tokens": 1}
+        card = structs.replace(CARD, max_model_len=2**18)
+        with pytest.raises(ApiError, match=r"n: got prompts of 17039360 bytes"):
+            plan_completion(read_completion(json.dumps(body).encode()), card)
+        body["n"] = 64
+        assert plan_completion(read_completion(json.dumps(body).encode()), card)

@@ -194,6 +194,27 @@ def test_an_id_that_is_too_large_for_columns_takes_the_other_way(texts):
 
 
 @needs_native
+def test_a_token_with_many_candidates_is_left_to_the_other_way(texts):
+    """Each is compared with all before it."""
+    widths = [2, 65, 64, 1]
+    ids = [token_id for width in widths for token_id in range(width)]
+    columns = LogprobColumns(
+        0,
+        np.array([-1] * len(ids), "<f4").tobytes(),
+        pack_u32(ids),
+        pack_u32([1] * 4),
+        pack_u32(widths),
+    )
+    zeros = pack_u32([0] * 4)
+    batch = DeltaBatch(Deltas(zeros, zeros, zeros, ["x"] * 4, zeros, logprobs=columns), {})
+    tails = _each(completion_tails(batch, texts))
+    assert [tail != b"" for tail in tails] == [True, False, True, True]
+    for entry in (0, 2, 3):
+        whole = completion_logprobs_json(Delta("x", batch, entry), texts, TextPosition(7))
+        assert whole == b'{"text_offset":[7' + tails[entry]
+
+
+@needs_native
 def test_columns_that_do_not_match_are_refused():
     native = load_native()
     assert native is not None

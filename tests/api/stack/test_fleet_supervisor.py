@@ -1,0 +1,73 @@
+"""What a fleet's supervisor does where a replica cannot be started again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.stack import fleet_supervisor
+from slipstream.stack.fleet_supervisor import FleetSupervisor
+from slipstream.stack.plan.fleet_plan import FleetPlan, plan_fleet
+from slipstream.stack.settings import settings_from
+from slipstream.stack.supervisor_events import StackEvent, StackFailed
+
+
+@pytest.fixture
+def plan() -> Iterator[FleetPlan]:
+    """Two replicas and their fronts."""
+    with tempfile.TemporaryDirectory(prefix="plan-") as folder:
+        given = {"model": "simulated:step_ms=1", "http_port": 0, "max_restarts": 2}
+        yield plan_fleet(settings_from(given), Path(folder), 2)
+
+
+@pytest.mark.parametrize(
+    "error", [BlockingIOError(11, "no processes"), subprocess.SubprocessError("preexec_fn")]
+)
+def test_one_that_cannot_be_started_again_is_tried_again_and_then_left_out(
+    plan: FleetPlan, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are not ended with it."""
+    reported: list[StackEvent] = []
+    fleet = FleetSupervisor(plan, reported.append)
+    fleet._is_ready = True
+    lost, *others = fleet._stacks
+    for each in others:
+        each.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(fleet_supervisor.subprocess, "Popen", refuse)
+    now, pauses = 100.0, []
+    try:
+        while lost.due_at is not None or not pauses:
+            fleet._start_again(lost, now)
+            if lost.due_at is not None:
+                pauses.append(lost.due_at - now)
+                now = lost.due_at
+        assert len(pauses) == 2
+        assert lost.process is None
+        assert all(each.process is not None and each.process.poll() is None for each in others)
+        assert not fleet._is_ending
+        # the last replica: the fleet ends, with a drain
+        other = next(each for each in others if each.plan.is_replica)
+        assert other.process is not None
+        other.process.kill()
+        other.process.wait()
+        other.process = None
+        for _ in range(3):
+            fleet._start_again(other, now)
+        assert fleet._is_ending
+        [failed] = [each for each in reported if isinstance(each, StackFailed)]
+        assert "could not be started" in failed.error
+    finally:
+        for each in others:
+            if each.process is not None:
+                each.process.kill()
+                each.process.wait()
