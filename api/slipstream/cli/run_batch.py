@@ -38,6 +38,7 @@ from slipstream.cli.server_choice import access_of, add_client_options, running_
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.client.endpoints import server_endpoint
 from slipstream.errors import BadRequestError, EngineError, wrong_option
+from slipstream.fleet.members import names_fleet
 from slipstream.http.api_errors import bad_field
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
@@ -46,6 +47,7 @@ from slipstream.http.endpoints.served_model import tokenizer_of
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Fault
+from slipstream_ipc.transport.addresses import IPC
 from slipstream_ipc.validation.field_types import field_error
 
 URLS = ("/v1/completions", "/v1/chat/completions")
@@ -126,7 +128,7 @@ def add_run_batch(parser: Parser) -> None:
         default=_CONCURRENCY,
         help="number of requests that run at the same time (default: %(default)s)",
     )
-    add_client_options(parser)
+    add_client_options(parser, addresses="ipc://PATH")
     parser.set_defaults(run=run_batch)
 
 
@@ -165,9 +167,9 @@ def run_batch(arguments: argparse.Namespace) -> int:
 
 def _check_local(address: str) -> None:
     """Raises: BadRequestError for an address of another machine, or of several servers."""
-    if not address.startswith("ipc://"):
+    if not address.startswith(IPC) or names_fleet(address):
         raise wrong_option(
-            "address", address, "an ipc:// address: a batch is run where the stack is"
+            "address", address, "one ipc:// address: a batch is run where the stack is"
         )
 
 

@@ -36,6 +36,9 @@ from slipstream_ipc.transport.addresses import TCP
 
 _ACCESS = ("keys", "insecure")  # the stack's with --listen, the client's with --address
 _REFUSED_S = 1.0  # how long a host may take to refuse a connection
+_ADDRESSES = (
+    "ipc://PATH, tcp://HOST:PORT with --keys or --insecure, several, file:PATH, dns://, ray://"
+)
 _START_ONE = "`slipstream serve` or scripts/launch starts one"
 
 
@@ -45,12 +48,15 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     _add_connection(group, "start one, and end it afterwards")
 
 
-def add_client_options(parser: Parser, *, has_model_argument: bool = True) -> None:
+def add_client_options(
+    parser: Parser, *, has_model_argument: bool = True, addresses: str = _ADDRESSES
+) -> None:
     """Add the options of a command that uses a running stack if there is one: the stack's address,
-    its model, its settings in case it has to be started, and --config.
+    its model, its settings in case it has to be started, and --config. addresses: those it takes.
     """
     group = parser.add_argument_group("server")
-    _add_connection(group, f"${ADDRESS_VARIABLE}, else this user's running server, else a new one")
+    default = f"${ADDRESS_VARIABLE}, else this user's running server, else a new one"
+    _add_connection(group, default, addresses)
     group.add_argument(
         "--new-stack",
         action="store_true",
@@ -60,12 +66,13 @@ def add_client_options(parser: Parser, *, has_model_argument: bool = True) -> No
     add_config(parser, short_lived_settings())
 
 
-def _add_connection(group: argparse._ArgumentGroup, default: str) -> None:
+def _add_connection(
+    group: argparse._ArgumentGroup, default: str, addresses: str = _ADDRESSES
+) -> None:
     group.add_argument(
         "--address",
         metavar="ADDRESS",
-        help="a running server: ipc://PATH, tcp://HOST:PORT with --keys or --insecure, several, "
-        f"file:PATH, dns://, ray:// (default: {default})",
+        help=f"a running server: {addresses} (default: {default})",
     )
     group.add_argument("--verbose", action="store_true", help="show the logs of a started server")
 

@@ -162,6 +162,7 @@ def test_files_that_cannot_be_used_are_refused_before_anything_is_done(tmp_path,
     ("options", "code", "said"),
     [
         (["--address", "ipc:///nowhere/client.sock"], 1, "no Slipstream server at ipc:///nowhere"),
+        (["--address", "ipc:///a/client.sock,ipc:///b/client.sock"], 2, "allowed: one ipc://"),
         (["/nowhere/model"], 2, "MODEL: got '/nowhere/model'"),
         (["--new-stack", "--max-num-seqs", "0"], 2, "--max-num-seqs: got '0'"),
     ],

@@ -198,7 +198,7 @@ class LiveAnswer:
 
         is_first: nothing of the choice has been written; the prompt is put in front if echoed.
         """
-        plan, echo, k = self.plan, self.plan.echo, self.plan.num_logprobs
+        echo, k = self.plan.echo, self.plan.num_logprobs
         if echo is not None and echo.is_prompt_only:
             text, entries, reason = "", [], reason and "length"
         parts: list[Logprobs] = []

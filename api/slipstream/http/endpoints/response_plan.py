@@ -235,7 +235,7 @@ def _echoed_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
     match choice:
         case {"type": "function", "name": name}:
             return {"type": "function", "name": name}
-        case {"type": "allowed_tools", "mode": mode, "tools": tools}:
+        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
             names = dict.fromkeys(each["name"] for each in tools)
             listed = [{"type": "function", "name": name} for name in names]
             return {"type": "allowed_tools", "mode": mode, "tools": listed}
