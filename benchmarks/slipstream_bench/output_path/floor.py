@@ -67,7 +67,7 @@ class Floor(NamedTuple):
     wire_us: dict[Bare, float]
 
 
-def floor_of(messages: Sequence[Sent]) -> Floor:
+def floor_of(messages: Sequence[Sent], transports: Sequence[Bare] = BARE) -> Floor:
     """Encode, pass and decode the messages once more."""
     codecs = {hop: codec() for hop, codec in _CODECS.items()}
     decodes = [(codecs[hop].decode, data) for hop, data in messages]
@@ -84,7 +84,7 @@ def floor_of(messages: Sequence[Sent]) -> Floor:
     return Floor(
         encode_ns / 1e3,
         decode_ns / 1e3,
-        {transport: wire_us(messages, transport) for transport in BARE},
+        {transport: wire_us(messages, transport) for transport in transports},
     )
 
 

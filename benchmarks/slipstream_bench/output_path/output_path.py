@@ -55,8 +55,8 @@ _KEY = ("engine", "batch", "variant", "read", "workers")
 _COLUMNS = (
     *("batch", "variant", "read", "workers", "us_per_token", "over_one_worker"),
     *(f"{stage}_us" for stage in STAGES),
-    *("wire_us", "over_floor", "messages_per_token", "bytes_per_token", "core_bytes_per_token"),
-    "deltas_per_token",
+    *("wire_us", "floor_us", "over_floor", "messages_per_token"),
+    *("bytes_per_token", "core_bytes_per_token", "deltas_per_token"),
     *("gc_gen0", "gc_gen1", "gc_gen2"),
     *(f"{process}_gen0_per_100_steps" for process in PROCESSES),
 )
@@ -67,8 +67,8 @@ _FLOOR_COLUMNS = (
 _ABOUT = """\
 CPU us per token, from sampled ids in the core to deltas in the hands of their reader; one process,
 one thread, no wire (wire_us: what the transport in use would add; not in the sum).
-over_floor: with wire_us, as a multiple of the same messages encoded, passed through a bare socket
-of that transport and decoded, and nothing else.
+over_floor: with wire_us, as a multiple of floor_us: the same messages encoded, passed through a
+bare Unix socket and decoded, and nothing else, measured beside it.
 gc_gen0 to 2: collections of the run, all three processes in one; X_gen0_per_100_steps: what process
 X would have alone while all requests run, by the containers it leaves behind.
 workers: output workers among which the streams are dealt; over_one_worker: us_per_token and wire_us
@@ -182,8 +182,8 @@ def _of(rows: Sequence[Row], engine: str) -> list[Row]:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Slipstream's rows with `over_floor`, and a column `ratio_to_X` for each peer X measured on
-    the same points.
+    """Slipstream's rows with `over_one_worker`, and a column `ratio_to_X` for each peer X measured
+    on the same points.
 
     Reads by `async for` are compared with the peer's own `async for`; all others with the peer's
     deltas, which are Python objects throughout.
@@ -210,9 +210,6 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
         alone_us = alone.get((row["batch"], row["variant"], row["read"]))
         if alone_us and row.get("workers", 1) != 1:
             more["over_one_worker"] = round((us + float(row["wire_us"] or 0)) / alone_us, 3)
-        floor_us = theirs.get((FLOOR, *point, row.get("transport")))
-        if floor_us:
-            more["over_floor"] = round((us + float(row["wire_us"] or 0)) / float(floor_us), 2)
         read = "async_for" if row["read"] == "async_for" else "materialised"
         for name in names:
             their_us = theirs.get((name, *point, read))

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import uvloop
 
@@ -23,7 +25,7 @@ from slipstream_bench.output_path.delta_readers import (
     TaskReader,
     TogetherReader,
 )
-from slipstream_bench.output_path.floor import BARE, Bare, Transport, floor_of, wire_us
+from slipstream_bench.output_path.floor import BARE, Bare, Sent, Transport, floor_of, wire_us
 from slipstream_bench.output_path.in_process_path import PROCESSES, STAGES, OutputPath
 from slipstream_bench.output_path.stopwatch import Stopwatch
 from slipstream_bench.output_path.workload import Workload
@@ -55,6 +57,8 @@ def measure(
     num_tokens = batch * steps
     messages, num_bytes = path.messages, path.num_bytes
     stages = {stage: watch.us(stage) / num_tokens for stage in STAGES}
+    wire, floor = _beside_floor(messages)
+    path_us = sum(stages.values()) + wire / num_tokens
     return {
         "engine": ENGINE,
         "batch": batch,
@@ -63,8 +67,9 @@ def measure(
         "workers": num_workers,
         "us_per_token": round(sum(stages.values()), 4),
         **{f"{stage}_us": round(us, 4) for stage, us in stages.items()},
-        "wire_us": round(wire_us(messages, _IN_USE) / num_tokens, 4),
-        "transport": _BARE_IN_USE,
+        "wire_us": round(wire / num_tokens, 4),
+        "floor_us": round(floor / num_tokens, 4),
+        "over_floor": round(path_us * num_tokens / floor, 3),
         "messages_per_token": round(len(messages) / num_tokens, 4),
         "bytes_per_token": round(num_bytes.total() / num_tokens, 3),
         "core_bytes_per_token": round(num_bytes["core"] / num_tokens, 3),
@@ -75,6 +80,15 @@ def measure(
         },
         **_by_process(path.num_tracked, steps - 2),
     }
+
+
+def _beside_floor(messages: Sequence[Sent]) -> tuple[float, float]:
+    """CPU microseconds of the messages on the wire in use, and of their floor; medians of some that
+    are measured in turns, as the machine may be twice as fast a second later.
+    """
+    turns = [(wire_us(messages, _IN_USE), floor_of(messages, (_BARE_IN_USE,))) for _ in range(3)]
+    floors = [each.encode_us + each.decode_us + each.wire_us[_BARE_IN_USE] for _, each in turns]
+    return median(wire for wire, _ in turns), median(floors)
 
 
 def measure_floor(setting: PathSetting, batch: int, variant: Variant) -> list[Row]:
