@@ -43,6 +43,8 @@ class _MaskedRow:
     prompt_len: int
     matcher: GrammarMatcher | None  # None: there is no grammar
     reasoning: ReasoningState | None  # None: the grammar applies from the first output on
+    permitted: Int32s | None = None  # what the request's own constraints allow; None: all
+    has_words: bool = False  # and words of several tokens that it forbids
 
     @property
     def grammar_start(self) -> int:
@@ -58,7 +60,7 @@ class GrammarBitmasks:
     def __init__(self, tokens: TokenLog, vocab_size: int) -> None:
         """`tokens` holds the histories; a mask has a bit for each of `vocab_size` ids."""
         self._tokens = tokens
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._rows: dict[int, _MaskedRow] = {}
         self.num_filled = 0
 
@@ -71,11 +73,18 @@ class GrammarBitmasks:
         matcher: GrammarMatcher | None,
         prompt_len: int,
         reasoning: ReasoningState | None = None,
+        *,
+        permitted: Int32s | None = None,
+        has_words: bool = False,
     ) -> None:
         """Add the grammar of a row's stream, which may have taken some of its outputs, or its
         reasoning, whose state the scheduler advances.
+
+        permitted, has_words: what the sampler applies beside masks: the ids that the request's own
+        constraints leave, int32 [ceil(vocab / 32)], or None for all; and whether it forbids words
+        of several tokens.
         """
-        self._rows[row] = _MaskedRow(prompt_len, matcher, reasoning)
+        self._rows[row] = _MaskedRow(prompt_len, matcher, reasoning, permitted, has_words)
 
     def drop(self, row: int) -> None:
         """Drop a row's grammar, if it has one."""
@@ -87,7 +96,7 @@ class GrammarBitmasks:
         Also returns the rows that cannot go on, with the fault that ends each. These, and NO_ROW,
         whose token will be dropped, may sample anything.
         """
-        masks = np.empty((len(rows), num_words(self._vocab_size)), np.int32)
+        masks = np.empty((len(rows), num_words(self.vocab_size)), np.int32)
         broken: list[tuple[int, Fault]] = []
         states: list[tuple[int, int, GrammarMatcher]] = []
         to_fill: list[tuple[Any, int]] = []
@@ -107,7 +116,7 @@ class GrammarBitmasks:
                     to_fill.append((state.matcher, i))
                 states.append((i, row, state))
             except Exception as error:
-                broken.append((row, _fault_of(error)))
+                broken.append((row, self._fault_of(row, error)))
                 masks[i] = _EVERYTHING
         fill_masks(to_fill, masks)
         self.num_filled += len(to_fill)
@@ -115,9 +124,17 @@ class GrammarBitmasks:
             try:
                 self._finish(row, state, masks[i : i + 1])
             except Exception as error:
-                broken.append((row, _fault_of(error)))
+                broken.append((row, self._fault_of(row, error)))
                 masks[i] = _EVERYTHING
         return masks, broken
+
+    def _fault_of(self, row: int, error: Exception) -> Fault:
+        held = self._rows.get(row)
+        has_words = held is not None and held.has_words and isinstance(error, GrammarBroken)
+        if not (has_words or isinstance(error, NothingPermitted)):
+            return _fault_of(error)
+        what = "allowed_token_ids and bad_words leave none of the tokens that it allows next"
+        return Fault("bad_request", f"structured_outputs: {what}", "structured_outputs")
 
     def _allowed(self, row: int) -> Allowed:
         held = self._rows[row]
@@ -132,14 +149,14 @@ class GrammarBitmasks:
             return None
         assert held.reasoning is not None
         if allowed is Allowed.END:
-            return ids_as_mask((held.reasoning.next_end,), self._vocab_size)
+            return ids_as_mask((held.reasoning.next_end,), self.vocab_size)
         masked: Collection[int] = ()
         if held.reasoning.masks_ids:
             end_ids = () if held.matcher is None else held.matcher.end_ids
             masked = held.reasoning.masked_ids(end_ids)
         if allowed is Allowed.NO_CALL:
             masked = {*masked, *held.reasoning.next_triggers}
-        return ~ids_as_mask(masked, self._vocab_size)
+        return ~ids_as_mask(masked, self.vocab_size)
 
     def _calls(self, row: int) -> CallMatcher | None:
         """The grammar of calls, if the row is in one."""
@@ -182,12 +199,15 @@ class GrammarBitmasks:
                     fill_masks([(state.matcher, 0)], mask)
         if self._allowed(row) is Allowed.GRAMMAR_OR_REASONING:
             mask |= self._mask_of_begins(row)
+        permitted = self._rows[row].permitted
+        if permitted is not None and not (mask[0] & permitted).any():
+            raise NothingPermitted
 
     def _mask_of_begins(self, row: int) -> Int32s:
         """The mask of what begins reasoning, or goes on with its beginning."""
         reasoning = self._rows[row].reasoning
         assert reasoning is not None
-        return ids_as_mask(reasoning.next_begins, self._vocab_size)
+        return ids_as_mask(reasoning.next_begins, self.vocab_size)
 
     def _begun(self, row: int) -> list[int]:
         """The outputs that are the grammar's first ones, unless reasoning begins with them."""
@@ -205,6 +225,10 @@ class GrammarBitmasks:
             begin = self._rows[row].grammar_start
             token_ids = self._tokens.read(row, begin, self._tokens.length(row)).tolist()
         state.renew(token_ids)
+
+
+class NothingPermitted(GrammarBroken):
+    """The request's other constraints allow none of the tokens of its grammar."""
 
 
 def _fault_of(error: Exception) -> Fault:

@@ -83,6 +83,23 @@ def allowed_mask(token_ids: Sequence[int]) -> bytes:
     return np.packbits(bits, bitorder="little").tobytes()
 
 
+def permitted_mask(
+    constraints: TokenConstraints | None, vocab_size: int
+) -> npt.NDArray[np.int32] | None:
+    """What allowed ids and banned ones leave of a vocabulary, int32 [ceil(vocab / 32)]; None where
+    they leave all.
+    """
+    if constraints is None or (constraints.allowed is None and not len(constraints.banned_ids)):
+        return None
+    bits = np.ones(32 * -(-vocab_size // 32), np.uint8)
+    if constraints.allowed is not None:
+        allowed = np.unpackbits(np.frombuffer(constraints.allowed, np.uint8), bitorder="little")
+        bits[: len(allowed)] = allowed[: len(bits)]
+        bits[len(allowed) :] = 0
+    bits[constraints.banned_ids[constraints.banned_ids < len(bits)]] = 0
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 class ConstraintColumns:
     """The token constraints of all requests that have some."""
 

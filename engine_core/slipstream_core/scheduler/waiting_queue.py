@@ -9,7 +9,8 @@
   Demers, Keshav and Shenker, 1989). So a tenant with nothing waiting lets each of the others go
   first about once, and a stream of new tenants does not keep a tenant from its next turn.
 - A turn is assigned once. A preempted request waits in its old position.
-- Requests removed while they wait cost their tenant nothing, once none of its requests waits.
+- A request removed while it waits costs its tenant nothing: at once where it came last, else when
+  none of the tenant's requests waits any more, as a turn is assigned once.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class _Level:
     now: int  # start of the turn of a tenant without requests
     ends: dict[bytes, int] = field(default_factory=dict)  # end of each tenant's last turn
     waiting: Counter[bytes] = field(default_factory=Counter)  # requests by tenant
+    removed: Counter[bytes] = field(default_factory=Counter)  # cost by tenant, not returned yet
     num_kept: int = _FEW_TENANTS  # size of `ends` at which those not after `now` are dropped
 
 
@@ -93,10 +95,12 @@ class WaitingQueue:
     def remove(self, row: int) -> None:
         """Take out a waiting request that is removed."""
         level, tenant = self._level(row), self._requests.tenants[row]
-        self._costs.pop(row, None)
+        cost, turn = self._costs.pop(row, 0), int(self._requests.turn[row])
+        if cost and level.ends.get(tenant) == turn + cost:
+            level.ends[tenant] = turn
+        elif cost:
+            level.removed[tenant] += cost
         self._take_out(row, level)
-        if not level.waiting[tenant]:
-            level.ends.pop(tenant, None)
 
     def peek(self, nth: int) -> int | None:
         """The row behind the first `nth`, or None."""
@@ -108,6 +112,9 @@ class WaitingQueue:
         level.waiting[tenant] -= 1
         if not level.waiting[tenant]:
             del level.waiting[tenant]
+            returned = level.removed.pop(tenant, 0)
+            if tenant in level.ends:
+                level.ends[tenant] -= returned
             if not level.waiting:
                 del self._levels[int(self._requests.priority[row])]
         self._nums[tenant] -= 1

@@ -39,7 +39,9 @@ class PendingAdmissions:
         self._by_id: dict[bytes, tuple[bytes, Admit]] = {}  # worker and registration
         self._nums: Counter[bytes] = Counter()  # registrations by tenant
         self._num_tokens: Counter[bytes] = Counter()
-        self._asking: dict[bytes, ReadyAdmission] = {}  # those that only lack room, in order
+        # those that only lack room, in order: streams that another core accepted, and new ones
+        self._asking_again: dict[bytes, ReadyAdmission] = {}
+        self._asking: dict[bytes, ReadyAdmission] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -74,15 +76,15 @@ class PendingAdmissions:
         self._nums[admit.tenant] += 1
         self._num_tokens[admit.tenant] += num_tokens_of(admit)
         if admit.params.structured_outputs is not None:
-            self._asking.pop(admit.stream_id, None)
+            self._asks_no_more(admit.stream_id)
             self._compiler.submit(admit)
-        else:  # keeps its place in the queue, if it has one
-            self._asking[admit.stream_id] = ReadyAdmission(worker, admit)
+        else:
+            self._ask(ReadyAdmission(worker, admit))
 
     def drop(self, stream_id: bytes) -> None:
         """Drop a pending registration. Idempotent."""
         self._remove(stream_id)
-        self._asking.pop(stream_id, None)
+        self._asks_no_more(stream_id)
 
     def drop_of(self, worker: bytes, stream_ids: Iterable[bytes] | None = None) -> None:
         """Drop those of a worker's registrations that are in `stream_ids`; None drops all."""
@@ -99,16 +101,18 @@ class PendingAdmissions:
                 continue  # dropped or replaced meanwhile
             found = ReadyAdmission(worker, admit, compiled.state, compiled.fault)
             if found.fault is None and not self.reserve(admit):
-                self._asking[admit.stream_id] = found
+                self._ask(found)
             else:
                 self.drop(admit.stream_id)
                 yield found
-        while self._asking:
-            asking = next(iter(self._asking.values()))
-            if not self._reserve(asking.admit):
-                break
-            self.drop(asking.admit.stream_id)
-            yield asking
+        # first the streams that another core accepted, up to their own bound
+        for queue in (self._asking_again, self._asking):
+            while queue:
+                asking = next(iter(queue.values()))
+                if not self._reserve(asking.admit):
+                    break
+                self.drop(asking.admit.stream_id)
+                yield asking
 
     def reserve(self, admit: Admit) -> bool:
         """Reserve room for a stream that is admitted now; whether there was any.
@@ -116,11 +120,24 @@ class PendingAdmissions:
         Fails where others already queue for room. A registration that succeeds is pending no
         longer.
         """
-        is_first = admit.was_accepted or not self._asking or not first_bytes(admit)
+        is_first = admit.was_accepted or not first_bytes(admit)
+        is_first = is_first or not (self._asking or self._asking_again)
         if not (is_first and self._reserve(admit)):
             return False
         self.drop(admit.stream_id)
         return True
+
+    def _ask(self, admission: ReadyAdmission) -> None:
+        """Queue it for room; one that queues already keeps its place."""
+        admit = admission.admit
+        queue = self._asking_again if admit.was_accepted else self._asking
+        if admit.stream_id not in queue:
+            self._asks_no_more(admit.stream_id)
+        queue[admit.stream_id] = admission
+
+    def _asks_no_more(self, stream_id: bytes) -> None:
+        self._asking.pop(stream_id, None)
+        self._asking_again.pop(stream_id, None)
 
     def _remove(self, stream_id: bytes) -> None:
         _, admit = self._by_id.pop(stream_id, (b"", None))

@@ -23,6 +23,7 @@ from slipstream_core.grammar.bitmasks import GrammarBitmasks
 from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes, stream_bytes
 from slipstream_core.reasoning import reasoning_state
+from slipstream_core.scheduler.constraint_columns import permitted_mask
 from slipstream_core.scheduler.scheduler import Scheduler
 from slipstream_core.step.limits import NO_ROW
 from slipstream_core.workers.admission import new_request, wants_prompt
@@ -108,11 +109,20 @@ class StreamManager:
         reasoning = reasoning_state(admit, calls)
         if isinstance(grammar, CallMatcher):
             grammar = None
+        request = new_request(stream, grammar, reasoning)
         if grammar is not None or reasoning is not None:
-            self._grammars.add(stream.row, grammar, stream.prompt_len, reasoning)
+            own = request.constraints
+            self._grammars.add(
+                stream.row,
+                grammar,
+                stream.prompt_len,
+                reasoning,
+                permitted=permitted_mask(own, self._grammars.vocab_size),
+                has_words=own is not None and bool(own.words),
+            )
         self.send_admitted(stream)
         self.send_from(stream, position)
-        self._scheduler.add(new_request(stream, grammar, reasoning))
+        self._scheduler.add(request)
         self._counters.request_queued(stream.row, now)
         if admit.trace is not None:
             self._untimed[stream.row] = stream

@@ -25,6 +25,11 @@ from slipstream_core.grammar.llguidance_backend import (
 )
 from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, SharedGrammar
 from slipstream_core.runner.tokenizer_file import find_tokenizer
+from slipstream_core.scheduler.constraint_columns import (
+    TokenConstraints,
+    allowed_mask,
+    permitted_mask,
+)
 from slipstream_core.step.limits import NO_ROW
 from slipstream_ipc.history.token_log import TokenLog
 from slipstream_ipc.messages import Fault, StructuredOutputs
@@ -481,6 +486,49 @@ def test_rows_follow_their_histories_and_fail_alone() -> None:
     rows.drop(5)
     rows.drop(5)
     assert len(rows) == 2
+
+
+@pytest.mark.parametrize("has_words", [False, True])
+def test_constraints_that_leave_nothing_of_a_grammar_are_the_requests_own_fault(
+    has_words: bool,
+) -> None:
+    tokens = TokenLog()
+    rows = GrammarBitmasks(tokens, VOCAB_SIZE)
+    first = min(allowed(start(StructuredOutputs(regex="yes"))))
+    constraints = [
+        TokenConstraints(allowed=allowed_mask([first, 5])),  # leaves one
+        TokenConstraints(allowed=allowed_mask([0])),
+        TokenConstraints(banned_ids=np.arange(VOCAB_SIZE)),
+    ]
+    for row, own in enumerate(constraints):
+        tokens.open(row)
+        tokens.extend(row, np.array([7], np.uint32))
+        permitted = permitted_mask(own, VOCAB_SIZE)
+        rows.add(row, start(StructuredOutputs(regex="yes")), 1, permitted=permitted)
+    no = TOKENIZER.encode("no").ids  # as a word of several tokens was to be kept from
+    tokens.open(3)
+    tokens.extend(3, np.array([7, *no], np.uint32))
+    rows.add(3, start(StructuredOutputs(regex="yes")), 1, has_words=has_words)
+    _, broken = rows.masks(np.arange(4))
+    codes = {row: (fault.code, fault.field) for row, fault in broken}
+    own_fault = "bad_request", "structured_outputs"
+    assert codes.pop(3) == (own_fault if has_words else ("engine", None))
+    assert codes == {1: own_fault, 2: own_fault}
+
+
+@given(st.sets(st.integers(0, 99), min_size=1) | st.none(), st.sets(st.integers(0, 120)))
+def test_what_constraints_permit(allowed_ids: set[int] | None, banned: set[int]) -> None:
+    own = TokenConstraints(
+        allowed=None if allowed_ids is None else allowed_mask(sorted(allowed_ids)),
+        banned_ids=np.array(sorted(banned), np.int64),
+    )
+    mask = permitted_mask(own, 100)
+    left = (set(range(100)) if allowed_ids is None else allowed_ids) - banned
+    if mask is None:
+        assert left == set(range(100))
+    else:
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:100]
+        assert set(np.flatnonzero(bits).tolist()) == left
 
 
 WIDE_LEXER = StructuredOutputs(regex="(a|b|[c-z ])*a(a|b|[c-z ]){60}")

@@ -166,6 +166,38 @@ def test_what_is_given_up_costs_nothing() -> None:
     assert line.queue.peek(1) == row
 
 
+def test_what_has_run_is_not_forgiven_by_what_is_given_up() -> None:
+    """Else a tenant who gives up a small request before each large one pays for none."""
+
+    def share(*, gives_up: bool) -> float:
+        line, tokens = Line(), Counter[bytes]()
+        for _ in range(400):
+            line.join(b"b", 100)
+        line.join(b"a", 10_000)
+        for _ in range(300):
+            began = line.begin()
+            tokens[began.tenant] += began.prompt_len
+            if began.tenant == b"a":
+                if gives_up:
+                    line.give_up(line.join(b"a", 1))
+                line.join(b"a", 10_000)
+        return tokens[b"a"] / tokens.total()
+
+    assert share(gives_up=True) == share(gives_up=False)
+
+
+def test_one_given_up_before_others_costs_nothing_once_none_waits() -> None:
+    line = Line()
+    for _ in range(400):
+        line.join(b"b", 100)
+    first, second = line.join(b"a", 10_000), line.join(b"a", 10)
+    line.give_up(first)  # whose turn the second one's follows
+    while second in line.waiting:
+        line.begin()
+    row = line.join(b"a", 10)
+    assert row in (line.queue.peek(0), line.queue.peek(1))
+
+
 def test_tenants_that_have_gone_are_forgotten() -> None:
     line = Line()
     line.join(b"stays", 10**9)

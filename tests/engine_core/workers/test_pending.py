@@ -94,6 +94,29 @@ def test_never_more_is_promised_and_everybody_gets_his_turn(
     assert logprob_budget.num_reserved == 0
 
 
+def test_a_stream_that_another_core_accepted_waits_for_room_behind_no_new_one() -> None:
+    size = first_bytes(registration(0, 1))
+    logprob_budget = LogprobBudget(10 * size)
+    held = PendingAdmissions(NoGrammars(), logprob_budget)  # type: ignore[arg-type]
+    running = [structs.replace(registration(row, 1), was_accepted=True) for row in range(20)]
+    for row, admit in enumerate(running):  # up to twice of it
+        assert held.reserve(admit)
+        logprob_budget.open(row, first_bytes(admit))
+    fresh, other = registration(100, 1), registration(101, 1)
+    again = structs.replace(registration(102, 1), was_accepted=True)
+    for admit in (fresh, other, again):
+        assert not held.reserve(admit)
+        held.put(b"w", admit)
+    assert not [*held.ready()]
+    logprob_budget.close(0)
+    assert [ready.admit for ready in held.ready()] == [again]
+    held.put(b"w", structs.replace(fresh, was_accepted=True))  # its worker has said more of it
+    for row in range(1, 3):
+        logprob_budget.close(row)
+    assert [ready.admit.stream_id for ready in held.ready()] == [fresh.stream_id]
+    assert len(held) == 1
+
+
 def test_outputs_that_come_without_their_logprobs_take_no_room() -> None:
     plain = registration(1, 2)
     again = structs.replace(plain, output_ids=pack_u32(range(10)))

@@ -24,6 +24,7 @@ Int64s = npt.NDArray[np.int64]
 
 _MUL_1 = 0x85EBCA6B
 _MUL_2 = 0xC2B2AE35
+_MOST = 2.0**31 - 128  # of 31 bits as float32; above, the noise would be infinite
 _GOLDEN = 0x9E3779B9  # 2**32 / golden ratio: spreads consecutive positions and streams
 
 
@@ -43,7 +44,7 @@ def exponential(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
 
     `argmax(logits - log(noise))` then samples from softmax(logits): the token whose exponential
     clock rings first. Noise near 0 decides, so 31 bits become a float through log1p, which keeps
-    the relative precision of small values.
+    the relative precision of small values. It is finite: a token that alone is allowed is drawn.
     """
     bits = token_ids ^ keys[0, :, None]
     scratch = torch.empty_like(bits)
@@ -51,7 +52,7 @@ def exponential(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     bits.add_(keys[1, :, None])  # with one round, two keys could permute the same noise
     _mix_(bits, scratch)
     bits.bitwise_and_(0x7FFFFFFF)
-    return bits.float().add_(0.5).mul_(-(2.0**-31)).log1p_().neg_()
+    return bits.float().clamp_(max=_MOST).add_(0.5).mul_(-(2.0**-31)).log1p_().neg_()
 
 
 def _mix(x: UInt32s) -> UInt32s:

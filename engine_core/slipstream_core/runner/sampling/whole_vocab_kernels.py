@@ -39,6 +39,7 @@ def _noise(ids, key_0, key_1):
     bits = _mixed(ids.to(tl.uint32) ^ key_0)
     bits = _mixed(bits + key_1) & 0x7FFFFFFF
     share = (bits.to(tl.int32).to(tl.float32) + 0.5) * 0.0000000004656612873077393  # 2**-31
+    share = tl.minimum(share, 0.999999940395355224609375)  # 1 - 2**-24: the noise is finite
     # log(1 - share) loses all precision where the share is small, and small noise decides
     small = share * (1.0 + share * (0.5 + share * (0.3333333333333333 + share * 0.25)))
     return tl.where(share < 0.015625, small, -tl.log(1.0 - share))

@@ -62,6 +62,14 @@ def test_depends_on_nothing_but_seed_position_and_token(
     assert torch.equal(some, together.gather(1, picked.long()))
 
 
+def test_the_largest_noise_is_finite() -> None:
+    """Of 64 values in 2**31; else a token that alone is allowed would not be drawn."""
+    for seed in (10683985, 15086564):  # which gave infinity to this token at this position
+        value = noise(seed, 40, torch.tensor([100], dtype=torch.int32))
+        assert 16 < float(value) < 17
+        assert reference(seed, 40, 100, 0) > 17
+
+
 def test_is_exponential() -> None:
     values = noise(5, 9, torch.arange(200_000, dtype=torch.int32)).double().sort().values
     assert float(values[0]) > 0
