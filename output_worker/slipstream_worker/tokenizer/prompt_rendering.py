@@ -130,7 +130,7 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         tools, kwargs = read_template(template)
         if request.answer is not None and request.answer.tool_choice == "none":
             tools = None
-        turns = [dialect.turn(message) for message in request.messages]
+        turns = dialect.turns(request.messages)
         chat = _Chat(tokenizer, turns, tools, kwargs)
         text = chat.text(
             is_prompted=template.add_generation_prompt, is_continued=template.continue_final_message

@@ -1,8 +1,9 @@
-"""How a chat template reads an assistant's turn: found once, by rendering small chats with it.
+"""How a chat template reads turns: found once, by rendering small chats with it.
 
 Templates differ in the name under which they read a turn's reasoning, in whether the arguments of a
-call are an object or text, and in whether a turn with calls may have empty content. A template that
-can tell none of this apart, or that renders no calls, has the dialect of most: `TemplateDialect()`.
+call are an object or text, in whether a turn with calls may have empty content, and in whether they
+know the role `developer`: some leave such a turn out without a word. A template that can tell none
+of this apart, or that renders no calls, has the dialect of most: `TemplateDialect()`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _ARGUMENTS = f'{{"{_KEY}": "probe_value"}}'
 _REASONING, _CONTENT = "probe_reasoning", "probe_content"
 # some templates render calls only where there are tools
 _TOOLS = [{"type": "function", "function": {"name": "other", "description": "", "parameters": {}}}]
+_USER_TURN = ChatMessage("user", "a")
+_DEVELOPER, _SYSTEM = "developer", "system"
 _object_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -37,6 +40,12 @@ class TemplateDialect(NamedTuple):
     omits_empty: bool = False  # a turn with calls has no content in place of an empty one
     has_reasoning_beside_text: bool = True  # also in a turn with calls
     has_short_ids: bool = False  # ids of calls are nine letters and digits
+    has_developer: bool = True  # else what a developer says is the system's
+
+    def turns(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+        """Messages as the template expects them."""
+        turns = [self.turn(each) for each in messages]
+        return turns if self.has_developer else _with_system(turns)
 
     def turn(self, message: ChatMessage) -> dict[str, Any]:
         """A message as the template expects it."""
@@ -68,11 +77,26 @@ class TemplateDialect(NamedTuple):
             return text if self.accepts_text else {"arguments": text}
 
 
+def _with_system(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What a developer says as the system's: joined to what that says just before, as many
+    templates take one such turn, at the front.
+    """
+    found: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn["role"] != _DEVELOPER:
+            found.append(turn)
+        elif found and found[-1]["role"] == _SYSTEM:
+            found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n\n{turn['content']}"}
+        else:
+            found.append({**turn, "role": _SYSTEM})
+    return found
+
+
 def find_dialect(tokenizer: Any) -> TemplateDialect:
     """The dialect of a tokenizer's chat template. Errors of the template are findings."""
     if not tokenizer.chat_template:
         return TemplateDialect()
-    found = _with_calls(tokenizer)
+    found = _with_calls(tokenizer)._replace(has_developer=_has_developer(tokenizer))
     for name in _ordered_names(tokenizer.chat_template):
         named = found._replace(reasoning_name=name)
         if any(
@@ -83,6 +107,15 @@ def find_dialect(tokenizer: Any) -> TemplateDialect:
             is_either = not both and bool(_rendered(tokenizer, named, _call_turn(_CONTENT)))
             return named._replace(has_reasoning_beside_text=not is_either)
     return found
+
+
+def _has_developer(tokenizer: Any) -> bool:
+    """Whether a developer's turn is rendered, or no system's is either."""
+    as_developer, as_system = (
+        _CONTENT in _chat(tokenizer, dialect, [ChatMessage(_DEVELOPER, _CONTENT), _USER_TURN])
+        for dialect in (TemplateDialect(), TemplateDialect(has_developer=False))
+    )
+    return as_developer or not as_system
 
 
 def _with_calls(tokenizer: Any) -> TemplateDialect:
@@ -136,12 +169,17 @@ def _plain_turn() -> ChatMessage:
 
 def _rendered(tokenizer: Any, dialect: TemplateDialect, turn: ChatMessage) -> str:
     """A chat that ends with this turn, or with the answer to its call; empty if it is refused."""
-    turns = [ChatMessage("user", "a"), turn]
+    turns = [_USER_TURN, turn]
     if turn.tool_calls:
         turns.append(ChatMessage("tool", "b", tool_call_id=turn.tool_calls[0].id))
+    return _chat(tokenizer, dialect, turns)
+
+
+def _chat(tokenizer: Any, dialect: TemplateDialect, turns: Sequence[ChatMessage]) -> str:
+    """A chat as it is rendered; empty if it is refused."""
     try:
         text: str = tokenizer.apply_chat_template(
-            [dialect.turn(each) for each in turns],
+            dialect.turns(turns),
             tools=_TOOLS,
             tokenize=False,
             add_generation_prompt=False,

@@ -42,6 +42,12 @@ def packed(calls: Calls) -> str:
     return "".join(f"<tool_call>{text}</tool_call>" for text in texts)
 
 
+def packed_with_blanks(calls: Calls) -> str:
+    """Blanks around the object; nothing at all of an empty one."""
+    texts = ["" if text == "{}" else f" {text}\n" for _, text in calls]
+    return packed([(name, text) for (name, _), text in zip(calls, texts, strict=True)])
+
+
 def mistral_with_ids(calls: Calls) -> str:
     texts = [f"[TOOL_CALLS]{name}[CALL_ID]abc[ARGS]{text}" for name, text in calls]
     return "".join(texts)
@@ -99,6 +105,7 @@ FORMATS: dict[str, tuple[str, Render]] = {
     "hermes": ("hermes", hermes),
     "hermes, name last": ("hermes", late_name),
     "hermes, arguments as text": ("hermes", packed),
+    "hermes, text with blanks": ("hermes", packed_with_blanks),
     "llama3_json": ("llama3_json", lambda calls: "; ".join(pairs(calls, "parameters"))),
     "llama3_json, tag": ("llama3_json", lambda calls: "<|python_tag|>" + ";".join(pairs(calls))),
     "mistral, array": ("mistral", lambda calls: f"[TOOL_CALLS] {array(calls)}"),

@@ -81,6 +81,43 @@ def test_arguments_of_calls_are_objects_to_a_template():
     ]
 
 
+SYSTEM_ONLY = (
+    "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}"
+    "<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
+)
+FIRST_SYSTEM_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first or m.role == 'developer' %}"
+    "{{ raise_exception('no') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+WITH_DEVELOPER = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+NO_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (SYSTEM_ONLY, "<system>Be brief.\n\nKeep K1.<user>hi"),
+        (FIRST_SYSTEM_ONLY, "<system>Be brief.\n\nKeep K1.<user>hi"),
+        (WITH_DEVELOPER, "<system>Be brief.<developer>Keep K1.<user>hi"),
+        (NO_SYSTEM, "<user>hi"),
+    ],
+)
+def test_what_a_developer_says_reaches_the_model(tokenizer, template, text):
+    """A template that does not know the role leaves the turn out, or refuses the chat."""
+    tokenizer.chat_template = template
+    dialect = find_dialect(tokenizer)
+    roles = [("system", "Be brief."), ("developer", "Keep K1."), ("user", "hi")]
+    given = [ChatMessage(role, content) for role, content in roles]
+    chat = tokenizer.apply_chat_template(dialect.turns(given), tokenize=False)
+    assert chat == text
+    if dialect.has_developer:
+        return
+    alone = tokenizer.apply_chat_template(dialect.turns(given[1:]), tokenize=False)
+    assert alone == "<system>Keep K1.<user>hi"
+
+
 def test_reasoning_goes_by_the_templates_name():
     message = ChatMessage("assistant", "so", reasoning_content="why")
     assert TemplateDialect("thinking").turn(message) == {

@@ -121,7 +121,7 @@ class MessagesToolChoice(Struct, frozen=True, kw_only=True, forbid_unknown_field
 class Thinking(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the model reasons before it answers."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None  # a target: a limit where the model's format can keep one
     display: Ignored = None
 

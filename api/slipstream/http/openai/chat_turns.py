@@ -18,7 +18,7 @@ from slipstream.http.openai.request_bodies import (
 )
 from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall
 
-_IS_THINKING = {"enabled": True, "adaptive": True, "disabled": False}
+_IS_THINKING = {"enabled": True, "adaptive": True, "disabled": False, "between_tools": False}
 _NO_EFFORT = "none"
 _ASSISTANT = "assistant"
 

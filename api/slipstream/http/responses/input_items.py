@@ -103,7 +103,8 @@ class InputItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     @property
     def kind(self) -> str:
         """The type, also where it is left out."""
-        return self.type or "message"
+        is_reference = self.id is not None and self.role is None and self.content is None
+        return self.type or ("item_reference" if is_reference else "message")
 
 
 def input_items(given: str | Sequence[InputItem]) -> tuple[InputItem, ...]:

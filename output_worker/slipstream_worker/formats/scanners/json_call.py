@@ -10,7 +10,12 @@ from typing import Any
 from slipstream_ipc.formats.answer_format import JsonCall
 from slipstream_ipc.messages.answer import MAX_NAME_CHARS
 from slipstream_worker.formats.scanners.json_scanner import JsonScanner
-from slipstream_worker.formats.scanners.scanner import MAX_HELD_CHARS, ScanStatus, skip_blanks
+from slipstream_worker.formats.scanners.scanner import (
+    BLANKS,
+    MAX_HELD_CHARS,
+    ScanStatus,
+    skip_blanks,
+)
 
 _MAX_KEY_CHARS = 1024
 _MAX_WORD_CHARS = 6 * MAX_NAME_CHARS + 2  # all characters escaped, and quotes
@@ -241,7 +246,7 @@ class JsonCallScanner:
                 self.call_id = word[:MAX_NAME_CHARS]
             case _JsonPhase.IN_ARGUMENTS:
                 self._has_arguments = True
-            case _JsonPhase.IN_PACKED if word is not None:
+            case _JsonPhase.IN_PACKED if word is not None and (word := word.strip(BLANKS)):
                 scanner = JsonScanner(objects_only=True)
                 if scanner.feed(word, 0) != (len(word), ScanStatus.DONE):
                     self._phase = phase  # what was taken stays held

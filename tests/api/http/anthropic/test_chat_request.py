@@ -163,6 +163,7 @@ def test_tool_choices(given: Any, choice: Any, parallel: bool | None) -> None:
         ({"type": "enabled", "budget_tokens": 2000}, True),
         ({"type": "adaptive"}, True),
         ({"type": "disabled"}, False),
+        ({"type": "between_tools"}, False),
     ],
 )
 def test_thinking_is_a_variable_of_the_template(thinking: Any, enabled: bool) -> None:

@@ -81,6 +81,15 @@ def test_turns_that_follow_one_another_stay_apart() -> None:
     assert [turn.get("reasoning_content") for turn in after_a_call] == [None, None, None, "hm"]
 
 
+def test_an_item_that_only_has_an_id_is_a_reference() -> None:
+    """As in openai's `ItemReference`, whose type may be left out."""
+    found = input_items(
+        read_response_request(b'{"input": [{"id": "msg_1"}, {"type": null, "id": "rs_1"}]}').input
+        or ()
+    )
+    assert [item.kind for item in found] == ["item_reference"] * 2
+
+
 @pytest.mark.parametrize(
     ("content", "text"),
     [
