@@ -4,7 +4,7 @@
     python examples/asgi_app.py 8080
     curl -sN http://127.0.0.1:8080 -d "Explain lambda."
 
-Any ASGI server runs `app`; this file's `main` takes uvicorn. It talks to `slipstream serve` on this
+Any ASGI server runs `app`; this file takes uvicorn. It talks to `slipstream serve` on this
 machine, or to $SLIPSTREAM_ADDRESS.
 
 - A status can be sent only once, before any text. `accepted` waits until the server has accepted

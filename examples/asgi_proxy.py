@@ -3,11 +3,14 @@
     pip install httpx2 uvicorn
     UPSTREAM=http://127.0.0.1:8000 USER_KEYS=anna:key-of-anna python examples/asgi_proxy.py 8080
 
-Any ASGI server runs `app`; this file's `main` takes uvicorn. What matters for streams:
+Any ASGI server runs what `app_from` makes of the environment; this file takes uvicorn. What matters
+for streams:
 
 - chunks are handed on as they come, none is collected;
 - a user who leaves ends the request to the server, which ends its streams;
 - `Accept` and `Last-Event-ID` pass, so that users can resume (docs/http.md).
+
+A user chooses a path of the server, and never the server: a target with a host is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+from urllib.parse import quote
 
 import httpx2
 import uvicorn
@@ -61,12 +65,16 @@ class Proxy:
         if user is None:
             await _refuse(send, 401, "no key, or none of ours")
             return
+        path = scope["path"]  # of some ASGI servers with the host that a target may have
+        if not path.startswith("/") or path.startswith("//"):
+            await _refuse(send, 400, "a path begins with one slash")
+            return
         body = await _body(receive)
         if body is None:
             return
         request = self._client.build_request(
             scope["method"],
-            httpx2.URL(scope["path"], query=scope["query_string"]),
+            httpx2.URL(quote(path), query=scope["query_string"]),
             headers={**self._own, **{k.decode(): v for k, v in headers.items() if k in PASSED_ON}},
             content=body,
         )

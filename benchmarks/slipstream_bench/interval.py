@@ -1,7 +1,7 @@
 """`slipstream bench interval`: what a stream interval of n tokens gains, and what "auto" does.
 
 `concurrency` requests run at a time, each followed by another when it ends, against an ordinary
-stack; over ZeroMQ by `AsyncClient`, or with --http over the OpenAI-compatible front by the load
+stack; by `AsyncClient`, or with --http over the OpenAI-compatible front by the load
 generator of `bench serve`. The client is this process, on the same cores. Fixed intervals are set
 by the requests (`stream_interval`) on a server without one; "auto" is the server's default.
 
@@ -90,7 +90,7 @@ _OPTIONS = (
 def add_options(parser: Parser) -> None:
     """The benchmark's options."""
     group = parser.add_argument_group("load")
-    group.add_argument("--http", action="store_true", help="over HTTP, not over ZeroMQ")
+    group.add_argument("--http", action="store_true", help="over HTTP, not by AsyncClient")
     add(group, _OPTIONS)
     add_common(parser, runs=3)
     parser.set_defaults(run=bench_interval)
@@ -103,7 +103,7 @@ def bench_interval(arguments: argparse.Namespace) -> int:
     note = simulation_note()
     rows = median_rows(_measured(plan, arguments), _BY)
     _compare(rows)
-    way = "HTTP" if arguments.http else "ZeroMQ"
+    way = "HTTP" if arguments.http else "AsyncClient"
     print(
         f"{note} Steps of {_STEP_MS:g} ms, {_INPUT_LEN} + {plan.output_len} tokens (+-"
         f"{100 * _SPREAD:g} %), over {way}, medians of {arguments.runs}."

@@ -60,7 +60,9 @@ async function begin(lastId = null) {
     const chunk = read.match(/^data: (\{.*\})\n\n/m);
     if (chunk) {
       leave.abort();
-      return JSON.parse(chunk[1]).id;
+      const { id, error } = JSON.parse(chunk[1]);
+      if (error) throw Object.assign(new Error(error.message), { isFinal: !RETRIED.includes(error.code) });
+      return id;
     }
     if (read.includes("data: [DONE]")) return null;
   }

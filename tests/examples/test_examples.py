@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
+import importlib.util
 import json
 import os
 import signal
@@ -163,6 +165,29 @@ def test_proxy_refuses_who_has_no_key(proxy: int) -> None:
         connection, response = ask(proxy, "POST", "/v1/completions", STREAM, **headers)
         assert response.status == 401
         connection.close()
+
+
+@pytest.mark.parametrize("path", ["http://other.example/x", "//other.example/x", "x"])
+def test_proxy_goes_to_no_other_server(path: str) -> None:
+    """Some ASGI servers give an application the whole target, as with a host."""
+    spec = importlib.util.spec_from_file_location("asgi_proxy", EXAMPLES / "asgi_proxy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    app = module.Proxy("http://127.0.0.1:9", {"anna": "one"}, "its own key")
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError("nothing is read of such a request")
+
+    headers = [(b"authorization", b"Bearer one")]
+    scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 400
 
 
 def test_proxy_hands_streams_on_and_users_resume(proxy: int, stack: Stack) -> None:

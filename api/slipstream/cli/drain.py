@@ -21,6 +21,7 @@ from slipstream.client.endpoints import (
 )
 from slipstream.errors import SlipstreamError, missing_option, wrong_option
 
+_WITHIN_S = 600.0
 _LOOK_EVERY_S = 0.2
 _ATTACH_S = 1.0
 
@@ -39,10 +40,9 @@ def add_drain(parser: Parser) -> None:
     parser.add_argument(
         "--within",
         type=float,
-        default=600.0,
         metavar="SECONDS",
         help="with --all: for one replica to serve again, else the others are left alone "
-        "(default: %(default)g)",
+        f"(default: {_WITHIN_S:g})",
     )
     parser.add_argument(
         "--runtime-dir",
@@ -58,9 +58,14 @@ def drain(arguments: argparse.Namespace) -> int:
     """
     folder = Path(arguments.runtime_dir or default_runtime_dir()).absolute()
     names = [path.name for path in replica_folders(folder)]
-    arguments.option_names |= {"name": "NAME", "all": "--all"}
+    arguments.option_names |= {"name": "NAME", "all": "--all", "within": "--within"}
     if arguments.name is None and not arguments.all:
         raise missing_option("name", "a replica's name, or --all")
+    if arguments.within is not None and not arguments.all:
+        raise wrong_option("within", arguments.within, "nothing without --all")
+    within_s = _WITHIN_S if arguments.within is None else arguments.within
+    if not within_s > 0:
+        raise wrong_option("within", within_s, "a number > 0")
     if arguments.name is not None and arguments.all:
         raise wrong_option("name", arguments.name, "nothing beside --all")
     if not names:
@@ -72,8 +77,8 @@ def drain(arguments: argparse.Namespace) -> int:
         write_line(sys.stdout, f"{name} drains, then starts again")
         if not arguments.all:
             break
-        if not _serves_again(folder / name, supervisor, arguments.within):
-            late = f"{name} does not serve again after {arguments.within:g} s"
+        if not _serves_again(folder / name, supervisor, within_s):
+            late = f"{name} does not serve again after {within_s:g} s"
             write_line(sys.stdout, f"{late}; the others are as before")
             return 1
         write_line(sys.stdout, f"{name} serves again")

@@ -9,6 +9,7 @@ import os
 import secrets
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from slipstream.client.endpoints import LOCK_NAME
@@ -100,15 +101,25 @@ def remove_leftovers(path: Path) -> None:
             pass
 
 
+def _is_locked_by(fd: int) -> bool:
+    """Whether this descriptor has got the lock. It is tried for a moment, as a command that asks
+    which process holds it takes it for microseconds.
+    """
+    for pause_s in (0.01, 0.1, 0.0):
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(pause_s)
+    return False
+
+
 def _lock(path: Path) -> int:
     """A descriptor that holds the lock; -1 where the file was removed meanwhile: try again.
 
     Raises: RuntimeDirectoryInUseError.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _is_locked_by(fd):
         owner = os.read(fd, 32).decode(errors="replace") or "unknown"
         os.close(fd)
         message = (
@@ -116,7 +127,7 @@ def _lock(path: Path) -> int:
             f"process {owner}): stop that stack, or give this one another runtime_dir (and "
             "http_port)"
         )
-        raise RuntimeDirectoryInUseError(message) from None
+        raise RuntimeDirectoryInUseError(message)
     with contextlib.suppress(FileNotFoundError):
         if os.stat(path).st_ino == os.fstat(fd).st_ino:
             os.ftruncate(fd, 0)

@@ -34,7 +34,7 @@ from slipstream_bench.common import simulated_stack
 from slipstream_bench.common.live_streams import CLIENT, random_prompts
 from slipstream_bench.common.options import Option, add, fill_in, integer, many, name_of
 from slipstream_bench.common.pictures import grouped_bars
-from slipstream_bench.common.process_census import allow_many_files, process_cpu_s
+from slipstream_bench.common.process_census import allow_many_files, descendants, process_cpu_s
 from slipstream_bench.common.report import (
     Row,
     add_common,
@@ -211,6 +211,9 @@ def _slipstream(plan: CeilingPlan, streams: int, fronts: int, workers: int) -> I
         pids: dict[str, list[int]] = {}
         for name, pid in stack.pids.items():
             pids.setdefault(_part_of(name), []).append(pid)
+        assert stack.supervisor is not None
+        rest = descendants(stack.supervisor).difference(stack.pids.values())
+        pids.setdefault("other", []).extend(rest)  # with tokenizer processes and spares
         yield _Server((where.hostname, where.port), pids)
 
 

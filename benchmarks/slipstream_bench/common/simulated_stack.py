@@ -88,11 +88,14 @@ class Simulated:
 
 @dataclass(frozen=True, slots=True)
 class RunningStack:
-    """A running stack. pids: its processes by name, without the supervisor."""
+    """A running stack. pids: its processes by name, without the supervisor and what processes run
+    themselves.
+    """
 
     address: str
     pids: dict[str, int]
     http_address: str | None = None
+    supervisor: int | None = None  # its pid
 
 
 @contextmanager
@@ -100,7 +103,8 @@ def product(device: ServedDevice, **settings: Any) -> Iterator[RunningStack]:
     """The product with further settings of a stack."""
     with Stack(**device.settings(), **settings) as stack:
         pids = {name: pid for name, pid in stack.pids.items() if name != "supervisor"}
-        yield RunningStack(stack.address, pids, stack.http_address)
+        supervisor = stack.pids.get("supervisor")
+        yield RunningStack(stack.address, pids, stack.http_address, supervisor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ async def run_load(
     concurrency: int | None,
     on_done: Callable[[RequestTimeline], None],
 ) -> list[RequestTimeline]:
-    """Start every request when it is due; returns timelines in the order of `asks`."""
+    """Start every request when it is due; returns timelines in the order of `sends`."""
     loop = asyncio.get_running_loop()
     places = asyncio.Semaphore(concurrency or len(sends))
     begin = loop.time()
