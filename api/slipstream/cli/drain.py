@@ -64,8 +64,8 @@ def drain(arguments: argparse.Namespace) -> int:
     if arguments.within is not None and not arguments.all:
         raise wrong_option("within", arguments.within, "nothing without --all")
     within_s = _WITHIN_S if arguments.within is None else arguments.within
-    if not within_s > 0:
-        raise wrong_option("within", within_s, "a number > 0")
+    if not within_s >= 0:
+        raise wrong_option("within", within_s, "a number >= 0")
     if arguments.name is not None and arguments.all:
         raise wrong_option("name", arguments.name, "nothing beside --all")
     if not names:
