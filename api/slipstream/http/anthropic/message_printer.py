@@ -42,12 +42,11 @@ _HOLE = b"\0"  # where the text goes in an encoded event; never raw in JSON
 _NO_INPUT = "{}"
 _object_decoder = msgspec.json.Decoder(dict[str, Raw])
 _JSON_SIGN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]', re.DOTALL)  # or a string
-_STOP_REASONS = {  # of which Anthropic has a list
+_STOP_REASONS = {  # an aborted one keeps its own name, which Anthropic has not
     "stop": "end_turn",
     "length": "max_tokens",
     "tool_calls": "tool_use",
     "repetition": "max_tokens",
-    "abort": "end_turn",
 }
 
 

@@ -12,8 +12,10 @@ from slipstream_ipc.messages import End, FinishReason
 ALLOWED = {"end_turn", "max_tokens", "stop_sequence", "tool_use", "pause_turn", "refusal"}
 
 
-@pytest.mark.parametrize("reason", [each for each in get_args(FinishReason) if each != "error"])
+@pytest.mark.parametrize("reason", sorted({*get_args(FinishReason)} - {"error", "abort"}))
 @pytest.mark.parametrize("stop", [None, "x"])
-def test_every_end_has_a_stop_reason_that_clients_know(reason: str, stop: str | None) -> None:
+def test_an_answer_that_was_not_aborted_has_a_stop_reason_that_clients_know(
+    reason: str, stop: str | None
+) -> None:
     found = _stop((), End(reason, 3, stop))  # type: ignore[arg-type]
     assert found.stop_reason in ALLOWED
