@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
@@ -99,9 +99,13 @@ def test_each_process_has_its_name(stack: Stack) -> None:
     assert names <= set(asked(stack, "/health")["processes"])
     for name in ("worker-0", "worker-1"):
         assert Path(f"/proc/{stack.pids[name]}/comm").read_text() == f"slip:{name}\n"
-    metrics = asked(stack, "/metrics")
-    for name in ("worker-0", "worker-1"):
-        assert f'slipstream:num_clients{{model_name="{MODEL}",process="{name}"}}' in metrics
+    told = [
+        f'slipstream:num_clients{{model_name="{MODEL}",process="{name}"}}'
+        for name in ("worker-0", "worker-1")
+    ]
+    patience = Patience()
+    while not all(each in asked(stack, "/metrics") for each in told):  # numbers come with beats
+        patience.check("no number of each worker is there")
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3)])
