@@ -234,8 +234,8 @@ class Broadcast:
             left = bytearray(len(message.texts))  # 1: to be written by `_write_entries`
             for entry in (*batch.ends, *batch.own_events):
                 left[entry] = 1
-            shown = _completion_tails(streams, batch)
-            chats = _chat_tails(streams, batch)
+            shown = _tails(completion_tails, streams, batch, has_position=True)
+            chats = _tails(chat_tails, streams, batch, has_position=False)
             columns = message.kinds, message.token_ids, message.counts
             tails = shown.ends, shown.lengths, chats.ends
             texts = message.texts, shown.text, chats.text
@@ -281,25 +281,20 @@ class Broadcast:
                 stream.on_exception()
 
 
-def _completion_tails(streams: Sequence[BroadcastStream], batch: DeltaBatch) -> Tails:
-    """The log-probabilities of a message, if any of its streams shows them as completions do."""
-    if batch.message.logprobs is None:
-        return Tails()
-    texts = (each.texts for each in streams if each.texts is not None and each.position is not None)
-    return _tails(completion_tails, next(texts, None), batch)
-
-
-def _chat_tails(streams: Sequence[BroadcastStream], batch: DeltaBatch) -> Tails:
-    """The same, if any shows them as chats do."""
-    if batch.message.logprobs is None:
-        return Tails()
-    texts = (each.texts for each in streams if each.texts is not None and each.position is None)
-    return _tails(chat_tails, next(texts, None), batch)
-
-
 def _tails(
-    make: Callable[[DeltaBatch, TokenTexts], Tails], texts: TokenTexts | None, batch: DeltaBatch
+    make: Callable[[DeltaBatch, TokenTexts], Tails],
+    streams: Sequence[BroadcastStream],
+    batch: DeltaBatch,
+    *,
+    has_position: bool,
 ) -> Tails:
+    """The log-probabilities of a message, if any of its streams shows them so: as completions do,
+    whose texts have positions, or as chats.
+    """
+    if batch.message.logprobs is None:
+        return Tails()
+    shown = (each.texts for each in streams if (each.position is not None) == has_position)
+    texts = next((each for each in shown if each is not None), None)
     try:
         return Tails() if texts is None else make(batch, texts)
     except Exception:  # each of these streams meets it by itself

@@ -186,8 +186,8 @@ class StreamedChoice:
         stream.is_text_only = is_text_only
         stream.chunk_writer = self if self.is_plain else None
         has_tails = self.is_plain and frame.has_logprobs and self._event_ids is None
+        has_tails = has_tails and self._live.plan.id.kind in ("cmpl", "chatcmpl")
         is_completion = self._live.plan.id.kind == "cmpl"
-        has_tails = has_tails and (is_completion or self._live.plan.id.kind == "chatcmpl")
         stream.texts = self._live.texts if has_tails else None
         stream.position = self._position if has_tails and is_completion else None
         stream.between = frame.between

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from slipstream.delta_batch import CandidateSpan, DeltaBatch
 from slipstream.http.openai.logprob_bodies import MIN_LOGPROB, TextPosition
-from slipstream.http.openai.vocabulary import TokenColumns, TokenJson, TokenTexts
+from slipstream.http.openai.vocabulary import TokenJson, TokenTextColumns, TokenTexts
 from slipstream.outputs import Delta, candidates_of
 from slipstream_ipc.columns import f32, pack_u32, u32
 from slipstream_ipc.native.extension import load_extension
@@ -119,7 +119,7 @@ def chat_tails(batch: DeltaBatch, texts: TokenTexts) -> Tails:
     return _tails(batch, texts.token_json.chat_heads, is_chat=True)
 
 
-def _tails(batch: DeltaBatch, tokens: TokenColumns, *, is_chat: bool) -> Tails:
+def _tails(batch: DeltaBatch, tokens: TokenTextColumns, *, is_chat: bool) -> Tails:
     native = load_native()
     columns = batch.message.logprobs
     if native is None or columns is None:

@@ -5,7 +5,7 @@
  * widths: u32, the number of candidates of each token; one without any has an empty tail. ids: u32,
  * those of all candidates, each token's own first. numbers: their log-probabilities as a JSON list.
  * ranks: u32, of the tokens with candidates. text, starts, sizes, lengths:
- * `vocabulary.TokenColumns`, of keys or of a chat's heads.
+ * `vocabulary.TokenTextColumns`, of keys or of a chat's heads.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

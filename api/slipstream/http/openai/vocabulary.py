@@ -117,7 +117,7 @@ class TextsByModel:
         return self._texts[model]
 
 
-class TokenColumns:
+class TokenTextColumns:
     """A text of each token in columns, for C: of token i, `text[starts[i] : starts[i] + sizes[i]]`.
     starts: equal for equal texts. sizes: 0 for a token that was not added yet. lengths: of the
     token itself in characters, -1 where that is not ASCII.
@@ -160,8 +160,8 @@ class _TokenJsonCache(dict[int, TokenJson]):
     def __init__(self, texts: TokenTexts) -> None:
         self._texts = texts
         self.key = _JsonKeys(self)
-        self.name_keys = TokenColumns(self, lambda token: b",%b:" % token.name)
-        self.chat_heads = TokenColumns(self, lambda token: token.chat_head)
+        self.name_keys = TokenTextColumns(self, lambda token: b",%b:" % token.name)
+        self.chat_heads = TokenTextColumns(self, lambda token: token.chat_head)
 
     def __missing__(self, token_id: int) -> TokenJson:
         token = self._texts.of(token_id)

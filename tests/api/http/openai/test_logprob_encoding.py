@@ -21,7 +21,7 @@ from slipstream.http.openai.logprob_encoding import (
     completion_tails,
     load_native,
 )
-from slipstream.http.openai.vocabulary import TokenColumns, TokenText, TokenTexts
+from slipstream.http.openai.vocabulary import TokenText, TokenTextColumns, TokenTexts
 from slipstream.http.response_encoding import one_line
 from slipstream.outputs import Delta
 from slipstream_ipc.columns import pack_u32
@@ -187,7 +187,7 @@ def _each(found: Tails) -> list[bytes]:
 @needs_native
 def test_an_id_that_is_too_large_for_columns_takes_the_other_way(texts):
     zero = pack_u32([0])
-    for token_id, is_found in ((TokenColumns.MOST - 1, True), (TokenColumns.MOST, False)):
+    for token_id, is_found in ((TokenTextColumns.MOST - 1, True), (TokenTextColumns.MOST, False)):
         columns = LogprobColumns(1, np.array([-1], "<f4").tobytes(), pack_u32([token_id]), zero)
         batch = DeltaBatch(Deltas(zero, zero, zero, ["x"], zero, logprobs=columns), {})
         assert (completion_tails(batch, texts).text is not None) == is_found
