@@ -38,6 +38,8 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "two_rms_norms": cases.two_rms_norms,
         "layer_norm": cases.layer_norm,
         "add_layer_norm": cases.add_layer_norm,
+        "linear of a row": cases.linear,
+        "linear_norm_linear of a row": cases.linear_norm_linear,
         "silu_mul": cases.silu_mul,
         "new_gelu": cases.new_gelu,
         "xielu": cases.xielu,
@@ -101,6 +103,26 @@ class _OperatorCases:
             relative_error(output, _normed(each.cpu().double(), weight))
             for output, each, weight in zip(found, (x, other), weights, strict=True)
         )
+
+    def linear(self) -> float:
+        x, weight = self._normal(1, 1, _HIDDEN), self._normal(_HEADS * _HEAD_DIM, _HIDDEN, seed=1)
+        bias = self._normal(len(weight), seed=2)
+        output = self._ops.linear(x, weight, bias)
+        return relative_error(output, _product(x, weight) + bias.cpu().double())
+
+    def linear_norm_linear(self) -> float:
+        x, more = self._normal(1, 1, 2 * _HIDDEN), self._normal(1, 1, _HIDDEN, seed=1)
+        weight, scale = self._normal(_HIDDEN, 2 * _HIDDEN, seed=2), self._normal(_HIDDEN, seed=3)
+        behind = self._normal(2 * _HEAD_DIM, _HIDDEN, seed=4)
+        settings = scale, _EPSILON, True, False
+        total, output = self._ops.linear_norm_linear(
+            x, weight, None, more, *settings, behind, None, "silu"
+        )
+        added = _product(x, weight) + more.cpu().double()
+        normed = _normed(total.cpu().double(), scale).to(self._dtype)  # as torch rounds
+        gate, up = _product(normed, behind).to(self._dtype).double().chunk(2, dim=-1)
+        gated = torch.nn.functional.silu(gate) * up
+        return max(relative_error(total, added), relative_error(output, gated))
 
     def layer_norm(self) -> float:
         x, weight = self._normal(1, _TOKENS, _HIDDEN), self._normal(_HIDDEN, seed=1)
@@ -258,6 +280,11 @@ class _OperatorCases:
 
     def _choices(self) -> torch.Tensor:
         return self._normal(_TOKENS, _EXPERTS).float().argsort(-1)[:, :_CHOSEN].contiguous()
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """In float64."""
+    return torch.nn.functional.linear(x.cpu().double(), weight.cpu().double())
 
 
 def _normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

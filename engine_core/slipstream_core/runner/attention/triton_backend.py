@@ -51,6 +51,7 @@ from slipstream_core.runner.attention.tiles import (
     prefill_tile,
 )
 from slipstream_core.runner.attention.triton_support import shared_limit
+from slipstream_core.runner.cuda.dependent_launch import LATE, early
 from slipstream_core.runner.staging import to_device
 from slipstream_core.step.plan import StepPlan
 
@@ -317,6 +318,8 @@ class TritonAttention:
                 )
                 _, made = self.context(rows).launches(index, *tensors, params)
                 launches.extend(made)
+        for launch in [it for it in launches if it.arguments["EARLY"]]:  # also in larger steps
+            launches.append(replace(launch, arguments=launch.arguments | LATE))
         return launches
 
     def _to(self, column: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -396,6 +399,7 @@ class TritonContext:
             "num_rows": len(rows.kv_lens),
         }
         self._dealt: dict[_Dealt, torch.Tensor] = {}
+        self._early = early(rows.kv_slots.device, len(rows.kv_slots))
 
     def attend(
         self,
@@ -437,6 +441,8 @@ class TritonContext:
         has_prefills = rows.num_prefills is not None or rows.num_decodes < num_tokens
         if rows.query_starts is not None and has_prefills:
             launches += self._prefilling(form, query, output, params)
+        for launch in launches:
+            launch.arguments.update(self._early)
         return output, launches
 
     def _decoding(

@@ -27,6 +27,8 @@ sees all rows' lengths, and a prefill row's, with SPLIT, by equally many each.
 import triton
 import triton.language as tl
 
+from slipstream_core.runner.cuda.dependent_launch import begin_early
+
 LOG2E = tl.constexpr(1.4426950408889634)
 AT_ONCE = tl.constexpr(1024)  # rows or items that one program of `deal` looks at
 STORED_AT_ONCE = 1024  # elements that one program of `store` moves
@@ -164,12 +166,14 @@ def deal(
     WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     COUNTED: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Deal out decode rows' keys in items of equal size. Grid: (num_rows,).
 
     work[0] is the tiles of an item, work[1 + r] the first item of row r, up to and with the number
     of items; behind them is each item's row, -1 where there is no more.
     """
+    begin_early(EARLY)
     row = tl.program_id(0)
     lanes = tl.arange(0, AT_ONCE)
     real = num_rows
@@ -261,8 +265,10 @@ def attend(
     UPCAST: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Grid: (items or query tiles, groups of query heads, splits)."""
+    begin_early(EARLY)
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     kv_head = tl.program_id(1)
     num_heads = tl.num_programs(1) * GROUP
@@ -429,8 +435,10 @@ def combine(
     SINKS: tl.constexpr,
     DECODE: tl.constexpr,
     AT_ONCE: tl.constexpr,  # parts
+    EARLY: tl.constexpr = False,
 ):
     """Join the partial results of a token's head. Grid: (tokens, heads)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     num_heads = tl.num_programs(1)
@@ -461,17 +469,19 @@ def combine(
         parts = first + splits * step
         tops = tl.load(part_top + parts, mask=splits < num_splits, other=-float("inf"))
         totals = tl.load(part_total + parts, mask=splits < num_splits, other=0.0)
+        # asked for before it is known of which parts nothing is stored, as they have no keys
+        values = tl.load(
+            part_acc + parts[:, None] * VALUE_DIM + dims[None, :],
+            mask=(splits < num_splits)[:, None] & (dims[None, :] < VALUE_DIM),
+            other=0.0,
+        )
         higher = tl.maximum(top, tl.max(tops, 0))
         level = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp2(tops - level)
         shrink = tl.exp2(top - level)
         total = total * shrink + tl.sum(totals * weights, 0)
-        values = tl.load(
-            part_acc + parts[:, None] * VALUE_DIM + dims[None, :],
-            mask=(tops > -float("inf"))[:, None] & (dims[None, :] < VALUE_DIM),
-            other=0.0,
-        )
-        acc = acc * shrink + tl.sum(values * weights[:, None], 0)
+        values = tl.where((tops > -float("inf"))[:, None], values * weights[:, None], 0.0)
+        acc = acc * shrink + tl.sum(values, 0)
         top = higher
     joined = acc / tl.where(total == 0.0, 1.0, total)
     at = output + (row * num_heads + head) * VALUE_DIM + dims
@@ -494,8 +504,10 @@ def store(
     KEY_WIDTH: tl.constexpr,  # kv heads times dim
     VALUE_WIDTH: tl.constexpr,  # 0: a value is the beginning of its key
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Write tokens' keys and values to their slots. Grid: (T, blocks of the wider of the two)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(kv_slots + token)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -46,6 +46,7 @@ from slipstream_core.runner.compilation.norm_patterns import (
     as_norm,
     with_norm_before,
 )
+from slipstream_core.runner.compilation.product_patterns import ProductOps, join_products
 from slipstream_core.runner.compilation.rope_patterns import as_rotation, join_rotations
 
 _aten = torch.ops.aten
@@ -81,7 +82,7 @@ _WITHOUT_LAUNCH = frozenset(
 _ATTENDS = 3  # store, attend, and combine where keys are split
 
 
-class Ops(NormOps, LatentOps, ExpertOps, ActivationOps, Protocol):
+class Ops(NormOps, LatentOps, ExpertOps, ActivationOps, ProductOps, Protocol):
     """What replaces a pattern: see cuda/forward_ops.py."""
 
 
@@ -147,7 +148,8 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
         },
     )
     _join_weights(graph)
-    graph.graph.eliminate_dead_code()
+    graph.graph.eliminate_dead_code()  # what is not the only user any more
+    join_products(graph, ops)
 
 
 def _as_joined(graph: GraphModule, cat: AnyNode, ops: Ops) -> None:
@@ -189,7 +191,7 @@ def _launches(graph: Graph) -> list[int]:
             counts[-1] += _ATTENDS
             counts.append(0)
         else:
-            counts[-1] += 1
+            counts[-1] += node.meta.get("launches", 1)
     return counts
 
 

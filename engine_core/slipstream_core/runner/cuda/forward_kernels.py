@@ -9,6 +9,8 @@ would: a result differs only by the order of a norm's sum, and by exp.
 import triton
 import triton.language as tl
 
+from slipstream_core.runner.cuda.dependent_launch import begin_early
+
 SILU, GELU, TANH_GELU, NEW_GELU, XIELU = (tl.constexpr(kind) for kind in range(5))
 LOGITS, SOFTMAX, SIGMOID = (tl.constexpr(kind) for kind in range(3))
 OF_SCORES, OF_SUM, OF_SOFTMAX = (tl.constexpr(kind) for kind in range(3))
@@ -42,8 +44,10 @@ def norm(
     BIAS: tl.constexpr,
     ROUNDS: tl.constexpr,  # to the tensors' type before the weight is applied
     OFFSET: tl.constexpr,  # the factor is 1 + weight
+    EARLY: tl.constexpr = False,
 ):
     """Sums, and norms over the last dimension before and behind them. Grid: (T * heads,)."""
+    begin_early(EARLY)
     row = tl.program_id(0).to(tl.int64)
     if BY_HEAD:  # in 32 bits, as a card has no division of 64
         token = (tl.program_id(0) // heads).to(tl.int64)
@@ -65,10 +69,10 @@ def norm(
             OFFSET,
         )  # fmt: skip
     if SCALE:
-        value = _rounded(value * scale, kind)
+        value = rounded(value * scale, kind)
     if ADD:
         added = tl.load(more + places, mask=there, other=0.0).to(tl.float32)
-        value = _rounded(value + added, kind)
+        value = rounded(value + added, kind)
         if NORM:
             tl.store(total + row * N + places, value.to(kind), mask=there)
     if NORM:
@@ -96,8 +100,10 @@ def norm_two(
     OTHER_PAD: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Norms of two tensors over their last dimension. Grid: (T, 2)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) == 0:
         _norm_row(output + token * N, x + token * x_token, weight, epsilon, N, PAD, ROUNDS, OFFSET)
@@ -150,17 +156,17 @@ def _normed(
         value = tl.where(there, value - tl.sum(value, 0) / N, 0.0)
     value = value * tl.rsqrt(tl.sum(value * value, 0) / N + epsilon)
     if WEIGHT:
-        value = _weighed(value, weight + places, there, kind, ROUNDS, OFFSET)
+        value = weighed(value, weight + places, there, kind, ROUNDS, OFFSET)
     if BIAS:
         value += tl.load(bias + places, mask=there, other=0.0).to(tl.float32)
-    return _rounded(value, kind)
+    return rounded(value, kind)
 
 
 @triton.jit
-def _weighed(normed, weight, there, kind, ROUNDS: tl.constexpr, OFFSET: tl.constexpr):
+def weighed(normed, weight, there, kind, ROUNDS: tl.constexpr, OFFSET: tl.constexpr):
     """A norm times its weight, not rounded behind it."""
     if ROUNDS:
-        normed = _rounded(normed, kind)
+        normed = rounded(normed, kind)
     factor = tl.load(weight, mask=there, other=0.0).to(tl.float32)
     if OFFSET:
         factor = factor + 1.0
@@ -168,7 +174,7 @@ def _weighed(normed, weight, there, kind, ROUNDS: tl.constexpr, OFFSET: tl.const
 
 
 @triton.jit
-def _rounded(value, kind):
+def rounded(value, kind):
     """To this type, as float32."""
     return value.to(kind).to(tl.float32)
 
@@ -188,13 +194,28 @@ def activate(
     KIND: tl.constexpr,
     MUL: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """activation(x), with MUL times up. Grid: (T, blocks of N)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = places < N
     kind = output.dtype.element_ty
     value = tl.load(x + token * x_token + places, mask=there, other=0.0).to(tl.float32)
+    if KIND == XIELU:
+        value = _xielu(value, positive, negative, beta, limit, kind)
+    else:
+        value = activated(value, KIND, kind)
+    if MUL:
+        factor = tl.load(up + token * up_token + places, mask=there, other=0.0).to(tl.float32)
+        value = rounded(value, kind) * factor
+    tl.store(output + token * N + places, value.to(kind), mask=there)
+
+
+@triton.jit
+def activated(value, KIND: tl.constexpr, kind):
+    """Any activation but xIELU, not rounded."""
     if KIND == SILU:
         value = value / (1.0 + tl.exp(-value))
     elif KIND == GELU:
@@ -202,38 +223,33 @@ def activate(
     elif KIND == TANH_GELU:
         inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
         value = value / (1.0 + tl.exp(-2.0 * inner))  # (1 + tanh(inner)) / 2
-    elif KIND == NEW_GELU:
-        value = _new_gelu(value, kind)
     else:
-        value = _xielu(value, positive, negative, beta, limit, kind)
-    if MUL:
-        factor = tl.load(up + token * up_token + places, mask=there, other=0.0).to(tl.float32)
-        value = _rounded(value, kind) * factor
-    tl.store(output + token * N + places, value.to(kind), mask=there)
+        value = _new_gelu(value, kind)
+    return value
 
 
 @triton.jit
 def _new_gelu(value, kind):
     """gelu by its approximation with tanh, as transformers' "gelu_new" rounds."""
-    cube = _rounded(_rounded(value * value, kind) * value, kind)
-    inner = _rounded(value + _rounded(0.044715 * cube, kind), kind)
-    inner = _rounded(0.7978845608028654 * inner, kind)
-    tanh = _rounded(1.0 - 2.0 / (1.0 + tl.exp(2.0 * inner)), kind)
-    return _rounded(0.5 * value, kind) * _rounded(1.0 + tanh, kind)
+    cube = rounded(rounded(value * value, kind) * value, kind)
+    inner = rounded(value + rounded(0.044715 * cube, kind), kind)
+    inner = rounded(0.7978845608028654 * inner, kind)
+    tanh = rounded(1.0 - 2.0 / (1.0 + tl.exp(2.0 * inner)), kind)
+    return rounded(0.5 * value, kind) * rounded(1.0 + tanh, kind)
 
 
 @triton.jit
 def _xielu(value, positive, negative, beta, limit, kind):
     """xIELU (Huang and Schlag 2024, arXiv 2411.13010), as transformers rounds."""
     slope = tl.load(beta).to(tl.float32)
-    above = _rounded(_softplus(tl.load(positive).to(tl.float32)), kind)
-    below = _rounded(_softplus(tl.load(negative).to(tl.float32)), kind)
-    below = _rounded(slope + below, kind)
-    above = _rounded(_rounded(above * value, kind) * value, kind)
+    above = rounded(_softplus(tl.load(positive).to(tl.float32)), kind)
+    below = rounded(_softplus(tl.load(negative).to(tl.float32)), kind)
+    below = rounded(slope + below, kind)
+    above = rounded(rounded(above * value, kind) * value, kind)
     lower = tl.minimum(value, tl.load(limit).to(tl.float32))
-    lower = _rounded(_rounded(_expm1(lower), kind) - value, kind)
-    lower = _rounded(lower * below, kind)
-    return tl.where(value > 0, above, lower) + _rounded(slope * value, kind)
+    lower = rounded(rounded(_expm1(lower), kind) - value, kind)
+    lower = rounded(lower * below, kind)
+    return tl.where(value > 0, above, lower) + rounded(slope * value, kind)
 
 
 @triton.jit
@@ -286,11 +302,13 @@ def rotate(
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
     ROWS: tl.constexpr,  # heads at once
+    EARLY: tl.constexpr = False,
 ):
     """Turns the pairs of heads, and norms them before, with NORM, or behind it, with BEHIND.
 
     Grid: (blocks of T * QUERY_HEADS heads, then of the keys',).
     """
+    begin_early(EARLY)
     query_blocks = tl.cdiv(num_tokens * QUERY_HEADS, ROWS)
     block = tl.program_id(0)
     if block < query_blocks:
@@ -375,8 +393,10 @@ def latent_rows(
     PARTS: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """Turns queries and keys, and norms latents. Grid: (T * (HEADS + 1),)."""
+    begin_early(EARLY)
     program = tl.program_id(0).to(tl.int64)
     token = program // (HEADS + 1)
     head = program % (HEADS + 1)
@@ -444,11 +464,11 @@ def _rotate_heads(
         if 2 * HALF < DIM:
             squares += tl.sum(rest * rest, 1)[:, None]
         factor = tl.rsqrt(squares / DIM + epsilon)
-        first = _weighed(first * factor, weight + low, pairs < HALF, kind, ROUNDS, OFFSET)
-        second = _weighed(second * factor, weight + high, pairs < HALF, kind, ROUNDS, OFFSET)
-        first, second = _rounded(first, kind), _rounded(second, kind)
+        first = weighed(first * factor, weight + low, pairs < HALF, kind, ROUNDS, OFFSET)
+        second = weighed(second * factor, weight + high, pairs < HALF, kind, ROUNDS, OFFSET)
+        first, second = rounded(first, kind), rounded(second, kind)
         if 2 * HALF < DIM:
-            rest = _weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
+            rest = weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
     at = pairs if BY_PAIR else low
     cosine = tl.load(cosines + at, mask=there, other=0.0).to(tl.float32)
     sine = tl.load(sines + at, mask=there, other=0.0).to(tl.float32)
@@ -466,10 +486,10 @@ def _rotate_heads(
         if 2 * HALF < DIM:
             squares += tl.sum(rest * rest, 1)[:, None]
         factor = tl.rsqrt(squares / DIM + epsilon)
-        first = _weighed(first * factor, weight + low, pairs < HALF, kind, ROUNDS, OFFSET)
-        second = _weighed(second * factor, weight + high, pairs < HALF, kind, ROUNDS, OFFSET)
+        first = weighed(first * factor, weight + low, pairs < HALF, kind, ROUNDS, OFFSET)
+        second = weighed(second * factor, weight + high, pairs < HALF, kind, ROUNDS, OFFSET)
         if 2 * HALF < DIM:
-            rest = _weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
+            rest = weighed(rest * factor, weight + places, places < DIM, kind, ROUNDS, OFFSET)
     tl.store(output + low, first.to(kind), mask=there)
     tl.store(output + high, second.to(kind), mask=there)
     if 2 * HALF < DIM:
@@ -480,8 +500,8 @@ def _rotate_heads(
 def _added(straight, crossed, kind, WIDE: tl.constexpr):
     """The sum of two products, rounded."""
     if not WIDE:
-        straight, crossed = _rounded(straight, kind), _rounded(crossed, kind)
-    return _rounded(straight + crossed, kind)
+        straight, crossed = rounded(straight, kind), rounded(crossed, kind)
+    return rounded(straight + crossed, kind)
 
 
 @triton.jit
@@ -504,8 +524,10 @@ def route(
     GROUPS_PAD: tl.constexpr,
     CHOSEN_GROUPS: tl.constexpr,
     BEST: tl.constexpr,  # scores of a group that are summed to choose it by
+    EARLY: tl.constexpr = False,
 ):
     """The experts of each token, best first, and their weights. Grid: (T,)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, PAD)
     there = experts < EXPERTS
@@ -551,8 +573,10 @@ def route_by_margin(
     margin,
     EXPERTS: tl.constexpr,
     PAD: tl.constexpr,  # the next power of two
+    EARLY: tl.constexpr = False,
 ):
     """The two best experts, each weighed among those left that are close to it. Grid: (T,)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, PAD)
     there = experts < EXPERTS
@@ -613,8 +637,10 @@ def order_experts(
     num_choices,
     CHOSEN: tl.constexpr,
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """A stable sort of choices by expert; each program writes one expert's. Grid: (EXPERTS,)."""
+    begin_early(EARLY)
     expert = tl.program_id(0)
     lanes = tl.arange(0, BLOCK)
     before = 0
@@ -653,8 +679,10 @@ def combine_experts(
     ADD: tl.constexpr,
     WIDE: tl.constexpr,  # products are not rounded
     BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
 ):
     """The weighted sum of each token's rows. Grid: (T, blocks of N)."""
+    begin_early(EARLY)
     token = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = places < N

@@ -7,7 +7,7 @@ layer's sizes (`*_form`): it is put together once for equal layers, not at every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -16,6 +16,9 @@ import torch
 
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
+from slipstream_core.runner.cuda.row_products import RowNorm, has_row_kernel, row_product
+
+_linear = torch.nn.functional.linear
 
 _BLOCK = 1024  # elements that one program of an activation or a weighted sum computes
 _HEADS_AT_ONCE = 8  # that one program of `rotate` turns
@@ -66,6 +69,48 @@ class ForwardOps:
             before=before,
         )
 
+    def linear_norm_linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        more: torch.Tensor,
+        norm_weight: torch.Tensor,
+        epsilon: float,
+        rounds: bool,
+        offset: bool,
+        next_weight: torch.Tensor | None,
+        next_bias: torch.Tensor | None,
+        gate: str | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The product of x [1, T, K] plus more [1, T, N], rounded, and its norm.
+
+        With next_weight [M, N], the norm's product in its place; with `gate` ("silu", "gelu", "tanh
+        gelu") the activation of its first half times its second. One row is two kernels.
+        """
+        if x.shape[1] == 1 and has_row_kernel(weight):
+            total = row_product(_dense(x), weight, bias, more=_dense(more))
+            if next_weight is not None and has_row_kernel(next_weight, gate):
+                norm = RowNorm(norm_weight, epsilon, rounds, offset)
+                return total, row_product(total, next_weight, next_bias, norm=norm, gate=gate)
+            result = self.rms_norm(total, norm_weight, epsilon, rounds, offset)
+        else:
+            product = self.linear(x, weight, bias)
+            total, result = self.add_rms_norm(product, more, norm_weight, epsilon, rounds, offset)
+        if next_weight is not None:
+            result = self.linear(result, next_weight, next_bias)
+        if gate is not None:
+            result = _activate(gate, *result.chunk(2, dim=-1))
+        return total, result
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """torch's, of x [1, T, K]; one row by a kernel of its own."""
+        if x.shape[1] == 1 and has_row_kernel(weight):
+            return row_product(_dense(x), weight, bias)
+        return _linear(x, weight, bias)
+
     def rms_norm_add(
         self,
         x: torch.Tensor,
@@ -92,7 +137,7 @@ class ForwardOps:
         outputs = [torch.empty(it.shape, dtype=it.dtype, device=it.device) for it in (x, other)]
         both, weights = [_dense(x), _dense(other)], [weight, other_weight]
         arguments = two_norms_arguments(outputs, both, weights, epsilon, rounds, offset)
-        _launch("norm_two", (x.shape[1], 2), arguments)
+        _launch("norm_two", x.shape[1], (x.shape[1], 2), arguments)
         return outputs[0], outputs[1]
 
     def layer_norm(
@@ -173,7 +218,7 @@ class ForwardOps:
         arguments = rotation_arguments(
             outputs, both, [query_weight, key_weight], [_dense(cosines), _dense(sines)], form, norm
         )
-        _launch("rotate", (rotation_blocks(arguments),), arguments)
+        _launch("rotate", query.shape[2], (rotation_blocks(arguments),), arguments)
         turned, turned_keys = (None if x is None else x.transpose(0, 1)[None] for x in outputs)
         assert turned is not None
         return turned, turned_keys
@@ -203,7 +248,7 @@ class ForwardOps:
         arguments = latent_arguments(
             queries, rows, query, key, latent, weight, [_dense(cosines), _dense(sines)], form, norm
         )
-        _launch("latent_rows", (tokens * (heads + 1),), arguments)
+        _launch("latent_rows", tokens, (tokens * (heads + 1),), arguments)
         return queries, rows
 
     def absorb_query(
@@ -239,7 +284,7 @@ class ForwardOps:
         weights = torch.empty(shape, dtype=dtype, device=logits.device)
         ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
         arguments = route_arguments(weights, ids, _dense(logits), bias, form)
-        _launch("route", (len(logits),), arguments)
+        _launch("route", len(logits), (len(logits),), arguments)
         return weights, ids
 
     def route_by_margin(
@@ -254,7 +299,7 @@ class ForwardOps:
         weights = torch.empty(shape, dtype=logits.dtype, device=logits.device)
         ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
         arguments = margin_arguments(weights, ids, _dense(logits), margin)
-        _launch("route_by_margin", (len(logits),), arguments)
+        _launch("route_by_margin", len(logits), (len(logits),), arguments)
         return weights, ids
 
     def order_experts(self, ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, ...]:
@@ -265,7 +310,8 @@ class ForwardOps:
         """
         columns = [torch.empty_like(ids).view(-1) for _ in range(4)]
         ends = torch.empty(num_experts, dtype=torch.int32, device=ids.device)
-        _launch("order_experts", (num_experts,), order_arguments(columns, ends, ids.contiguous()))
+        arguments = order_arguments(columns, ends, ids.contiguous())
+        _launch("order_experts", len(ids), (num_experts,), arguments)
         return (*columns, ends)
 
     def combine_experts(
@@ -294,22 +340,26 @@ class ForwardOps:
             bias,
             None if more is None else _dense(more),
         )
-        _launch("combine_experts", (num_tokens, -(-dim // _BLOCK)), arguments)
+        _launch("combine_experts", num_tokens, (num_tokens, -(-dim // _BLOCK)), arguments)
         return output
 
 
-def _launch(kernel: str, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
+def _launch(
+    kernel: str, num_tokens: int, grid: tuple[int, ...], arguments: dict[str, Any]
+) -> None:
     output: torch.Tensor = next(iter(arguments.values()))
     if output.is_meta or 0 in grid:
         return
-    getattr(_kernels(), kernel)[grid](**arguments)
+    kernels, early = _triton()
+    getattr(kernels, kernel)[grid](**arguments, **early(output.device, num_tokens))
 
 
 @cache
-def _kernels() -> ModuleType:
+def _triton() -> tuple[ModuleType, Callable[[torch.device, int], dict[str, Any]]]:
     from slipstream_core.runner.cuda import forward_kernels
+    from slipstream_core.runner.cuda.dependent_launch import early
 
-    return forward_kernels
+    return forward_kernels, early
 
 
 def _norm(
@@ -330,7 +380,8 @@ def _norm(
     x, more = _dense(x), None if more is None else _dense(more)
     flags = (center, rounds, offset)
     arguments = norm_arguments(output, total, x, more, weights, epsilon, *flags, scale, before)
-    _launch("norm", (x.numel() // x.shape[-1],), arguments)
+    num_tokens = x.shape[1] if x.dim() == 4 else x.shape[-2]
+    _launch("norm", num_tokens, (x.numel() // x.shape[-1],), arguments)
     return total, output
 
 
@@ -343,7 +394,7 @@ def _activate(
     output = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     x, up = _dense(x), None if up is None else _dense(up)
     grid = (x.shape[-2], -(-x.shape[-1] // _BLOCK))
-    _launch("activate", grid, activation_arguments(kind, output, x, up, parameters))
+    _launch("activate", grid[0], grid, activation_arguments(kind, output, x, up, parameters))
     return output
 
 
