@@ -41,6 +41,7 @@ from slipstream_bench.gpu_check.sections import (
     steady,
 )
 from slipstream_bench.gpu_check.setting import GRACE_S, PARTS, SHAPES, GpuSetting
+from slipstream_core.runner.compilation.product_patterns import Launches
 from slipstream_core.runner.kv_cache_size import DeviceMemoryUse, cache_bytes
 from slipstream_core.runner.sampling.penalties import most_bytes
 
@@ -691,22 +692,28 @@ def test_a_step_costs_its_launches_and_what_takes_longer() -> None:
         experts_per_token=1,
         attention_dims=4096,
     )
-    time = prediction.decode_time(work, 1000.0, 400, 2, card)
+    launches = Launches(400, of_one_row=300)
+    time = prediction.decode_time(work, 1000.0, launches, 2, card)
     assert time.launch_s == pytest.approx(400 * prediction.LAUNCH_US * 1e-6)
     assert time.bytes_s == pytest.approx((1.1e9 * 2 + 2 * prediction.CONTEXT * 1000) / 1e12)
     assert time.flops_s == pytest.approx(
         (2 * 1.1e9 * 2 + 2 * 4 * 4096 * (prediction.CONTEXT + 1)) / 1e14
     )
     assert time.total_s == pytest.approx(time.launch_s + time.bytes_s)
-    whole = prediction.prefill_time(work, 1000.0, 400, card)
+    alone = prediction.decode_time(work, 1000.0, launches, 1, card)
+    assert alone.launch_s == pytest.approx(300 * prediction.ROW_LAUNCH_US * 1e-6)
+    whole = prediction.prefill_time(work, 1000.0, launches, card)
     assert whole.total_s == pytest.approx(whole.launch_s + whole.flops_s)
     assert 0.9 < whole.bound_share < 1
 
 
 def test_launches_of_a_whole_model_are_counted_by_layer() -> None:
-    """A layer of Llama launches 11 kernels (test_fuse_card); outside of layers there are few."""
-    outside = prediction.launches_of("llama-3.1-8b") - 32 * 11
-    assert 0 < outside < 40
+    """A layer of Llama launches 11 kernels, 8 for one row (test_fuse_card); outside of layers
+    there are few.
+    """
+    launches = prediction.launches_of("llama-3.1-8b")
+    assert 0 < launches.num - 32 * 11 < 40
+    assert 0 < launches.of_one_row - 32 * 8 < 40
 
 
 @pytest.mark.slow

@@ -6,9 +6,10 @@ forward, recorded on the meta device with a few layers; a layer more adds what t
 An operator of torch counts as one launch, attention as three, sampling as `_SAMPLING`.
 
 The model leaves out what no count tells: how near a kernel comes to the card's limits, which
-kernels overlap, and what one of torch's operators launches beside its own kernel (28 sums of split
-products in Qwen3-0.6B at one row). `LAUNCH_US` is an H100's: what a replay of one row takes beside
-the bytes, over the launches counted here, is 2.9 µs for Qwen3-0.6B and 2.8 for Llama-3.1-8B.
+kernels overlap, and what one of torch's operators launches beside its own kernel. `LAUNCH_US` is an
+H100's: what a replay of one row took beside the bytes, over the launches counted here, was 2.9 µs
+for Qwen3-0.6B and 2.8 for Llama-3.1-8B. Since kernels of one row start while those before them end,
+it is `ROW_LAUNCH_US` for Llama-3.1-8B.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from slipstream_bench.gpu_check.bounds import ForwardWork, work_of
 from slipstream_bench.gpu_check.setting import SHAPES
 from slipstream_core.runner.attention.interface import ATTENTION_NAME, register
 from slipstream_core.runner.compilation.fuse_card import launches_by_layer, num_launches
+from slipstream_core.runner.compilation.product_patterns import Launches
 from slipstream_core.runner.compilation.trace_card import fused_graph
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.model.random_weights import random_config
@@ -33,6 +35,7 @@ BATCHES = (1, 32, 256)
 CONTEXT = 1024  # tokens before each row of a decode step
 PREFILL_TOKENS = 8192
 LAUNCH_US = 2.8
+ROW_LAUNCH_US = 1.9  # in a step of one row
 WEIGHT_BYTES = 2  # bfloat16
 _META = torch.device("meta")
 _COUNTED_LAYERS = 3
@@ -75,7 +78,7 @@ class StepTime:
         return max(self.bytes_s, self.flops_s) / self.total_s
 
 
-def launches_of(shape: str) -> int:
+def launches_of(shape: str) -> Launches:
     """Launches of a step of `random:SHAPE`, fused, sampling included."""
     config: Any = random_config(f"random:{shape}")
     num_layers: int = config.num_hidden_layers
@@ -87,25 +90,32 @@ def launches_of(shape: str) -> int:
         module = _from_config(config, dtype=kind, attn_implementation=ATTENTION_NAME).eval()
     freeze_frequencies(module)
     graph = fused_graph(module, ForwardOps(), _META).graph
-    more = (num_layers - _COUNTED_LAYERS) * max(launches_by_layer(graph))
-    return num_launches(graph) + more + _SAMPLING
+
+    def counted(*, one_row: bool) -> int:
+        of_layer = max(launches_by_layer(graph, one_row=one_row))
+        more = (num_layers - _COUNTED_LAYERS) * of_layer
+        return num_launches(graph, one_row=one_row) + more + _SAMPLING
+
+    return Launches(counted(one_row=False), counted(one_row=True))
 
 
 def decode_time(
-    work: ForwardWork, kv_bytes: float, launches: int, batch: int, card: Card
+    work: ForwardWork, kv_bytes: float, launches: Launches, batch: int, card: Card
 ) -> StepTime:
     """A decode step of `batch` rows. kv_bytes: of one token's cache."""
     num_bytes = work.weights_read(batch) * WEIGHT_BYTES + batch * CONTEXT * kv_bytes
     flops = work.linear_flops(batch, batch) + batch * work.attention_flops(CONTEXT, CONTEXT + 1)
-    return _step_time(launches, num_bytes, flops, card)
+    if batch == 1:
+        return _step_time(launches.of_one_row * ROW_LAUNCH_US, num_bytes, flops, card)
+    return _step_time(launches.num * LAUNCH_US, num_bytes, flops, card)
 
 
-def prefill_time(work: ForwardWork, kv_bytes: float, launches: int, card: Card) -> StepTime:
+def prefill_time(work: ForwardWork, kv_bytes: float, launches: Launches, card: Card) -> StepTime:
     """A prefill of one prompt of PREFILL_TOKENS tokens in one step, recorded."""
     tokens = PREFILL_TOKENS
     num_bytes = work.weights_read(tokens) * WEIGHT_BYTES + tokens * kv_bytes
     flops = work.linear_flops(tokens, 1) + work.attention_flops(0, tokens)
-    return _step_time(launches, num_bytes, flops, card)
+    return _step_time(launches.num * LAUNCH_US, num_bytes, flops, card)
 
 
 def predicted_rows(card: Card) -> list[Row]:
@@ -128,7 +138,7 @@ def predicted_rows(card: Card) -> list[Row]:
                 {
                     "model": shape,
                     "step": case,
-                    "launches": launches,
+                    "launches": launches.of_one_row if batch == 1 else launches.num,
                     "launch_ms": time.launch_s * 1e3,
                     "bytes_ms": time.bytes_s * 1e3,
                     "flops_ms": time.flops_s * 1e3,
@@ -140,7 +150,5 @@ def predicted_rows(card: Card) -> list[Row]:
     return rows
 
 
-def _step_time(launches: int, num_bytes: float, flops: float, card: Card) -> StepTime:
-    return StepTime(
-        launches * LAUNCH_US * 1e-6, num_bytes / card.bytes_per_s, flops / card.bf16_flops_per_s
-    )
+def _step_time(launch_us: float, num_bytes: float, flops: float, card: Card) -> StepTime:
+    return StepTime(launch_us * 1e-6, num_bytes / card.bytes_per_s, flops / card.bf16_flops_per_s)

@@ -46,7 +46,11 @@ from slipstream_core.runner.compilation.norm_patterns import (
     as_norm,
     with_norm_before,
 )
-from slipstream_core.runner.compilation.product_patterns import ProductOps, join_products
+from slipstream_core.runner.compilation.product_patterns import (
+    Launches,
+    ProductOps,
+    join_products,
+)
 from slipstream_core.runner.compilation.rope_patterns import as_rotation, join_rotations
 
 _aten = torch.ops.aten
@@ -168,20 +172,20 @@ def _join_inputs(graph: GraphModule, attend: AnyNode, ops: Ops) -> None:
     (join_latents if is_latent else join_rotations)(graph, attend, ops)
 
 
-def launches_by_layer(graph: Graph) -> list[int]:
+def launches_by_layer(graph: Graph, *, one_row: bool = False) -> list[int]:
     """Kernels from behind one attention to the end of the next, for each layer but the first.
 
-    An operator of torch counts as one.
+    An operator of torch counts as one. one_row: of a step that has one.
     """
-    return _launches(graph)[1:-1]
+    return _launches(graph, one_row)[1:-1]
 
 
-def num_launches(graph: Graph) -> int:
+def num_launches(graph: Graph, *, one_row: bool = False) -> int:
     """Kernels of the whole forward."""
-    return sum(_launches(graph))
+    return sum(_launches(graph, one_row))
 
 
-def _launches(graph: Graph) -> list[int]:
+def _launches(graph: Graph, one_row: bool) -> list[int]:
     """Kernels up to the end of each attention, and those behind the last one."""
     counts = [0]
     for node in graph.nodes:
@@ -191,7 +195,8 @@ def _launches(graph: Graph) -> list[int]:
             counts[-1] += _ATTENDS
             counts.append(0)
         else:
-            counts[-1] += node.meta.get("launches", 1)
+            launches = node.meta.get("launches", Launches(1, 1))
+            counts[-1] += launches.of_one_row if one_row else launches.num
     return counts
 
 

@@ -40,6 +40,13 @@ class ProductOps(Protocol):
     def linear_norm_linear(self) -> Any: ...
 
 
+class Launches(NamedTuple):
+    """The kernels of a call."""
+
+    num: int
+    of_one_row: int  # in a step that has no more
+
+
 class _Next(NamedTuple):
     """The product behind a norm, and its gate; `result` is the last of them."""
 
@@ -70,7 +77,7 @@ def join_products(graph: GraphModule, ops: ProductOps) -> None:
             arguments = (*product.args, residual, norm_weight, epsilon, rounds, offset, *weights)
             both = nodes.call_function(ops.linear_norm_linear, (*arguments, behind.gate))
             total, result = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
-        both.meta["launches"] = 2 + behind.num
+        both.meta["launches"] = Launches(2 + behind.num, of_one_row=2)
         result.meta = dict(behind.result.meta)
         if 0 in parts:
             total.meta = dict(parts[0].meta)

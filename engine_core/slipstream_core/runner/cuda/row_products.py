@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+# As an H100 chose for the matrices of Llama-3.1-8B and Qwen3-0.6B
+# (benchmarks/gpu/by-hand-2026-11-27.md).
 _MOST_COLUMNS = 2048  # of a matrix, that a program reads at once
-_LEAST_COLUMNS = 32  # fewer are left to torch
-_NUMBERS = 4096  # that a program reads at once
-_MANY_COLUMNS = 8192  # a row with more of them is a program's only one
+_LEAST_COLUMNS = 256  # fewer are left to torch
+_NUMBERS = 4096  # that a program reads at once; half as many of long rows
+_MANY_COLUMNS = 8192  # of a long row
+_LEAST_PROGRAMS = 768  # fewer do not keep the memory busy
 _GATES = ("silu", "gelu", "tanh gelu")  # as the kernels number them
 
 
@@ -126,8 +129,13 @@ def _form(
 
 def _blocks(n: int, k: int) -> _Blocks | None:
     columns = min(k & -k, _MOST_COLUMNS)
-    rows = 1 if k > _MANY_COLUMNS else min(n & -n, max(_NUMBERS // columns, 1))
-    return _Blocks(rows, columns, 4) if columns >= _LEAST_COLUMNS else None
+    if columns < _LEAST_COLUMNS:
+        return None
+    numbers = _NUMBERS if k <= _MANY_COLUMNS else _NUMBERS // 2
+    rows = min(n & -n, numbers // columns)
+    while rows > 1 and n // rows < _LEAST_PROGRAMS:
+        rows //= 2
+    return _Blocks(rows, columns, 4)
 
 
 @cache

@@ -212,7 +212,14 @@ def test_an_activation_with_parameters_of_another_type_stays_torchs() -> None:
 def test_products_with_the_same_input_are_joined() -> None:
     (llama,) = (each for each in ARCHITECTURES if each.name == "Llama")
     _, fused = graphs(meta_model(llama.config()))
-    products = fused.graph.find_nodes(op="call_function", target=torch.nn.functional.linear)
-    assert len(products) == 4 * 4 + 1
+    alone = fused.graph.find_nodes(op="call_function", target=OPS.linear)
+    assert len(alone) == 2  # the first layer's first, and the head
+    chains = fused.graph.find_nodes(op="call_function", target=OPS.linear_norm_linear)
+    gates = [each.args[-1] for each in chains]
+    assert gates == ["silu", None] * 4
+    assert [each.args[-3] is None for each in chains] == [False] * 7 + [True]
+    assert not fused.graph.find_nodes(op="call_function", target=torch.nn.functional.linear)
+    assert set(launches_by_layer(fused.graph)) == {11}
+    assert set(launches_by_layer(fused.graph, one_row=True)) == {8}
     sums = fused.graph.find_nodes(op="call_function", target=torch.ops.aten.add.Tensor)
     assert not [each for each in sums if each.meta["val"].dim() == 3]

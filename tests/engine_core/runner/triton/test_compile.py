@@ -7,6 +7,7 @@ memory (pytest -s).
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,6 +47,7 @@ from slipstream_core.runner.attention.triton_kernels import attend, combine, dea
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda import forward_kernels
+from slipstream_core.runner.cuda.dependent_launch import LATE
 from slipstream_core.runner.cuda.forward_ops import (
     activation_arguments,
     combination_arguments,
@@ -57,6 +59,8 @@ from slipstream_core.runner.cuda.forward_ops import (
     route_arguments,
     two_norms_arguments,
 )
+from slipstream_core.runner.cuda.row_product_kernels import row_product
+from slipstream_core.runner.cuda.row_products import RowNorm, row_product_arguments
 from slipstream_core.runner.sampling import vocab_scan_kernels
 from slipstream_core.runner.sampling.vocab_scan_kernels import scan_slices
 from slipstream_core.runner.sampling.whole_vocab_kernels import redraw
@@ -76,6 +80,8 @@ FORWARD = [
         "combine_experts",
     )
 ]
+FORWARD.append(row_product)
+EARLY_STEPS = ("launch_dependents", "wait")
 SCANS = [
     getattr(vocab_scan_kernels, name)
     for name in (
@@ -249,9 +255,10 @@ def test_sampling_fits(vocab_size: int, capability: int, tmp_path: Path) -> None
 )
 def test_forwards_kernels_fit(capability: int, tmp_path: Path) -> None:
     set_active(TargetDriver(capability))
+    kernels = {kernel.__name__: kernel for kernel in FORWARD}
     compiled = [
-        (name, getattr(forward_kernels, name).warmup(grid=(1,), **arguments))
-        for name, arguments in every_argument()
+        (name, kernels[name].warmup(grid=(1,), **{**LATE, **arguments}))
+        for name, arguments in every_argument(has_early=capability >= 90)
     ]
     for name, kernel in compiled:
         used = resources(kernel, tmp_path)
@@ -259,8 +266,23 @@ def test_forwards_kernels_fit(capability: int, tmp_path: Path) -> None:
         assert used["shared"] <= 2048, (name, used)
 
 
-def every_argument() -> Iterator[tuple[str, dict[str, Any]]]:
+def test_a_kernel_that_starts_early_asks_for_weights_before_it_waits() -> None:
+    for name, arguments in every_argument(has_early=True):
+        if arguments.get("EARLY") is not True:
+            continue
+        kernel = {each.__name__: each for each in FORWARD}[name]
+        code = kernel.warmup(grid=(1,), **arguments).asm["ptx"]
+        launches, waits = (code.index(f"griddepcontrol.{it}") for it in EARLY_STEPS)
+        loads = [match.start() for match in re.finditer(r"ld\.global", code)]
+        stores = [match.start() for match in re.finditer(r"st\.global", code)]
+        assert launches < waits < min(stores), name
+        before = sum(load < waits for load in loads)
+        assert (before > 0) == (name == "row_product"), name
+
+
+def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Kernels of forwards, with arguments as large models have them."""
+    yield from row_products(has_early=has_early)
 
     def half(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.bfloat16)
@@ -329,6 +351,31 @@ def every_argument() -> Iterator[tuple[str, dict[str, Any]]]:
                         out, rows, weights_of, ids.view(-1), ids, added_bias, shared
                     ),
                 )
+
+
+def row_products(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Products of one row, and a norm, as they are launched; with has_early on such a card."""
+    launched = LATE | ({"EARLY": True, "launch_pdl": True} if has_early else {})
+
+    def half(*shape: int) -> torch.Tensor:
+        return torch.empty(1, dtype=torch.bfloat16).expand(shape)
+
+    for n, k, gate in (
+        (6144, 4096, None),
+        (14336, 4096, "silu"),
+        (4096, 14336, None),
+        (3072, 1024, "gelu"),
+        (9216, 2304, "tanh gelu"),
+        (3584, 18944, None),
+    ):
+        weight = half(n if gate is None else 2 * n, k)
+        for norm in (None, RowNorm(half(k), 1e-6, True, False)):
+            for bias, more in ((None, None), (weight[:, 0], half(1, 1, n))):
+                made = row_product_arguments(half(1, 1, n), half(k), weight, bias, more, norm, gate)
+                yield "row_product", made | launched
+    x, weight = half(1, 1, 4096), half(4096)
+    flags = 1e-6, False, True, False, 1.0, None
+    yield "norm", norm_arguments(x, x, x, x, (weight, None), *flags) | launched
 
 
 STEPS: list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]] = [

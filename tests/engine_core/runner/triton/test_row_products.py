@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ def ops() -> ForwardOps:
     return ForwardOps()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_matrices_too() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_products, "_LEAST_COLUMNS", 32)
+        yield
+
+
 def numbers(*shape: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).to(dtype).to(DEVICE)
@@ -46,7 +54,7 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @given(
-    n=st.sampled_from([8, 24, 64]),
+    n=st.sampled_from([7, 8, 24, 64]),
     k=st.sampled_from([32, 96, 4096 + 2048]),
     dtype=st.sampled_from(DTYPES),
     kind=st.sampled_from([(True, False), (False, False), (False, True)]),
@@ -91,7 +99,7 @@ def test_products_are_torchs(
     assert difference(found, expected) <= LIMITS[dtype]
 
 
-@pytest.mark.parametrize("shape", [(7, 48), (8, 24), (8, 1000)])
+@pytest.mark.parametrize("shape", [(8, 24), (8, 1000)])
 def test_matrices_without_a_kernel_are_left_to_torch(
     ops: ForwardOps, shape: tuple[int, int]
 ) -> None:
@@ -147,3 +155,21 @@ def test_a_forward_of_one_token_takes_it(
     assert (output - expected).abs().max() <= 1e-4 * expected.abs().max()
     layers = module.config.num_hidden_layers
     assert len(calls) == 4 * layers + 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "blocks"),
+    [
+        ((6144, 4096), (2, 2048)),
+        ((4096, 14336), (1, 2048)),
+        ((1024, 3072), (1, 1024)),
+        ((151936, 1024), (4, 1024)),
+        ((3584, 18944), (4, 512)),
+        ((18432, 2304), (16, 256)),
+    ],
+)
+def test_programs_are_many_and_read_much(shape: tuple[int, int], blocks: tuple[int, int]) -> None:
+    weight = torch.empty(1, dtype=torch.bfloat16).expand(shape)
+    x, output = weight[:1], torch.empty(1, 1, shape[0], dtype=torch.bfloat16)
+    found = row_products.row_product_arguments(output, x, weight, None, None, None, None)
+    assert (found["BLOCK_N"], found["BLOCK_K"]) == blocks
