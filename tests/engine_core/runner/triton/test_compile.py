@@ -6,6 +6,7 @@ memory (pytest -s).
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import time
@@ -46,8 +47,8 @@ from slipstream_core.runner.attention.triton_backend import Launch, StepRows, Tr
 from slipstream_core.runner.attention.triton_kernels import attend, combine, deal, store
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
-from slipstream_core.runner.cuda import forward_kernels
-from slipstream_core.runner.cuda.dependent_launch import LATE
+from slipstream_core.runner.cuda import dependent_launch, forward_kernels
+from slipstream_core.runner.cuda.dependent_launch import LATE, early
 from slipstream_core.runner.cuda.forward_ops import (
     activation_arguments,
     combination_arguments,
@@ -278,6 +279,38 @@ def test_a_kernel_that_starts_early_asks_for_weights_before_it_waits() -> None:
         assert launches < waits < min(stores), name
         before = sum(load < waits for load in loads)
         assert (before > 0) == (name == "row_product"), name
+
+
+def test_every_kernel_waits_before_anything_else() -> None:
+    """A program that returned before would let the next kernel start too soon."""
+    for kernel in (attend, combine, deal, store, *FORWARD):
+        if kernel is row_product:  # above
+            continue
+        [function] = ast.parse(kernel.src).body
+        assert isinstance(function, ast.FunctionDef)
+        assert ast.unparse(function.body[1]) == "begin_early(EARLY)", function.name  # [0]: its words
+
+
+def test_steps_of_few_tokens_start_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cpu")
+    assert early(device, 1) == LATE
+    monkeypatch.setattr(dependent_launch, "_has_it", lambda _kind, _index: True)
+    assert early(device, 32) == {"EARLY": True, "launch_pdl": True}
+    assert early(device, 33) == LATE
+    geometry = LAYERS["small"]
+    layers = kv_cache.allocate(
+        [geometry], num_blocks=2, block_size=16, dtype=torch.bfloat16, device=device
+    )
+    attention = TritonAttention(layers, block_size=16, device=device)
+    launches = attention.every_launch(0, geometry, torch.bfloat16)
+    forms = [{launch.compile().hash for launch in launches if is_early(launch) is it} for it in (True, False)]
+    assert len(forms[0]) == len(forms[1]) == 8  # both are compiled when a model is loaded
+    assert not forms[0] & forms[1]
+
+
+def is_early(launch: Launch) -> bool:
+    assert launch.arguments["EARLY"] == launch.arguments["launch_pdl"]
+    return launch.arguments["EARLY"] is True
 
 
 def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
