@@ -51,7 +51,7 @@ from slipstream_core.runner.attention.tiles import (
     prefill_tile,
 )
 from slipstream_core.runner.attention.triton_support import shared_limit
-from slipstream_core.runner.cuda.dependent_launch import LATE, early
+from slipstream_core.runner.dependent_launch import LATE, early
 from slipstream_core.runner.staging import to_device
 from slipstream_core.step.plan import StepPlan
 
@@ -318,9 +318,8 @@ class TritonAttention:
                 )
                 _, made = self.context(rows).launches(index, *tensors, params)
                 launches.extend(made)
-        for launch in [it for it in launches if it.arguments["EARLY"]]:  # also in larger steps
-            launches.append(replace(launch, arguments=launch.arguments | LATE))
-        return launches
+        of_few = [it for it in launches if it.arguments["EARLY"]]
+        return launches + [replace(it, arguments=it.arguments | LATE) for it in of_few]
 
     def _to(self, column: np.ndarray[Any, Any]) -> torch.Tensor:
         return to_device(column, self._device)

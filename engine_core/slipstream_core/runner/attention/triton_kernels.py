@@ -27,7 +27,7 @@ sees all rows' lengths, and a prefill row's, with SPLIT, by equally many each.
 import triton
 import triton.language as tl
 
-from slipstream_core.runner.cuda.dependent_launch import begin_early
+from slipstream_core.runner.dependent_launch import begin_early
 
 LOG2E = tl.constexpr(1.4426950408889634)
 AT_ONCE = tl.constexpr(1024)  # rows or items that one program of `deal` looks at

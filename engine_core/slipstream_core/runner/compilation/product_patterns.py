@@ -109,9 +109,11 @@ def _next(normed: AnyNode, ops: ProductOps) -> _Next | None:
     if is_call(halves, _aten.split_with_sizes.default) and len(halves.users) == 2:
         sizes, dim = halves.args[1:]
         users = {each for half in halves.users for each in half.users}
-        gate = users.pop() if len(users) == 1 else None
-        if gate is not None and gate.target in gates and dim == -1 and len(set(sizes)) == 1:
-            if [(each.args[0], each.args[1]) for each in gate.args] == [(halves, 0), (halves, 1)]:
+        gate: AnyNode = users.pop() if len(users) == 1 else None
+        is_gate = gate is not None and gate.target in gates
+        if is_gate and dim == -1 and len(set(sizes)) == 1:
+            parts = [each.args for each in gate.args]
+            if parts == [(halves, 0), (halves, 1)]:
                 return _Next(weight, bias, gates[gate.target], 2, gate)
     return _Next(weight, bias, None, 1, product)
 

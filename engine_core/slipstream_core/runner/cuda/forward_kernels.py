@@ -9,7 +9,7 @@ would: a result differs only by the order of a norm's sum, and by exp.
 import triton
 import triton.language as tl
 
-from slipstream_core.runner.cuda.dependent_launch import begin_early
+from slipstream_core.runner.dependent_launch import begin_early
 
 SILU, GELU, TANH_GELU, NEW_GELU, XIELU = (tl.constexpr(kind) for kind in range(5))
 LOGITS, SOFTMAX, SIGMOID = (tl.constexpr(kind) for kind in range(3))

@@ -100,7 +100,8 @@ class ForwardOps:
         if next_weight is not None:
             result = self.linear(result, next_weight, next_bias)
         if gate is not None:
-            result = _activate(gate, *result.chunk(2, dim=-1))
+            halves = result.chunk(2, dim=-1)
+            result = _activate(gate, halves[0], halves[1])
         return total, result
 
     def linear(
@@ -344,9 +345,7 @@ class ForwardOps:
         return output
 
 
-def _launch(
-    kernel: str, num_tokens: int, grid: tuple[int, ...], arguments: dict[str, Any]
-) -> None:
+def _launch(kernel: str, num_tokens: int, grid: tuple[int, ...], arguments: dict[str, Any]) -> None:
     output: torch.Tensor = next(iter(arguments.values()))
     if output.is_meta or 0 in grid:
         return
@@ -357,7 +356,7 @@ def _launch(
 @cache
 def _triton() -> tuple[ModuleType, Callable[[torch.device, int], dict[str, Any]]]:
     from slipstream_core.runner.cuda import forward_kernels
-    from slipstream_core.runner.cuda.dependent_launch import early
+    from slipstream_core.runner.dependent_launch import early
 
     return forward_kernels, early
 

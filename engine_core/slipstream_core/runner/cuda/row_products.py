@@ -140,7 +140,7 @@ def _blocks(n: int, k: int) -> _Blocks | None:
 
 @cache
 def _triton() -> tuple[Any, Callable[[torch.device, int], dict[str, Any]]]:
-    from slipstream_core.runner.cuda.dependent_launch import early
     from slipstream_core.runner.cuda.row_product_kernels import row_product as kernel
+    from slipstream_core.runner.dependent_launch import early
 
     return kernel, early

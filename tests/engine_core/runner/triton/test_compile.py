@@ -35,6 +35,7 @@ from slipstream_bench.gpu_check.models import ARCHITECTURES, small_config
 from slipstream_bench.gpu_check.reference_cases import AttentionCase, make_scene
 from slipstream_bench.gpu_check.sections import compiling, tiles
 from slipstream_bench.gpu_check.setting import GpuSetting
+from slipstream_core.runner import dependent_launch
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import (
@@ -47,8 +48,7 @@ from slipstream_core.runner.attention.triton_backend import Launch, StepRows, Tr
 from slipstream_core.runner.attention.triton_kernels import attend, combine, deal, store
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
-from slipstream_core.runner.cuda import dependent_launch, forward_kernels
-from slipstream_core.runner.cuda.dependent_launch import LATE, early
+from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
     activation_arguments,
     combination_arguments,
@@ -62,6 +62,7 @@ from slipstream_core.runner.cuda.forward_ops import (
 )
 from slipstream_core.runner.cuda.row_product_kernels import row_product
 from slipstream_core.runner.cuda.row_products import RowNorm, row_product_arguments
+from slipstream_core.runner.dependent_launch import LATE, early
 from slipstream_core.runner.sampling import vocab_scan_kernels
 from slipstream_core.runner.sampling.vocab_scan_kernels import scan_slices
 from slipstream_core.runner.sampling.whole_vocab_kernels import redraw
@@ -288,7 +289,8 @@ def test_every_kernel_waits_before_anything_else() -> None:
             continue
         [function] = ast.parse(kernel.src).body
         assert isinstance(function, ast.FunctionDef)
-        assert ast.unparse(function.body[1]) == "begin_early(EARLY)", function.name  # [0]: its words
+        _words, first, *_ = function.body
+        assert ast.unparse(first) == "begin_early(EARLY)", function.name
 
 
 def test_steps_of_few_tokens_start_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,9 +305,11 @@ def test_steps_of_few_tokens_start_early(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     attention = TritonAttention(layers, block_size=16, device=device)
     launches = attention.every_launch(0, geometry, torch.bfloat16)
-    forms = [{launch.compile().hash for launch in launches if is_early(launch) is it} for it in (True, False)]
-    assert len(forms[0]) == len(forms[1]) == 8  # both are compiled when a model is loaded
-    assert not forms[0] & forms[1]
+    forms: dict[bool, set[str]] = {True: set(), False: set()}
+    for launch in launches:
+        forms[is_early(launch)].add(launch.compile().hash)
+    assert len(forms[True]) == len(forms[False]) == 8  # both are compiled when a model is loaded
+    assert not forms[True] & forms[False]
 
 
 def is_early(launch: Launch) -> bool:

@@ -95,7 +95,8 @@ def test_products_are_torchs(
 
     assert has_row_kernel(weight, gate)
     found = row_product(x, weight, bias, more=more, norm=norm, gate=gate)
-    assert found.shape == (1, 1, n) and found.dtype == dtype
+    assert found.shape == (1, 1, n)
+    assert found.dtype == dtype
     assert difference(found, expected) <= LIMITS[dtype]
 
 

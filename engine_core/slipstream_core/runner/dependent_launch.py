@@ -2,9 +2,9 @@
 """Programmatic dependent launch, on cards of generation 9.0 and later: a kernel is put on the card
 while the one before it in its stream still runs, and waits there for its results.
 
-A kernel that is launched so waits (`begin_early`, or `gdc_wait`) before it reads what kernels write,
-before it writes, and before any program of it returns: the kernel behind it takes its end for the
-end of all that came before.
+A kernel that is launched so waits (`begin_early`, or `gdc_wait`) before it reads what kernels
+write, before it writes, and before any program of it returns: the kernel behind it takes its end
+for the end of all that came before.
 
 Steps of few tokens gain by it: their kernels are short, and leave room on the card. Those of many
 lose, as programs that wait take the room of programs that work.
