@@ -43,13 +43,20 @@ async def extract(client: slipstream.AsyncClient, sentence: str) -> Fact:
     return msgspec.json.decode(answer.text, type=Fact)
 
 
-async def main() -> None:
+async def main() -> int:
     sentences = [line.strip() for line in sys.stdin if line.strip()]
     async with slipstream.AsyncClient() as client:
-        facts = await asyncio.gather(*(extract(client, each) for each in sentences))
-    for fact in facts:
-        print(msgspec.json.encode(fact).decode())
+        asked = (extract(client, each) for each in sentences)
+        found = await asyncio.gather(*asked, return_exceptions=True)
+    failed = 0
+    for sentence, fact in zip(sentences, found, strict=True):
+        if isinstance(fact, BaseException):
+            failed += 1
+            print(f"{sentence!r}: {fact}", file=sys.stderr)
+        else:
+            print(msgspec.json.encode(fact).decode())
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    sys.exit(asyncio.run(main()))

@@ -175,12 +175,13 @@ def bench_beside(arguments: argparse.Namespace) -> int:
 
 
 def _within_quota(plan: BesidePlan, situation: str, folder: Path) -> list[Row]:
-    try:
-        with quota(_QUOTAS[situation]), ExitStack() as stack:
-            return _measured(plan, situation, _stacks(plan, folder, stack), {})
-    except OSError as error:
-        print(f"{situation}: left out, as no cgroup can be made here ({error})", flush=True)
-        return []
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(quota(_QUOTAS[situation]))
+        except OSError as error:
+            print(f"{situation}: left out, as no cgroup can be made here ({error})", flush=True)
+            return []
+        return _measured(plan, situation, _stacks(plan, folder, stack), {})
 
 
 def _stacks(plan: BesidePlan, folder: Path, stack: ExitStack) -> dict[str, LLM]:
@@ -223,6 +224,8 @@ def _measured(
 
     for llm in stacks.values():
         _tokens_per_s(plan, llm)  # warm-up: fills caches, and settles the thread team's size
+    for url in peers.values():
+        _of_peer(plan, url)
     rows = []
     for _ in range(plan.runs):
         rows += [row(name, _tokens_per_s(plan, llm)) for name, llm in stacks.items()]

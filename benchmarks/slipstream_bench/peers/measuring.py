@@ -27,7 +27,6 @@ import numpy as np
 Row = dict[str, Any]
 
 _NUM_TRIALS = 20_000
-_NUM_WARM_UP = 8  # requests
 
 
 @dataclass(frozen=True)
@@ -153,9 +152,11 @@ def measure_all(
     PeerStopwatch.lap_ns = _measured_lap_ns()
     wanted = arguments.variants.split(",") if arguments.variants else None
     variants = [one for one in workload.variants if wanted is None or one.name in wanted]
-    measure(min(_NUM_WARM_UP, len(workload.prompts)), variants[0])
+    batches = [int(batch) for batch in arguments.batches.split(",")]
+    for variant in variants:  # warm-up: touching memory for the first time costs more
+        measure(max(batches), variant)
     rows = []
-    for batch in map(int, arguments.batches.split(",")):
+    for batch in batches:
         for variant in variants:
             runs = [measure(batch, variant) for _ in range(arguments.runs)]
             rows.append(about | _row(runs, batch, variant, workload.steps, counted, shown))

@@ -10,8 +10,8 @@ import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 from slipstream_bench.common.measures import cannot_measure
 from slipstream_bench.common.process_census import descendants
@@ -50,15 +50,26 @@ def server_process(
                 raise cannot_measure(f"{name} did not start: {tail}")
             yield process.pid
         finally:
-            pids = descendants(process.pid)
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                for pid in pids & descendants(process.pid):
-                    os.kill(pid, signal.SIGKILL)
-                process.kill()
-                process.wait()
+            with ExitStack() as held:  # a descriptor stays one process's, also when its pid is not
+                children = list(_descriptors(descendants(process.pid) - {process.pid}, held))
+                process.terminate()
+                try:
+                    process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                for child in children:
+                    with suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(child, signal.SIGKILL)
+
+
+def _descriptors(pids: Iterable[int], held: ExitStack) -> Iterator[int]:
+    """Of those that still run; `held` closes them."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            held.callback(os.close, descriptor)
+            yield descriptor
 
 
 def free_port() -> int:

@@ -37,6 +37,8 @@ def run(setting: GpuSetting, shape: str) -> None:
     if setting.device == "cuda":
         torch.cuda.empty_cache()
     model = _their_model(setting, shape)
+    if setting.has_time("transformers, warm-up"):
+        _theirs(setting, model, max(batches), prompt_len, 1)
     for batch in batches:
         case = f"transformers, batch {batch}"
         if not setting.has_time(case):
