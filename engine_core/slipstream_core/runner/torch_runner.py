@@ -226,7 +226,10 @@ class TorchRunner:
     def _forward_of(self, model: LoadedModel) -> Forward:
         recorded = None
         if self._kernels is not None:
-            recorded = trace(model.module, self._kernels, model.vocab_size)
+            agree: Callable[[bool], bool] = bool
+            if self._rank is not None:
+                agree = partial(all_ranks_say, device=self._device)
+            recorded = trace(model.module, self._kernels, model.vocab_size, agree)
             self._is_recorded = recorded is not None
         elif self._triton is not None:
             recorded = trace_for_card(model.module, ForwardOps(), model.vocab_size, self._device)

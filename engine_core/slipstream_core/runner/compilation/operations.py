@@ -17,8 +17,9 @@ import torch
 
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.cpu.kernels import Kernels, dense
+from slipstream_core.runner.sharding.exchange import SharedExchange, check_exchange
 
-NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL = range(6)
+NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL, SUM = range(7)
 
 _Pointer, _Int, _Float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _LINE = 16  # floats
@@ -65,7 +66,7 @@ class Operation:
     @property
     def by_row(self) -> bool:
         """Whether each row is computed from the same row of its inputs only."""
-        return self.kind not in (PRODUCT, ATTEND)
+        return self.kind not in (PRODUCT, ATTEND, SUM)
 
 
 class _Operand(ctypes.Structure):
@@ -104,18 +105,25 @@ class _OperationRun(ctypes.Structure):
         ("widths", _Pointer),
         ("caches", _Pointer),
         ("decode", _Pointer),
+        ("sum", _Pointer),
+        ("exchange", _Pointer),
+        ("failed", _Pointer),
     )
 
 
 @dataclass
 class OperationList:
-    """Operations over buffers of `widths`: inputs come first, `output` is the result's index."""
+    """Operations over buffers of `widths`: inputs come first, `output` is the result's index.
+
+    exchange: makes the sums over ranks, if there are any.
+    """
 
     kernels: Kernels
     operations: Sequence[Operation]
     widths: Sequence[int]
     num_inputs: int
     output: int
+    exchange: SharedExchange | None = None
 
     def __post_init__(self) -> None:
         together = _together(self.operations)
@@ -132,12 +140,17 @@ class OperationList:
             buffers=ctypes.addressof(self._buffers),
             widths=ctypes.addressof(self._widths),
         )
+        if self.exchange is not None:
+            self._run.sum, self._run.exchange = self.exchange.sum_call
         self._at = ctypes.addressof(self._run)
 
     def __call__(
         self, inputs: Sequence[torch.Tensor], layers: Sequence[LayerCache], decode: int
     ) -> torch.Tensor:
-        """Map inputs [1, rows, width] to [1, rows, width]; `decode` is a Decode's address."""
+        """Map inputs [1, rows, width] to [1, rows, width]; `decode` is a Decode's address.
+
+        Raises ExchangeTimeoutError.
+        """
         rows = inputs[0].shape[1]
         if rows > self._capacity:
             self._reserve(rows)
@@ -150,7 +163,7 @@ class OperationList:
         caches = (_Pointer * len(pointers))(*pointers)
         self._run.caches = ctypes.addressof(caches)
         self._run.rows, self._run.decode = rows, decode
-        self.kernels.run(self._at)
+        check_exchange(self.kernels.run(self._at))
         return output
 
     def _reserve(self, rows: int) -> None:

@@ -34,11 +34,13 @@ from slipstream_core.runner.compilation.operations import (
     PRODUCT,
     ROTATE,
     SILU_MUL,
+    SUM,
     Operation,
     OperationList,
     Part,
 )
 from slipstream_core.runner.cpu.kernels import Kernels
+from slipstream_core.runner.sharding.collectives import shared_exchange
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class _Lowering:
 
     def __init__(self, graph: GraphModule, kernels: Kernels) -> None:
         self._graph = graph
+        self.exchange = shared_exchange()
         self._product_target = kernels.product
         self._lowerings: dict[Any, Callable[..., _Value | list[_Value]]] = {
             kernels.rms_norm: self._norm,
@@ -69,6 +72,7 @@ class _Lowering:
             kernels.rotate: self._rotate,
             kernels.silu_mul: self._silu_mul,
             attend_by_its_context: self._attend,
+            torch.ops.slipstream.sum_over_ranks.default: self._sum,
             torch.add: self._add,
             torch.split_with_sizes: self._split,
             operator.getitem: self._getitem,
@@ -212,9 +216,22 @@ class _Lowering:
         )
         return _Value(out, (heads, value_dim), flat=True)
 
+    def _sum(self, _: AnyNode, x: AnyNode) -> _Value:
+        if self.exchange is None:  # then torch's process group makes it
+            raise _Unknown
+        source = self._of(x)
+        n = math.prod(source.shape)
+        if source.part.at or self.widths[source.part.buffer] != n:  # rows side by side
+            raise _Unknown
+        out = self._new(n)
+        self.operations.append(Operation(SUM, out, source.part, n=n))
+        return source._replace(part=out)
+
     def _add(self, _: AnyNode, x: AnyNode, y: AnyNode) -> _Value:
         if not (isinstance(x, Node) and isinstance(y, Node)):
             raise _Unknown
+        if y.op == "get_attr":
+            return self._add_bias(x, y)
         one, other = self._or_input(x), self._or_input(y)
         if one.shape != other.shape or len(one.shape) != 1:
             raise _Unknown
@@ -227,6 +244,15 @@ class _Lowering:
                     return _Value(out, one.shape)
         self.operations.append(Operation(ADD, out, one.part, other.part, n=one.shape[0]))
         return _Value(out, one.shape)
+
+    def _add_bias(self, x: AnyNode, bias: AnyNode) -> _Value:
+        source, added = self._of(x), self._tensor(bias)
+        if source.shape != added.shape:
+            raise _Unknown
+        (n,) = source.shape
+        out = self._new(n)
+        self.operations.append(Operation(ADD, out, source.part, weight=added, n=n))
+        return _Value(out, source.shape)
 
     def _is_product_alone(self, node: AnyNode, product: Operation, more: _Value) -> bool:
         """Whether a product can add `more` itself: its whole output is used by this sum only."""
@@ -302,11 +328,13 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
         except _Unknown:
             if any(each in lowering.values for each in node.all_input_nodes):
                 behind.add(node)
+    if any(node.target is attend_by_its_context for node in behind):
+        between = next(node for node in graph.graph.nodes if node in behind)
+        logger.debug("decode steps run as recorded: %s is between layers", between.target)
+        return None
     wanted = {each for node in behind for each in node.all_input_nodes if each in lowering.values}
     if len(wanted) != 1 or not any(each.kind == ATTEND for each in lowering.operations):
         return None
-    if any(node.target is attend_by_its_context for node in behind):
-        return None  # as where ranks exchange sums between layers
     (result,) = wanted
     value = lowering.values[result]
     if not isinstance(value, _Value) or value.flat or value.part.at or len(value.shape) != 1:
@@ -352,7 +380,9 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
             is_ours = indices[buffer] >= num_inputs
             if is_ours and last_use.get(buffer, index) == index:
                 free.setdefault(lowering.widths[buffer], []).append(indices[buffer])
-    return OperationList(kernels, placed, widths, num_inputs, indices[output])
+    return OperationList(
+        kernels, placed, widths, num_inputs, indices[output], lowering.exchange
+    )
 
 
 def _with_call(

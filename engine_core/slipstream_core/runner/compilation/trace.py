@@ -10,6 +10,8 @@ with the model in a trial.
   understood, or differs in the trial is not used, and the model itself runs.
 - Where decode steps cannot be a single call (`program`), or differ in the trial, they run as
   recorded.
+- Trials exchange sums where several ranks compute the model, so all of them make the same ones, and
+  agree on what is used.
 - The weights are the module's own, and fused weights remain views of them, until the trial is over
   and large matrices are packed (`pack`). After that the module itself cannot run.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +43,7 @@ TOKENS = 8191  # prime
 KEPT = 7919  # prime too; a small one is soon a model's own, as the last of 128 experts is 127
 TRIALS = (1, 3, 40)  # tokens
 _TOLERANCE = 1e-4  # relative to the largest logit: the order of sums differs
+_OF_ANOTHER = "another rank cannot"
 
 # a marker for attention in a recording; missing from torch's annotations
 _library: Any = torch.library
@@ -107,30 +110,48 @@ def eager(module: Any) -> Forward:
     return forward
 
 
-def trace(module: Any, kernels: Kernels, vocab_size: int) -> Forward | None:
-    """The module's forward, recorded and fused; None if the module has to run itself."""
+def trace(
+    module: Any, kernels: Kernels, vocab_size: int, agree: Callable[[bool], bool] = bool
+) -> Forward | None:
+    """The module's forward, recorded and fused; None if the module has to run itself.
+
+    agree: whether all ranks say so.
+    """
     started = time.monotonic()
     plain = eager(module)
+    traced, failed = None, None
     try:
         graph = record_forward(module)
         by_number_of_tokens(graph, tokens=TOKENS, kept=KEPT)
         attend_by_context(graph)
         join(graph, kernels)
         traced = compile_graph(graph)
-        with torch.inference_mode():
-            for num_tokens in TRIALS:
-                _try(plain, traced, num_tokens, vocab_size)
     except Exception as error:
-        said = str(error).partition("\n")[0][:200]
+        failed = error
+    try:
+        if not agree(traced is not None) or traced is None:
+            raise failed or ValueError(_OF_ANOTHER)
+        with torch.inference_mode():
+            _try_all(plain, traced, vocab_size, agree)
+    except Exception as error:
+        said = _first_line(error)
         logger.info("the forward pass cannot be traced and runs as it is: %s", said)
         return None
-    traced = _with_packed(graph, traced, kernels, vocab_size)
+    traced = _with_packed(graph, traced, kernels, vocab_size, agree)
     logger.debug("traced the forward pass in %.1f s", time.monotonic() - started)
     return traced
 
 
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:200]
+
+
 def _with_packed(
-    graph: torch.fx.GraphModule, traced: Forward, kernels: Kernels, vocab_size: int
+    graph: torch.fx.GraphModule,
+    traced: Forward,
+    kernels: Kernels,
+    vocab_size: int,
+    agree: Callable[[bool], bool],
 ) -> Forward:
     """The recording with packed matrices, and with decode steps as one call if possible.
 
@@ -140,12 +161,18 @@ def _with_packed(
     with torch.inference_mode():
         if pack(graph, kernels):
             traced = compile_graph(graph)
+        decode, failed = None, None
         try:
             decode = decode_graph(graph, kernels)
-            if decode is not None:
-                return _with_decodes(traced, decode, kernels, vocab_size)
         except Exception as error:
-            said = str(error).partition("\n")[0][:200]
+            failed = error
+        try:
+            if agree(decode is not None) and decode is not None:
+                return _with_decodes(traced, decode, kernels, vocab_size, agree)
+            if failed is not None or decode is not None:
+                raise failed or ValueError(_OF_ANOTHER)
+        except Exception as error:
+            said = _first_line(error)
             logger.warning("decode steps run as traced, not as one call: %s", said)
     return traced
 
@@ -177,13 +204,16 @@ def compile_graph(graph: torch.fx.GraphModule) -> Forward:
 
 
 def _with_decodes(
-    traced: Forward, decode: DecodeGraph, kernels: Kernels, vocab_size: int
+    traced: Forward,
+    decode: DecodeGraph,
+    kernels: Kernels,
+    vocab_size: int,
+    agree: Callable[[bool], bool] = bool,
 ) -> Forward:
     """A Forward that uses `decode` for steps of decode rows only, and `traced` for others."""
     of_decodes = compile_graph(decode.module)
-    for num_tokens in TRIALS:
-        context = trial_context(decode, kernels, num_tokens)
-        _try(traced, of_decodes, num_tokens, vocab_size, context)
+    contexts = [trial_context(decode, kernels, num_tokens) for num_tokens in TRIALS]
+    _try_all(traced, of_decodes, vocab_size, agree, contexts)
 
     def forward(
         ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
@@ -194,15 +224,32 @@ def _with_decodes(
     return forward
 
 
+def _try_all(
+    plain: Forward,
+    traced: Forward,
+    vocab_size: int,
+    agree: Callable[[bool], bool],
+    contexts: Sequence[AttentionContext] = (OwnValue(),) * len(TRIALS),
+) -> None:
+    """Raise if the two forwards differ or one fails, here or on another rank."""
+    failed = None
+    for num_tokens, context in zip(TRIALS, contexts, strict=True):
+        try:  # all trials, as the other ranks do
+            _try(plain, traced, num_tokens, vocab_size, context)
+        except Exception as error:
+            failed = failed or error
+    if not agree(failed is None):
+        raise failed or ValueError(_OF_ANOTHER)
+
+
 def _try(
     plain: Forward,
     traced: Forward,
     num_tokens: int,
     vocab_size: int,
-    context: AttentionContext | None = None,
+    context: AttentionContext,
 ) -> None:
     """Raise ValueError if the two forwards differ."""
-    context = context or OwnValue()
     ids = (torch.arange(num_tokens) * 7919 + 1)[None] % vocab_size
     positions = torch.arange(num_tokens)[None] + 2
     keep = torch.arange(0, num_tokens, 2)

@@ -88,7 +88,7 @@ class Kernels:
         self.attend = releasing.slipstream_attend
         self.attend.argtypes, self.attend.restype = (_Pointer,), None
         self.run = releasing.slipstream_run
-        self.run.argtypes, self.run.restype = (_Pointer,), None
+        self.run.argtypes, self.run.restype = (_Pointer,), ctypes.c_int
         self._set_threads = holding.slipstream_set_threads
         self._set_threads.argtypes, self._set_threads.restype = (_Int,), None
         self._present = holding.slipstream_present

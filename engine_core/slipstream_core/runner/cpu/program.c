@@ -6,11 +6,14 @@
  * A value is part of a buffer [rows, width]: a pointer to its first number in the first row, with
  * the buffer's width as the row stride. Consecutive operations by row are fused: each row goes
  * through all of them (`together` marks an operation that is fused with the next).
+ *
+ * A sum over ranks is made by one thread, while the others wait as for any stage of one chunk. Where
+ * it fails, as another rank has not come in time, the list ends there.
  */
 
 #include "kernels.h"
 
-enum { NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL };
+enum { NORM, PRODUCT, ROTATE, ATTEND, ADD, SILU_MUL, SUM };
 
 typedef struct {
     int64_t buffer, at; /* at: offset in a row; buffer -1: no value */
@@ -19,9 +22,9 @@ typedef struct {
 typedef struct {
     int64_t kind, together;
     Part a, b, c, out;   /* product: x, -, more; rotate: x, cosines, sines; attend: q, k, v */
-    const float *weight; /* norm; product: packed */
+    const float *weight; /* norm; product: packed; add: [n], in place of b */
     const float *bias;
-    int64_t n, k;        /* product; others: n numbers per row, or per head */
+    int64_t n, k;        /* product; others: n numbers per row, or per head; sum: all of a row */
     int64_t heads, kv_heads, key_dim, value_dim, layer, window; /* heads: norm, rotate, attend */
     float number, softcap; /* norm: epsilon; attend: scale */
 } Operation;
@@ -33,6 +36,9 @@ typedef struct {
     const int64_t *widths;
     float *const *caches; /* by layer: keys, values */
     const Decode *decode; /* the fields that are the same for all layers: slots, tables, lengths */
+    int (*sum)(void *exchange, const float *x, float *y, int64_t n); /* of ranks; not 0: failed */
+    void *exchange;
+    int *failed;
 } Run;
 
 #define AT(part) (r->buffers[o->part.buffer] + o->part.at)
@@ -70,7 +76,7 @@ static void of_row(const Run *r, const Operation *o, int64_t t) {
                                 o->n);
         break;
     case ADD: {
-        const float *b = AT(b) + t * ROW(b);
+        const float *b = o->b.buffer < 0 ? o->weight : AT(b) + t * ROW(b);
         for (int64_t i = 0; i < o->n; i++) out[i] = a[i] + b[i];
         break;
     }
@@ -90,7 +96,7 @@ static int64_t chain_end(const Run *r, int64_t at) {
 static Stage stage(const void *of, int64_t index) {
     const Run *r = of;
     int64_t at = index / 2;
-    if (at == r->count) return NO_STAGE;
+    if (at == r->count || *r->failed) return NO_STAGE;
     const Operation *o = r->operations + at;
     if (o->kind == PRODUCT) {
         Product p = product_of(r, o);
@@ -100,6 +106,7 @@ static Stage stage(const void *of, int64_t index) {
         Decode d = decode_of(r, o);
         return slipstream_attend_stage(&d, index % 2, index + 1);
     }
+    if (o->kind == SUM) return (Stage){1, 1, index + 2, 1};
     int64_t end = chain_end(r, at), numbers = 0;
     for (; o < r->operations + end; o++) numbers += o->n * (o->heads ? o->heads : 1);
     return (Stage){r->rows, slipstream_row_chunk(numbers), 2 * end};
@@ -114,6 +121,8 @@ static void work(const void *of, int64_t index, int64_t first, int64_t last) {
     } else if (o->kind == ATTEND) {
         Decode d = decode_of(r, o);
         slipstream_attend_work(&d, index % 2, first, last);
+    } else if (o->kind == SUM) {
+        *r->failed = r->sum(r->exchange, AT(a), AT(out), r->rows * o->n);
     } else {
         const Operation *end = r->operations + chain_end(r, index / 2);
         for (int64_t t = first; t < last; t++)
@@ -121,4 +130,10 @@ static void work(const void *of, int64_t index, int64_t first, int64_t last) {
     }
 }
 
-void slipstream_run(const Run *r) { slipstream_do(&(Job){stage, work, r}); }
+/* 0, or what a sum that failed has returned. */
+int slipstream_run(Run *r) {
+    int failed = 0;
+    r->failed = &failed;
+    slipstream_do(&(Job){stage, work, r});
+    return failed;
+}

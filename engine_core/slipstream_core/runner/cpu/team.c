@@ -140,15 +140,26 @@ static void wait_beyond(uint32_t epoch, Times *times) {
     if (times) times->slept += now_ns() - from;
 }
 
+/* Compute a stage of one chunk that waits for another process: that a helper was without a core in
+ * it does not count as lost. */
+static void wait_for_others(const Job *job, int64_t index, int64_t items, Times *times) {
+    int64_t wall = now_ns(), cpu = times ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
+    job->work(job->of, index, 0, items);
+    if (times) times->slept += now_ns() - wall - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu);
+}
+
 /* Begin the stage at `index`; stages of a single chunk are run here. To be called when every item
- * of the previous stage is done: no other thread accesses the job then. */
-static void begin(int64_t index) {
+ * of the previous stage is done: no other thread accesses the job then. times: as of `help`. */
+static void begin(int64_t index, Times *times) {
     const Job *job = team.job;
     Stage stage;
     for (;; index = stage.after) {
         stage = job->stage(job->of, index);
         if (stage.items < 0 || stage.items > stage.chunk) break;
-        if (stage.items) job->work(job->of, index, 0, stage.items);
+        if (stage.waits)
+            wait_for_others(job, index, stage.items, times);
+        else if (stage.items)
+            job->work(job->of, index, 0, stage.items);
     }
     /* First mark all items as claimed: a thread that has read the old ticket and then reads the new
      * numbers, which are stored after this, fails to claim. */
@@ -183,7 +194,7 @@ static void help(uint64_t ticket, Times *times) {
     team.job->work(team.job->of, team.index, first, last);
     int64_t took = times ? now_ns() - from : 0;
     if (__atomic_add_fetch(&team.done, last - first, __ATOMIC_ACQ_REL) == items)
-        begin(team.stage.after);
+        begin(team.stage.after, times);
     if (took > SUSPECT_NS) account(times, took);
 }
 
@@ -254,7 +265,7 @@ void slipstream_do(const Job *job) {
         wake(&team.active);
     }
     team.job = job;
-    begin(0);
+    begin(0, NULL);
     /* `help` waits for a change of the ticket that was compared here: the last stage may begin in
      * between, and no other stage follows it */
     for (;;) {

@@ -77,10 +77,19 @@ class SharedExchange:
         """The sum of all ranks' tensors, float32 on the CPU, with the same bits on each."""
         x = x.contiguous()
         total = torch.empty_like(x)
-        _check(
+        check_exchange(
             self._library.slipstream_ranks_sum(self._at, x.data_ptr(), total.data_ptr(), x.numel())
         )
         return total
+
+    @property
+    def sum_call(self) -> tuple[int, int]:
+        """For C: the address of the function that makes a sum, and that of its first argument, this
+        rank's end. What it returns is for `check_exchange`.
+        """
+        function = ctypes.cast(self._library.slipstream_ranks_sum, _Pointer).value
+        assert function is not None
+        return function, self._at
 
     def may_gather(self, share: int) -> bool:
         """Whether rows with this many columns a rank have room."""
@@ -91,7 +100,7 @@ class SharedExchange:
         x = x.contiguous()
         whole = x.new_empty(*x.shape[:-1], width)
         rows = whole.numel() // width
-        _check(
+        check_exchange(
             self._library.slipstream_ranks_gather(
                 self._at, x.data_ptr(), whole.data_ptr(), rows, share, width
             )
@@ -105,9 +114,10 @@ class SharedExchange:
     def take(self, ids: torch.Tensor) -> None:
         """Fill `ids`, dense int64, with those of the first rank."""
         assert ids.is_contiguous()
-        _check(self._library.slipstream_ranks_take(self._at, ids.data_ptr(), ids.numel()))
+        check_exchange(self._library.slipstream_ranks_take(self._at, ids.data_ptr(), ids.numel()))
 
 
-def _check(code: int) -> None:
+def check_exchange(code: int) -> None:
+    """Raise ExchangeTimeoutError unless an exchange in C has returned 0."""
     if code:
         raise ExchangeTimeoutError("another rank has not come to an exchange in time")
