@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ class LockstepRanks:
         self._processes = processes
 
     def serve(self, folder: Path) -> list[dict[str, Any]]:
-        """What each rank says of this model."""
+        """What each rank says of this model, and how many forwards were one call, trials included."""
         return self._ask("serve", folder)
 
     def serve_recorded(self, folder: Path) -> list[dict[str, Any]]:
@@ -40,6 +41,12 @@ class LockstepRanks:
     def launches(self, folder: Path) -> list[dict[str, Any]]:
         """The launches of each rank's largest layer, fused for a card."""
         return self._ask("launches", folder)
+
+    def decode_lists(self, folder: Path) -> list[dict[str, Any]]:
+        """Of each rank's decode steps as one call: the numbers of sums and of attentions, the rows
+        for which its logits or cache differ from the recording's, and whether gloo has a list, too.
+        """
+        return self._ask("decode_lists", folder)
 
     def load(self, folder: Path) -> list[dict[str, Any]]:
         """What each rank holds of this model, and how much it took at most while it loaded."""
@@ -127,10 +134,23 @@ def main() -> None:
     from slipstream_core.ranks.group import join_group
     from slipstream_core.ranks.meeting import LocalMeeting
     from slipstream_core.ranks.plan_codec import PlanBuffer, packed_bytes
+    from slipstream_core.runner.compilation import trace
     from slipstream_core.runner.compilation.fuse_card import launches_by_layer
+    from slipstream_core.runner.compilation.operations import SUM, OperationList
+    from slipstream_core.runner.compilation.program import (
+        DecodeGraph,
+        decode_graph,
+        trial_context,
+    )
     from slipstream_core.runner.compilation.trace_card import fused_graph
+    from slipstream_core.runner.cpu.kernels import kernels
     from slipstream_core.runner.cuda.forward_ops import ForwardOps
     from slipstream_core.runner.model.loader import load_model
+    from slipstream_core.runner.sharding.collectives import (
+        all_ranks_say,
+        exchange_by,
+        shared_exchange,
+    )
     from slipstream_core.runner.sharding.rank import Rank
     from slipstream_core.runner.torch_runner import TorchRunner
     from slipstream_core.step.plan import StepPlan
@@ -147,6 +167,20 @@ def main() -> None:
                 raise RuntimeError("not this one")
             return replay
 
+    class OneCalls:
+        """Counts runs of lists."""
+
+        num = 0
+
+        def __init__(self) -> None:
+            run = OperationList.__call__
+
+            def counted(*arguments: Any) -> torch.Tensor:
+                self.num += 1
+                return run(*arguments)
+
+            OperationList.__call__ = counted  # type: ignore[method-assign]
+
     class Follower(TorchRunner):
         """Computes plans as they travel."""
 
@@ -155,10 +189,57 @@ def main() -> None:
             buffer.pack(plan)
             super().launch(buffer.view())
 
+    def list_of(model: Any) -> tuple[trace.Forward, list[DecodeGraph]]:
+        """The recorded forward with its list where there is one, and that list."""
+        lists = []
+
+        def noted(*arguments: Any) -> DecodeGraph | None:
+            lowered = decode_graph(*arguments)
+            lists.extend([] if lowered is None else [lowered])
+            return lowered
+
+        trace.decode_graph = noted
+        agree = partial(all_ranks_say, device=torch.device("cpu"))
+        ours = kernels()
+        assert ours is not None
+        forward = trace.trace(model.module, ours, model.vocab_size, agree)
+        assert forward is not None
+        return forward, lists
+
+    def compare_list(model: Any) -> dict[str, Any]:
+        forward, lists = list_of(model)
+        [found] = lists
+        ours = kernels()
+        assert ours is not None
+        [recorded] = [
+            each.cell_contents
+            for name, each in zip(forward.__code__.co_freevars, forward.__closure__, strict=True)
+            if name == "traced"
+        ]
+        different = []
+        for rows in (1, 2, 3, 9, 70):
+            outcomes = []
+            for compute in (recorded, forward):
+                torch.manual_seed(rows)
+                context = trial_context(found, ours, rows)
+                ids = torch.randint(0, model.vocab_size, (1, rows))
+                positions = torch.randint(0, 99, (1, rows))
+                with torch.inference_mode():
+                    logits = compute(ids, positions, torch.arange(0, rows, 2), context)
+                outcomes.append([logits, *(each.keys for each in context.layers)])
+            if not all(map(torch.equal, *outcomes)):
+                different.append(rows)
+        return {
+            "sums": sum(each.kind == SUM for each in found.operations),
+            "attends": len(found.attends),
+            "different": different,
+        }
+
     index, size, meeting_fd, exchange_fd = map(int, sys.argv[1:])
     rank = Rank(index, size)
     torch.set_num_threads(1)
     join_group(rank, "cpu", LocalMeeting(meeting_fd, exchange_fd), PATIENCE_S)
+    one_calls = OneCalls()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -170,6 +251,13 @@ def main() -> None:
             said["peak"] = peak.grown
             said["weights"] = sum(each.nbytes for each in model.module.parameters())
             said["cache"] = sum(each.bytes_per_token(model.dtype) for each in model.geometry)
+            if task == "decode_lists":
+                said |= compare_list(model)
+                exchange = shared_exchange()
+                exchange_by()
+                model = load_model(folder, device="cpu", dtype="float32", rank=rank)
+                said["by_gloo"] = bool(list_of(model)[1])
+                exchange_by(exchange)
             if task == "launches":
                 module = model.module.to(torch.bfloat16).to(META)
                 graph = fused_graph(module, ForwardOps(), META).graph
@@ -182,7 +270,9 @@ def main() -> None:
                     options = {"graph_sizes": (2, 8), "token_buckets": (16, 32), "native": False}
                     options |= {"copies": HostCopies(), "recorder": recorder}
                     options["make"] = Follower if index else TorchRunner
+                one_calls.num = 0
                 all_served = tiny_models.serve(model, *variants, **options)
+                said["one_calls"] = one_calls.num
                 if options:
                     said["recorded"] = recorder.num
                     said["replays"] = recorder.num_replays

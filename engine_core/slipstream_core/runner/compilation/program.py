@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -306,10 +306,15 @@ class _Lowering:
 
 
 class DecodeGraph(NamedTuple):
-    """A forward for decode rows, and its attention operations."""
+    """A forward for decode rows, and the operations of its list."""
 
     module: GraphModule
-    attends: list[Operation]
+    operations: Sequence[Operation]
+
+    @property
+    def attends(self) -> list[Operation]:
+        """The attention operations."""
+        return [each for each in self.operations if each.kind == ATTEND]
 
 
 def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
@@ -345,8 +350,8 @@ def decode_graph(graph: GraphModule, kernels: Kernels) -> DecodeGraph | None:
     if program is None:
         return None
     logger.debug("decode steps run as %d operations in one call", len(program.operations))
-    attends = [each for each in program.operations if each.kind == ATTEND]
-    return DecodeGraph(_with_call(graph, program, list(lowering.inputs), result), attends)
+    module = _with_call(graph, program, list(lowering.inputs), result)
+    return DecodeGraph(module, program.operations)
 
 
 def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationList | None:

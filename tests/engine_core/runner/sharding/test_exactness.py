@@ -12,11 +12,18 @@ import torch
 from tests.helpers.lockstep_ranks import LockstepRanks, lockstep_ranks
 
 from slipstream_bench.models import tiny_models
+from slipstream_core.runner.compilation.trace import TRIALS
 from slipstream_core.runner.model.loader import load_model
 
 PLANLESS = ("GPT-2", "GPT-BigCode", "OPT")
 QUICK = ("Llama", "Qwen3-MoE")
 SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2")
+# whose decode steps are one call, as those of the whole model are
+ONE_CALL = (
+    *("Llama", "Llama, llama3 rope", "Llama, tied embeddings", "Qwen2", "Qwen2, sliding window"),
+    *("Qwen3", "Qwen3, YaRN rope", "Mistral, sliding window", "Ministral, sliding window"),
+    *("SmolLM3", "Seed-OSS"),
+)
 SERVED = [each for each in tiny_models.ARCHITECTURES if each.refused is None]
 
 
@@ -68,6 +75,7 @@ def test_two_ranks_say_what_one_says(
         # every rank has the whole latents, of which each of its heads makes keys and values
         assert rank["cache"] == (cache if "(MLA)" in architecture.name else cache / 2)
         assert rank["weights"] < 0.6 * weights
+        assert (rank["one_calls"] > len(TRIALS)) == (architecture.name in ONE_CALL)
 
 
 @pytest.mark.parametrize("name", ["Llama", pytest.param("Gemma 2", marks=pytest.mark.slow)])
