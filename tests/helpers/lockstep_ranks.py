@@ -29,7 +29,7 @@ class LockstepRanks:
         self._processes = processes
 
     def serve(self, folder: Path) -> list[dict[str, Any]]:
-        """What each rank says of this model, and how many forwards were one call, trials included."""
+        """What each rank says of this model, and how many of its forwards were one call."""
         return self._ask("serve", folder)
 
     def serve_recorded(self, folder: Path) -> list[dict[str, Any]]:

@@ -385,9 +385,7 @@ def _program(lowering: _Lowering, kernels: Kernels, output: int) -> OperationLis
             is_ours = indices[buffer] >= num_inputs
             if is_ours and last_use.get(buffer, index) == index:
                 free.setdefault(lowering.widths[buffer], []).append(indices[buffer])
-    return OperationList(
-        kernels, placed, widths, num_inputs, indices[output], lowering.exchange
-    )
+    return OperationList(kernels, placed, widths, num_inputs, indices[output], lowering.exchange)
 
 
 def _with_call(
