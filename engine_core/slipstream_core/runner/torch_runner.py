@@ -211,7 +211,9 @@ class TorchRunner:
         self._tracer = tracer
         self._spans = None  # on a CPU a step ends with its job
         self._staging = None if copies is None else Staging(copies, model.device, _STAGING_BYTES)
-        self._threads = Threads(threads or torch.get_num_threads(), self._kernels)
+        rank = model.rank if model.device.type == "cpu" else None
+        share = None if rank is None else (rank.local_index, rank.num_local)
+        self._threads = Threads(threads or torch.get_num_threads(), self._kernels, share)
         prepare = self._prepare_thread
         self._thread: DeviceThread[StepResult] | CudaThread[StepResult]
         if copies is None:

@@ -1,4 +1,4 @@
-"""How many threads compute on the CPU, adapted to the cores available at each moment.
+"""How many threads compute on the CPU, and where, adapted to the cores available at each moment.
 
 This module counts the cores and adjusts the threads of torch's operators. The team of our own
 kernels adjusts itself (`cpu/team.c`).
@@ -8,12 +8,17 @@ kernels adjusts itself (`cpu/team.c`).
 - A torch team (libgomp) cuts an operator into equal parts and waits for the last one: if one of its
   threads has no core, it is slower than a single thread. When the device's thread waits for more
   than half of the time that it computes, it continues alone and tries a team again later.
+- Ranks of one model keep to shares of the cores. They wake each other some dozen times in a step,
+  and the kernel, which likes to have such threads on one core, would leave the others to any other
+  process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -24,6 +29,7 @@ _WINDOW_S = 0.1  # computing time over which a team is judged
 _MIN_JUDGED_S = 0.02  # least time before it is judged
 _MIN_ALONE_S, _MAX_ALONE_S = 0.05, 1.0
 
+_TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/{}"
 _PROC, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -70,6 +76,33 @@ def _quota_of(folder: Path) -> float | None:
         return None
 
 
+def place_of(core: int) -> tuple[int, int]:
+    """The package and the physical core of a logical one; zeros where the kernel does not say."""
+    try:
+        package, physical = (
+            int(Path(_TOPOLOGY.format(core, name)).read_text())
+            for name in ("physical_package_id", "core_id")
+        )
+    except (OSError, ValueError):
+        return 0, 0
+    return package, physical
+
+
+def cores_of_rank(
+    cores: Iterable[int],
+    index: int,
+    size: int,
+    place: Callable[[int], tuple[int, int]] = place_of,
+) -> set[int]:
+    """The share of one of `size` ranks on this machine: cores side by side, equally many for each.
+
+    Empty if there are fewer cores than ranks.
+    """
+    ordered = sorted(cores, key=lambda core: (place(core), core))
+    share = len(ordered) // size
+    return set(ordered[index * share : (index + 1) * share])
+
+
 class TeamSize:
     """Chooses the size of a team that waits for all its threads. Pure: times are passed in."""
 
@@ -102,14 +135,27 @@ class TeamSize:
 class Threads:
     """Sets the thread counts of torch's operators and our kernels, on the device's thread only."""
 
-    def __init__(self, most: int, kernels: Kernels | None) -> None:
+    def __init__(
+        self, most: int, kernels: Kernels | None, rank: tuple[int, int] | None = None
+    ) -> None:
+        """rank: index and number among the ranks that compute on this machine's cores."""
         self._most = most
+        self._rank = rank
         self._kernels = kernels
         self._size = TeamSize(most)
         self._began: tuple[float, float] | None = None  # wall time, CPU time of this thread
 
     def prepare(self) -> None:
-        """Set the initial thread counts; called first in the device's thread."""
+        """Set the initial thread counts, and the cores; called first in the device's thread.
+
+        The teams' threads, which this one starts, stay on its cores. A share that is smaller than
+        the number of threads is no limit.
+        """
+        if self._rank is not None:
+            own = cores_of_rank(os.sched_getaffinity(0), *self._rank)
+            if len(own) >= self._most:
+                with contextlib.suppress(OSError):  # then it computes wherever the kernel likes
+                    os.sched_setaffinity(0, own)
         torch.set_num_threads(self._most)
         if self._kernels is not None:
             self._kernels.set_threads(self._most)

@@ -1,17 +1,27 @@
-"""How many threads compute on the CPU."""
+"""How many threads compute on the CPU, and where."""
 
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner import factory
 from slipstream_core.runner.cpu import cpu_threads
-from slipstream_core.runner.cpu.cpu_threads import TeamSize, Threads, cgroup_quota, num_cores
+from slipstream_core.runner.cpu.cpu_threads import (
+    TeamSize,
+    Threads,
+    cgroup_quota,
+    cores_of_rank,
+    num_cores,
+    place_of,
+)
 
 
 def _cgroups(folder: Path, own: str, files: dict[str, str]) -> float | None:
@@ -136,3 +146,42 @@ def test_torch_is_imported_with_little_spinning_unless_it_is_told_otherwise(
     )
     factory.import_runner(CoreConfig(model="m", address="none"))
     assert at_import == [expected]
+
+
+@given(st.sets(st.integers(0, 99)), st.integers(1, 9))
+def test_shares_of_cores_are_equal_and_apart(cores: set[int], size: int) -> None:
+    shares = [cores_of_rank(cores, index, size, lambda _: (0, 0)) for index in range(size)]
+    assert {len(each) for each in shares} == {len(cores) // size}
+    assert len(set().union(*shares)) == size * (len(cores) // size)
+    assert set().union(*shares) <= cores
+
+
+def test_hyperthreads_and_packages_stay_together() -> None:
+    """Two packages of two cores of two threads, numbered as they often are."""
+    places = {core: (core // 2 % 2, core % 2) for core in range(8)}
+    first, second = (cores_of_rank(range(8), index, 2, places.__getitem__) for index in (0, 1))
+    assert first == {0, 1, 4, 5}
+    assert second == {2, 3, 6, 7}
+    assert cores_of_rank(range(8), 1, 4, places.__getitem__) == {1, 5}
+
+
+def test_a_core_without_a_place_is_still_one() -> None:
+    assert place_of(10**6) == (0, 0)
+
+
+def test_a_ranks_threads_keep_to_its_share() -> None:
+    cores = os.sched_getaffinity(0)
+    found: list[set[int]] = []
+
+    def work(threads: int, size: int) -> None:
+        Threads(threads, None, (size - 1, size)).prepare()
+        found.append(os.sched_getaffinity(0))
+
+    for threads, size in ((1, len(cores)), (len(cores) + 1, 1), (1, len(cores) + 1)):
+        thread = threading.Thread(target=work, args=(threads, size))
+        thread.start()
+        thread.join()
+    alone, crowded, without = found
+    assert len(alone) == 1
+    assert crowded == without == cores, "a share that is too small is no limit"
+    assert os.sched_getaffinity(0) == cores
