@@ -6,6 +6,7 @@ list.
 
 - The list computes, to the bit, what the recording computes with the same packed matrices.
 - It serves steps of decode rows only; the recording serves all others.
+- Sums over ranks are operations where the ranks share memory, and unknown operators elsewhere.
 - It is compared with the recording before it is used.
 """
 
