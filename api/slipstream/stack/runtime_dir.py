@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from slipstream.client.endpoints import LOCK_NAME
+from slipstream_ipc.cache_folder import user_cache
 from slipstream_ipc.transport.sockets import private_directory
 
 _NOTE_NAME = "core-in-flight"  # a core's note to its successor in the same stack
@@ -83,9 +84,8 @@ def cache_dir(runtime_dir: Path) -> Path:
     Containers often have no home, or one that is not writable: then the cache is a folder beside
     the sockets, and tables are compiled again in each new runtime directory.
     """
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = (Path(base) if base else Path.home() / ".cache") / "slipstream"
+        folder = user_cache()
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder

@@ -10,6 +10,7 @@ import sys
 from slipstream_core.config import CoreConfig
 from slipstream_core.runner.load_error import ModelLoadError
 from slipstream_core.step.plan import Runner
+from slipstream_ipc.transformers_index import use_cached_index
 from slipstream_ipc.validation.simulated_model import SIMULATED
 
 _SPIN_COUNT = "10000"  # about 0.2 ms
@@ -38,6 +39,8 @@ def import_runner(config: CoreConfig, *, is_awaited: bool = False) -> None:
         from slipstream_core.runner.lean_imports import leave_out_unused
 
         leave_out_unused()
+    if kind == "torch_factory":
+        use_cached_index()
     importlib.import_module(f"slipstream_core.runner.{kind}")
 
 

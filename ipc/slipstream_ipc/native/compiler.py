@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream_ipc.atomic_file import write_atomically
+from slipstream_ipc.cache_folder import user_cache
 
 logger = logging.getLogger(__name__)
 
@@ -114,9 +115,8 @@ def _can_be_loaded(path: Path) -> bool:
 
 def _folder() -> Path:
     """A folder that only this user may write: the cache, else a temporary one."""
-    base = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = (Path(base) if base else Path.home() / ".cache") / "slipstream" / "native"
+        folder = user_cache() / "native"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if _is_ours(folder) and os.access(folder, os.W_OK):
             return folder

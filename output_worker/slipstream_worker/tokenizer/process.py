@@ -36,6 +36,7 @@ from slipstream_ipc.formats.choose import choose_format, delimiter_ids
 from slipstream_ipc.formats.table import find_format
 from slipstream_ipc.messages import Render, Rendered, TokenizerReady
 from slipstream_ipc.process import BEAT_S, freeze_gc, start_child
+from slipstream_ipc.transformers_index import use_cached_index
 from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_table
 from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
@@ -223,12 +224,14 @@ def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
 
 
 def import_libraries() -> None:
-    """Import what `load_tokenizer` does, so that a fork need not."""
+    """Import what `load_tokenizer` needs; a fork need not do it again."""
+    use_cached_index()
     importlib.import_module("transformers.models.auto.tokenization_auto")
 
 
 def load_tokenizer(config: TokenizerConfig) -> Any:
     """A transformers tokenizer. Raises whatever the libraries raise if it cannot be loaded."""
+    import_libraries()
     from transformers import AutoTokenizer
     from transformers.utils import logging as transformers_logging
 
