@@ -632,15 +632,29 @@ def test_a_section_allocates_as_a_core_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "PYTORCH_CUDA_ALLOC_CONF"
+    run = _run_on("cuda", tmp_path)
     monkeypatch.delenv(name, raising=False)
-    assert _environment(tmp_path)[name] == "expandable_segments:True"
+    assert _environment(run)[name] == "expandable_segments:True"
     monkeypatch.setenv(name, "max_split_size_mb:64")
-    assert _environment(tmp_path)[name] == "max_split_size_mb:64"
+    assert _environment(run)[name] == "max_split_size_mb:64"
+
+
+def test_a_cards_machine_keeps_nothing_in_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "XDG_CACHE_HOME"
+    monkeypatch.setenv(name, "/users")
+    assert _environment(_run_on("cuda", tmp_path))[name] == str(tmp_path / "cache")
+    assert _environment(_run_on("cpu", tmp_path))[name] == "/users"
+
+
+def _run_on(device: str, folder: Path) -> _SectionRun:
+    began = datetime(2026, 1, 2, tzinfo=UTC)
+    return _SectionRun("first", device, False, folder, folder / "out", 2, began, 0.0)
 
 
 def test_rows_are_written_before_the_cards_name_is_known(tmp_path: Path, report: GpuReport) -> None:
-    began = datetime(2026, 1, 2, tzinfo=UTC)
-    run = _SectionRun("first", "cuda", False, report.path.parent, tmp_path / "out", 2, began, 0.0)
+    run = replace(_run_on("cuda", report.path.parent), out=tmp_path / "out")
     report.add("failed", False)
     assert _write_known(run) == 1
     assert names_in(run.out) == ["gpu-check-first-2026-01-02-cuda"]

@@ -202,7 +202,7 @@ def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float)
     if run.is_quick:
         command.append("--quick")
     say(run.started_s, f"{run.part}: {', '.join(names)}:")
-    process = subprocess.Popen(command, env=_environment(run.folder), process_group=0)
+    process = subprocess.Popen(command, env=_environment(run), process_group=0)
     try:
         code = _wait(run, process, deadline_s + GRACE_S)
         why = f"its process ended with code {code}" if code else ""
@@ -216,9 +216,12 @@ def _run_group(run: _SectionRun, sections: Sequence[Section], deadline_s: float)
         GpuReport(name, run.rows_path, run.started_s).add("process", False, error=why)
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Of a section's process. folder: of the run, for caches."""
-    return {**_AS_SERVED, **os.environ, **_QUIET, "XDG_CACHE_HOME": str(folder / "cache")}
+def _environment(run: _SectionRun) -> dict[str, str]:
+    """Of a section's process. On a card's machine nothing is left in the user's cache."""
+    environment = {**_AS_SERVED, **os.environ, **_QUIET}
+    if run.device != "cpu":
+        environment["XDG_CACHE_HOME"] = str(run.folder / "cache")
+    return environment
 
 
 def _wait(run: _SectionRun, process: subprocess.Popen[bytes], until_s: float) -> int:

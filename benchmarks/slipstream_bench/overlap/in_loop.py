@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.factory import load_runner
+from slipstream_core.runner.factory import import_runner, load_runner
 from slipstream_ipc.messages import Status, TokenizerReady
 from slipstream_ipc.process import StopSignal, report, start_child
 from slipstream_worker.build import assemble_worker, detokenizers_from
@@ -63,6 +63,7 @@ def main() -> int:
         if ready.error:
             report(Status(error=ready.error))
             return 1
+        import_runner(config.core)
         core = assemble_core(config.core, load_runner(config.core), context, poller)
         worker = assemble_worker(wanted, prompts, detokenizers_from(ready), context, poller)
         gc.collect()

@@ -16,7 +16,7 @@ from slipstream_bench.common.bench_core import run_core
 from slipstream_bench.protocol.cumulative import Counted, WholeHistories
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.runner.factory import load_runner
+from slipstream_core.runner.factory import import_runner, load_runner
 from slipstream_ipc.process import start_child
 
 Transport = Literal["delta", "cumulative"]
@@ -33,6 +33,7 @@ class TransportConfig(Struct, frozen=True):
 def main() -> int:
     """Run until SIGTERM; exit code 0."""
     config, stop = start_child("core", TransportConfig)
+    import_runner(config.core)
     codec = WholeHistories() if config.transport == "cumulative" else Counted()
 
     def assemble(context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller) -> Core:

@@ -43,6 +43,7 @@ from slipstream.stack.children.process_usage import (
     num_oom_kills_lately,
     usage_of,
 )
+from slipstream_ipc.fork_server import ENVIRONMENT
 from slipstream_ipc.forked_process import ForkedProcess
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.process import (
@@ -350,7 +351,7 @@ def _executed(
             stdin=stdin,
             stdout=_STANDARD_ERROR,
             pass_fds=passed,
-            env={**os.environ, **environment},
+            env={**ENVIRONMENT, **os.environ, **environment},
             process_group=0,
             preexec_fn=die_with(os.getpid()),  # safe: the supervisor has one thread
         )
