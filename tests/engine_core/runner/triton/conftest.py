@@ -3,6 +3,8 @@
 - The interpreter replaces all of Triton's operators by numpy's on each call of a device function
   (tl.max, for example), which takes longer than the function. Here they are replaced once: a
   process with TRITON_INTERPRET=1 compiles nothing.
+- Names of types, shapes of tensors and numpy's dtypes are made when they are asked for, and once:
+  the interpreter makes them for each value, which takes a third of its time.
 - The interpreter converts float32 to bfloat16 by truncation; a GPU rounds to nearest.
 """
 
@@ -10,7 +12,9 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import math
 import os
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,8 +27,12 @@ class _Once:
         self._replace = replace
         self._modules = modules
         self._done: set[frozenset[str]] = set()
+        self._seen: dict[int, Any] = {}  # by its id, the globals of functions
 
     def __call__(self, function: Any) -> _Once:
+        if id(function.__globals__) in self._seen:
+            return self
+        self._seen[id(function.__globals__)] = function.__globals__
         seen = [each for each in function.__globals__.values() if inspect.ismodule(each)]
         names = frozenset(each.__name__ for each in seen if each in self._modules)
         if names not in self._done:
@@ -49,5 +57,66 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
         bits = np.ascontiguousarray(values).view(np.uint32)
         return ((bits + ((bits >> 16) & 1) + 0x7FFF) >> 16).astype(np.uint16)
 
+    def property_of(owner: type, name: str, value: Any) -> None:
+        """A property in place of an attribute; the value is kept. It may still be assigned to."""
+        found = cached_property(value)
+        found.__set_name__(owner, name)
+        setattr(owner, name, found)
+
+    def new_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        assert isinstance(shape, list | tl.tuple)
+        self.element_ty = element_ty
+        self.shape = tl.tuple(tl.core._unwrap_shape(shape))
+        if not self.shape:
+            raise TypeError("0d block_type is forbidden")
+        self.numel = tl.core.validate_block_shape(self.shape)
+
+    def new_tuple_type(self: Any, types: Any, fields: Any = None) -> None:
+        self.types = types
+        if fields:
+            self.fields = fields
+
+    def new_tensor(self: Any, handle: Any, type: Any) -> None:
+        self.handle = handle
+        self.type = type
+        self.dtype = type.scalar
+
+    def new_tuple(self: Any, args: Any, type: Any = None) -> None:
+        self.values = list(args)
+        if type is not None:
+            self.type = type if isinstance(type, tl.tuple_type) else tl.tuple_type(type)
+
+    def shape_of(of: Any) -> Any:
+        shape = of.type.shape if of.type.is_block() else ()
+        return tl.tuple([tl.constexpr(each) for each in shape])
+
+    tl.block_type.__init__ = new_block_type
+    property_of(tl.block_type, "name", lambda it: f"<{it.shape}, {it.element_ty}>")
+    tl.tuple_type.__init__ = new_tuple_type
+    property_of(tl.tuple_type, "fields", lambda it: [""] * len(it.types))
+    pairs = lambda it: ",".join(f"{k}:{v}" for k, v in zip(it.fields, it.types, strict=False))  # noqa: E731
+    property_of(tl.tuple_type, "name", lambda it: f"[{pairs(it)}]")
+    tl.tensor.__init__ = new_tensor
+    property_of(tl.tensor, "shape", shape_of)
+    property_of(
+        tl.tensor, "numel", lambda it: tl.constexpr(math.prod(each.value for each in it.shape))
+    )
+    tl.tuple.__init__ = new_tuple
+    property_of(tl.tuple, "type", lambda it: tl.core._type_for_tuple_values(it.values))
+
+    np_dtype = interpreter._get_np_dtype
+    np_dtypes: dict[str, Any] = {}
+
+    def np_dtype_once(of: Any) -> Any:
+        if isinstance(of, tl.pointer_type):
+            return np.dtype(np.uint64)
+        if isinstance(of, tl.block_type):
+            return np_dtype_once(of.element_ty)
+        found = np_dtypes.get(of.name)
+        if found is None:
+            found = np_dtypes[of.name] = np_dtype(of)
+        return found
+
+    interpreter._get_np_dtype = np_dtype_once
     interpreter._convert_float = rounded
     interpreter._patch_lang = _Once(interpreter._patch_lang, (tl, tl.core))
