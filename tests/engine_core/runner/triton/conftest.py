@@ -46,6 +46,7 @@ class _Once:
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
     import triton.language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     convert = interpreter._convert_float
@@ -76,12 +77,12 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
         if fields:
             self.fields = fields
 
-    def new_tensor(self: Any, handle: Any, type: Any) -> None:
+    def new_tensor(self: Any, handle: Any, kind: Any) -> None:
         self.handle = handle
-        self.type = type
-        self.dtype = type.scalar
+        self.type = kind
+        self.dtype = kind.scalar
 
-    def new_tuple(self: Any, args: Any, type: Any = None) -> None:
+    def new_tuple(self: Any, args: Any, type: Any = None) -> None:  # noqa: A002
         self.values = list(args)
         if type is not None:
             self.type = type if isinstance(type, tl.tuple_type) else tl.tuple_type(type)
@@ -103,6 +104,30 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     )
     tl.tuple.__init__ = new_tuple
     property_of(tl.tuple, "type", lambda it: tl.core._type_for_tuple_values(it.values))
+
+    unwrapped = tl.core._unwrap_if_constexpr
+    plain = {int, float, bool, str, type(None), tl.tensor, tl.dtype, tl.block_type}
+
+    def unwrapped_soon(it: Any) -> Any:
+        kind = type(it)
+        if kind is tl.constexpr:
+            return it.value
+        return it if kind in plain else unwrapped(it)
+
+    tl.core._unwrap_if_constexpr = unwrapped_soon
+
+    checking = tl.core.load.__code__  # of the wrapper that asks for `_semantic`
+
+    def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        given = TritonSemantic(builder)
+        wrapped = member.__wrapped__ if member.__code__ is checking else member
+
+        def called(*args: Any, _semantic: Any = None, **options: Any) -> Any:
+            return wrapped(*args, **options, _semantic=given)
+
+        scope.set_attr(owner, name, called)
+
+    interpreter._patch_attr = patch
 
     np_dtype = interpreter._get_np_dtype
     np_dtypes: dict[str, Any] = {}
