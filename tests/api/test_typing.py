@@ -126,7 +126,6 @@ WRONG = (
     'LLM("simulated:", max_seqs=4)',
     'LLM("simulated:", dtype="float8")',
     'Stack("simulated:", http_prt=0)',
-    'LLM("simulated:").get_tokenizer().encoed("a text")',
 )
 
 
