@@ -87,6 +87,10 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
         if type is not None:
             self.type = type if isinstance(type, tl.tuple_type) else tl.tuple_type(type)
 
+    def tuple_name(of: Any) -> str:
+        each = zip(of.fields, of.types, strict=False)
+        return "[" + ",".join(f"{field}:{kind}" for field, kind in each) + "]"
+
     def shape_of(of: Any) -> Any:
         shape = of.type.shape if of.type.is_block() else ()
         return tl.tuple([tl.constexpr(each) for each in shape])
@@ -95,8 +99,7 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     property_of(tl.block_type, "name", lambda it: f"<{it.shape}, {it.element_ty}>")
     tl.tuple_type.__init__ = new_tuple_type
     property_of(tl.tuple_type, "fields", lambda it: [""] * len(it.types))
-    pairs = lambda it: ",".join(f"{k}:{v}" for k, v in zip(it.fields, it.types, strict=False))  # noqa: E731
-    property_of(tl.tuple_type, "name", lambda it: f"[{pairs(it)}]")
+    property_of(tl.tuple_type, "name", tuple_name)
     tl.tensor.__init__ = new_tensor
     property_of(tl.tensor, "shape", shape_of)
     property_of(
