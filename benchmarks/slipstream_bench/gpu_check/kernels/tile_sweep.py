@@ -70,6 +70,8 @@ def tile_cases(*, is_quick: bool) -> tuple[TileCase, ...]:
     decode = ((1023, 1),) * 256
     return (
         TileCase(f"decode of 256, {SHAPES[1]}", "decode", middle, decode),
+        TileCase(f"decode of 256, short, {SHAPES[1]}", "decode", middle, ((139, 1),) * 256),
+        TileCase(f"decode of 32, {SHAPES[1]}", "decode", middle, ((1023, 1),) * 32),
         TileCase(f"prefill of 8192, {SHAPES[1]}", "prefill", middle, ((0, 8192),)),
         TileCase(f"decode of 256, {SHAPES[2]}", "decode", large, decode),
         TileCase(f"decode of 1, {SHAPES[1]}", "decode", middle, ((8191, 1),)),
@@ -82,7 +84,7 @@ def candidates(step: StepKind, *, is_quick: bool) -> Iterator[Tile]:
     if is_quick:
         yield from (Tile(16, 16, 4, 2), Tile(16, 32, 4, 3))
     elif step == "decode":
-        for block_n, warps, stages in product((32, 64, 128), (4, 8), (3, 4, 5, 6)):
+        for block_n, warps, stages in product((32, 64, 128), (1, 2, 4), (3, 4, 5)):
             yield Tile(16, block_n, warps, stages)
     else:
         for block_m, block_n, warps, stages in product(
