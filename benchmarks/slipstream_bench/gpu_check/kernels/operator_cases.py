@@ -119,7 +119,9 @@ class _OperatorCases:
             x, weight, None, more, *settings, behind, None, "silu"
         )
         added = _product(x, weight) + more.cpu().double()
-        normed = self._ops.rms_norm(total, *settings)  # rounded, as are the halves
+        # rounded where torch's operators would
+        plain = _normed(total.cpu().double(), torch.ones_like(scale)).to(self._dtype)
+        normed = plain * scale.cpu()
         gate, up = _product(normed, behind).to(self._dtype).double().chunk(2, dim=-1)
         gated = torch.nn.functional.silu(gate) * up
         return max(relative_error(total, added), relative_error(output, gated))
