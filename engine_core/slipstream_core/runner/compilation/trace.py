@@ -32,6 +32,8 @@ from slipstream_core.runner.compilation.pack import pack
 from slipstream_core.runner.compilation.program import DecodeGraph, decode_graph, trial_context
 from slipstream_core.runner.compilation.recorder import record
 from slipstream_core.runner.cpu.kernels import Kernels
+from slipstream_core.runner.sharding.collectives import ExchangeFailed
+from slipstream_core.runner.sharding.exchange import ExchangeTimeoutError
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ KEPT = 7919  # prime too; a small one is soon a model's own, as the last of 128 
 TRIALS = (1, 3, 40)  # tokens
 _TOLERANCE = 1e-4  # relative to the largest logit: the order of sums differs
 _OF_ANOTHER = "another rank cannot"
+_OUT_OF_STEP = (MemoryError, ExchangeFailed, ExchangeTimeoutError)  # one rank is behind a sum
 
 # a marker for attention in a recording; missing from torch's annotations
 _library: Any = torch.library
@@ -128,13 +131,13 @@ def trace(
         traced = compile_graph(graph)
     except Exception as error:
         failed = error
-    try:
-        if not agree(traced is not None) or traced is None:
-            raise failed or ValueError(_OF_ANOTHER)
+    if agree(traced is not None) and traced is not None:
         with torch.inference_mode():
-            _try_all(plain, traced, vocab_size, agree)
-    except Exception as error:
-        said = _first_line(error)
+            failed = _trials(plain, traced, vocab_size, agree)
+    else:
+        failed = failed or ValueError(_OF_ANOTHER)
+    if failed is not None or traced is None:
+        said = _first_line(failed)
         logger.info("the forward pass cannot be traced and runs as it is: %s", said)
         return None
     traced = _with_packed(graph, traced, kernels, vocab_size, agree)
@@ -142,7 +145,7 @@ def trace(
     return traced
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: Exception | None) -> str:
     return str(error).partition("\n")[0][:200]
 
 
@@ -166,13 +169,17 @@ def _with_packed(
             decode = decode_graph(graph, kernels)
         except Exception as error:
             failed = error
-        try:
-            if agree(decode is not None) and decode is not None:
+        if agree(decode is not None) and decode is not None:
+            try:
                 return _with_decodes(traced, decode, kernels, vocab_size, agree)
-            if failed is not None or decode is not None:
-                raise failed or ValueError(_OF_ANOTHER)
-        except Exception as error:
-            said = _first_line(error)
+            except _OUT_OF_STEP:
+                raise
+            except Exception as error:
+                failed = error
+        elif failed is None and decode is not None:
+            failed = ValueError(_OF_ANOTHER)
+        if failed is not None:
+            said = _first_line(failed)
             logger.warning("decode steps run as traced, not as one call: %s", said)
     return traced
 
@@ -210,10 +217,21 @@ def _with_decodes(
     vocab_size: int,
     agree: Callable[[bool], bool] = bool,
 ) -> Forward:
-    """A Forward that uses `decode` for steps of decode rows only, and `traced` for others."""
-    of_decodes = compile_graph(decode.module)
-    contexts = [trial_context(decode, kernels, num_tokens) for num_tokens in TRIALS]
-    _try_all(traced, of_decodes, vocab_size, agree, contexts)
+    """A Forward that uses `decode` for steps of decode rows only, and `traced` for others.
+
+    Raises why there is none.
+    """
+    failed: Exception | None = None
+    try:
+        of_decodes = compile_graph(decode.module)
+        contexts = [trial_context(decode, kernels, num_tokens) for num_tokens in TRIALS]
+    except Exception as error:
+        failed = error
+    if not agree(failed is None):
+        raise failed or ValueError(_OF_ANOTHER)
+    failed = _trials(traced, of_decodes, vocab_size, agree, contexts)
+    if failed is not None:
+        raise failed
 
     def forward(
         ids: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, context: AttentionContext
@@ -224,22 +242,26 @@ def _with_decodes(
     return forward
 
 
-def _try_all(
+def _trials(
     plain: Forward,
     traced: Forward,
     vocab_size: int,
     agree: Callable[[bool], bool],
     contexts: Sequence[AttentionContext] = (OwnValue(),) * len(TRIALS),
-) -> None:
-    """Raise if the two forwards differ or one fails, here or on another rank."""
-    failed = None
+) -> Exception | None:
+    """Why `traced` is not used: it fails, or the two differ, here or on another rank; else None.
+
+    Raises what leaves ranks at different sums (`_OUT_OF_STEP`).
+    """
+    failed: Exception | None = None
     for num_tokens, context in zip(TRIALS, contexts, strict=True):
         try:  # all trials, as the other ranks do
             _try(plain, traced, num_tokens, vocab_size, context)
+        except _OUT_OF_STEP:
+            raise
         except Exception as error:
             failed = failed or error
-    if not agree(failed is None):
-        raise failed or ValueError(_OF_ANOTHER)
+    return None if agree(failed is None) else failed or ValueError(_OF_ANOTHER)
 
 
 def _try(

@@ -77,14 +77,14 @@ def _quota_of(folder: Path) -> float | None:
 
 
 def place_of(core: int) -> tuple[int, int]:
-    """The package and the physical core of a logical one; zeros where the kernel does not say."""
+    """The package and the physical core of a logical one; itself where the kernel does not say."""
     try:
         package, physical = (
             int(Path(_TOPOLOGY.format(core, name)).read_text())
             for name in ("physical_package_id", "core_id")
         )
     except (OSError, ValueError):
-        return 0, 0
+        return 0, core
     return package, physical
 
 
@@ -94,13 +94,22 @@ def cores_of_rank(
     size: int,
     place: Callable[[int], tuple[int, int]] = place_of,
 ) -> set[int]:
-    """The share of one of `size` ranks on this machine: cores side by side, equally many for each.
+    """The share of one of `size` ranks on this machine: neighbours, as many for each as for any
+    other, or one more.
 
-    Empty if there are fewer cores than ranks.
+    Physical cores are shared out, with all of their threads, or threads where there are more ranks
+    than cores. Empty if there are fewer threads than ranks.
     """
-    ordered = sorted(cores, key=lambda core: (place(core), core))
-    share = len(ordered) // size
-    return set(ordered[index * share : (index + 1) * share])
+    threads: dict[tuple[int, int], list[int]] = {}
+    for core in sorted(cores):
+        threads.setdefault(place(core), []).append(core)
+    units = [threads[each] for each in sorted(threads)]
+    if len(units) < size:
+        units = [[core] for unit in units for core in unit]
+    if len(units) < size:
+        return set()
+    first, end = (at * len(units) // size for at in (index, index + 1))
+    return {core for unit in units[first:end] for core in unit}
 
 
 class TeamSize:

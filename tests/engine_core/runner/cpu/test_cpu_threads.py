@@ -137,11 +137,14 @@ def test_torch_is_imported_with_little_spinning_unless_it_is_told_otherwise(
     at_import = []
     environment = dict(given)
     monkeypatch.setattr(factory.os, "environ", environment)
-    monkeypatch.setattr(
-        factory.importlib,
-        "import_module",
-        lambda _: at_import.append(environment.get("GOMP_SPINCOUNT")),
-    )
+    really = factory.importlib.import_module
+
+    def import_module(name: str) -> object:
+        if name != "slipstream_core.runner.torch_factory":
+            return really(name)
+        return at_import.append(environment.get("GOMP_SPINCOUNT"))
+
+    monkeypatch.setattr(factory.importlib, "import_module", import_module)
     factory.import_runner(CoreConfig(model="m", address="none"))
     assert at_import == [expected]
 
@@ -149,10 +152,13 @@ def test_torch_is_imported_with_little_spinning_unless_it_is_told_otherwise(
 @pytest.mark.parametrize("cores", [set(range(64)), {7}, {3, 5, 90}, set(range(0, 50, 3)), set()])
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_shares_of_cores_are_equal_and_apart(cores: set[int], size: int) -> None:
-    shares = [cores_of_rank(cores, index, size, lambda _: (0, 0)) for index in range(size)]
-    assert {len(each) for each in shares} == {len(cores) // size}
-    assert len(set().union(*shares)) == size * (len(cores) // size)
-    assert set().union(*shares) <= cores
+    shares = [cores_of_rank(cores, index, size, lambda core: (0, core)) for index in range(size)]
+    if size > len(cores):
+        assert not any(shares)
+        return
+    assert {len(each) - len(cores) // size for each in shares} <= {0, 1}
+    assert sum(map(len, shares)) == len(cores)
+    assert set().union(*shares) == cores
 
 
 def test_hyperthreads_and_packages_stay_together() -> None:
@@ -162,10 +168,14 @@ def test_hyperthreads_and_packages_stay_together() -> None:
     assert first == {0, 1, 4, 5}
     assert second == {2, 3, 6, 7}
     assert cores_of_rank(range(8), 1, 4, places.__getitem__) == {1, 5}
+    shares = [cores_of_rank(range(8), index, 3, places.__getitem__) for index in range(3)]
+    assert shares == [{0, 4}, {1, 5}, {2, 3, 6, 7}]
+    shares = [cores_of_rank(range(8), index, 5, places.__getitem__) for index in range(5)]
+    assert [len(each) for each in shares] == [1, 2, 1, 2, 2]
 
 
 def test_a_core_without_a_place_is_still_one() -> None:
-    assert place_of(10**6) == (0, 0)
+    assert place_of(10**6) == (0, 10**6)
 
 
 def test_a_ranks_threads_keep_to_its_share() -> None:
