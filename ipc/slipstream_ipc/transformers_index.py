@@ -3,14 +3,15 @@
 While it is imported, transformers reads 3,300 files to list the names that they export: 0.8 s of
 CPU, half of what a tokenizer process takes to start. Here the list is in the user's cache.
 
-- A list belongs to one installation: pip rewrites the package's RECORD, on which the file's name
-  depends. Without a RECORD, as in a source checkout, nothing is kept.
+- A list belongs to one installation: the file's name depends on the package's RECORD, which pip
+  rewrites, and on the folder of models. Without a RECORD, as in a source checkout, nothing is kept.
 - Where the cache cannot be used, transformers makes its list as always.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -82,7 +83,13 @@ def _with_cache(made: Callable[..., Any], models: Path) -> Callable[..., Any]:
 
     @lru_cache
     def define_models() -> _Index:
-        return _kept_index(models) or _keep_index(models, made(models))
+        path = _index_path(models)
+        index = _kept_index(path)
+        if index is None:
+            index = made(models)
+            if path == _index_path(models):  # else it was installed anew meanwhile
+                _keep_index(path, index)
+        return index
 
     return define_import_structure
 
@@ -93,24 +100,26 @@ def _index_path(models: Path) -> Path | None:
     records = list(package.parent.glob(f"{package.name}-*.dist-info/RECORD"))
     if len(records) != 1:
         return None
-    status = records[0].stat()
-    installed = f"{records[0]}\0{status.st_mtime_ns}\0{status.st_size}"
-    digest = blake2b(installed.encode(), digest_size=16).hexdigest()
-    return user_cache() / f"transformers-index-{digest}.json"
-
-
-def _kept_index(models: Path) -> _Index | None:
-    """The list that is in the cache, if there is one."""
-    with contextlib.suppress(OSError, RuntimeError, msgspec.DecodeError):
-        path = _index_path(models)
-        return None if path is None else dict(_DECODER.decode(path.read_bytes()))
+    installed = [str(records[0])]
+    for each in (records[0], models):
+        status = each.stat()
+        installed += [str(status.st_mtime_ns), str(status.st_size)]
+    digest = blake2b("\0".join(installed).encode(), digest_size=16).hexdigest()
+    with contextlib.suppress(RuntimeError):
+        return user_cache() / f"transformers-index-{digest}.json"
     return None
 
 
-def _keep_index(models: Path, index: _Index) -> _Index:
-    with contextlib.suppress(OSError, RuntimeError):
-        path = _index_path(models)
+def _kept_index(path: Path | None) -> _Index | None:
+    """The list that is in the cache, if there is one, and if it is this user's."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        if path is not None and path.stat().st_uid == os.getuid():
+            return dict(_DECODER.decode(path.read_bytes()))
+    return None
+
+
+def _keep_index(path: Path | None, index: _Index) -> None:
+    with contextlib.suppress(OSError):
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, msgspec.json.encode(list(index.items())))
-    return index

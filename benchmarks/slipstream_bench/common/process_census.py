@@ -56,12 +56,12 @@ def marked() -> Iterator[str]:
             os.environ[MARK_VARIABLE] = before
 
 
-def marked_pids(mark: str) -> dict[int, str]:
-    """Living processes that carry the mark, with their command lines."""
+def marked_pids(mark: str, variable: str = MARK_VARIABLE) -> dict[int, str]:
+    """Living processes that carry the mark in their environment, with their command lines."""
     found: dict[int, str] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has ended, or belongs to another user
-            if process.environ().get(MARK_VARIABLE) == mark:
+            if process.environ().get(variable) == mark:
                 found[process.pid] = " ".join(process.cmdline())
     found.pop(os.getpid(), None)
     return found

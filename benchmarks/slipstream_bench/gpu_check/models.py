@@ -43,7 +43,8 @@ _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 6
 
 # By name: the configuration's class, and its options beside the above.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", {}),
+    # wide enough for products of one row
+    "llama": ("LlamaConfig", {"hidden_size": 256, "intermediate_size": 512}),
     "gemma2": ("Gemma2Config", {"sliding_window": 11, "query_pre_attn_scalar": 32}),
     "qwen3_moe": ("Qwen3MoeConfig", {"num_experts": 8, **_EXPERTS}),
     "gpt_oss": (

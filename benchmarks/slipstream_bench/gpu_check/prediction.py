@@ -8,8 +8,8 @@ An operator of torch counts as one launch, attention as three, sampling as `_SAM
 The model leaves out what no count tells: how near a kernel comes to the card's limits, which
 kernels overlap, and what one of torch's operators launches beside its own kernel. `LAUNCH_US` is an
 H100's: what a replay of one row took beside the bytes, over the launches counted here, was 2.9 µs
-for Qwen3-0.6B and 2.8 for Llama-3.1-8B. Since kernels of one row start while those before them end,
-it is `ROW_LAUNCH_US` for Llama-3.1-8B.
+for Qwen3-0.6B and 2.8 for Llama-3.1-8B. Since one row has products of its own, whose kernels start
+while those before them end, it is `ROW_LAUNCH_US` for Llama-3.1-8B.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def decode_time(
     """A decode step of `batch` rows. kv_bytes: of one token's cache."""
     num_bytes = work.weights_read(batch) * WEIGHT_BYTES + batch * CONTEXT * kv_bytes
     flops = work.linear_flops(batch, batch) + batch * work.attention_flops(CONTEXT, CONTEXT + 1)
-    if batch == 1:
+    if batch == 1 and launches.of_one_row < launches.num:
         return _step_time(launches.of_one_row * ROW_LAUNCH_US, num_bytes, flops, card)
     return _step_time(launches.num * LAUNCH_US, num_bytes, flops, card)
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from slipstream_bench.common.measures import cannot_measure
-from slipstream_bench.common.process_census import descendants
+from slipstream_bench.common.process_census import marked_pids
 
 _START_S = 600
 _END_S = 30.0
 _TAIL_BYTES = 2000
 _PR_SET_PDEATHSIG = 1
+_MARK = "SLIPSTREAM_BENCH_SERVER"
 
 
 @contextmanager
@@ -35,12 +37,13 @@ def server_process(
     environment: added to this process's. Raises: EngineError, with the last words of `name`, if it
     does not start.
     """
+    mark = secrets.token_hex(16)  # of all that it starts
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command,
             stdout=log,
             stderr=log,
-            env=os.environ | environment,
+            env=os.environ | environment | {_MARK: mark},
             preexec_fn=_end_with_parent,
         )
         try:
@@ -50,26 +53,15 @@ def server_process(
                 raise cannot_measure(f"{name} did not start: {tail}")
             yield process.pid
         finally:
-            with ExitStack() as held:  # a descriptor stays one process's, also when its pid is not
-                children = list(_descriptors(descendants(process.pid) - {process.pid}, held))
-                process.terminate()
-                try:
-                    process.wait(_END_S)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-                for child in children:
-                    with suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(child, signal.SIGKILL)
-
-
-def _descriptors(pids: Iterable[int], held: ExitStack) -> Iterator[int]:
-    """Of those that still run; `held` closes them."""
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
-            held.callback(os.close, descriptor)
-            yield descriptor
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            for pid in marked_pids(mark, _MARK):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def free_port() -> int:

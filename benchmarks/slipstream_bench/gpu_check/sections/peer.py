@@ -38,7 +38,7 @@ def run(setting: GpuSetting, shape: str) -> None:
         torch.cuda.empty_cache()
     model = _their_model(setting, shape)
     if setting.has_time("transformers, warm-up"):
-        _theirs(setting, model, max(batches), prompt_len, 1)
+        _theirs(setting, model, max(batches), prompt_len, 4)
     for batch in batches:
         case = f"transformers, batch {batch}"
         if not setting.has_time(case):

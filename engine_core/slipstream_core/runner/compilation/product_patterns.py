@@ -85,13 +85,13 @@ def join_products(graph: GraphModule, ops: ProductOps) -> None:
         behind.result.replace_all_uses_with(result)
     nodes.eliminate_dead_code()
     for node in nodes.find_nodes(op="call_function", target=_linear):
-        if len(shape_of(node.args[0])) == 3:
+        if _is_step(node.args[0]):
             node.target = ops.linear
 
 
 def _product_of(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
     """The product that is a sum's addend and nothing else's, and the other addend."""
-    if len(node.args) > _NORM_ARGUMENTS or len(shape_of(node.args[0])) != 3:
+    if len(node.args) > _NORM_ARGUMENTS or not _is_step(node.args[0]):
         return None
     for product, residual in (node.args[:2], node.args[1::-1]):
         if is_call(product, _linear) and only_user(product) is node and product is not residual:
@@ -111,11 +111,17 @@ def _next(normed: AnyNode, ops: ProductOps) -> _Next | None:
         users = {each for half in halves.users for each in half.users}
         gate: AnyNode = users.pop() if len(users) == 1 else None
         is_gate = gate is not None and gate.target in gates
-        if is_gate and dim == -1 and len(set(sizes)) == 1:
+        if is_gate and dim == -1 and len(sizes) == 2 and sizes[0] == sizes[1]:
             parts = [each.args for each in gate.args]
             if parts == [(halves, 0), (halves, 1)]:
                 return _Next(weight, bias, gates[gate.target], 2, gate)
     return _Next(weight, bias, None, 1, product)
+
+
+def _is_step(x: AnyNode) -> bool:
+    """Whether x is [1, T, N]."""
+    shape = shape_of(x)
+    return len(shape) == 3 and shape[0] == 1
 
 
 def _again(weight: AnyNode) -> AnyNode:

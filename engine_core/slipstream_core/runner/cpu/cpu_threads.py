@@ -9,8 +9,7 @@ kernels adjusts itself (`cpu/team.c`).
   threads has no core, it is slower than a single thread. When the device's thread waits for more
   than half of the time that it computes, it continues alone and tries a team again later.
 - Ranks of one model keep to shares of the cores. They wake each other some dozen times in a step,
-  and the kernel, which likes to have such threads on one core, would leave the others to any other
-  process.
+  and beside other processes the kernel would often run both on one core.
 """
 
 from __future__ import annotations

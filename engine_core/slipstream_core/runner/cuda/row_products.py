@@ -18,6 +18,7 @@ _LEAST_COLUMNS = 256  # fewer are left to torch
 _NUMBERS = 4096  # that a program reads at once; half as many of long rows
 _MANY_COLUMNS = 8192  # of a long row
 _LEAST_PROGRAMS = 768  # fewer do not keep the memory busy
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _GATES = ("silu", "gelu", "tanh gelu")  # as the kernels number them
 
 
@@ -40,7 +41,7 @@ class _Blocks(NamedTuple):
 
 def has_row_kernel(weight: torch.Tensor, gate: str | None = None) -> bool:
     """Whether a matrix [N, K] can be multiplied with a row by the kernel."""
-    if weight.dim() != 2 or not weight.is_contiguous() or not weight.is_floating_point():
+    if weight.dim() != 2 or not weight.is_contiguous() or weight.dtype not in _DTYPES:
         return False
     n, k = weight.shape
     return _blocks(n if gate is None else n // 2, k) is not None

@@ -30,6 +30,7 @@ from slipstream_core.runner.compilation.operations import (
 )
 from slipstream_core.runner.cpu.kernels import Kernels, kernels
 from slipstream_core.runner.model.loader import load_model
+from slipstream_core.runner.sharding.collectives import ExchangeFailed
 from slipstream_core.runner.sharding.exchange import ExchangeTimeoutError, SharedExchange
 from slipstream_core.runner.sharding.rank import Rank
 
@@ -237,7 +238,7 @@ def test_what_other_ranks_cannot_use_is_not_used(
     ).save_pretrained(tmp_path)
     caplog.set_level("INFO")
     heard = []
-    for refused in range(5):
+    for refused in range(6):
         model = load_model(str(tmp_path), device="cpu", dtype="float32")
         asked: list[bool] = []
 
@@ -253,6 +254,39 @@ def test_what_other_ranks_cannot_use_is_not_used(
         (1, False, True),  # record it
         (2, False, True),  # get the same from the recording
         (3, True, True),  # lower it to one list
-        (4, True, True),  # get the same from the list
-        (4, True, False),
+        (4, True, True),  # make it a forward
+        (5, True, True),  # get the same from the list
+        (5, True, False),
     ]
+
+
+@pytest.mark.parametrize("error", [MemoryError, ExchangeFailed, ExchangeTimeoutError])
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_rank_that_is_out_of_step_does_not_go_on(
+    ours: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any, before: int
+) -> None:
+    """In the trials of the recording, and in those of the list."""
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=99,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    ).save_pretrained(tmp_path)
+    model = load_model(str(tmp_path), device="cpu", dtype="float32")
+    tried: list[int] = []
+    really = trace._try
+
+    def try_one(*given: Any) -> None:
+        tried.append(1)
+        if len(tried) > before:
+            raise error("amid a sum")
+        really(*given)
+
+    monkeypatch.setattr(trace, "_try", try_one)
+    with pytest.raises(error):
+        trace.trace(model.module, ours, model.vocab_size)
+    assert len(tried) == before + 1
