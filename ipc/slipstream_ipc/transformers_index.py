@@ -38,11 +38,13 @@ _DECODER = msgspec.json.Decoder(list[tuple[frozenset[str], dict[str, set[str]]]]
 
 def use_cached_index() -> None:
     """Let the import of transformers use the cache. Without effect where that has begun."""
-    if _MODULE not in sys.modules and not any(isinstance(each, _Finder) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    if _MODULE not in sys.modules and not any(
+        isinstance(each, _IndexFinder) for each in sys.meta_path
+    ):
+        sys.meta_path.insert(0, _IndexFinder())
 
 
-class _Finder(MetaPathFinder):
+class _IndexFinder(MetaPathFinder):
     """Finds `_MODULE` as the import system does, once, with another loader."""
 
     def find_spec(
@@ -53,11 +55,11 @@ class _Finder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path)
         if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(fullname, spec.loader.path)
+            spec.loader = _IndexLoader(fullname, spec.loader.path)
         return spec
 
 
-class _Loader(SourceFileLoader):
+class _IndexLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         made = getattr(module, "define_import_structure", None)

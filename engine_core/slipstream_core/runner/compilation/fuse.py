@@ -196,6 +196,13 @@ def as_linear(graph: GraphModule, node: AnyNode) -> None:
         replace(graph.graph, back, _linear, (x, weight, bias))
 
 
+def again(weight: AnyNode) -> AnyNode:
+    """The same tensor of the graph once more, where nodes are inserted."""
+    new = weight.graph.get_attr(weight.target)
+    new.meta = dict(weight.meta)
+    return new
+
+
 def is_weight(node: Any) -> bool:
     """Whether node is a tensor that the graph holds."""
     return isinstance(node, Node) and node.op == "get_attr"

@@ -15,7 +15,6 @@ from torch.fx import Graph, GraphModule
 from torch.fx.node import map_aggregate
 
 from slipstream_core.runner.compilation.activation_patterns import (
-    ActivationOps,
     as_gelu,
     as_new_gelu,
     as_xielu,
@@ -41,7 +40,6 @@ from slipstream_core.runner.compilation.fuse import (
 )
 from slipstream_core.runner.compilation.latent_patterns import LatentOps, join_latents
 from slipstream_core.runner.compilation.norm_patterns import (
-    NormOps,
     as_layer_norm,
     as_norm,
     with_norm_before,
@@ -86,7 +84,7 @@ _WITHOUT_LAUNCH = frozenset(
 _ATTENDS = 3  # store, attend, and combine where keys are split
 
 
-class Ops(NormOps, LatentOps, ExpertOps, ActivationOps, ProductOps, Protocol):
+class Ops(LatentOps, ExpertOps, ProductOps, Protocol):
     """What replaces a pattern: see cuda/forward_ops.py."""
 
 

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from slipstream_core.runner.compilation.fuse import (
     AnyNode,
+    again,
     before_cast,
     dtype_of,
     is_call,
@@ -123,7 +124,7 @@ def _replace(
     if len(shape) != 2 and (len(shape) not in (3, 4) or shape[0] != 1):
         return
     with nodes.inserting_before(total):  # where what uses the sum is behind it
-        own = [_again(each) if is_weight(each) else each for each in parts]
+        own = [again(each) if is_weight(each) else each for each in parts]
         both = nodes.call_function(ops[1], tuple(_addends(total, own)))
         summed, normed = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
     summed.meta, normed.meta = dict(total.meta), {"val": result.meta["val"].new_empty(shape)}
@@ -133,12 +134,6 @@ def _replace(
         normed.meta = dict(result.meta)
     result.replace_all_uses_with(normed)
     total.replace_all_uses_with(summed)
-
-
-def _again(weight: AnyNode) -> AnyNode:
-    new = weight.graph.get_attr(weight.target)
-    new.meta = dict(weight.meta)
-    return new
 
 
 def _addends(total: AnyNode, parts: list[Any]) -> list[Any]:

@@ -11,27 +11,17 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.fx import GraphModule
 
-from slipstream_core.runner.compilation.fuse import AnyNode, is_call, only_user, shape_of
+from slipstream_core.runner.compilation.activation_patterns import ActivationOps
+from slipstream_core.runner.compilation.fuse import AnyNode, again, is_call, only_user, shape_of
+from slipstream_core.runner.compilation.norm_patterns import NormOps
 
 _aten = torch.ops.aten
 _linear = torch.nn.functional.linear
 _NORM_ARGUMENTS = 6  # of `add_rms_norm`, without a scale and a norm before it
 
 
-class ProductOps(Protocol):
-    """What replaces them: see cuda/forward_ops.py."""
-
-    @property
-    def add_rms_norm(self) -> Any: ...
-
-    @property
-    def silu_mul(self) -> Any: ...
-
-    @property
-    def gelu_mul(self) -> Any: ...
-
-    @property
-    def tanh_gelu_mul(self) -> Any: ...
+class ProductOps(NormOps, ActivationOps, Protocol):
+    """What they are made of, and what replaces them: see cuda/forward_ops.py."""
 
     @property
     def linear(self) -> Any: ...
@@ -73,7 +63,7 @@ def join_products(graph: GraphModule, ops: ProductOps) -> None:
         behind = _next(parts[1], ops) or _Next(None, None, None, 0, parts[1])
         norm_weight, epsilon, rounds, offset = node.args[2:]
         with nodes.inserting_before(node):
-            weights = [_again(each) for each in (behind.weight, behind.bias)]
+            weights = [each and again(each) for each in (behind.weight, behind.bias)]
             arguments = (*product.args, residual, norm_weight, epsilon, rounds, offset, *weights)
             both = nodes.call_function(ops.linear_norm_linear, (*arguments, behind.gate))
             total, result = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
@@ -122,11 +112,3 @@ def _is_step(x: AnyNode) -> bool:
     """Whether x is [1, T, N]."""
     shape = shape_of(x)
     return len(shape) == 3 and shape[0] == 1
-
-
-def _again(weight: AnyNode) -> AnyNode:
-    if weight is None:
-        return None
-    new = weight.graph.get_attr(weight.target)
-    new.meta = dict(weight.meta)
-    return new

@@ -223,9 +223,7 @@ def test_a_rank_decodes_by_one_call_what_its_recording_computes(
         assert rank["by_gloo"] is False, "only sums in shared memory are made in a list"
 
 
-def test_what_other_ranks_cannot_use_is_not_used(
-    ours: Kernels, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def save_llama(folder: Path) -> None:
     LlamaForCausalLM(
         LlamaConfig(
             vocab_size=99,
@@ -235,7 +233,13 @@ def test_what_other_ranks_cannot_use_is_not_used(
             num_attention_heads=4,
             num_key_value_heads=2,
         )
-    ).save_pretrained(tmp_path)
+    ).save_pretrained(folder)
+
+
+def test_what_other_ranks_cannot_use_is_not_used(
+    ours: Kernels, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_llama(tmp_path)
     caplog.set_level("INFO")
     heard = []
     for refused in range(6):
@@ -266,16 +270,7 @@ def test_a_rank_that_is_out_of_step_does_not_go_on(
     ours: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any, before: int
 ) -> None:
     """In the trials of the recording, and in those of the list."""
-    LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=99,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
-    ).save_pretrained(tmp_path)
+    save_llama(tmp_path)
     model = load_model(str(tmp_path), device="cpu", dtype="float32")
     tried: list[int] = []
     really = trace._try
