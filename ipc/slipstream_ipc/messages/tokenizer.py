@@ -29,6 +29,7 @@ class Render(Struct, array_like=True, frozen=True):
     max_tokens: int = 0
     answer: AnswerOptions | None = None  # of `messages`; as in Submit
     is_structured: bool = False  # the answer is to be structured output
+    takes_blanks: bool = False  # of structured output: blanks may stand before it, as before JSON
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):

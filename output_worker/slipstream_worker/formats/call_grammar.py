@@ -196,19 +196,67 @@ def structured_frame(
     return grammar
 
 
+def frame_beside_calls(
+    found: AnswerFormat,
+    token_ids: Mapping[str, int],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    is_parallel: bool,
+    opened: Opened = Opened(),  # noqa: B008 - immutable
+    is_followed: bool = False,
+    takes_blanks: bool = False,
+) -> str:
+    """The grammar of an answer, not in channels, that is calls, or structured output, which is
+    FRAMED in it. is_followed: as in `call_grammar`. takes_blanks: these may stand before it where
+    the answer begins with it, too, as content then.
+
+    Empty where the calls have no grammar: the answer is structured output then. Raises BadRequest
+    for a `strict` function that cannot be kept to its schema.
+    """
+    if found.calls is None:
+        return ""
+    functions = [tool["function"] for tool in tools]
+    is_strict = any(each.get("strict") is True for each in functions)
+    where = "there is structured output"
+    try:
+        _check_number(functions, where)
+        loosened = [_loosened(each) for each in functions]
+        grammar = _Grammar(found.calls, token_ids, loosened, is_parallel).text(
+            found.reasoning,
+            opened,
+            is_followed=is_followed,
+            instead=_content(found, token_ids),
+            takes_blanks=takes_blanks,
+        )
+        _check_size(grammar, where)
+    except _NotForceable:
+        return ""
+    except BadRequest:
+        if is_strict:
+            raise
+        return ""
+    return grammar
+
+
 def tagged_frame(found: AnswerFormat, token_ids: Mapping[str, int]) -> str:
     """The grammar of content that is structured output, FRAMED in it, with the tags that the model
     writes around content. Empty where the format has no such tags.
     """
+    content = _content(found, token_ids)
+    return "" if content == FRAMED else f"start: {content}\n"
+
+
+def _content(found: AnswerFormat, token_ids: Mapping[str, int]) -> str:
+    """FRAMED, between the tags that the model writes around content, if it does."""
     reasoning = found.reasoning
     if reasoning is None or not reasoning.spelled:
-        return ""
+        return FRAMED
     spelled = {each.literal for each in reasoning.spelled}
     if not spelled <= token_ids.keys():
-        return ""
+        return FRAMED
     writer = ArgumentGrammar([], token_ids, spelled)
     tags = " ".join(f"({writer.literal(each)})?" for each in reasoning.dropped)
-    return f"start: {tags} {FRAMED} {tags}\n"
+    return f"{tags} {FRAMED} {tags}"
 
 
 def _loosened(function: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -278,8 +326,18 @@ class _Grammar:
         spelled = {each.literal for each in calls.spelled}
         self._arguments = ArgumentGrammar(self._rules, token_ids, spelled)
 
-    def text(self, reasoning: ReasoningFormat | None, opened: Opened, *, is_followed: bool) -> str:
-        """The grammar. Raises _NotForceable, BadRequest."""
+    def text(
+        self,
+        reasoning: ReasoningFormat | None,
+        opened: Opened,
+        *,
+        is_followed: bool,
+        instead: str = "",
+        takes_blanks: bool = True,
+    ) -> str:
+        """The grammar. instead: what the answer may be in place of calls; takes_blanks: as content.
+        Raises _NotForceable, BadRequest.
+        """
         at_border = opened.at_border or opened.is_reasoning
         sections = [each for each in self._calls.sections if at_border or not each.at_start]
         if not sections:
@@ -291,10 +349,11 @@ class _Grammar:
             may_begin = opened.is_start and self._first_tokens(reasoning.begins)
             if not is_followed:
                 before = self._reasoning(reasoning, opened)
-            elif opened.is_reasoning or may_begin:
+            elif opened.is_reasoning or (may_begin and takes_blanks):
                 before = _BEHIND_REASONING
         frame = "".join(f"({self._arguments.literal(each)})? " for each in self._calls.dropped)
-        return "\n".join((f"start: {before}{frame}{calls}", *self._rules, ""))
+        answer = f"({frame}{calls} | {instead})" if instead else f"{frame}{calls}"
+        return "\n".join((f"start: {before}{answer}", *self._rules, ""))
 
     def one_of(self, sections: Sequence[CallSection]) -> str:
         """The grammar of one of these sections. Raises as `text`."""

@@ -440,6 +440,7 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
         max_tokens=card.max_model_len,
         answer=submit.answer if submit.messages else None,
         is_structured=submission.is_structured,
+        takes_blanks=submission.takes_blanks,
     )
 
 

@@ -37,7 +37,7 @@ from slipstream_ipc.validation.sampling_params import (
     stop_strings,
     with_num_logprobs,
 )
-from slipstream_ipc.validation.structured_output import check_ending
+from slipstream_ipc.validation.structured_output import check_ending, kind_of
 from slipstream_ipc.validation.token_constraints import check_rules, unpack_words, with_distinct_ids
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.formats.call_grammar import shown_choice
@@ -80,6 +80,14 @@ class Submission:
     def is_structured(self) -> bool:
         """Whether its answers are to be structured output."""
         return self._params.structured_outputs is not None
+
+    @property
+    def takes_blanks(self) -> bool:
+        """Whether blanks may stand before the structured output, as before JSON."""
+        outputs = self._params.structured_outputs
+        if outputs is None or outputs.disable_any_whitespace:
+            return False
+        return kind_of(outputs) in ("json", "json_object")
 
     def params(self, answer: Submit) -> SamplingParams:
         """The sampling params of one of its answers; each allowed token id is listed once."""
@@ -226,9 +234,7 @@ def register(
         elif params.min_tokens > 0:
             allowed = "0 where a function is strict, or there is one call at most"
             raise BadRequest("min_tokens", params.min_tokens, allowed)
-    if reasoning is not None and params.structured_outputs is not None:
-        reasoning = _without_calls(reasoning)  # its grammar has none
-    elif reasoning is not None and is_free and not stop_token_ids:
+    if reasoning is not None and is_free and not stop_token_ids:
         reasoning = _without_triggers(reasoning)  # it goes on without an end
     elif call_grammar:
         params = structs.replace(params, structured_outputs=StructuredOutputs(grammar=call_grammar))
@@ -289,11 +295,6 @@ def register(
 def _without_triggers(reasoning: ReasoningIds) -> ReasoningIds:
     longer = structs.replace(reasoning.sequences, triggers=())
     return structs.replace(reasoning, triggers=(), sequences=longer)
-
-
-def _without_calls(reasoning: ReasoningIds) -> ReasoningIds:
-    longer = structs.replace(reasoning.sequences, calls=())
-    return _without_triggers(structs.replace(reasoning, calls=(), sequences=longer))
 
 
 def _check_budget(

@@ -24,6 +24,7 @@ from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
 from slipstream_worker.formats.call_grammar import (
     Opened,
     call_grammar,
+    frame_beside_calls,
     free_call_grammar,
     refusal,
     structured_frame,
@@ -147,15 +148,35 @@ class ReadFormat(NamedTuple):
         )
 
     def structured_frame(
-        self, settings: AnswerSettings, tools: Sequence[Mapping[str, Any]], opened: str
-    ) -> str:
-        """What structured output stands in where answers are messages in channels, or content
-        between tags (see Admit); empty where it stands alone. Raises BadRequest.
+        self,
+        settings: AnswerSettings,
+        tools: Sequence[Mapping[str, Any]],
+        opened: str,
+        reasoning: ReasoningIds | None,
+        *,
+        takes_blanks: bool,
+    ) -> tuple[str, ReasoningIds | None]:
+        """What structured output stands in (see Admit): beside calls, in messages of channels,
+        between tags; empty where it stands alone. And how the core follows it. takes_blanks: these
+        may stand before it. Raises BadRequest.
         """
-        channels = self.format.channels
-        if channels is None:
-            return tagged_frame(self.format, self.spellings.token_ids)
+        channels, token_ids = self.format.channels, self.spellings.token_ids
         found = self._opened(settings, opened)
+        if channels is None:
+            frame = ""
+            if tools and found is not None:
+                frame = frame_beside_calls(
+                    self.format,
+                    token_ids,
+                    tools,
+                    is_parallel=settings.options.parallel_tool_calls,
+                    opened=found,
+                    is_followed=reasoning is not None,
+                    takes_blanks=takes_blanks,
+                )
+            if not frame:
+                frame, reasoning = tagged_frame(self.format, token_ids), _without_calls(reasoning)
+            return frame, reasoning
         if found is None:
             given = Summary("a turn that has begun a call, or the header of a message")
             raise BadRequest(
@@ -164,8 +185,8 @@ class ReadFormat(NamedTuple):
         ends = tuple(each.literal for each in channels.ends)
         is_message_next = found.is_start or found.is_header or opened.rstrip().endswith(ends)
         if not (is_message_next or found.is_reasoning):
-            return ""
-        return structured_frame(channels, self.spellings.token_ids, tools, found)
+            return "", reasoning
+        return structured_frame(channels, token_ids, tools, found), reasoning
 
     def _opened(self, settings: AnswerSettings, opened: str) -> Opened | None:
         """What the prompt has of the answer; None: a part of a call."""
@@ -180,6 +201,13 @@ class ReadFormat(NamedTuple):
         """Where the prompt leaves the answer; None: within a call."""
         types = decode_tool_types(settings.tools)
         return self.compiled.reader(types, settings.options, settings.start).place
+
+
+def _without_calls(reasoning: ReasoningIds | None) -> ReasoningIds | None:
+    """Of an answer in which there can be none."""
+    if reasoning is None:
+        return None
+    return replace(reasoning, calls=(), sequences=replace(reasoning.sequences, calls=()))
 
 
 def read_format(

@@ -166,7 +166,9 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
             settings, chat.tools or (), opened, is_followed=reasoning is not None
         )
     elif request.is_structured:
-        frame = traits.format.structured_frame(settings, chat.tools or (), opened)
+        frame, reasoning = traits.format.structured_frame(
+            settings, chat.tools or (), opened, reasoning, takes_blanks=request.takes_blanks
+        )
     elif chat.tools:
         grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)
     if traits.format.format.channels is not None and reasoning is not None:

@@ -23,6 +23,7 @@ from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
 from slipstream_worker.formats.call_grammar import (
     Opened,
     call_grammar,
+    frame_beside_calls,
     free_call_grammar,
     structured_frame,
 )
@@ -433,6 +434,86 @@ def test_structured_output_is_the_text_of_the_final_message(
     assert not allows(fitting)
     assert not allows(f"{before}<|channel|>commentary<|message|>I look.<|end|>{FINAL}{fitting}")
     assert not allows(f"{before}{FINAL}{fitting}<|end|>{HEADER}{FINAL}{fitting}")
+
+
+STRICT = [
+    {**tool, "function": {**tool["function"], "strict": True}}  # type: ignore[dict-item]
+    for tool in TOOLS
+]
+
+
+def calls_or(text: str, events: list[AnswerEvent], *, takes_blanks: bool = False) -> list[str]:
+    """Check that the answer is whole calls, or this text as content, behind blanks if it takes
+    them; the calls' names.
+    """
+    if any(each.kind == EventKind.CALL_BEGINS for each in events):
+        return check(events, may_reason=True)
+    content = "".join([each.text for each in events if each.kind == EventKind.CONTENT])
+    assert (content.lstrip() if takes_blanks else content) == text, events
+    return []
+
+
+@every_format
+@with_tokens
+@settings(max_examples=12)
+@given(seed=seeds, is_parallel=st.booleans())
+def test_structured_output_beside_calls_is_read_as_one_or_the_other(
+    name: str, has_tokens: bool, seed: int, is_parallel: bool
+) -> None:
+    found, model = model_of(name, "", has_tokens)
+    frame = frame_beside_calls(found, model.ids, STRICT, is_parallel=is_parallel)
+    assert frame.count(FRAMED) == 1
+    items = model.items(walk(model, frame.replace(FRAMED, '"yes"'), seed))
+    names = calls_or("yes", read(compile_format(found, model.ids), items, TYPES))
+    assert is_parallel or len(names) <= 1
+
+
+@pytest.mark.parametrize("name", [each for each in FORCEABLE if each != "phi4_mini_json"])
+@pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral", "kimi_k3"])
+@pytest.mark.parametrize("is_prefilled", [False, True])
+@settings(max_examples=5)
+@given(seed=seeds, text=st.text("ab \n<{", max_size=9), takes_blanks=st.booleans())
+def test_structured_output_or_calls_stand_behind_reasoning(
+    name: str, reasoning: str, is_prefilled: bool, seed: int, text: str, takes_blanks: bool
+) -> None:
+    found, model = model_of(name, reasoning, True)
+    prefilled = REASONING[reasoning].begins[0].literal if is_prefilled else ""
+    compiled = compile_format(found, model.ids)
+    items = model.items(model.encoded(prefilled))
+    state = start_state(
+        compiled, [(it, "") if isinstance(it, int) else (-1, it) for it in items], TYPES
+    )
+    place = compiled.reader(TYPES, AnswerOptions(), state).place
+    ids = reasoning_ids(found, model.spellings(found), (), place, is_start=not prefilled)
+    assert ids is not None
+    opened = Opened(not prefilled, bool(prefilled))
+    frame = frame_beside_calls(
+        found,
+        model.ids,
+        STRICT,
+        is_parallel=True,
+        opened=opened,
+        is_followed=True,
+        takes_blanks=takes_blanks,
+    )
+    answer = walk(model, frame.replace(FRAMED, '"yes"'), seed)
+    thought = [*model.encoded(text), *ids.forced_end]
+    begun = thought if prefilled else [*(ids.begins[:1] or ids.sequences.begins[0]), *thought]
+    for before in (begun, [] if not prefilled else begun):
+        events = read(compiled, model.items([*before, *answer]), TYPES, state=state)
+        calls_or("yes", events, takes_blanks=takes_blanks and not before)
+
+
+def test_structured_output_stands_alone_where_calls_have_no_grammar() -> None:
+    found, model = model_of("phi4_mini_json", "qwen3", True)
+    within = Opened(False, True)
+    assert not frame_beside_calls(found, model.ids, TOOLS, is_parallel=True, opened=within)
+    broken = {"type": "function", "function": {"name": "<", "parameters": {}}}
+    found, model = model_of("glm45", "", True)
+    assert not frame_beside_calls(found, model.ids, [broken], is_parallel=True)
+    broken["function"]["strict"] = True  # type: ignore[index]
+    with pytest.raises(BadRequest, match="names without"):
+        frame_beside_calls(found, model.ids, [broken], is_parallel=True)
 
 
 @pytest.mark.parametrize("grammar", ['{"a": 1}', "{", "start: @no"])

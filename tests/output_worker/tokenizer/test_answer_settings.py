@@ -250,6 +250,10 @@ def test_reasoning_between_tags_is_followed_in_every_spelling(tokenizer):
     assert chat.rendered(template=off).reasoning.start == "border"
     frame = chat.rendered(template=template_options(strict), is_structured=True).frame
     assert FRAMED in frame
+    assert "look" in frame
+    none = AnswerOptions("none")
+    frame = chat.rendered(template=template_options(strict), options=none, is_structured=True).frame
+    assert FRAMED in frame
     assert frame.count('"response"') == 4  # around content
     named = AnswerOptions("function:look")
     forced = chat.rendered(template=template_options(strict), options=named)
@@ -273,8 +277,22 @@ def test_structured_output_stands_in_the_final_channel(tokenizer):
     turns = (*HI, ChatMessage("assistant", "Hello"))
     template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
     assert not chat.rendered(turns, template, is_structured=True).frame
-    plain = Chat(tokenizer, HYBRID)
-    assert not plain.rendered(template=tools, is_structured=True).frame
+
+
+def test_structured_output_stands_beside_calls(tokenizer):
+    chat = Chat(tokenizer, HYBRID)
+    tools = template_options(TOOLS)
+    rendered = chat.rendered(template=tools, is_structured=True)
+    assert FRAMED in rendered.frame
+    assert "look" in rendered.frame
+    assert rendered.reasoning.calls  # one ends reasoning
+    for options in (
+        {"template": tools, "options": AnswerOptions("none")},
+        {"template": TemplateOptions()},
+    ):
+        alone = chat.rendered(**options, is_structured=True)
+        assert not alone.frame
+        assert not alone.reasoning.calls
 
 
 def test_vllm_57726_structured_output_of_a_plain_prompt_applies_at_once(tokenizer):

@@ -181,6 +181,18 @@ def test_instructor_extracts_an_object(stack: Stack) -> None:
     assert [one.body.get("stream", False) for one in recorded] == [False] * 4 + [True] * 2
 
 
+def test_agents_call_tools_and_end_with_an_object(stack: Stack) -> None:
+    """Its schema comes with each of their requests, beside the tools."""
+    runs, recorded = play(stack, "typed_agents", "current")
+    assert len(runs) == 5
+    for run in runs.values():
+        assert run == {"calls": CALLS, "answer": {"city": "Oslo", "days": 3}}
+    assert len(recorded) == 2 * len(runs)
+    for one in recorded:
+        assert "tools" in one.body
+        assert "response_format" in one.body or "format" in one.body["text"]
+
+
 # ---- what is written down about them -----------------------------------------------------------
 
 

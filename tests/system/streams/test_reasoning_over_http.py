@@ -31,6 +31,7 @@ ANSWERS = [
     {"when": "astray", "text": f"<think>{THOUGHT}</think>\nLet me see: <[{{ \n{ASTRAY}"},
     {"when": "object", "text": f"<think>{THOUGHT}</think>\n\n{OBJECT}"},
     {"when": "call", "text": f"<think>{THOUGHT}</think>\n{CALL}"},
+    {"when": "two", "text": f"<think>{THOUGHT}</think>\n{CALL}\n{CALL}"},
     {"when": "at once", "text": OBJECT},
     {"when": "cut", "text": f"<think>{THOUGHT}"},
 ]
@@ -268,3 +269,64 @@ def test_a_death_in_a_strict_call_changes_nothing(
                 pid = None
     assert pid is None
     assert found == expected
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_a_schema_beside_tools_leaves_the_choice_to_the_model(
+    client: OpenAI, is_parallel: bool
+) -> None:
+    """An agent's request: it calls its tools until it knows what to answer."""
+    options: dict[str, Any] = {"response_format": FORMAT, "tools": tools(is_strict=False)}
+    options["parallel_tool_calls"] = is_parallel
+    [choice] = ask(client, "call", **options).choices
+    assert choice.message.reasoning_content == THOUGHT
+    assert calls_of(choice.message) == [("now", "{}")]
+    assert not choice.message.content
+    assert choice.finish_reason == "tool_calls"
+    for what in ("object", "at once"):
+        [choice] = ask(client, what, **options).choices
+        assert not choice.message.tool_calls
+        assert json.loads(choice.message.content) == {"name": "Ada"}
+        assert choice.finish_reason == "stop"
+    message = ask(client, "two", **options).choices[0].message
+    assert calls_of(message) == [("now", "{}")] * (2 if is_parallel else 1)
+    assert not message.content
+
+
+@pytest.mark.parametrize("role", ["core", "worker"])
+@pytest.mark.parametrize("what", ["call", "object"])
+def test_a_death_changes_neither_calls_nor_the_schema(
+    stack: Stack, client: OpenAI, role: str, what: str
+) -> None:
+    options: dict[str, Any] = {"response_format": FORMAT, "tools": tools(is_strict=True)}
+    message = ask(client, what, **options).choices[0].message
+    expected = message.reasoning_content, message.content or "", calls_of(message)
+    pid: int | None = stack.pids[role]
+    reasoning, content, found = "", "", []
+    for chunk in ask(client, what, stream=True, **options):
+        delta = chunk.choices[0].delta
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        content += delta.content or ""
+        found += [(it.function.name, it.function.arguments) for it in delta.tool_calls or ()]
+        if pid is not None and reasoning == THOUGHT:
+            os.kill(pid, signal.SIGKILL)
+            pid = None
+    assert pid is None
+    names = [name for name, _ in found if name]
+    arguments = "".join(part or "" for _, part in found)
+    calls = [(name, arguments) for name in names]
+    assert (reasoning, content, calls) == expected
+
+
+def test_a_choice_beside_tools_is_the_whole_content(client: OpenAI) -> None:
+    """Blanks before it would be content."""
+    extra = {"structured_outputs": {"choice": ["yes", "no"]}}
+    for what in ("at once", "object"):
+        answer = client.chat.completions.create(
+            model="demo",
+            messages=[{"role": "user", "content": what}],
+            max_tokens=200,
+            tools=TOOLS,
+            extra_body=extra,
+        )
+        assert answer.choices[0].message.content in ("yes", "no")
