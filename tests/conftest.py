@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -37,16 +37,39 @@ for _number, _usual in (
 _QUICK_TIMEOUT_S = 400.0
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "of a test with more cases, run this many, from all over their list"
+    parser.addoption("--cases", type=int, metavar="N", help=about)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run files with the most slow tests first, so that no long file is left alone at the end.
 
     Quick tests have less time than pyproject.toml gives to all.
     """
+    if config.option.cases:
+        _leave_out(config, items)
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
     for item in items:
         if not item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(_QUICK_TIMEOUT_S))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect cases of tests that have more than `--cases`."""
+    cases = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    most, left_out = config.option.cases, set()
+    for every in cases.values():
+        if len(every) > most:
+            kept = {every[number * len(every) // most] for number in range(most)}
+            left_out.update(item for item in every if item not in kept)
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish() -> None:

@@ -624,7 +624,7 @@ def test_a_silent_replica_goes_on_with_all_of_its_processes():
     with started([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
         patience = Patience()
         while len(process_census.descendants(process.pid)) < 2:
-            patience.check("it has no child")
+            patience.wait("it has no child")
         tree = [psutil.Process(pid) for pid in process_census.descendants(process.pid)]
         states: list[set[str]] = []
 
@@ -640,7 +640,7 @@ def test_a_silent_replica_goes_on_with_all_of_its_processes():
         assert {psutil.STATUS_STOPPED} in states
         patience = Patience()
         while any(each.status() == psutil.STATUS_STOPPED for each in tree):
-            patience.check("a process is stopped still")
+            patience.wait("a process is stopped still")
         assert [one.how for one in injector.injected] == [""]
         for each in tree:
             each.kill()

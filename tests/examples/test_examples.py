@@ -227,7 +227,7 @@ def test_proxy_ends_what_its_user_has_left(proxy: int, stack: Stack) -> None:
     connection.close()
     patience = Patience()
     while num_aborted(stack) == aborted:
-        patience.check("the stream runs on")
+        patience.wait("the stream runs on")
 
 
 def num_aborted(stack: Stack) -> float:

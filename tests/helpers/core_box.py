@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import select
 import time
 from collections import deque
 from collections.abc import Callable
@@ -51,6 +52,7 @@ from slipstream_ipc.transport.codec import worker_codec
 from slipstream_ipc.transport.dealer import Dealer
 
 VOCAB_SIZE = 997
+_GRAMMAR_S = 0.01  # at most, as a worker may have something to say meanwhile
 
 
 MODEL = f"simulated:step_ms=0,prefill_us=0,vocab_size={VOCAB_SIZE},mode=chain"
@@ -313,6 +315,13 @@ class StateWorker:
             self._waiting.appendleft(Report(step.step))
 
 
+def await_grammar(core: Core) -> None:
+    """Leave the processor to a grammar that is being compiled, where there is nothing but that."""
+    scheduler = core.scheduler
+    if core.compiler.num_jobs and not (scheduler.num_running or scheduler.num_waiting):
+        select.select([core.compiler], [], [], _GRAMMAR_S)
+
+
 class CoreBox:
     """One core and any number of workers."""
 
@@ -365,6 +374,7 @@ class CoreBox:
 
     def step(self) -> None:
         if self.core is not None:
+            await_grammar(self.core)
             self.core.engine.run_once(wait=False)
         for worker in self.workers:
             worker.step()

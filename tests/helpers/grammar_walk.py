@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 import llguidance
+import numpy as np
 from tests.helpers.answers import delimiter_tokens
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -129,8 +130,9 @@ def walk(
             num_left = draw.randrange(_NUM_FREE // 2)
             chosen = draw.choice(fitting)
         else:
-            biases = matcher.compute_logit_bias()
-            allowed = [i for i, bias in enumerate(biases) if bias and i != model.end_id]
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+            allowed = [i for i in ids if i != model.end_id]
             if not allowed:
                 break
             chosen = [draw.choice(allowed)]

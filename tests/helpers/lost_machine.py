@@ -56,7 +56,7 @@ def main() -> int:
         patience = Patience()
         while len(client._io._session._moves.open_members()) < 2:
             client._io.connect().result()
-            patience.check("both replicas are attached")
+            patience.wait("both replicas are attached")
         streams = [client.stream(prompt, **PARAMS) for prompt in PROMPTS]
         texts = [next(stream).text for stream in streams]
         run(f"ip link set {NEAR} down")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import zmq
 from msgspec import structs
+from tests.helpers.core_box import await_grammar
 from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.demo_model import MODEL_PATH
@@ -464,6 +465,7 @@ class MiniStack:
 
     def step(self) -> None:
         if self.core is not None:
+            await_grammar(self.core)
             self.core.engine.run_once(wait=False)
         if self.worker is not None:
             now = self.now()

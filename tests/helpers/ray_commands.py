@@ -85,4 +85,4 @@ class Members:
             found = frozenset(self._source.addresses(0.0))
             if len(found) == number and found != other_than:
                 return found
-            patience.check(found)
+            patience.wait(found)

@@ -38,7 +38,7 @@ def lose_link(stack: Stack, ends: list[str]) -> None:
     run(f"ip link set {NEAR} down")
     patience = Patience()
     while not ends:
-        patience.check("the core lives on without its rank")
+        patience.wait("the core lives on without its rank")
         ends += core_ends(stack)
     run(f"ip link set {NEAR} up")
 

@@ -320,7 +320,7 @@ def test_a_spare_that_is_to_serve_meanwhile_goes_on_at_full_speed(
         os.write(write_fd, msgspec.json.encode(Activate()) + b"\n")
         patience = Patience()
         while niceness() != own:
-            patience.check("it goes on at low priority")
+            patience.wait("it goes on at low priority")
 
     prepare(work, commands)
     assert seen == [min(19, own + 10)]

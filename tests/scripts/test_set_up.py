@@ -104,7 +104,7 @@ class Clone:
     def until_pip_runs(self) -> None:
         patience = Patience(PATIENCE_S)
         while not self.installs:
-            patience.check()
+            patience.wait()
 
     @property
     def done(self) -> list[str]:

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ import psutil
 
 from slipstream_bench.common.process_census import tree_cpu_s
 from slipstream_bench.http_front.event_reader import read_streams
+from slipstream_bench.peers.server_process import free_port
 
 TICK_S = 0.02
 TEXT = '{"id":"cmpl-%032d","object":"text_completion","created":1700000000,"model":"some-model",'
@@ -282,13 +282,6 @@ def measure(name: str, num_streams: int, num_chunks: int) -> float:
             for child in psutil.Process(process.pid).children(recursive=True):
                 child.kill()
             process.kill()
-
-
-def free_port() -> int:
-    """A port that is currently unused."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def wait_until_open(port: int) -> None:

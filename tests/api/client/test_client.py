@@ -217,7 +217,7 @@ def test_accepted_waits_for_the_server(client: Client, worker: FakeWorker, kind:
         waiting = pool.submit(stream.accepted)
         patience = Patience()
         while stream._state.wakeup is None:
-            patience.check("it does not wait")
+            patience.wait("it does not wait")
         handle = worker.accept(submit)
         waiting.result(PATIENCE_S)
     stream.accepted(timeout_s=0)
@@ -998,7 +998,7 @@ def test_two_threads_cannot_read_one_stream(client: Client, worker: FakeWorker) 
         reading = pool.submit(lambda: [delta.text for delta in stream])
         patience = Patience()
         while stream._state.wakeup is None:
-            patience.check()
+            patience.wait()
         with pytest.raises(RequestError, match="another thread reads"):
             next(stream)
         worker.send(deltas(Entry(handle, "x", 0, end=end_of("x"))))
@@ -1051,7 +1051,7 @@ def test_what_a_leaving_server_turns_away_is_asked_for_at_the_next_attach(
     worker.send(*[Rejected(each.handle, fault, is_leaving=True) for each in (first, second)])
     patience = Patience()
     while given_up._state.was_sent or not worker.acknowledged():
-        patience.check()
+        patience.wait()
     given_up.abort()
     assert list(given_up) == []
     worker.tell_to_attach()

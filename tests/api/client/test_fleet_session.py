@@ -121,7 +121,7 @@ def attached(client: Client, num: int) -> None:
     patience = Patience()
     while not is_attached(client, num):
         client._io.connect().result()
-        patience.check()
+        patience.wait()
 
 
 def spread(client: Client, replicas: list[Replica]) -> dict[Replica, Any]:
@@ -147,7 +147,7 @@ def spread(client: Client, replicas: list[Replica]) -> dict[Replica, Any]:
 def first_submit(replicas: list[Replica], patience: Patience) -> tuple[Replica, Submit]:
     """The next Submit that one of the replicas gets."""
     while True:
-        patience.check()
+        patience.wait()
         for replica in replicas:
             with suppress(queue.Empty):
                 body = replica._received.get_nowait()
@@ -236,7 +236,7 @@ def grown(client: Client) -> None:
     """Wait until the client knows that its server belongs to a fleet."""
     patience = Patience()
     while not isinstance(client._io._session, FleetSession):
-        patience.check()
+        patience.wait()
 
 
 def test_a_client_of_one_address_learns_the_others_from_its_welcome(place) -> None:
@@ -360,7 +360,7 @@ def test_a_replica_with_another_card_does_not_change_what_is_asked_of_the_others
         first.stop()
         patience = Patience()
         while client._io.models != (narrow,):
-            patience.check()
+            patience.wait()
 
 
 def test_no_move_to_another_fingerprint(place) -> None:
@@ -425,7 +425,7 @@ def test_a_draining_replica_gets_nothing_new_and_its_streams_run_on(place) -> No
         first.tell(Load("draining", within_s=1000.0))
         patience = Patience()
         while not is_attached(client, 1):
-            patience.check()
+            patience.wait()
         others = [client.stream(f"{num} prompt") for num in range(8)]
         for _ in others:
             second.accept(expect(second, Submit))
@@ -451,7 +451,7 @@ def test_a_replica_that_leaves_turns_streams_away_to_another(place) -> None:
         stream = client.stream("x")
         patience = Patience()
         while first._received.empty() and second._received.empty():
-            patience.check()
+            patience.wait()
         leaving, other = (first, second) if not first._received.empty() else (second, first)
         submit = leaving.expect(Submit)
         leaving.send(Rejected(submit.handle, Fault("overloaded", "it is stopping"), True))
@@ -533,7 +533,7 @@ def test_a_stream_resumed_while_no_replica_is_there_goes_on_when_one_is(place) -
         second.stop()
         patience = Patience()
         while client._io._session.is_attached:
-            patience.check()
+            patience.wait()
         stream = client.resume("ab" * 16, num_chars=1, num_tokens=1)
         again = place("b")
         again.send(Located(again.expect(Locate).number, (0,)))
@@ -551,7 +551,7 @@ def test_a_stream_resumed_before_the_fleet_is_known_is_looked_for_in_all_of_it(p
     def answer() -> None:
         patience = Patience()
         while not first.do(lambda: first.has_session):
-            patience.check()
+            patience.wait()
         first.do(lambda: setattr(first, "is_silent", False))
         first.tell_again()
         for replica, moves in ((first, 0), (second, 1)):
@@ -584,7 +584,7 @@ def test_a_later_reader_of_a_stream_that_waits_is_as_accepted_as_the_first(place
         first.stop()
         patience = Patience()
         while client._io._session.is_attached:
-            patience.check()
+            patience.wait()
         later = client.resume(stream.id, num_chars=1, num_tokens=1)
         second = place("b")
         resume = second.expect(Resume)
@@ -687,7 +687,7 @@ def test_what_is_computed_again_is_asked_of_a_replica_that_takes_it(place) -> No
         first.tell(Load("draining", within_s=1000.0))
         patience = Patience()
         while not is_attached(client, 1):
-            patience.check()
+            patience.wait()
         submit = Submit(0, b"1" * 16, Raw(b"\x80"), "x")
         asked = StreamState(new_resume("31" * 16, 0, 0, 0), wants_whole=False, resubmittable=submit)
         client._io.submit(asked)
@@ -837,7 +837,7 @@ def test_a_replica_that_comes_back_with_another_model_is_asked_for_that_alone(pl
         again = place(address.rpartition("/")[2], OTHER)
         patience = Patience()
         while [card.name for card in client.models] != ["fake"]:
-            patience.check()
+            patience.wait()
         with pytest.raises(ConnectionLostError):
             list(stream)
         assert said(again, Submit) + said(one, Submit) == []

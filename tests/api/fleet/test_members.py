@@ -193,7 +193,7 @@ def test_a_process_tells_the_members_and_is_started_again(tmp_path: Path, caplog
         patience = Patience()
         while ("tcp://127.0.0.1:2",) not in seen:
             seen.add(source.addresses(0.0))
-            patience.check(seen)
+            patience.wait(seen)
     assert seen <= {(), ("tcp://127.0.0.1:1",), ("tcp://127.0.0.1:2",)}
     for why in ("Ray is away", "it has none", "http://x", "no list of members"):
         assert why in caplog.text
@@ -215,7 +215,7 @@ def test_a_process_that_cannot_be_started_changes_nothing(tmp_path: Path, caplog
     patience = Patience()
     while "cannot be started" not in caplog.text:
         assert source.addresses(0.0) == ()
-        patience.check()
+        patience.wait()
     source.close()
 
 
@@ -242,6 +242,6 @@ def test_it_begins_until_the_process_has_said_something(tmp_path: Path) -> None:
     path.write_text('["ipc:///a"]')
     patience = Patience()
     while not source.addresses(0.0):
-        patience.check()
+        patience.wait()
     assert not source.is_beginning
     source.close()

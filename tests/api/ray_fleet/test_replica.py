@@ -48,14 +48,14 @@ def test_it_serves_tells_its_load_and_drains() -> None:
     made.remember(encoded(GOAL))
     patience = Patience()
     while (report := said(made)).load is None or not report.load.max_seqs:
-        patience.check(report)  # the first one knows nothing of the core
+        patience.wait(report)  # the first one knows nothing of the core
     assert (report.load.state, report.load.max_seqs, report.goal) == ("serving", 7, GOAL)
     with Client(report.address, insecure=True) as client:
         assert client.generate("a", max_tokens=3).text
     made.drain()
     made.drain()
     while not (report := said(made)).has_ended:
-        patience.check(report)
+        patience.wait(report)
     assert report.is_draining
     assert not has_ended.is_set()
     assert made._load is None  # nothing of it is left to the garbage collector

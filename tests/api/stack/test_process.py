@@ -110,7 +110,7 @@ def test_what_waits_for_a_cpu_that_another_has_is_counted() -> None:
     try:
         patience = Patience()
         while cpu_wait_s(spinners[0].pid) < 0.2:
-            patience.check("it never waits")
+            patience.wait("it never waits")
     finally:
         for spinner in spinners:
             spinner.kill()

@@ -354,7 +354,7 @@ def test_a_process_beats_while_it_loads() -> None:
     patience = Patience()
     with beating(note):
         while at_workers.num_beats < 3:
-            patience.check()
+            patience.wait()
     num_beats = at_workers.num_beats
     note.beat()
     assert at_workers.num_beats == num_beats + 1, "it is the caller's from now on"

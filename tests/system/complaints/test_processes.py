@@ -126,7 +126,7 @@ def test_answers_survive_a_dead_engine_vllm_39863_27194_32193_sglang_9329_36900(
     assert wait_for(stack, ProcessRestarted, name)
     patience = Patience()
     while (status := status_of(stack, "/ready")) != 200:
-        patience.check(status)  # the front has yet to hear of it
+        patience.wait(status)  # the front has yet to hear of it
 
 
 @pytest.mark.parametrize("name", ["core", "worker", "http"])
@@ -270,7 +270,7 @@ def test_overload_is_503_with_retry_after_vllm_18826() -> None:
         waiting.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer, patience = None, Patience()
         while answer is None or answer.status == 200:  # until that one waits
-            patience.check("no request is refused")
+            patience.wait("no request is refused")
             connection = connect(stack)
             answer = ask(connection, prompt="a", max_tokens=1)
         assert answer.status == 503

@@ -70,7 +70,7 @@ def draining(num_tokens: int, **settings: Any) -> Iterator[Draining]:
     ):
         patience = Patience()
         while (status := idle.get("/health").json["status"]) != "ok":
-            patience.check(status)
+            patience.wait(status)
         body = {"prompt": "a", "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
         stream.post(COMPLETIONS, body, EVENTS)
         assert stream.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
@@ -85,7 +85,7 @@ def draining(num_tokens: int, **settings: Any) -> Iterator[Draining]:
         found = Draining(stack, stream, idle, late)
         patience = Patience()
         while found.health()["status"] != "draining":  # a front hears of it a moment later
-            patience.check()
+            patience.wait()
         yield found
 
 
@@ -115,7 +115,7 @@ def test_health_is_served_until_the_last_stream_has_ended():
             assert answer.headers["retry-after"]
         metrics, patience = b"", Patience()
         while b"\nslipstream:num_requests_running{" not in metrics:
-            patience.check(metrics)
+            patience.wait(metrics)
             with found.connect() as raw:
                 answer = raw.get("/metrics")
                 assert answer.status == 200
@@ -198,7 +198,7 @@ def test_a_front_that_dies_while_it_drains_has_a_successor_that_says_so():
                 answer = raw.get("/health")
             if (answer.status, answer.json["status"]) == (200, "draining"):
                 break
-            patience.check()
+            patience.wait()
         with found.connect() as raw:
             assert raw.get("/ready").status == 503
         os.kill(found.stack.pids["supervisor"], signal.SIGINT)  # it need not wait any longer

@@ -31,8 +31,7 @@ def wait_until_it_computes(runtime_dir: Path) -> None:
     """Until a step has been launched by the core that serves now."""
     patience = Patience()
     while not read_note(runtime_dir):
-        patience.check()
-        os.sched_yield()
+        patience.wait()
 
 
 @pytest.mark.slow

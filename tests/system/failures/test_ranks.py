@@ -70,7 +70,7 @@ class TwoRanks(NamedTuple):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if each.name() == "slip:core":
                         return each
-            patience.check("no core serves")
+            patience.wait("no core serves")
 
     def rank(self) -> psutil.Process:
         """Its other rank."""
@@ -138,7 +138,7 @@ def test_rank_killed_streams_identical(two_ranks: TwoRanks) -> None:
     assert texts(two_ranks.client, once_under_way(rank.kill)) == two_ranks.expected
     patience = Patience()
     while not (found := core_ends(two_ranks.stack)):  # the last token may have been there before
-        patience.check("the core lives on without its rank")
+        patience.wait("the core lives on without its rank")
     assert found == ["signal SIGKILL"]
 
 

@@ -48,7 +48,7 @@ class TwoMachines(NamedTuple):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if each.name() == f"slip:{name}":
                         return each
-            patience.check(f"no {name} serves")
+            patience.wait(f"no {name} serves")
 
     def rank(self) -> psutil.Process:
         return self.process("rank-1", self.node)

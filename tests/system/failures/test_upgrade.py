@@ -244,7 +244,7 @@ def test_behind_a_proxy_the_old_one_ends_what_it_has_while_the_new_one_serves(
         old.process.send_signal(signal.SIGTERM)
         patience = Patience()
         while ready(old.port) != 503:  # from then on a proxy sends requests to the other one
-            patience.check()
+            patience.wait()
         assert ready(new.port) == 200
         with Raw(new.port) as other:
             other.post("/v1/completions", body)

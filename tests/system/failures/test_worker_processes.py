@@ -105,7 +105,7 @@ def test_each_process_has_its_name(stack: Stack) -> None:
     ]
     patience = Patience()
     while not all(each in asked(stack, "/metrics") for each in told):  # numbers come with beats
-        patience.check("no number of each worker is there")
+        patience.wait("no number of each worker is there")
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3)])

@@ -43,7 +43,7 @@ def test_metrics_of_all_replicas(stacks: list[Stack]) -> None:
         with Raw(front.port) as raw:
             patience = Patience()
             while set(raw.get("/health").json["replicas"].values()) != {"serving"}:
-                patience.check()
+                patience.wait()
 
             def tokens() -> list[float | None]:
                 text = raw.get("/metrics?replicas=all").body.decode()
@@ -51,7 +51,7 @@ def test_metrics_of_all_replicas(stacks: list[Stack]) -> None:
                 return [value(text, "generation_tokens_total", **each) for each in where]
 
             while tokens() != [10.0, 20.0]:
-                patience.check()
+                patience.wait()
             plain = raw.get("/metrics").body.decode()
             assert value(plain, "generation_tokens_total", process="core") is None
             os.kill(stacks[1].pids["worker"], signal.SIGSTOP)

@@ -36,7 +36,7 @@ def test_a_full_replica_sends_requests_to_others_and_a_full_fleet_answers_503() 
             return sum(float(line.rpartition(" ")[2]) for line in found)
 
         while total("replica_state", state="serving") < NUM_REPLICAS:
-            patience.check("all serve")
+            patience.wait("all serve")
         # one conversation: each request prefers the same replica
         body = {"prompt": "Chapter 1", "max_tokens": 2000, "ignore_eos": True, "stream": True}
         readers = []
@@ -44,7 +44,7 @@ def test_a_full_replica_sends_requests_to_others_and_a_full_fleet_answers_503() 
             readers.append(opened.enter_context(Raw(front.port)))
             readers[-1].post(PATH, body)
             while total("replica_requests_running") + total("replica_requests_waiting") < num + 1:
-                patience.check(f"request {num} runs or waits")
+                patience.wait(f"request {num} runs or waits")
         assert total("replica_requests_running") == NUM_REPLICAS
         raw.post(PATH, {**body, "stream": False})
         refused = raw.read()
@@ -53,4 +53,4 @@ def test_a_full_replica_sends_requests_to_others_and_a_full_fleet_answers_503() 
         assert int(refused.headers["retry-after"]) > 0
         # each of the three was asked
         while total("requests_rejected_total", code="overloaded") < NUM_REPLICAS:
-            patience.check("three have refused it")
+            patience.wait("three have refused it")

@@ -82,7 +82,7 @@ def test_a_replica_killed_under_load_moves_its_own_models_streams_alone(
             assert (text, is_whole) == (plain[each], True)
         patience = Patience()
         while not moved(port):
-            patience.check("a front tells its counters with its beats")
+            patience.wait("a front tells its counters with its beats")
         assert moved(port) == moved(port, "one") <= len(PROMPTS)
         with Client(address) as client:
             assert [card.name for card in client.models] == ["one", "two"]
@@ -97,7 +97,7 @@ def test_a_replica_killed_under_load_moves_its_own_models_streams_alone(
         os.kill(left.pids["supervisor"], signal.SIGKILL)
         patience = Patience()
         while status(port, "/ready") == 200:
-            patience.check("a model without a replica")
+            patience.wait("a model without a replica")
         with Raw(port) as raw:
             raw.post(COMPLETIONS, body_of("two", PROMPTS[1]))
             assert raw.read().json["choices"][0]["text"] == plain["two", PROMPTS[1]]

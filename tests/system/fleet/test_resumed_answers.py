@@ -144,7 +144,7 @@ def test_replica_and_front_lost_at_once(fleet: Fleet) -> None:
     with Raw(second.port) as raw:
         patience = Patience()
         while raw.get("/health").json["replicas"][lost.address] != "away":
-            patience.check("the lost replica is away")
+            patience.wait("the lost replica is away")
         assert raw.get(f"/v1/streams/{reader.answer_id}", EVENTS, last).status == 404
     again = fleet.reader(second, last)
     assert reader.text + again.read() == expected

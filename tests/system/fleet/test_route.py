@@ -81,27 +81,27 @@ def test_a_router_tells_of_its_replicas(tmp_path: Path) -> None:
                 completion(port)
             patience = Patience()
             while sum(samples(port, "router_requests_total").values()) < 3:
-                patience.check("three streams were placed")
+                patience.wait("three streams were placed")
             assert samples(port, "router_moves_total") == {}
             assert set(samples(port, "replica_state")) == {
                 (first.address, "serving"),
                 (second.address, "serving"),
             }
             while running(port) or get(port, "/live")["running"]:
-                patience.check("what has ended does not run")
+                patience.wait("what has ended does not run")
             assert get(port, "/live")["replicas"].keys() == {first.address, second.address}
             os.kill(first.pids["supervisor"], signal.SIGKILL)
             patience = Patience()
             while get(port, "/health")["replicas"][first.address] != "away":
-                patience.check("the killed replica is away")
+                patience.wait("the killed replica is away")
             assert get(port, "/health")["status"] == "ok"
             assert status(port) == 200
             while (first.address, "away") not in samples(port, "replica_state"):
-                patience.check("the metrics say so, too")
+                patience.wait("the metrics say so, too")
             os.kill(second.pids["supervisor"], signal.SIGKILL)
             patience = Patience()
             while status(port) == 200:
-                patience.check("a router without replicas is not ready")
+                patience.wait("a router without replicas is not ready")
             assert get(port, "/health")["status"] == "recovering"
 
 
@@ -115,13 +115,13 @@ def test_moves_are_counted(tmp_path: Path) -> None:
             raw.read_until(b"data: ")
             patience = Patience()
             while not (busy := running(port)):
-                patience.check("a replica says that it runs the request")
+                patience.wait("a replica says that it runs the request")
             stack = first if busy == {first.address} else second
             os.kill(stack.pids["supervisor"], signal.SIGKILL)
             raw.read_until(b"[DONE]")
             patience = Patience()
             while samples(port, "router_moves_total") != {("lost",): 1.0}:
-                patience.check(str(samples(port, "router_moves_total")))
+                patience.wait(str(samples(port, "router_moves_total")))
 
 
 def running(port: int) -> set[str]:
@@ -137,7 +137,7 @@ def test_one_server_that_is_gone_leaves_the_fronts(tmp_path: Path) -> None:
         stack.stop()
         patience = Patience()
         while status(port) == 200:
-            patience.check("the fronts are ready without a server")
+            patience.wait("the fronts are ready without a server")
         assert process.poll() is None
 
 

@@ -136,9 +136,9 @@ def test_a_client_of_one_replica_goes_on_at_the_other() -> None:
         with Client(fleet.address.split(",")[0]) as client:
             patience = Patience()
             while not isinstance(client._io._session, FleetSession):
-                patience.check("it learns the members")
+                patience.wait("it learns the members")
             while len(client._io._session._moves.open_members()) < 2:
-                patience.check("both are attached")
+                patience.wait("both are attached")
             streams = [client.stream(prompt, max_tokens=120, seed=1) for prompt in PROMPTS]
             texts = [next(stream).text for stream in streams]
             assert {stream._state.member for stream in streams} == {0, 1}

@@ -35,7 +35,7 @@ def test_each_replica_has_a_key_pair_of_its_own(tmp_path: Path) -> None:
         with Client(",".join(addresses), keys=str(client_keys)) as client:
             patience = Patience()
             while len(client._io._session._members.attached) < 2:
-                patience.check()
+                patience.wait()
         with Client(addresses[1], keys=str(client_keys)) as client:
             assert len(client.generate([1, 2, 3], max_tokens=5, ignore_eos=True).token_ids) == 5
         with pytest.raises(BadRequestError, match=r"127\.0\.0\.1:1\.key"):

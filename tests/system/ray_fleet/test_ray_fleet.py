@@ -124,7 +124,7 @@ def test_one_program_and_one_request_are_those_of_a_server(
     with routing(tmp_path, fleet, "--keys", str(keys)) as (process, port):
         patience = Patience()
         while get_health(port) != ["serving"] * 3:
-            patience.check()
+            patience.wait()
         assert by_curl(port) == said
         process.terminate()
         assert process.wait(PATIENCE_S) == 0

@@ -109,7 +109,7 @@ def test_a_request_over_http_is_a_span_below_its_callers(
     assert collector.paths == {"/v1/traces"}
     patience = Patience()
     while metric(stack, "trace_spans_exported") < before + len(spans):
-        patience.check()
+        patience.wait()
     assert metric(stack, "trace_spans_lost") == 0
 
 
@@ -127,7 +127,7 @@ def test_all_answers_are_in_one_trace_whether_or_not_the_caller_has_one(
         assert raw.read().status == 200
     patience, trace_ids = Patience(), set[str]()
     while not trace_ids:
-        patience.check()
+        patience.wait()
         trace_ids = {
             span.trace_id
             for span in collector.spans
@@ -218,7 +218,7 @@ def traced(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
 def wait_for_metric(stack: Stack, name: str, value: float) -> None:
     patience = Patience()
     while metric(stack, name) != value:
-        patience.check((name, metric(stack, name)))
+        patience.wait((name, metric(stack, name)))
 
 
 @pytest.mark.slow

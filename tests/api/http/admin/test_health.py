@@ -68,14 +68,14 @@ def wait_for(stack: Stack, code: int, status: str, **processes: str) -> None:
         if (found, body["status"]) == (code, status) and processes.items() <= told.items():
             assert set(told) == ALL
             return
-        patience.check((found, body))
+        patience.wait((found, body))
 
 
 def wait_until_well(stack: Stack) -> None:
     wait_for(stack, 200, "ok", **dict.fromkeys(ALL, "ready"))
     patience = Patience()
     while (found := get(stack, "/ready"))[0] != 200:
-        patience.check(found)  # the front attaches to a new worker
+        patience.wait(found)  # the front attaches to a new worker
 
 
 def test_all_is_well(stack):
@@ -90,13 +90,13 @@ def test_processes_are_found_by_name_and_by_id(stack):
         processes = get(stack, "/live")[1]["processes"]
         if set(processes) == ALL and all(each["pid"] for each in processes.values()):
             break
-        patience.check(processes)
+        patience.wait(processes)
     for name, each in processes.items():
         assert psutil.Process(each["pid"]).name() == f"slip:{name}"
     while len(cores := children(stack, "supervisor", "slipstream_core.main")) < 2:
-        patience.check(cores)
+        patience.wait(cores)
     while {psutil.Process(pid).name() for pid in cores} != {"slip:core", "spare:core"}:
-        patience.check(cores)
+        patience.wait(cores)
 
 
 @pytest.mark.parametrize("name", ["core", "worker", "tokenizer"])
@@ -117,7 +117,7 @@ def test_a_core_that_is_being_replaced_is_no_reason_for_a_restart(stack):
     wait_until_well(stack)
     patience, before = Patience(), stack.pids["core"]
     while len(cores := children(stack, "supervisor", "slipstream_core.main")) < 2:
-        patience.check(cores)
+        patience.wait(cores)
     (spare,) = set(cores) - {before}
     os.kill(spare, signal.SIGSTOP)  # it loads as long as we look
     try:
@@ -138,7 +138,7 @@ def test_a_process_that_was_replaced_is_healthy(stack, name):
         patience.check(stack.pids)
         stack.next_event(1.0)
     while True:
-        patience.check(stack.pids)
+        patience.wait(stack.pids)
         try:
             wait_until_well(stack)
         except OSError:  # the front is on its way

@@ -201,7 +201,7 @@ def test_a_stack_tells_what_runs():
             is_told = len(timeline["steps"]) > 20 and timeline["work"] and all(rates)
             if live["running"] == 4 and is_told:
                 break
-            patience.check(live)
+            patience.wait(live)
         for stream in streams:
             stream.close()
     assert 0 < live["device_busy"] <= 1

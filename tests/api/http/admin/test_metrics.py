@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ def stack() -> Iterator[Stack]:
 def scrape(stack: Stack) -> Samples:
     with urllib.request.urlopen(f"{stack.http_address}/metrics", timeout=PATIENCE_S) as answer:
         assert answer.headers["content-type"].startswith("text/plain; version=")
-        text = answer.read().decode()
+        return samples_of(answer.read().decode())
+
+
+@lru_cache(1)  # numbers come twice a second, and are asked for far more often
+def samples_of(text: str) -> Samples:
     return {
         (sample.name.removeprefix("slipstream:"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -73,7 +78,7 @@ def wait_for(stack: Stack, condition: Callable[[Samples], bool]) -> Samples:
     """
     patience = Patience()
     while True:
-        patience.check("the numbers never said so")
+        patience.wait("the numbers never said so")
         try:
             if condition(samples := scrape(stack)):
                 return samples
@@ -197,17 +202,17 @@ def test_as_many_run_as_streams_run() -> None:
             next(stream)
         patience, seen = Patience(), set[float]()
         while value(scrape(stack), "num_requests_running") != num:
-            patience.check()
+            patience.wait()
         while len(seen) < 5:  # times that it was told since
             samples = scrape(stack)
             assert value(samples, "num_requests_running") == num
             assert value(samples, "num_requests_waiting") == 0
             seen.add(value(samples, "engine_steps_total"))
-            patience.check()
+            patience.wait()
         for stream in streams:
             stream.abort()
         while value(scrape(stack), "num_requests_running"):
-            patience.check()
+            patience.wait()
 
 
 def test_prefix_hits_are_counted(stack: Stack) -> None:
@@ -275,7 +280,7 @@ def test_counters_outlive_a_process(stack: Stack, name: str) -> None:
     last = before
     is_back = False
     while not is_back:
-        patience.check(f"no new {name} was told of")
+        patience.wait(f"no new {name} was told of")
         # a front that has just begun may know of no process yet
         samples = wait_for(stack, lambda samples: value(samples, "process_up") > 0)
         assert falls(last, samples) == []

@@ -78,7 +78,7 @@ def ended(client: OpenAI, response: Any) -> Any:
     """The response once it has ended."""
     patience = Patience()
     while response.status in ("queued", "in_progress"):
-        patience.check()
+        patience.wait()
         response = client.responses.retrieve(response.id)
     return response
 

@@ -182,7 +182,7 @@ def test_deaths_in_the_middle_of_an_input_change_nothing(stack: Stack, dead: lis
         patience = Patience()
         answer = None
         while answer is None or answer.status == 503:
-            patience.check(answer and answer.body)
+            patience.wait(answer and answer.body)
             if stack.pids.get("http") in (None, pids["http"]):
                 continue
             answer = ask(stack, body, EVENTS, f"Last-Event-ID: {events[-1][0]}")

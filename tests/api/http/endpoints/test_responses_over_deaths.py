@@ -41,7 +41,7 @@ def kill(stack: Stack, names: list[str]) -> None:
         os.kill(pids[name], signal.SIGKILL)
     patience = Patience()
     while "http" in names and stack.pids.get("http") in (None, pids["http"]):
-        patience.check()
+        patience.wait()
 
 
 def answered(stack: Stack, path: str, body: dict[str, Any] | None, *headers: str) -> Answer:
@@ -56,7 +56,7 @@ def answered(stack: Stack, path: str, body: dict[str, Any] | None, *headers: str
                 answer = raw.read()
         if answer.status not in NOT_YET:
             return answer
-        patience.check(answer.body)
+        patience.wait(answer.body)
 
 
 def begun(stack: Stack, raw: Raw, body: dict[str, Any]) -> bytes:

@@ -397,14 +397,14 @@ def test_an_id_of_an_earlier_version_is_refused_and_says_so(stack):
 def wait_until_another_answers(stack: Stack, before: int) -> None:
     patience = Patience()
     while True:
-        patience.check("no front came")
+        patience.wait("no front came")
         try:
             ready = f"{stack.http_address}/ready"
             with urllib.request.urlopen(ready, timeout=PATIENCE_S) as answer:
                 if answer.status == 200 and stack.pids.get("http") != before:
                     return
         except OSError:
-            os.sched_yield()
+            continue
 
 
 def test_a_request_is_known_again_whoever_sends_it_and_whatever_it_is_called():

@@ -95,7 +95,7 @@ def front(workers: list[FakeWorker]) -> Iterator[Front]:
     running = Front(",".join([each.address for each in workers]), is_router=True)
     patience = Patience()
     while len(get(running, "/v1/models").json["data"]) < 2:
-        patience.check("both models are known")
+        patience.wait("both models are known")
     yield running
     running.stop()
 
@@ -194,7 +194,7 @@ def test_a_front_is_ready_while_each_model_has_a_replica(
     workers[0].stop()
     patience = Patience()
     while (answer := get(front, "/ready")).status == 200:
-        patience.check("a replica is lost")
+        patience.wait("a replica is lost")
     assert answer.error["message"] == "no replica of one takes requests now"
     assert get(front, "/health").json["status"] == "recovering"
     assert [model["id"] for model in get(front, "/v1/models").json["data"]] == ["one", "two"]

@@ -468,7 +468,7 @@ def test_who_takes_no_whole_answer_is_dropped_and_hinders_nobody(worker, reads):
                 most = memory().rss if turn == 1 else most
             patience = Patience()
             while memory().rss >= most + 2 * len(text):  # nothing of the others is left
-                patience.check()
+                patience.wait()
             say(worker, handle, "", num, "stop")
             assert other.read_event()["choices"][0]["finish_reason"] == "stop"
     finally:

@@ -93,7 +93,7 @@ def wait_until_read(front: Front, raw: Raw) -> None:
             return  # it has ended the connection
         if queues.endswith(":00000000"):
             return
-        patience.check()
+        patience.wait()
         seen(front)
 
 

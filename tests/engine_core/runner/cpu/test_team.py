@@ -32,7 +32,7 @@ def ours() -> Iterator[Kernels]:
 def _eventually(condition: Callable[[], bool]) -> None:
     patience = Patience()
     while not condition():
-        patience.check()
+        patience.wait()
 
 
 def _members() -> list[Path]:
