@@ -117,10 +117,11 @@ def complete(stack: Stack, **fields: Any) -> Any:
 
 
 def test_counts_are_what_was_sent(stack: Stack) -> None:
+    """Answers are long enough to come in several deltas on a busy machine, as times need."""
     before = quiet(stack)
     with ThreadPoolExecutor(8) as pool:
         answers = list(
-            pool.map(lambda n: complete(stack, max_tokens=n, cache_salt=str(n)), range(10, 22))
+            pool.map(lambda n: complete(stack, max_tokens=n, cache_salt=str(n)), range(50, 62))
         )
     num, usages = len(answers), [answer["usage"] for answer in answers]
     after = quiet(stack)
@@ -129,7 +130,7 @@ def test_counts_are_what_was_sent(stack: Stack) -> None:
         return value(after, name, **labels) - value(before, name, **labels)
 
     num_tokens = sum(usage["completion_tokens"] for usage in usages)
-    assert num_tokens == sum(range(10, 22))
+    assert num_tokens == sum(range(50, 62))
     assert more("prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
     assert more("generation_tokens_total", process="core") == num_tokens
     assert more("delivered_tokens_total", process="worker") == num_tokens
@@ -145,9 +146,9 @@ def test_counts_are_what_was_sent(stack: Stack) -> None:
         assert more(f"{name}_count") == more(f"{name}_bucket", le="+Inf") == num, name
     assert more("inter_token_latency_seconds_count") == more("deltas_total") - num
     assert 1 <= more("client_messages_total") <= more("deltas_total") <= num_tokens
-    assert more("step_time_seconds_count") == more("engine_steps_total") >= 21
+    assert more("step_time_seconds_count") == more("engine_steps_total") >= 61
     assert more("step_time_seconds_sum") == pytest.approx(more("device_busy_seconds_total"))
-    assert more("step_time_seconds_sum") >= 0.001 * 21
+    assert more("step_time_seconds_sum") >= 0.001 * 61
     assert more("computed_tokens_total") >= num_tokens
     # a first token cannot be there before its request has waited, nor all before the first
     assert more("time_to_first_token_seconds_sum") >= more("request_queue_time_seconds_sum")
