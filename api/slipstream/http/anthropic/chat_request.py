@@ -2,7 +2,8 @@
 
 - Each `tool_result` becomes a turn of its own. One with `is_error` begins with "Error: ".
 - A last turn of the assistant is continued, not repeated; it cannot have a call.
-- Images, documents, and tools that run on Anthropic's servers are refused.
+- Search results and documents of text are text, with title and source before it.
+- Images, other documents, and tools that run on Anthropic's servers are refused.
 """
 
 from __future__ import annotations
@@ -10,19 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, assert_never
 
-from msgspec import to_builtins
+from msgspec import ValidationError, convert, to_builtins
 
 from slipstream.http.anthropic.request_bodies import (
     ContentBlock,
     DocumentBlock,
+    DocumentSource,
     ImageBlock,
     MessagesRequest,
     MessagesToolChoice,
     OfferedTool,
+    PlainText,
     PromptFields,
     RedactedThinkingBlock,
+    ResultContent,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
@@ -114,8 +120,8 @@ def _turn(turn: Turn, field: str) -> Iterator[Message]:
         where = f"{field}[{at}]"
         _check_place(turn, block, where)
         match block:
-            case TextBlock(text=text):
-                parts.append(TextContent(text))
+            case TextBlock() | SearchResultBlock() | ImageBlock() | DocumentBlock():
+                parts.append(TextContent(_text_of(block, where)))
             case ThinkingBlock(thinking=thinking):
                 parts.append(ThinkingContent(thinking))
             case RedactedThinkingBlock():
@@ -128,8 +134,6 @@ def _turn(turn: Turn, field: str) -> Iterator[Message]:
                     parts = []
                 has_results = True
                 yield _tool_result(block, where)
-            case ImageBlock() | DocumentBlock():
-                raise _unsupported(block, where)
             case _:
                 assert_never(block)
     if parts or calls or not has_results:
@@ -160,15 +164,48 @@ def _check_continued(blocks: Sequence[ContentBlock], field: str) -> None:
 def _tool_result(block: ToolResultBlock, where: str) -> Message:
     content = block.content or ""
     if not isinstance(content, str):
-        texts = []
-        for at, each in enumerate(content):
-            if not isinstance(each, TextBlock):
-                raise _unsupported(each, f"{where}.content[{at}]")
-            texts.append(each.text)
-        content = "".join(texts)
+        content = "".join(
+            [_text_of(each, f"{where}.content[{at}]") for at, each in enumerate(content)]
+        )
     if block.is_error:
         content = _ERROR + content
     return Message(role=_TOOL, content=content, tool_call_id=block.tool_use_id)
+
+
+def _text_of(block: ResultContent, where: str) -> str:
+    """Raises ApiError for a block that is no text."""
+    match block:
+        case TextBlock(text=text):
+            return text
+        case ToolReferenceBlock(tool_name=name):
+            return f"{name}\n"
+        case SearchResultBlock(title=title, source=source, content=content):
+            return _titled(title, source, "".join([each.text for each in content]))
+        case DocumentBlock(title=title, context=context):
+            return _titled(title, context, _document_text(block, where))
+        case ImageBlock():
+            raise _unsupported(block, where)
+        case _:
+            assert_never(block)
+
+
+def _titled(title: str | None, about: str | None, text: str) -> str:
+    """A text with what is said of it before it, apart from what follows."""
+    return "\n".join([*filter(None, (title, about)), text, "", ""])
+
+
+def _document_text(block: DocumentBlock, where: str) -> str:
+    if block.source is None or block.source.get("type") not in ("text", "content"):
+        raise _unsupported(block, where)
+    try:
+        source = convert(block.source, DocumentSource)
+    except ValidationError as error:
+        raise bad_field(where, f"{where}.source: {error}, allowed: a text") from None
+    if isinstance(source, PlainText):
+        return source.data
+    if isinstance(source.content, str):
+        return source.content
+    return "".join([each.text for each in source.content])
 
 
 def _tools(tools: tuple[OfferedTool, ...]) -> Iterator[dict[str, Any]]:
@@ -199,4 +236,6 @@ def _tool_choice(choice: MessagesToolChoice) -> str | dict[str, Any]:
 
 def _unsupported(block: ImageBlock | DocumentBlock, where: str) -> ApiError:
     kind = block.__struct_config__.tag
-    return bad_field(where, f"{where}: got {kind!r}, allowed: text; {kind}s are not supported yet")
+    some = " but for those of text" if isinstance(block, DocumentBlock) else ""
+    what = f"{kind}s are not supported yet{some}"
+    return bad_field(where, f"{where}: got {kind!r}, allowed: text; {what}")

@@ -57,15 +57,46 @@ class ImageBlock(InputBlock, frozen=True, kw_only=True, tag="image"):
 
 
 class DocumentBlock(InputBlock, frozen=True, kw_only=True, tag="document"):
-    """A document: refused."""
+    """A document: text, or refused. source: a `DocumentSource` where it is text."""
 
-    source: Ignored = None
-    title: Ignored = None
-    context: Ignored = None
-    citations: Ignored = None
+    source: dict[str, Any] | None = None
+    title: str | None = None
+    context: str | None = None
+    citations: Ignored = None  # answers have none
 
 
-ResultContent = TextBlock | ImageBlock | DocumentBlock
+class PlainText(Struct, frozen=True, tag_field="type", tag="text"):
+    """A document that is text."""
+
+    data: str
+    media_type: Literal["text/plain"] = "text/plain"
+
+
+class TextParts(Struct, frozen=True, tag_field="type", tag="content"):
+    """A document of blocks of text."""
+
+    content: str | tuple[TextBlock, ...]
+
+
+DocumentSource = PlainText | TextParts
+
+
+class SearchResultBlock(InputBlock, frozen=True, kw_only=True, tag="search_result"):
+    """Text that a search found."""
+
+    source: str
+    title: str
+    content: tuple[TextBlock, ...]
+    citations: Ignored = None  # answers have none
+
+
+class ToolReferenceBlock(InputBlock, frozen=True, kw_only=True, tag="tool_reference"):
+    """A tool that a search for tools found: its name, as all tools are shown from the start."""
+
+    tool_name: str
+
+
+ResultContent = TextBlock | SearchResultBlock | ToolReferenceBlock | ImageBlock | DocumentBlock
 
 
 class ToolResultBlock(InputBlock, frozen=True, kw_only=True, tag="tool_result"):
@@ -82,6 +113,7 @@ ContentBlock = (
     | RedactedThinkingBlock
     | ToolUseBlock
     | ToolResultBlock
+    | SearchResultBlock
     | ImageBlock
     | DocumentBlock
 )

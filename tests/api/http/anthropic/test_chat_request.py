@@ -189,9 +189,50 @@ def message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 
 
+def test_what_was_found_is_text() -> None:
+    found = {"type": "search_result", "source": "http://x", "title": "Timeouts"}
+    found |= {"content": [{"type": "text", "text": "10 "}, {"type": "text", "text": "s"}]}
+    plain = {"type": "text", "media_type": "text/plain", "data": "All of it."}
+    parts = {"type": "content", "content": [{"type": "text", "text": "A part."}]}
+    more = {"title": "Guide", "context": "of 2026", "citations": {"enabled": True}}
+    asked = {"type": "text", "text": "So?"}
+    named = {"type": "tool_reference", "tool_name": "look"}
+    given = [found, found, named, {"type": "document", "source": parts}]
+    assert turns_of(
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": given},
+                found,
+                {"type": "document", "source": plain, **more},
+                {"type": "document", "source": {"type": "content", "content": "Or this."}},
+                asked,
+            ],
+        }
+    ) == [
+        ("tool", "Timeouts\nhttp://x\n10 s\n\n" * 2 + "look\nA part.\n\n", None, [], "a"),
+        (
+            "user",
+            "Timeouts\nhttp://x\n10 s\n\nGuide\nof 2026\nAll of it.\n\nOr this.\n\nSo?",
+            None,
+            [],
+            None,
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
+        (
+            message("user", {"type": "document", "source": {"type": "text", "data": 1}}),
+            "messages[0].content[0].source: Expected `str`",
+        ),
+        (
+            message("user", {"type": "document", "source": {"type": "base64", "data": "JVBE"}}),
+            "documents are not supported yet but for those of text",
+        ),
+        (message("user", {"type": "search_result", "title": "x"}), "messages[0].content[0]"),
         (message("user", {"type": "text", "text": "x"}, IMAGE), "messages[0].content[1]: got 'i"),
         (message("user", {"type": "document", "source": {}}), "documents are not supported"),
         (
