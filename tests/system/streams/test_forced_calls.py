@@ -226,6 +226,17 @@ def test_a_budget_holds_where_all_of_a_channels_answer_is_in_a_grammar(
                 assert [it.function.name for it in choice.message.tool_calls] == ["write_note"]
 
 
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_response_format_is_of_content_which_forced_calls_have_not(
+    client: OpenAI, choice: Any
+) -> None:
+    """Agents with a typed result send it with every request, the first one's choice is required."""
+    schema = {"type": "json_schema", "json_schema": {"name": "note", "schema": NOTE}}
+    expected = whole(client, tool_choice=choice, seed=3)
+    assert expected[0]
+    assert whole(client, tool_choice=choice, seed=3, response_format=schema) == expected
+
+
 def test_the_native_client_forces_calls(stack: Stack) -> None:
     with stack.client() as native:
         answer = native.generate(TURNS, tools=TOOLS, tool_choice=NAMED, max_tokens=400)
@@ -241,7 +252,11 @@ def test_the_native_client_forces_calls(stack: Stack) -> None:
     [
         ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "'no'"),
         ({"tools": []}, "tool_choice", "without tools"),
-        ({"response_format": {"type": "json_object"}}, "tool_choice", "structured_outputs"),
+        (
+            {"extra_body": {"structured_outputs": {"json_object": True}}},
+            "tool_choice",
+            "structured_outputs",
+        ),
         ({"extra_body": {"min_tokens": 1}}, "tool_choice", "min_tokens"),
         (
             {"messages": [*TURNS, {"role": "assistant", "content": '<tool_call>{"name": "now"'}]}
