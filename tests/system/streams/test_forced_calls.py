@@ -33,6 +33,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "now"}},
 ]
 NAMED = {"type": "function", "function": {"name": "write_note"}}
+AS_TEXT = {"type": "text"}
 TURNS = [{"role": "user", "content": "What is a list?"}]
 CHAT: dict[str, Any] = {
     "model": "demo",
@@ -254,6 +255,11 @@ def test_the_native_client_forces_calls(stack: Stack) -> None:
         ({"tools": []}, "tool_choice", "without tools"),
         (
             {"extra_body": {"structured_outputs": {"json_object": True}}},
+            "tool_choice",
+            "structured_outputs",
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"regex": "a"}}, "response_format": AS_TEXT},
             "tool_choice",
             "structured_outputs",
         ),

@@ -116,10 +116,9 @@ def _plan(
     )
     messages = chat_messages(body.messages)
     answer = answer_options_of_body(body)
-    if answer.forces_calls and body.response_format is not None:
-        params = replace_field(
-            params, structured_outputs=None
-        )  # it is of content, and there is none
+    form = body.response_format
+    if answer.forces_calls and form is not None and form.type != "text":
+        params = replace_field(params, structured_outputs=None)  # of content, and there is none
     template = template_options(body)
     check_num_logprobs(params, "top_logprobs", params.n, 0, model)
     check_num_prompt_logprobs(body.prompt_logprobs, _most_tokens(messages, template, model), model)
