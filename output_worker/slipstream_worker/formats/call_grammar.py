@@ -38,6 +38,7 @@ from slipstream_ipc.formats.answer_format import (
     ReasoningFormat,
     Repeat,
     TaggedParameters,
+    has_nested_elements,
 )
 from slipstream_ipc.messages import FRAMED
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
@@ -141,7 +142,7 @@ def free_call_grammar(
     is_strict = any(each.get("strict") is True for each in functions)
     if found.channels is not None and not is_strict:
         return "", ()  # there is one call at most in any case
-    functions = [_loosened(each) for each in functions]
+    functions = _loosened(functions, found)
     try:
         _check_number(functions, "one is strict")
         triggers: tuple[Delimiter, ...] = ()
@@ -178,7 +179,7 @@ def structured_frame(
     """The grammar of an answer in channels that ends with a call, or with structured output, which
     is FRAMED in it. Empty where the vocabulary lacks the format's tokens. Raises BadRequest.
     """
-    functions = [_loosened(tool["function"]) for tool in tools]
+    functions = _loosened([tool["function"] for tool in tools], channels)
     _check_number(functions, "there is structured output")
     try:
         grammar = channel_grammar(
@@ -220,7 +221,7 @@ def frame_beside_calls(
     where = "there is structured output"
     try:
         _check_number(functions, where)
-        loosened = [_loosened(each) for each in functions]
+        loosened = _loosened(functions, found)
         grammar = _Grammar(found.calls, token_ids, loosened, is_parallel).text(
             found.reasoning,
             opened,
@@ -259,11 +260,18 @@ def _content(found: AnswerFormat, token_ids: Mapping[str, int]) -> str:
     return f"{tags} {FRAMED} {tags}"
 
 
-def _loosened(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The function, with any arguments unless it is `strict`."""
-    if function.get("strict") is True:
-        return function
-    return {**function, "parameters": {"type": "object"}}
+def _loosened(
+    functions: Sequence[Mapping[str, Any]], found: AnswerFormat | ChannelFormat
+) -> list[Mapping[str, Any]]:
+    """The functions; those that are not `strict` have any arguments, except as nested elements, of
+    which the grammar has only those that a schema names.
+    """
+    if has_nested_elements(found):
+        return list(functions)
+    return [
+        each if each.get("strict") is True else {**each, "parameters": {"type": "object"}}
+        for each in functions
+    ]
 
 
 def _free_sections(
@@ -490,11 +498,11 @@ class _Grammar:
     def _json_call(self, element: JsonCall) -> str:
         name_key, arguments_key = _quoted(element.names[0]), _quoted(element.arguments[0])
         calls = [
-            f"{literal_text(_quoted(function['name']) + ',')} {_SPACE} "
-            f"{literal_text(arguments_key + ':')} {_SPACE} {self._arguments.json(number, function)}"
+            f"{literal_text(_quoted(function['name']))} {_COMMA} {literal_text(arguments_key)} "
+            f"{_COLON} {self._arguments.json(number, function)}"
             for number, function in enumerate(self._functions)
         ]
-        begin = f"{literal_text('{' + name_key + ':')} {_SPACE}"
+        begin = f'"{{" {literal_text(name_key)} {_COLON}'
         return self._rule("json_call", f'{begin} {_branches(calls)} "}}"')
 
     def _name(self, function: int, stops: str) -> str:
@@ -505,7 +513,7 @@ class _Grammar:
         return name
 
 
-_SPACE = '" "?'
+_COMMA, _COLON = '"," " "?', '":" " "?'
 
 
 def _first_char(section: CallSection) -> str:

@@ -20,6 +20,7 @@ from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, WHOLE, compose
 from slipstream_ipc.messages import FRAMED, StructuredOutputs
 from slipstream_ipc.messages.answer import AnswerEvent, AnswerOptions, EventKind
+from slipstream_worker.formats.argument_grammar import json_rule
 from slipstream_worker.formats.call_grammar import (
     Opened,
     call_grammar,
@@ -502,6 +503,40 @@ def test_structured_output_or_calls_stand_behind_reasoning(
     for before in (begun, [] if not prefilled else begun):
         events = read(compiled, model.items([*before, *answer]), TYPES, state=state)
         calls_or("yes", events, takes_blanks=takes_blanks and not before)
+
+
+@every_format
+@with_tokens
+@settings(max_examples=5)
+@given(seed=seeds)
+def test_neither_json_nor_a_call_beside_it_is_lost_where_they_begin_alike(
+    name: str, has_tokens: bool, seed: int
+) -> None:
+    found, model = model_of(name, "", has_tokens)
+    frame = frame_beside_calls(found, model.ids, STRICT, is_parallel=True)
+    output = json_rule({"type": "object"}, is_strict=True)
+    matcher = model.matcher(f"{frame.replace(FRAMED, 'output')}output: {output}\n")
+    fitting = ["{}", '{"n":1}', '{"name":"look"}', '{"name": "n", "b": []}', '{\n  "at": "look"\n}']
+    calls = walk(model, call_grammar(found, model.ids, STRICT, "required"), seed)
+    for token_ids in [*map(model.encoded, fitting), calls]:
+        one = matcher.deep_copy()
+        assert one.try_consume_tokens(token_ids) == len(token_ids)
+        assert one.is_accepting()
+
+
+@every_format
+@with_tokens
+def test_calls_beside_structured_output_have_arguments(name: str, has_tokens: bool) -> None:
+    found, model = model_of(name, "", has_tokens)
+    frame = frame_beside_calls(found, model.ids, TOOLS, is_parallel=True)
+    calls = (SampleCall("look", {"at": "north"}), SampleCall("count", {"to": 7}))
+    matched = []
+    for variant in RENDERINGS:
+        if format_of(variant) == name:
+            token_ids = model.encoded(render(variant, calls))
+            matcher = model.matcher(frame.replace(FRAMED, '"yes"'))
+            matched.append(matcher.try_consume_tokens(token_ids) == len(token_ids))
+    assert any(matched) is (name != "cohere_command3")  # as where calls are forced
 
 
 def test_structured_output_stands_alone_where_calls_have_no_grammar() -> None:
