@@ -52,6 +52,10 @@ _STACK_BYTES = 2**24  # larger than the stack a grammar was tried with
 _FIELD = "structured_outputs"
 
 
+class FrameError(GrammarError):
+    """A grammar that cannot be compiled for what it stands in."""
+
+
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """The outcome of a job: a matcher that has taken the registration's outputs, a matcher of calls
@@ -196,15 +200,26 @@ class GrammarCompiler:
         try:
             return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs, frame)))
         except GrammarError as error:
+            if frame and self._fits_alone(outputs):
+                return FrameError(str(error))
             return GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}")
+
+    def _fits_alone(self, outputs: StructuredOutputs) -> bool:
+        """Whether it compiles without the frame that it was to stand in."""
+        assert self._trial is not None
+        try:
+            self._trial.ask(outputs)
+        except GrammarError:
+            return False
+        return True
 
 
 def _refused(admit: Admit, error: GrammarError) -> Fault:
     """The fault of a request whose grammar does not compile; that of a forced call is made of the
-    request's tools.
+    request's tools, as is what structured output stands in.
     """
     forces_calls = admit.answer is not None and admit.answer.options.forces_calls
-    if forces_calls or has_triggers(admit):
+    if forces_calls or has_triggers(admit) or isinstance(error, FrameError):
         why = str(error).removeprefix(f"{_FIELD}.grammar: ").removeprefix(f"{_FIELD}: ")
         what = "a call of them cannot be forced" if forces_calls else "calls cannot be kept to them"
         return Fault("bad_request", f"tools: {what}: {why}", "tools")
