@@ -30,6 +30,7 @@ class Render(Struct, array_like=True, frozen=True):
     answer: AnswerOptions | None = None  # of `messages`; as in Submit
     is_structured: bool = False  # the answer is to be structured output
     takes_blanks: bool = False  # of structured output: blanks may stand before it, as before JSON
+    is_own_grammar: bool = False  # structured output is a grammar of the request's own
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):

@@ -206,10 +206,13 @@ def frame_beside_calls(
     opened: Opened = Opened(),  # noqa: B008 - immutable
     is_followed: bool = False,
     takes_blanks: bool = False,
+    is_own_grammar: bool = False,
 ) -> str:
     """The grammar of an answer, not in channels, that is calls, or structured output, which is
     FRAMED in it. is_followed: as in `call_grammar`. takes_blanks: these may stand before it where
-    the answer begins with it, too, as content then.
+    the answer begins with it, too, as content then. is_own_grammar: it is a grammar of the
+    request's own; there are only calls that begin with a token then, as the library, which takes
+    the longest terminal, would not find its way back from text that both begin with.
 
     Empty where the calls have no grammar: the answer is structured output then. Raises BadRequest
     for a `strict` function that cannot be kept to its schema.
@@ -228,6 +231,7 @@ def frame_beside_calls(
             is_followed=is_followed,
             instead=_content(found, token_ids),
             takes_blanks=takes_blanks,
+            only_tokens=is_own_grammar,
         )
         _check_size(grammar, where)
     except _NotForceable:
@@ -342,14 +346,20 @@ class _Grammar:
         is_followed: bool,
         instead: str = "",
         takes_blanks: bool = True,
+        only_tokens: bool = False,
     ) -> str:
         """The grammar. instead: what the answer may be in place of calls; takes_blanks: as content.
-        Raises _NotForceable, BadRequest.
+        only_tokens: of calls that begin with a token. Raises _NotForceable, BadRequest.
         """
         at_border = opened.at_border or opened.is_reasoning
         sections = [each for each in self._calls.sections if at_border or not each.at_start]
+        if only_tokens:
+            firsts = [first_delimiter(each.elements) for each in sections]
+            pairs = zip(sections, firsts, strict=True)
+            sections = [one for one, first in pairs if first and self._first_tokens([first])]
         if not sections:
-            raise _NotForceable("an answer that begins with content")
+            where = "that is a grammar of its own" if only_tokens else "that begins with content"
+            raise _NotForceable(f"an answer {where}")
         branches = [self._section(each) for each in sections]
         calls = self._rule("calls", " | ".join(dict.fromkeys(branches)))
         before = ""

@@ -441,6 +441,7 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
         answer=submit.answer if submit.messages else None,
         is_structured=submission.is_structured,
         takes_blanks=submission.takes_blanks,
+        is_own_grammar=submission.is_own_grammar,
     )
 
 

@@ -89,6 +89,12 @@ class Submission:
             return False
         return kind_of(outputs) in ("json", "json_object")
 
+    @property
+    def is_own_grammar(self) -> bool:
+        """Whether the structured output is a grammar of the request's own."""
+        outputs = self._params.structured_outputs
+        return outputs is not None and kind_of(outputs) == "grammar"
+
     def params(self, answer: Submit) -> SamplingParams:
         """The sampling params of one of its answers; each allowed token id is listed once."""
         if answer.seed is None:

@@ -155,10 +155,11 @@ class ReadFormat(NamedTuple):
         reasoning: ReasoningIds | None,
         *,
         takes_blanks: bool,
+        is_own_grammar: bool,
     ) -> tuple[str, ReasoningIds | None]:
         """What structured output stands in (see Admit): beside calls, in messages of channels,
         between tags; empty where it stands alone. And how the core follows it. takes_blanks: these
-        may stand before it. Raises BadRequest.
+        may stand before it. is_own_grammar: as in `frame_beside_calls`. Raises BadRequest.
         """
         channels, token_ids = self.format.channels, self.spellings.token_ids
         found = self._opened(settings, opened)
@@ -173,6 +174,7 @@ class ReadFormat(NamedTuple):
                     opened=found,
                     is_followed=reasoning is not None,
                     takes_blanks=takes_blanks,
+                    is_own_grammar=is_own_grammar,
                 )
             if not frame:
                 frame, reasoning = tagged_frame(self.format, token_ids), _without_calls(reasoning)

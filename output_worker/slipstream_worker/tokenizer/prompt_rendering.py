@@ -167,7 +167,12 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         )
     elif request.is_structured:
         frame, reasoning = traits.format.structured_frame(
-            settings, chat.tools or (), opened, reasoning, takes_blanks=request.takes_blanks
+            settings,
+            chat.tools or (),
+            opened,
+            reasoning,
+            takes_blanks=request.takes_blanks,
+            is_own_grammar=request.is_own_grammar,
         )
     elif chat.tools:
         grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)

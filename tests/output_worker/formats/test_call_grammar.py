@@ -526,6 +526,28 @@ def test_neither_json_nor_a_call_beside_it_is_lost_where_they_begin_alike(
 
 @every_format
 @with_tokens
+def test_nothing_of_a_grammar_of_the_requests_own_is_lost_beside_calls(
+    name: str, has_tokens: bool
+) -> None:
+    found, model = model_of(name, "", has_tokens)
+    frame = frame_beside_calls(
+        found, model.ids, TOOLS, is_parallel=True, is_own_grammar=True, takes_blanks=True
+    )
+    begins = [first.literal for first in call_beginnings(CALLS[name]) if first]
+    begins += ["functools[", "[now()", '{"name": 1']
+    texts = [f"{each[:num]}0" for each in begins for num in range(len(each))]
+    whole = (frame or f"start: {FRAMED}\n").replace(FRAMED, "own")
+    matcher = model.matcher(f"{whole}own: /./+\n")  # in the smallest terminals
+    for text in texts:
+        one, token_ids = matcher.deep_copy(), model.encoded(text)
+        if not set(token_ids) & set(model.ids.values()):
+            assert one.try_consume_tokens(token_ids) == len(token_ids), text
+            assert one.is_accepting()
+    assert frame or not has_tokens or name in BEGIN_WITH_TEXT | {"llama4_pythonic"}
+
+
+@every_format
+@with_tokens
 def test_calls_beside_structured_output_have_arguments(name: str, has_tokens: bool) -> None:
     found, model = model_of(name, "", has_tokens)
     frame = frame_beside_calls(found, model.ids, TOOLS, is_parallel=True)

@@ -43,6 +43,23 @@ def test_allowed_ids_are_registered_once_each() -> None:
         assert admit.params.allowed_token_ids == expected
 
 
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        (None, (False, False)),
+        (StructuredOutputs(json={}), (True, False)),
+        (StructuredOutputs(json_object=True, disable_any_whitespace=True), (False, False)),
+        (StructuredOutputs(choice=("a",)), (False, False)),
+        (StructuredOutputs(grammar='start: "a"'), (False, True)),
+    ],
+)
+def test_what_a_frame_has_to_know_of_structured_output(
+    outputs: StructuredOutputs | None, expected: tuple[bool, bool]
+) -> None:
+    found = Submission(submission(structured_outputs=outputs))
+    assert (found.takes_blanks, found.is_own_grammar) == expected
+
+
 def together(submit: Submit, num: int) -> Submit:
     others = tuple(OtherAnswer(i, bytes([i]) * 16, seed=5 + i) for i in range(1, num))
     return structs.replace(submit, others=others)

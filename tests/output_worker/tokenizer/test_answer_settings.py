@@ -88,10 +88,11 @@ class Chat:
         options: AnswerOptions | None = AnswerOptions(),  # noqa: B008
         *,
         is_structured: bool = False,
+        is_own_grammar: bool = False,
     ) -> Rendered:
         template = template_options(TOOLS) if template is None else template
         request = Render(1, messages=messages, template=template, answer=options)
-        request = replace(request, is_structured=is_structured)
+        request = replace(request, is_structured=is_structured, is_own_grammar=is_own_grammar)
         answer = render(self.tokenizer, request, self.traits)
         assert answer.fault is None
         return answer
@@ -293,6 +294,13 @@ def test_structured_output_stands_beside_calls(tokenizer):
         alone = chat.rendered(**options, is_structured=True)
         assert not alone.frame
         assert not alone.reasoning.calls
+
+
+def test_calls_that_begin_with_text_do_not_stand_beside_a_grammar(tokenizer):
+    chat = Chat(tokenizer, HYBRID, "none+llama3_json")
+    tools = template_options(TOOLS)
+    assert "look" in chat.rendered(template=tools, is_structured=True).frame
+    assert not chat.rendered(template=tools, is_structured=True, is_own_grammar=True).frame
 
 
 def test_vllm_57726_structured_output_of_a_plain_prompt_applies_at_once(tokenizer):
