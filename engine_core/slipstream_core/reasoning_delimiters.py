@@ -3,7 +3,7 @@
 - A delimiter is one id or a short sequence. It is read where its ids come one after another, behind
   the delimiter before it; of several that end with the same id, the longest.
 - At a border, ids that begin a delimiter of reasoning are held: only the next ones say whether the
-  border goes on.
+  border goes on. At the start of an answer in a grammar white space is held, too.
 - Streams with equal delimiters share an automaton, which remembers each of its moves.
 """
 
@@ -18,6 +18,7 @@ from slipstream_ipc.messages import ReasoningIds
 
 Ids = tuple[int, ...]
 OTHER = -1  # stands for every id that no delimiter has
+_MAX_BLANKS = 8  # before reasoning, at the start of an answer in a grammar
 
 
 class IdPlace(IntEnum):
@@ -120,9 +121,14 @@ class DelimiterAutomaton:
 
     def next_begins(self, state: DelimiterState) -> set[int]:
         """The ids that go on with a beginning of reasoning, of which `state` holds a part."""
-        num = state.num_held
-        held = state.recent[len(state.recent) - num :]
-        return {each[num] for each in self._begins if len(each) > num and each[:num] == held}
+        held = state.recent[len(state.recent) - state.num_held :]
+        parts = [held[at:] for at in range(len(held) + 1) if self._blanks.issuperset(held[:at])]
+        return {
+            each[len(part)]
+            for part in parts
+            for each in self._begins
+            if len(each) > len(part) and each[: len(part)] == part
+        }
 
     def next_triggers(self, state: DelimiterState) -> set[int]:
         """The ids that make what `state` has begun a trigger of calls, and no other delimiter."""
@@ -147,9 +153,11 @@ class DelimiterAutomaton:
                     return DelimiterMove(self.state(IdPlace.CONTENT), num, trigger, is_within=True)
                 return DelimiterMove(self._going_on(IdPlace.REASONING, tail))
             case IdPlace.START:
-                if _longest(tail, self._begins) == len(tail):
-                    return DelimiterMove(self.state(IdPlace.REASONING), len(tail))
-                if tail in self._begin_prefixes:
+                num = _longest(tail, self._begins)
+                if num and self._blanks.issuperset(tail[:-num]):
+                    return DelimiterMove(self.state(IdPlace.REASONING), num)
+                before = tail[: len(tail) - _longest(tail, self._begin_prefixes)]
+                if len(before) <= _MAX_BLANKS and self._blanks.issuperset(before):
                     return DelimiterMove(self.state(IdPlace.START, tail, len(tail)))
                 return DelimiterMove(self.state(IdPlace.GRAMMAR))
             case _:

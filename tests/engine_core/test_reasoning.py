@@ -88,6 +88,17 @@ def begins(part: list[int], found: Delimiters) -> bool:
     return any([*each[: len(part)]] == part and len(each) > len(part) for each in every)
 
 
+def parts_behind_blanks(outputs: list[int], found: Delimiters) -> list[tuple[int, ...]]:
+    """What the outputs are behind white space, some of which may be a delimiter's."""
+    places = range(len(outputs) + 1)
+    return [tuple(outputs[at:]) for at in places if found.blanks.issuperset(outputs[:at])]
+
+
+def is_begun(part: tuple[int, ...], found: Delimiters) -> bool:
+    """Whether this is the beginning of a delimiter that begins reasoning, and not all of it."""
+    return any(each[: len(part)] == part and len(each) > len(part) for each in found.begins)
+
+
 class Walk(NamedTuple):
     """Behind some outputs: the place, the tokens of reasoning left, where the grammar began, and
     where the open reasoning or the last delimiter did.
@@ -130,10 +141,12 @@ def walked(ids: ReasoningIds, budget: int | None, has_grammar: bool, outputs: li
                 if has_grammar:
                     return Walk("grammar", left, grammar_start, begin, behind)
         elif place == "start":
-            begun = tuple(outputs[:behind])
-            if begun in found.begins:
-                num, place = behind, "reasoning"
-            elif not any(each[:behind] == begun for each in found.begins):
+            parts = parts_behind_blanks(outputs[:behind], found)
+            if whole := [part for part in parts if part in found.begins]:
+                num, place = max(map(len, whole)), "reasoning"
+            elif not any(
+                behind - len(part) <= 8 and (not part or is_begun(part, found)) for part in parts
+            ):
                 return Walk("grammar", left, 0, 0, 0)
         elif place == "content":
             if num := last(found.borders):
@@ -196,10 +209,14 @@ def test_the_state_is_that_of_a_walk(
         if one_by_one.allowed_at(index) is Allowed.END:
             assert one_by_one.next_end == next_end(ids, outputs[at.free_from : index])
         if one_by_one.allowed_at(index) is Allowed.GRAMMAR_OR_REASONING:
-            begun, begins = tuple(outputs[:index]), delimiters_of(ids).begins
+            found = delimiters_of(ids)
             assert one_by_one.num_held == index
-            may_follow = {each[index] for each in begins if each[:index] == begun != each}
-            assert one_by_one.next_begins == may_follow
+            assert one_by_one.next_begins == {
+                each[len(part)]
+                for part in parts_behind_blanks(outputs[:index], found)
+                for each in found.begins
+                if len(each) > len(part) and each[: len(part)] == part
+            }
         if index < len(outputs):
             one_by_one.take(outputs[index], index)
     whole.take_all(np.array(outputs, np.uint32))

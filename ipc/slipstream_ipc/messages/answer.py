@@ -110,11 +110,11 @@ class ReasoningIds(Struct, array_like=True, frozen=True):
     content. begins: begin reasoning, at a border and nowhere else; of an answer in a grammar, only
     at its start. ends: end it, and lead to a border; the first is sampled where a budget is spent.
     calls: begin a call, which ends reasoning. borders: lead to a border. blanks: white space, which
-    keeps one. triggers: begin a call in the grammar, which applies to calls alone then, from that
-    token on; empty: it applies to the whole content. is_single: there may be one such call.
-    num_behind: tokens behind one of `begins` that still belong to the beginning. sequences: further
-    ones, each of several ids; the first that ends reasoning is sampled where no single id ends it.
-    in_grammar: the grammar is of reasoning, too, and allows its end at any place of it.
+    keeps one, and the start. triggers: begin a call in the grammar, which applies to calls alone,
+    from that token on; empty: it applies to the whole content. is_single: there may be one such
+    call. num_behind: tokens behind one of `begins` that still belong to the beginning. sequences:
+    further ones, each of several ids; the first that ends reasoning is sampled where no single id
+    ends it. in_grammar: the grammar is of reasoning, too, and allows its end at any place of it.
     """
 
     start: ReasoningPlace

@@ -32,6 +32,7 @@ ANSWERS = [
     {"when": "object", "text": f"<think>{THOUGHT}</think>\n\n{OBJECT}"},
     {"when": "call", "text": f"<think>{THOUGHT}</think>\n{CALL}"},
     {"when": "two", "text": f"<think>{THOUGHT}</think>\n{CALL}\n{CALL}"},
+    {"when": "behind a line", "text": f"\n<think>{THOUGHT}</think>\n{CALL}"},
     {"when": "at once", "text": OBJECT},
     {"when": "cut", "text": f"<think>{THOUGHT}"},
 ]
@@ -288,6 +289,9 @@ def test_a_schema_beside_tools_leaves_the_choice_to_the_model(
         assert not choice.message.tool_calls
         assert json.loads(choice.message.content) == {"name": "Ada"}
         assert choice.finish_reason == "stop"
+    message = ask(client, "behind a line", **options).choices[0].message  # as GLM 4.5 writes
+    assert message.reasoning_content == THOUGHT
+    assert calls_of(message) == [("now", "{}")]
     message = ask(client, "two", **options).choices[0].message
     assert calls_of(message) == [("now", "{}")] * (2 if is_parallel else 1)
     assert not message.content
