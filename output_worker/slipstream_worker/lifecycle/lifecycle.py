@@ -39,7 +39,7 @@ from slipstream_worker.core_link import CoreLink
 from slipstream_worker.lifecycle.answer_keeper import AnswerKeeper
 from slipstream_worker.output.stream_output import StreamOutput
 from slipstream_worker.request_spans import RequestSpans
-from slipstream_worker.streams.retention import ABORTED, Retention
+from slipstream_worker.streams.retention import ABORTED, Retention, request_bytes
 from slipstream_worker.streams.slow_path import push_slow
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.stream_columns import StreamColumns
@@ -357,12 +357,9 @@ class StreamLifecycle:
         if not stream.is_counted:
             assert output.end is not None
             self._counters.finished(output.end.reason, max(0, num_tokens - output.end.num_tokens))
-        held_bytes = len(registration.prompt_ids) + token_bytes * num_tokens
+        token_bytes += 0 if registration.answer is None else 16
+        held_bytes = request_bytes(registration) + token_bytes * num_tokens
         held_bytes += columns.prompts.num_bytes(worker_row)
-        if registration.answer is not None:
-            held_bytes += len(registration.answer.tools) + 16 * num_tokens
-        if (outputs := registration.params.structured_outputs) is not None:
-            held_bytes += len(outputs.grammar or "") + len(registration.frame)
         self._retention.ended(stream, held_bytes)
         self.keeper.ended(stream)
         self._readers.ended(stream)

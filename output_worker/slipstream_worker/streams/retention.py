@@ -15,11 +15,14 @@ from __future__ import annotations
 import heapq
 from math import inf
 
-from slipstream_ipc.messages import Fault
+import msgspec
+
+from slipstream_ipc.messages import Admit, Fault, SamplingParams, StructuredOutputs
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.tombstones import Tombstones
 
 _MAX_ENDED_BYTES = 256 * 2**20  # of ended streams, kept for readers that attach again
+_OBJECT_BYTES = 40  # a number and its place in a tuple, or half of one in a dict
 _MIN_TOMBSTONES = 2**16
 _MIN_EXPIRING = 1024
 MIN_UNREAD_S = 10.0
@@ -27,6 +30,31 @@ _MIN_ABORTED = 2**12
 _MIN_SCOPED = 2**13
 ABORTED = Fault("bad_request", "aborted before it was accepted")
 _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and its output is no longer kept")
+
+
+def request_bytes(registration: Admit) -> int:
+    """The memory that a stream's request takes, without its outputs."""
+    params, answer = registration.params, registration.answer
+    num_bytes = len(registration.prompt_ids) + len(registration.bad_word_ids)
+    num_bytes += len(registration.frame) + (0 if answer is None else len(answer.tools))
+    return num_bytes + _listed_bytes(params) + _form_bytes(params.structured_outputs)
+
+
+def _listed_bytes(params: SamplingParams) -> int:
+    ids = len(params.allowed_token_ids or ()) + 2 * len(params.logit_bias or ())
+    texts = params.bad_words or ()
+    stops = (params.stop,) if isinstance(params.stop, str) else params.stop
+    return _OBJECT_BYTES * ids + sum(map(len, texts)) + sum(map(len, stops))
+
+
+def _form_bytes(outputs: StructuredOutputs | None) -> int:
+    if outputs is None:
+        return 0
+    schema = outputs.json
+    if schema is not None and not isinstance(schema, str):
+        schema = msgspec.json.encode(schema).decode()
+    texts = (schema or "", outputs.regex or "", outputs.grammar or "", *(outputs.choice or ()))
+    return sum(map(len, texts))
 
 
 class Retention:

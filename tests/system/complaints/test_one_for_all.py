@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.scripted import play
 
 from slipstream_core.runner.simulated.simulated_runner import SimulatedRunner
+from slipstream_ipc.messages import StructuredOutputs
 from slipstream_worker.output.stop_strings import StopStrings
 
 PROMPTS = [f"The {n}. question is: whose fault is it?" for n in range(8)]
@@ -194,6 +195,43 @@ def test_what_is_evicted_last_is_evicted_sglang_2812(make_stack, monkeypatch) ->
     client.is_reading = True
     stack.until(lambda: it.is_over)
     stack.until(stack.holds_nothing)  # long before
+
+
+LISTED: dict[str, dict[str, Any]] = {
+    "schema": {"structured_outputs": StructuredOutputs(json={"const": "a" * 9000})},
+    "schema as text": {
+        "structured_outputs": StructuredOutputs(json=f'{{"const": "{"a" * 9000}"}}')
+    },
+    "regex": {"structured_outputs": StructuredOutputs(regex="a" * 9000)},
+    "choice": {"structured_outputs": StructuredOutputs(choice=("a" * 4500, "b" * 4500))},
+    "allowed ids": {"allowed_token_ids": tuple(range(300))},
+    "biases": {"logit_bias": dict.fromkeys(range(300), 1.0)},
+    "stop strings": {"stop": tuple(f"{n:0900}" for n in range(10))},
+    "bad words": {"bad_words": tuple(f"{n:0128}" for n in range(64))},
+}
+
+
+@pytest.mark.parametrize("listed", LISTED)
+def test_what_requests_list_is_counted_as_long_as_it_is_kept(
+    make_stack, monkeypatch, listed: str
+) -> None:
+    """An ended stream is kept for readers that come back, and its request with it."""
+    monkeypatch.setattr("slipstream_worker.streams.retention._MAX_ENDED_BYTES", 40_000)
+    stack = make_stack(grace_s=1000.0)
+    client = stack.client()
+
+    def num_kept(num: int, **options: Any) -> int:
+        before = len(stack.worker.streams)
+        for number in range(num):
+            it = client.submit([number, 5, 7], max_tokens=2, stop_token_ids=(0,), **options)
+            stack.until(lambda it=it: it.is_over)
+            assert it.fault is None
+        for _ in range(10):
+            stack.step()
+        return len(stack.worker.streams) - before
+
+    assert num_kept(20) == 20
+    assert num_kept(20, **LISTED[listed]) < 0
 
 
 def test_a_request_that_no_step_survives_ends_alone(make_stack, expected, monkeypatch) -> None:
