@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -246,9 +246,10 @@ def main() -> None:
         said: dict[str, Any] = {}
         try:
             task, folder = line.split()
-            with AnonymousPeak() as peak:
+            with AnonymousPeak() if task == "load" else nullcontext() as peak:
                 model = load_model(folder, device="cpu", dtype="float32", rank=rank)
-            said["peak"] = peak.grown
+            if peak is not None:
+                said["peak"] = peak.grown
             said["weights"] = sum(each.nbytes for each in model.module.parameters())
             said["cache"] = sum(each.bytes_per_token(model.dtype) for each in model.geometry)
             if task == "decode_lists":
