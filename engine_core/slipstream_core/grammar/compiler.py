@@ -201,7 +201,7 @@ class GrammarCompiler:
             return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs, frame)))
         except GrammarError as error:
             if frame and self._fits_alone(outputs):
-                return FrameError(str(error))
+                return FrameError(f"{_FIELD}: {error}")
             return GrammarError(f"{_FIELD}.{kind_of(outputs)}: {error}")
 
     def _fits_alone(self, outputs: StructuredOutputs) -> bool:
@@ -216,10 +216,11 @@ class GrammarCompiler:
 
 def _refused(admit: Admit, error: GrammarError) -> Fault:
     """The fault of a request whose grammar does not compile; that of a forced call is made of the
-    request's tools, as is what structured output stands in.
+    request's tools, as is what structured output stands in where there are some.
     """
     forces_calls = admit.answer is not None and admit.answer.options.forces_calls
-    if forces_calls or has_triggers(admit) or isinstance(error, FrameError):
+    has_tools = admit.answer is not None and bool(admit.answer.tools)
+    if forces_calls or has_triggers(admit) or (isinstance(error, FrameError) and has_tools):
         why = str(error).removeprefix(f"{_FIELD}.grammar: ").removeprefix(f"{_FIELD}: ")
         what = "a call of them cannot be forced" if forces_calls else "calls cannot be kept to them"
         return Fault("bad_request", f"tools: {what}: {why}", "tools")

@@ -15,9 +15,8 @@ from __future__ import annotations
 import heapq
 from math import inf
 
-import msgspec
-
 from slipstream_ipc.messages import Admit, Fault, SamplingParams, StructuredOutputs
+from slipstream_ipc.validation.structured_output import json_as_text
 from slipstream_worker.streams.stream import Stage, WorkerStream, WorkerStreamTable
 from slipstream_worker.streams.tombstones import Tombstones
 
@@ -50,11 +49,9 @@ def _listed_bytes(params: SamplingParams) -> int:
 def _form_bytes(outputs: StructuredOutputs | None) -> int:
     if outputs is None:
         return 0
-    schema = outputs.json
-    if schema is not None and not isinstance(schema, str):
-        schema = msgspec.json.encode(schema).decode()
-    texts = (schema or "", outputs.regex or "", outputs.grammar or "", *(outputs.choice or ()))
-    return sum(map(len, texts))
+    schema = json_as_text(outputs).json
+    texts = (schema, outputs.regex, outputs.grammar, *(outputs.choice or ()))
+    return sum(len(each) for each in texts if each)
 
 
 class Retention:

@@ -28,7 +28,7 @@ from slipstream_worker.formats.call_grammar import (
     free_call_grammar,
     structured_frame,
 )
-from slipstream_worker.formats.compiled_format import compile_format
+from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.property_types import property_types
 from slipstream_worker.formats.reasoning_ids import call_beginnings, reasoning_ids
 from slipstream_worker.formats.start_state import start_state
@@ -140,6 +140,27 @@ def test_reasoning_stays_free(name: str, reasoning: str, prefilled: str, seed: i
     check(read(compiled, items, TYPES, state=state), may_reason=True)
 
 
+def thoughts(
+    found: AnswerFormat, model: SmallModel, is_prefilled: bool, text: str
+) -> tuple[CompiledFormat, bytes, list[list[int]]]:
+    """The compiled format, its reader's state where the prompt may have begun reasoning, and what
+    the core lets pass before a grammar then: reasoning, up to what ends it, or none.
+    """
+    assert found.reasoning is not None
+    prefilled = found.reasoning.begins[0].literal if is_prefilled else ""
+    compiled = compile_format(found, model.ids)
+    items = model.items(model.encoded(prefilled))
+    pieces = [(it, "") if isinstance(it, int) else (-1, it) for it in items]
+    state = start_state(compiled, pieces, TYPES)
+    place = compiled.reader(TYPES, AnswerOptions(), state).place
+    ids = reasoning_ids(found, model.spellings(found), (), place, is_start=not is_prefilled)
+    assert ids is not None
+    thought = [*model.encoded(text), *ids.forced_end]
+    if is_prefilled:
+        return compiled, state, [thought]
+    return compiled, state, [[*(ids.begins[:1] or ids.sequences.begins[0]), *thought], []]
+
+
 @pytest.mark.parametrize("name", [each for each in FORCEABLE if each != "phi4_mini_json"])
 @pytest.mark.parametrize("reasoning", ["qwen3", "deepseek_r1", "mistral", "kimi_k3"])
 @pytest.mark.parametrize("is_prefilled", [False, True])
@@ -148,24 +169,12 @@ def test_reasoning_stays_free(name: str, reasoning: str, prefilled: str, seed: i
 def test_a_grammar_behind_reasoning_is_read_as_calls(
     name: str, reasoning: str, is_prefilled: bool, seed: int, text: str
 ) -> None:
-    """What the core lets pass before it: reasoning, up to what ends it."""
     found, model = model_of(name, reasoning, True)
-    prefilled = REASONING[reasoning].begins[0].literal if is_prefilled else ""
-    compiled = compile_format(found, model.ids)
-    items = model.items(model.encoded(prefilled))
-    state = start_state(
-        compiled, [(it, "") if isinstance(it, int) else (-1, it) for it in items], TYPES
-    )
-    place = compiled.reader(TYPES, AnswerOptions(), state).place
-    ids = reasoning_ids(found, model.spellings(found), (), place, is_start=not prefilled)
-    assert ids is not None
-    opened = Opened(not prefilled, bool(prefilled))
+    compiled, state, befores = thoughts(found, model, is_prefilled, text)
+    opened = Opened(not is_prefilled, is_prefilled)
     grammar = call_grammar(found, model.ids, TOOLS, "required", opened=opened, is_followed=True)
     calls = walk(model, grammar, seed)
-    thought = [*model.encoded(text), *ids.forced_end]
-    begin = ids.begins[:1] or ids.sequences.begins[0]
-    begun = thought if prefilled else [*begin, *thought]
-    for before in (begun, [] if not prefilled else begun):
+    for before in befores:
         items = model.items([*before, *calls])
         check(read(compiled, items, TYPES, state=state), may_reason=True)
 
@@ -478,16 +487,8 @@ def test_structured_output_or_calls_stand_behind_reasoning(
     name: str, reasoning: str, is_prefilled: bool, seed: int, text: str, takes_blanks: bool
 ) -> None:
     found, model = model_of(name, reasoning, True)
-    prefilled = REASONING[reasoning].begins[0].literal if is_prefilled else ""
-    compiled = compile_format(found, model.ids)
-    items = model.items(model.encoded(prefilled))
-    state = start_state(
-        compiled, [(it, "") if isinstance(it, int) else (-1, it) for it in items], TYPES
-    )
-    place = compiled.reader(TYPES, AnswerOptions(), state).place
-    ids = reasoning_ids(found, model.spellings(found), (), place, is_start=not prefilled)
-    assert ids is not None
-    opened = Opened(not prefilled, bool(prefilled))
+    compiled, state, befores = thoughts(found, model, is_prefilled, text)
+    opened = Opened(not is_prefilled, is_prefilled)
     frame = frame_beside_calls(
         found,
         model.ids,
@@ -498,9 +499,7 @@ def test_structured_output_or_calls_stand_behind_reasoning(
         takes_blanks=takes_blanks,
     )
     answer = walk(model, frame.replace(FRAMED, '"yes"'), seed)
-    thought = [*model.encoded(text), *ids.forced_end]
-    begun = thought if prefilled else [*(ids.begins[:1] or ids.sequences.begins[0]), *thought]
-    for before in (begun, [] if not prefilled else begun):
+    for before in befores:
         events = read(compiled, model.items([*before, *answer]), TYPES, state=state)
         calls_or("yes", events, takes_blanks=takes_blanks and not before)
 

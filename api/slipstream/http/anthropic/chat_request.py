@@ -21,12 +21,12 @@ from slipstream.http.anthropic.request_bodies import (
     MessagesRequest,
     MessagesToolChoice,
     OfferedTool,
-    PlainText,
     PromptFields,
     RedactedThinkingBlock,
     ResultContent,
     SearchResultBlock,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
@@ -201,7 +201,7 @@ def _document_text(block: DocumentBlock, where: str) -> str:
         source = convert(block.source, DocumentSource)
     except ValidationError as error:
         raise bad_field(where, f"{where}.source: {error}, allowed: a text") from None
-    if isinstance(source, PlainText):
+    if isinstance(source, TextSource):
         return source.data
     if isinstance(source.content, str):
         return source.content

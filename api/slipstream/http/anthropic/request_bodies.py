@@ -65,20 +65,20 @@ class DocumentBlock(InputBlock, frozen=True, kw_only=True, tag="document"):
     citations: Ignored = None  # answers have none
 
 
-class PlainText(Struct, frozen=True, tag_field="type", tag="text"):
+class TextSource(Struct, frozen=True, tag_field="type", tag="text"):
     """A document that is text."""
 
     data: str
     media_type: Literal["text/plain"] = "text/plain"
 
 
-class TextParts(Struct, frozen=True, tag_field="type", tag="content"):
+class PartsSource(Struct, frozen=True, tag_field="type", tag="content"):
     """A document of blocks of text."""
 
     content: str | tuple[TextBlock, ...]
 
 
-DocumentSource = PlainText | TextParts
+DocumentSource = TextSource | PartsSource
 
 
 class SearchResultBlock(InputBlock, frozen=True, kw_only=True, tag="search_result"):
