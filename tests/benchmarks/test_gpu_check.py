@@ -649,7 +649,7 @@ def test_a_cards_machine_keeps_nothing_in_the_users_cache(
 
 
 def _run_on(device: str, folder: Path) -> _SectionRun:
-    began = datetime(2026, 1, 2, tzinfo=UTC)
+    began = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
     return _SectionRun("first", device, False, folder, folder / "out", 2, began, 0.0)
 
 
@@ -657,11 +657,11 @@ def test_rows_are_written_before_the_cards_name_is_known(tmp_path: Path, report:
     run = replace(_run_on("cuda", report.path.parent), out=tmp_path / "out")
     report.add("failed", False)
     assert _write_known(run) == 1
-    assert names_in(run.out) == ["gpu-check-first-2026-01-02-cuda"]
+    assert names_in(run.out) == ["gpu-check-first-2026-01-02-0304-cuda"]
     assert _write_known(run, 1) == 1
     report.add("machine", card="NVIDIA H100 80GB")
     assert _write_known(run, 1) == 2
-    assert names_in(run.out) == ["gpu-check-first-2026-01-02-nvidia-h100-80gb"]
+    assert names_in(run.out) == ["gpu-check-first-2026-01-02-0304-nvidia-h100-80gb"]
 
 
 def names_in(folder: Path) -> list[str]:

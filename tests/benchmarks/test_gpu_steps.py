@@ -30,6 +30,7 @@ from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_bench.gpu_check.step_plans import plan_of, plan_of_draws, why_not_cached
 
 BLOCK = 16
+VOCAB = 40
 DENSE = ForwardWork(
     dense=10**6,
     output=10**5,
@@ -42,7 +43,8 @@ DENSE = ForwardWork(
 
 def runner(num_blocks: int = 1000) -> Any:
     return SimpleNamespace(
-        num_blocks=num_blocks, info=SimpleNamespace(block_size=BLOCK, block_bytes=1600)
+        num_blocks=num_blocks,
+        info=SimpleNamespace(block_size=BLOCK, block_bytes=1600, vocab_size=VOCAB),
     )
 
 
@@ -111,6 +113,12 @@ def test_draws_are_planned_as_a_scheduler_plans_them(limits: dict[str, Any]) -> 
         np.testing.assert_array_equal(getattr(plan, name), getattr(expected, name))
     for name in ("all_greedy", "any_truncation", "max_logprobs"):
         assert getattr(plan, name) == getattr(expected, name)
+
+
+def test_a_plans_inputs_are_not_alike() -> None:
+    """Experts are chosen by them."""
+    token_ids = plan_of(runner(), [(9, 1), (0, 300)]).token_ids
+    assert set(token_ids.tolist()) == set(range(VOCAB))
 
 
 def test_rows_share_blocks_where_the_cache_is_smaller() -> None:

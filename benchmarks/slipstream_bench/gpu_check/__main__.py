@@ -265,11 +265,13 @@ def _write_known(run: _SectionRun, num_written: int = 0) -> int:
 
 
 def _write(run: _SectionRun, rows: list[Row]) -> tuple[Path, Path]:
-    """Write the files, which have the device's name until some row has the card's."""
+    """Write the files, which have the device's name until some row has the card's, and the minute
+    of the run, so that no run overwrites another's.
+    """
     card = next((row["card"] for row in rows if "card" in row), run.device)
     slug = re.sub(r"[^a-z0-9]+", "-", str(card).lower()).strip("-")
     quick = "-quick" if run.is_quick else ""
-    name = f"gpu-check-{run.part}-{run.began:%Y-%m-%d}-{slug}{quick}"
+    name = f"gpu-check-{run.part}-{run.began:%Y-%m-%d-%H%M}-{slug}{quick}"
     paths = write_files(run.out, name, rows)
     for before in run.written.difference(paths):
         before.unlink(missing_ok=True)

@@ -26,10 +26,13 @@ def why_not_cached(runner: Runner, lens: Sequence[int]) -> str | None:
 def plan_of(runner: Runner, rows: Sequence[tuple[int, int]], *, step: int = 0) -> StepPlan:
     """A greedy step over `rows`, each (tokens before, tokens now); those of one token come first.
 
-    Every row is sampled, its blocks are its own as long as the cache has enough of them, and its
-    input ids are zeros.
+    Every row is sampled, its blocks are its own as long as the cache has enough of them. Input ids
+    are random, as experts are chosen by them.
     """
-    return _plan(runner.info.block_size, runner.num_blocks, rows, step)
+    info = runner.info
+    plan = _plan(info.block_size, runner.num_blocks, rows, step)
+    token_ids = np.random.default_rng(0).integers(info.vocab_size, size=plan.num_tokens)
+    return structs.replace(plan, token_ids=token_ids)
 
 
 def plan_of_draws(

@@ -287,8 +287,8 @@ class DecodeGraphs:
     def bare(self, batch: int, context: int, kind: GraphKind, num_blocks: int, steps: int) -> float:
         """Seconds that `steps` replays take without host work between them.
 
-        The `batch` rows have `context` tokens each, in blocks spread over the cache's `num_blocks`.
-        Writes to the cache and the tables of the first slots. Raises ValueError if the batch size
+        The `batch` rows have `context` tokens each, in blocks spread over the cache's `num_blocks`,
+        and inputs of their own, so that experts are chosen as by different requests. Writes to the cache and the tables of the first slots. Raises ValueError if the batch size
         or kind is not recorded.
         """
         if not self._recorded or batch > self._recorded[-1]:
@@ -304,6 +304,7 @@ class DecodeGraphs:
         for column in columns.values():
             column[...] = 0
         columns["gather_slots"][...] = -1
+        columns["token_ids"][...] = np.random.default_rng(0).integers(len(self._vocab), size=size)
         columns["slots"][:batch] = np.arange(batch)
         columns["slots"][batch:] = len(self._last_token) - 1
         columns["positions"][:batch] = context - 1
