@@ -40,6 +40,7 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "add_layer_norm": cases.add_layer_norm,
         "linear of a row": cases.linear,
         "linear_norm_linear of a row": cases.linear_norm_linear,
+        "add_norm_linear of a row": cases.add_norm_linear,
         "silu_mul": cases.silu_mul,
         "new_gelu": cases.new_gelu,
         "xielu": cases.xielu,
@@ -50,6 +51,7 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "route_by_margin": cases.route_by_margin,
         "order_experts": cases.order_experts,
         "combine_experts": cases.combine_experts,
+        "experts of a row": cases.experts,
     }
 
 
@@ -115,16 +117,29 @@ class _OperatorCases:
         weight, scale = self._normal(_HIDDEN, 2 * _HIDDEN, seed=2), self._normal(_HIDDEN, seed=3)
         behind = self._normal(2 * _HEAD_DIM, _HIDDEN, seed=4)
         settings = scale, _EPSILON, True, False
-        total, output = self._ops.linear_norm_linear(
-            x, weight, None, more, *settings, behind, None, "silu"
+        total, output, kept = self._ops.linear_norm_linear(
+            x, weight, None, more, *settings, behind, None, "silu", True
         )
+        assert kept is not None
         added = _product(x, weight) + more.cpu().double()
-        # rounded where torch's operators would
-        plain = _normed(total.cpu().double(), torch.ones_like(scale)).to(self._dtype)
-        normed = plain * scale.cpu()
-        gate, up = _product(normed, behind).to(self._dtype).double().chunk(2, dim=-1)
-        gated = torch.nn.functional.silu(gate) * up
-        return max(relative_error(total, added), relative_error(output, gated))
+        errors = [relative_error(kept, _normed(total.cpu().double(), scale))]
+        errors.append(relative_error(output, self._gated(total, scale, behind)))
+        return max(relative_error(total, added), *errors)
+
+    def add_norm_linear(self) -> float:
+        x, more = (self._normal(1, 1, _HIDDEN, seed=at) for at in range(2))
+        scale, behind = self._normal(_HIDDEN, seed=3), self._normal(2 * _HEAD_DIM, _HIDDEN, seed=4)
+        settings = scale, _EPSILON, True, False
+        total, output = self._ops.add_norm_linear(x, more, *settings, behind, None, "silu")
+        added = (x + more).cpu().double()
+        expected = self._gated(total, scale, behind)
+        return max(relative_error(total, added), relative_error(output, expected))
+
+    def _gated(self, x: torch.Tensor, scale: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Of x's norm, rounded where torch's operators would."""
+        plain = _normed(x.cpu().double(), torch.ones_like(scale)).to(self._dtype)
+        gate, up = _product(plain * scale.cpu(), weight).to(self._dtype).double().chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
 
     def layer_norm(self) -> float:
         x, weight = self._normal(1, _TOKENS, _HIDDEN), self._normal(_HIDDEN, seed=1)
@@ -275,6 +290,22 @@ class _OperatorCases:
         by_choice = rows[inverse].cpu().double().view(_TOKENS, _CHOSEN, _HIDDEN)
         expected = (by_choice * weights.cpu().double()[..., None]).sum(1)
         return relative_error(output, expected + more[0].cpu().double())
+
+    def experts(self) -> float:
+        num, chosen, inner = 16, 6, 256
+        x, weights = self._normal(1, _HIDDEN), self._normal(1, chosen, seed=1)
+        up = self._normal(num, 2 * inner, _HIDDEN, seed=2)
+        down = self._normal(num, _HIDDEN, inner, seed=3)
+        ids = self._normal(1, num, seed=4).float().argsort(-1)[:, :chosen].contiguous()
+        output = self._ops.experts(x, weights, ids, up, down, "silu", None)
+        expected = torch.zeros(1, _HIDDEN, dtype=torch.float64)
+        for at, expert in enumerate(ids[0].tolist()):
+            # rounded where torch's operators would
+            gate, value = _product(x, up[expert]).to(self._dtype).double().chunk(2, dim=-1)
+            hidden = torch.nn.functional.silu(gate).to(self._dtype).double() * value
+            made = _product(hidden.to(self._dtype), down[expert]).to(self._dtype).double()
+            expected += (made * weights[0, at].cpu().double()).to(self._dtype).double()
+        return relative_error(output, expected)
 
     def _normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)

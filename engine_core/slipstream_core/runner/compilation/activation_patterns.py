@@ -41,6 +41,11 @@ class ActivationOps(Protocol):
     def xielu(self) -> Any: ...
 
 
+def gates_of(ops: ActivationOps) -> dict[Any, str]:
+    """The names of activations whose result is multiplied, as calls that hold both know them."""
+    return {ops.silu_mul: "silu", ops.gelu_mul: "gelu", ops.tanh_gelu_mul: "tanh gelu"}
+
+
 def as_gelu(graph: GraphModule, gelu: AnyNode, ops: ActivationOps) -> None:
     """Replace gelu(gate) * up by one call."""
     approximate = gelu.kwargs.get("approximate", "none")

@@ -1,24 +1,27 @@
-"""Mixtures of experts of a recorded forward: routing, the order of tokens, and the weighted sum.
-
-What remains of such a layer are its grouped products and the gate between them.
+"""Mixtures of experts of a recorded forward: routing, the order of tokens, and the weighted sum;
+then all behind the routing in one call, so that it can run otherwise where a step has few tokens.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.fx import GraphModule
 
+from slipstream_core.runner.compilation.activation_patterns import ActivationOps, gates_of
 from slipstream_core.runner.compilation.fuse import (
     AnyNode,
+    again,
     dtype_of,
     is_call,
     is_weight,
     only_user,
     shape_of,
 )
+from slipstream_core.runner.compilation.product_patterns import Launches
 
 _aten = torch.ops.aten
 _DIVISIONS = (_aten.div.Tensor, _aten.div_.Tensor)
@@ -38,8 +41,8 @@ class RouteForm(NamedTuple):
     best_of_group: int = 1  # of a group's scores, which are summed to choose it by
 
 
-class ExpertOps(Protocol):
-    """What replaces them: see cuda/forward_ops.py."""
+class ExpertOps(ActivationOps, Protocol):
+    """What they are made of, and what replaces them: see cuda/forward_ops.py."""
 
     @property
     def route(self) -> Any: ...
@@ -52,6 +55,9 @@ class ExpertOps(Protocol):
 
     @property
     def combine_experts(self) -> Any: ...
+
+    @property
+    def experts(self) -> Any: ...
 
 
 def as_route(graph: GraphModule, topk: AnyNode, ops: ExpertOps) -> None:
@@ -262,6 +268,84 @@ def with_shared_expert(graph: GraphModule, total: AnyNode, ops: ExpertOps) -> No
         new.meta, back.meta = dict(combined.meta), dict(total.meta)
         total.replace_all_uses_with(back)
         return
+
+
+def join_experts(graph: GraphModule, ops: ExpertOps) -> None:
+    """Replace the order of tokens, both products, the gate and the weighted sum by `experts`."""
+    nodes, gates = graph.graph, gates_of(ops)
+    for combined in nodes.find_nodes(op="call_function", target=ops.combine_experts):
+        written = _written_experts(combined, gates)
+        if written is None:
+            continue
+        x, up, gate, down = written
+        _, weights, _, ids, _, more = combined.args
+        with nodes.inserting_before(combined):
+            arguments = (x, weights, ids, again(up), again(down), gate, more)
+            new = nodes.call_function(ops.experts, arguments)
+        new.meta = dict(combined.meta) | {"launches": Launches(6, of_one_row=2)}
+        combined.replace_all_uses_with(new)
+    nodes.eliminate_dead_code()
+
+
+class _WrittenExperts(NamedTuple):
+    """What experts are made of, where they have no biases and their matrices lie as linear's."""
+
+    x: AnyNode
+    up: AnyNode  # [experts, 2 * I, K]
+    gate: str
+    down: AnyNode  # [experts, N, I]
+
+
+def _written_experts(combined: AnyNode, gates: Mapping[Any, str]) -> _WrittenExperts | None:
+    """What is before a weighted sum, if nothing else uses any of it."""
+    rows, _, inverse, _, bias, _ = combined.args
+    order = inverse.args[0]
+    down = _transposed_product(rows, order)
+    if bias is not None or down is None or down.x.target not in gates:
+        return None
+    both = _halved(down.x)
+    up = _transposed_product(both, order)
+    if up is None or only_user(down.x) is not rows:
+        return None
+    x, tokens = _indexed(up.x)
+    if not is_call(tokens, operator.getitem) or tokens.args != (order, 2):
+        return None
+    users = {each for part in order.users for each in part.users}
+    if users != {up.x, both, rows, combined}:
+        return None
+    return _WrittenExperts(x, up.weight, gates[down.x.target], down.weight)
+
+
+class _GroupedProduct(NamedTuple):
+    x: AnyNode
+    weight: AnyNode  # [experts, N, K]
+
+
+def _transposed_product(node: AnyNode, order: AnyNode) -> _GroupedProduct | None:
+    """A product with the experts' matrices, which lie as a linear layer's, that has one user."""
+    if not is_call(node, _aten._grouped_mm.default) or len(node.args) != 3 or node.kwargs:
+        return None
+    x, turned, ends = node.args
+    if not is_call(ends, operator.getitem) or ends.args != (order, 4) or only_user(node) is None:
+        return None
+    if not is_call(turned, _aten.transpose.int) or not is_weight(turned.args[0]):
+        return None
+    if turned.args[1:] not in ((-2, -1), (1, 2), (2, 1), (-1, -2)):
+        return None
+    return _GroupedProduct(x, turned.args[0])
+
+
+def _halved(gate: AnyNode) -> AnyNode:
+    """What a gate has the halves of, the activated one first; None if it has others."""
+    first, second = gate.args
+    split = _source(first, operator.getitem)
+    if not is_call(split, _aten.split.Tensor) or len(split.users) != 2:
+        return None
+    if (first.args, second.args) != ((split, 0), (split, 1)):
+        return None
+    both, width, dim = split.args
+    is_half = 2 * width == shape_of(both)[1] and dim in (-1, 1)
+    return both if is_half and only_user(both) is split else None
 
 
 def _part(node: AnyNode, index: int) -> AnyNode:

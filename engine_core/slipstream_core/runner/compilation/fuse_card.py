@@ -25,6 +25,7 @@ from slipstream_core.runner.compilation.expert_patterns import (
     as_margin_route,
     as_order,
     as_route,
+    join_experts,
     with_shared_expert,
 )
 from slipstream_core.runner.compilation.fuse import (
@@ -151,6 +152,7 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
     )
     _join_weights(graph)
     graph.graph.eliminate_dead_code()  # what is not the only user any more
+    join_experts(graph, ops)
     join_products(graph, ops)
 
 

@@ -9,10 +9,18 @@ import operator
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
-from slipstream_core.runner.compilation.activation_patterns import ActivationOps
-from slipstream_core.runner.compilation.fuse import AnyNode, again, is_call, only_user, shape_of
+from slipstream_core.runner.compilation.activation_patterns import ActivationOps, gates_of
+from slipstream_core.runner.compilation.fuse import (
+    AnyNode,
+    again,
+    is_call,
+    is_weight,
+    only_user,
+    replace,
+    shape_of,
+)
 from slipstream_core.runner.compilation.norm_patterns import NormOps
 
 _aten = torch.ops.aten
@@ -28,6 +36,9 @@ class ProductOps(NormOps, ActivationOps, Protocol):
 
     @property
     def linear_norm_linear(self) -> Any: ...
+
+    @property
+    def add_norm_linear(self) -> Any: ...
 
 
 class Launches(NamedTuple):
@@ -45,44 +56,72 @@ class _Next(NamedTuple):
     gate: str | None
     num: int  # kernels, where a step has many rows
     result: AnyNode
+    is_flat: bool  # of [T, N] instead of [1, T, N]
+    keeps: bool  # others use the norm, too
 
 
 def join_products(graph: GraphModule, ops: ProductOps) -> None:
-    """Replace products that a sum and its norm follow, with the product behind the norm; and all
-    others by `linear`, each for itself.
+    """Replace products that a sum and its norm follow, with the product behind the norm; sums of
+    other things, with their norm and the product behind it; and all others by `linear`, each for
+    itself.
     """
     nodes = graph.graph
+    for target in (_aten.mm.default, _aten.addmm.default):
+        for node in nodes.find_nodes(op="call_function", target=target):
+            _as_flat_linear(nodes, node)
     for node in nodes.find_nodes(op="call_function", target=ops.add_rms_norm):
-        chosen = _product_of(node)
-        if chosen is None:
+        if len(node.args) > _NORM_ARGUMENTS or not _is_step(node.args[0]):
             continue
-        product, residual = chosen
         parts = {each.args[1]: each for each in node.users if is_call(each, operator.getitem)}
-        if len(parts) != len(node.users) or 1 not in parts:
-            continue
-        behind = _next(parts[1], ops) or _Next(None, None, None, 0, parts[1])
-        norm_weight, epsilon, rounds, offset = node.args[2:]
-        with nodes.inserting_before(node):
-            weights = [each and again(each) for each in (behind.weight, behind.bias)]
-            arguments = (*product.args, residual, norm_weight, epsilon, rounds, offset, *weights)
-            both = nodes.call_function(ops.linear_norm_linear, (*arguments, behind.gate))
-            total, result = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
-        both.meta["launches"] = Launches(2 + behind.num, of_one_row=2)
-        result.meta = dict(behind.result.meta)
-        if 0 in parts:
-            total.meta = dict(parts[0].meta)
-            parts[0].replace_all_uses_with(total)
-        behind.result.replace_all_uses_with(result)
+        if len(parts) == len(node.users) and 1 in parts:
+            _join_product(nodes, node, parts, ops)
     nodes.eliminate_dead_code()
     for node in nodes.find_nodes(op="call_function", target=_linear):
-        if _is_step(node.args[0]):
+        if _is_step(node.args[0]) or len(shape_of(node.args[0])) == 2:
             node.target = ops.linear
+
+
+def _join_product(nodes: Graph, node: AnyNode, parts: dict[int, AnyNode], ops: ProductOps) -> None:
+    """Join the norm of a sum, of which `parts` are used, with what is before and behind it."""
+    chosen, behind = _product_of(node), _next(parts[1], ops)
+    norm = node.args[2:]
+    if chosen is None and (behind is None or behind.keeps):
+        return
+    behind = behind or _Next(None, None, None, 0, parts[1], False, False)
+    with nodes.inserting_before(node):
+        next_of = *(each and again(each) for each in (behind.weight, behind.bias)), behind.gate
+        if chosen is None:
+            both = nodes.call_function(ops.add_norm_linear, (*node.args, *next_of))
+            both.meta["launches"] = Launches(1 + behind.num, of_one_row=1)
+        else:
+            product, residual = chosen
+            arguments = (*product.args, residual, *norm, *next_of, behind.keeps)
+            both = nodes.call_function(ops.linear_norm_linear, arguments)
+            both.meta["launches"] = Launches(2 + behind.num, of_one_row=2)
+        total, result, kept = (nodes.call_function(operator.getitem, (both, at)) for at in range(3))
+        if behind.is_flat:
+            result = nodes.call_function(_aten.squeeze.dim, (result, 0))
+    result.meta = dict(behind.result.meta)
+    behind.result.replace_all_uses_with(result)
+    for new, at in ((total, 0), (kept, 1)):
+        if at in parts and parts[at] is not behind.result:
+            new.meta = dict(parts[at].meta)
+            parts[at].replace_all_uses_with(new)
+
+
+def _as_flat_linear(nodes: Graph, node: AnyNode) -> None:
+    """Let a product of [T, K] with a transposed weight be a linear layer's."""
+    bias, (x, turned) = None, node.args[-2:]
+    if node.target is _aten.addmm.default:
+        bias = node.args[0]
+        if len(node.args) != 3 or node.kwargs or not is_weight(bias):
+            return
+    if is_call(turned, _aten.t.default) and is_weight(turned.args[0]):
+        replace(nodes, node, _linear, (x, turned.args[0], bias))
 
 
 def _product_of(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
     """The product that is a sum's addend and nothing else's, and the other addend."""
-    if len(node.args) > _NORM_ARGUMENTS or not _is_step(node.args[0]):
-        return None
     for product, residual in (node.args[:2], node.args[1::-1]):
         if is_call(product, _linear) and only_user(product) is node and product is not residual:
             return product, residual
@@ -91,10 +130,14 @@ def _product_of(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:
 
 def _next(normed: AnyNode, ops: ProductOps) -> _Next | None:
     product = only_user(normed)
-    if not is_call(product, _linear) or product.args[0] is not normed:
+    keeps = not is_call(product, _linear)
+    if keeps:
+        product = _first_product(normed)
+    if product is None:
         return None
-    weight, bias = product.args[1:]
-    gates = {ops.silu_mul: "silu", ops.gelu_mul: "gelu", ops.tanh_gelu_mul: "tanh gelu"}
+    x, weight, bias = product.args
+    forms = not _is_step(x), keeps
+    gates = gates_of(ops)
     halves = only_user(product)
     if is_call(halves, _aten.split_with_sizes.default) and len(halves.users) == 2:
         sizes, dim = halves.args[1:]
@@ -104,8 +147,20 @@ def _next(normed: AnyNode, ops: ProductOps) -> _Next | None:
         if is_gate and dim == -1 and len(sizes) == 2 and sizes[0] == sizes[1]:
             parts = [each.args for each in gate.args]
             if parts == [(halves, 0), (halves, 1)]:
-                return _Next(weight, bias, gates[gate.target], 2, gate)
-    return _Next(weight, bias, None, 1, product)
+                return _Next(weight, bias, gates[gate.target], 2, gate, *forms)
+    return _Next(weight, bias, None, 1, product, *forms)
+
+
+def _first_product(x: AnyNode) -> AnyNode:
+    """The first of the products of x, or of x in another view; None without one."""
+    for user in x.users:
+        if is_call(user, _linear) and user.args[0] is x:
+            return user
+        if is_call(user, _aten.view.default) and shape_of(user)[-1] == shape_of(x)[-1]:
+            found = _first_product(user)
+            if found is not None:
+                return found
+    return None
 
 
 def _is_step(x: AnyNode) -> bool:

@@ -288,8 +288,9 @@ class DecodeGraphs:
         """Seconds that `steps` replays take without host work between them.
 
         The `batch` rows have `context` tokens each, in blocks spread over the cache's `num_blocks`,
-        and inputs of their own, so that experts are chosen as by different requests. Writes to the cache and the tables of the first slots. Raises ValueError if the batch size
-        or kind is not recorded.
+        and inputs of their own, so that experts are chosen as by different requests. Writes to the
+        cache and the tables of the first slots. Raises ValueError if the batch size or kind is not
+        recorded.
         """
         if not self._recorded or batch > self._recorded[-1]:
             raise ValueError(f"no CUDA graph for {batch} rows, only for {self._recorded}")

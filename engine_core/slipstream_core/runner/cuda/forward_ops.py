@@ -16,9 +16,17 @@ import torch
 
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
-from slipstream_core.runner.cuda.row_products import RowNorm, has_row_kernel, row_product
+from slipstream_core.runner.cuda.row_products import (
+    RowNorm,
+    RowSum,
+    expert_rows,
+    has_expert_kernels,
+    has_row_kernel,
+    row_product,
+)
 
 _linear = torch.nn.functional.linear
+_grouped_mm = torch.ops.aten._grouped_mm.default
 
 _BLOCK = 1024  # elements that one program of an activation or a weighted sum computes
 _HEADS_AT_ONCE = 8  # that one program of `rotate` turns
@@ -82,34 +90,72 @@ class ForwardOps:
         next_weight: torch.Tensor | None,
         next_bias: torch.Tensor | None,
         gate: str | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        keeps: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """The product of x [1, T, K] plus more [1, T, N], rounded, and its norm.
 
         With next_weight [M, N], the norm's product in its place; with `gate` ("silu", "gelu", "tanh
-        gelu") the activation of its first half times its second. One row is two kernels.
+        gelu") the activation of its first half times its second. keeps: the norm comes third. One
+        row is two kernels.
         """
-        if x.shape[1] == 1 and has_row_kernel(weight):
+        if x.shape[1] > 1 or not has_row_kernel(weight):
+            product = self.linear(x, weight, bias)
+            total, normed = self.add_rms_norm(product, more, norm_weight, epsilon, rounds, offset)
+        else:
             total = row_product(_dense(x), weight, bias, more=_dense(more))
             if next_weight is not None and has_row_kernel(next_weight, gate):
-                norm = RowNorm(norm_weight, epsilon, rounds, offset)
-                return total, row_product(total, next_weight, next_bias, norm=norm, gate=gate)
-            result = self.rms_norm(total, norm_weight, epsilon, rounds, offset)
-        else:
-            product = self.linear(x, weight, bias)
-            total, result = self.add_rms_norm(product, more, norm_weight, epsilon, rounds, offset)
-        if next_weight is not None:
-            result = self.linear(result, next_weight, next_bias)
-        if gate is not None:
-            halves = result.chunk(2, dim=-1)
-            result = _activate(gate, halves[0], halves[1])
+                kept = torch.empty_like(total) if keeps else None
+                norm = RowNorm(norm_weight, epsilon, rounds, offset, kept)
+                return total, row_product(total, next_weight, next_bias, norm=norm, gate=gate), kept
+            normed = self.rms_norm(total, norm_weight, epsilon, rounds, offset)
+        if next_weight is None:
+            return total, normed, None
+        return total, self._gated(normed, next_weight, next_bias, gate), normed
+
+    def add_norm_linear(
+        self,
+        x: torch.Tensor,
+        more: torch.Tensor,
+        norm_weight: torch.Tensor,
+        epsilon: float,
+        rounds: bool,
+        offset: bool,
+        next_weight: torch.Tensor,
+        next_bias: torch.Tensor | None,
+        gate: str | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """x plus more [1, T, N], rounded, and the product of its norm, as `linear_norm_linear`.
+
+        One row is one kernel.
+        """
+        if x.shape[1] > 1 or not has_row_kernel(next_weight, gate):
+            total, normed = self.add_rms_norm(x, more, norm_weight, epsilon, rounds, offset)
+            return total, self._gated(normed, next_weight, next_bias, gate)
+        total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        norm = RowNorm(norm_weight, epsilon, rounds, offset)
+        before = RowSum(_dense(more), total)
+        result = row_product(_dense(x), next_weight, next_bias, before=before, norm=norm, gate=gate)
         return total, result
+
+    def _gated(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        gate: str | None,
+    ) -> torch.Tensor:
+        product = self.linear(x, weight, bias)
+        if gate is None:
+            return product
+        halves = product.chunk(2, dim=-1)
+        return _activate(gate, halves[0], halves[1])
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """torch's, of x [1, T, K]; one row by a kernel of its own."""
-        if x.shape[1] == 1 and has_row_kernel(weight):
-            return row_product(_dense(x), weight, bias)
+        """torch's, of x [1, T, K] or [T, K]; one row by a kernel of its own."""
+        if x.shape[-2] == 1 and has_row_kernel(weight):
+            return row_product(_dense(x), weight, bias).view(*x.shape[:-1], len(weight))
         return _linear(x, weight, bias)
 
     def rms_norm_add(
@@ -302,6 +348,33 @@ class ForwardOps:
         arguments = margin_arguments(weights, ids, _dense(logits), margin)
         _launch("route_by_margin", len(logits), (len(logits),), arguments)
         return weights, ids
+
+    def experts(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        ids: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        gate: str,
+        more: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The weighted sums [T, N] of what each token's experts make of x [T, K].
+
+        weights, ids: [T, chosen] as `route` gives them. up [experts, 2 * I, K]: its first half is
+        activated (`gate`, as in `linear_norm_linear`) and multiplied by its second; down [experts,
+        N, I]. more [1, T, N] is added to the sums. Few tokens are two kernels.
+        """
+        if has_expert_kernels(len(x), ids, up, down):
+            more = None if more is None else more.contiguous()
+            x, weights, ids = (each.contiguous() for each in (x, weights, ids))
+            return expert_rows(x, weights, ids, up, down, gate, more)
+        _, _, tokens, inverse, ends = self.order_experts(ids, len(up))
+        both = _grouped_mm(x[tokens], up.transpose(1, 2), ends)
+        halves = both.chunk(2, dim=-1)
+        hidden = _activate(gate, halves[0], halves[1])
+        rows = _grouped_mm(hidden, down.transpose(1, 2), ends)
+        return self.combine_experts(rows, weights, inverse, ids, None, more)
 
     def order_experts(self, ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, ...]:
         """A stable sort of the choices ids int64 [T, chosen], N of them, by expert.

@@ -60,8 +60,18 @@ from slipstream_core.runner.cuda.forward_ops import (
     route_arguments,
     two_norms_arguments,
 )
-from slipstream_core.runner.cuda.row_product_kernels import row_product
-from slipstream_core.runner.cuda.row_products import RowNorm, row_product_arguments
+from slipstream_core.runner.cuda.row_product_kernels import (
+    expert_gates,
+    expert_sums,
+    row_product,
+)
+from slipstream_core.runner.cuda.row_products import (
+    RowNorm,
+    RowSum,
+    expert_gates_arguments,
+    expert_sums_arguments,
+    row_product_arguments,
+)
 from slipstream_core.runner.dependent_launch import LATE, early
 from slipstream_core.runner.sampling import vocab_scan_kernels
 from slipstream_core.runner.sampling.vocab_scan_kernels import scan_slices
@@ -82,7 +92,7 @@ FORWARD = [
         "combine_experts",
     )
 ]
-FORWARD.append(row_product)
+FORWARD += [row_product, expert_gates, expert_sums]
 EARLY_STEPS = ("launch_dependents", "wait")
 SCANS = [
     getattr(vocab_scan_kernels, name)
@@ -407,10 +417,32 @@ def row_products(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         (3584, 18944, None),
     ):
         weight = half(n if gate is None else 2 * n, k)
-        for norm in (None, RowNorm(half(k), 1e-6, True, False)):
+        norm = RowNorm(half(k), 1e-6, True, False)
+        for normed, before in (
+            (None, None),
+            (norm, None),
+            (norm._replace(kept=half(k)), None),
+            (norm, RowSum(half(k), half(k))),
+        ):
             for bias, more in ((None, None), (weight[:, 0], half(1, 1, n))):
-                made = row_product_arguments(half(1, 1, n), half(k), weight, bias, more, norm, gate)
+                made = row_product_arguments(
+                    half(1, 1, n), half(k), weight, bias, more, before, normed, gate
+                )
                 yield "row_product", made | launched
+    for num_experts, chosen, hidden, inner in (
+        (128, 8, 2048, 768),
+        (256, 8, 7168, 2048),
+        (64, 6, 2048, 1408),
+        (8, 2, 4096, 14336),
+    ):
+        ids, weights = torch.zeros(1, chosen, dtype=torch.int64), half(1, chosen)
+        up, down = half(num_experts, 2 * inner, hidden), half(num_experts, hidden, inner)
+        x, middle = half(1, hidden), half(chosen, inner)
+        gates = expert_gates_arguments(middle, x, ids, up, "silu")
+        yield "expert_gates", gates | launched
+        for shared in (None, half(1, 1, hidden)):
+            sums = expert_sums_arguments(x, middle, weights, ids, down, shared)
+            yield "expert_sums", sums | launched
     x, weight = half(1, 1, 4096), half(4096)
     flags = 1e-6, False, True, False, 1.0, None
     yield "norm", norm_arguments(x, x, x, x, (weight, None), *flags) | launched

@@ -34,7 +34,7 @@ def test_kernels_of_a_forward_are_checked_one_by_one(dtype: torch.dtype, tmp_pat
     report = GpuReport("operators", tmp_path / "rows", 0.0)
     operators.check_operators(GpuSetting("cpu", True, tmp_path, float("inf"), report), dtype)
     rows = read_rows(report.path)
-    assert len(rows) == 20
+    assert len(rows) == 22
     assert [row["case"] for row in rows if row["ok"] is not True] == []
 
 
