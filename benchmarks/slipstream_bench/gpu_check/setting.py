@@ -29,7 +29,7 @@ SHAPES = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
 _SMALL, _MIDDLE, _LARGE = SHAPES
 
 _ENVIRONMENT = Section("environment", "environment", 25)
-_COMPILING = Section("compiling", "compiling", 20, function="run_models")
+_COMPILING = Section("compiling", "compiling", 30, function="run_models")
 
 # In order of importance: the last ones are left out if the card is slower than expected.
 FIRST = "first"  # a little of each, for a card's first minutes
@@ -45,19 +45,19 @@ PARTS: dict[str, tuple[Section, ...]] = {
     ),
     "exactness": (
         _ENVIRONMENT,
-        Section("compiling", "compiling", 40, function="run_exactness"),
-        Section("attention", "attention", 55),
-        Section("operators", "operators", 15),
-        Section("sampling", "sampling", 25),
-        Section("tokens", "exactness", 100),
-        Section("tests", "suite", 20),
+        Section("compiling", "compiling", 55, function="run_exactness"),
+        Section("attention", "attention", 45),
+        Section("operators", "operators", 25),
+        Section("sampling", "sampling", 15),
+        Section("tokens", "exactness", 115),
     ),
+    "tests": (_ENVIRONMENT, Section("tests", "suite", 240)),
     "decode": (
         _ENVIRONMENT,
         _COMPILING,
-        Section(f"decode {_SMALL}", "decode", 55, _SMALL),
-        Section(f"decode {_MIDDLE}", "decode", 65, _MIDDLE),
-        Section(f"decode {_LARGE}", "decode", 75, _LARGE),
+        Section(f"decode {_SMALL}", "decode", 65, _SMALL),
+        Section(f"decode {_MIDDLE}", "decode", 60, _MIDDLE),
+        Section(f"decode {_LARGE}", "decode", 60, _LARGE),
         Section("overlap", "device_overlap", 40, _SMALL),
     ),
     "census": (
@@ -65,7 +65,7 @@ PARTS: dict[str, tuple[Section, ...]] = {
         _COMPILING,
         Section(f"census {_SMALL}", "census", 60, _SMALL),
         Section(f"census {_MIDDLE}", "census", 75, _MIDDLE),
-        Section(f"census {_LARGE}", "census", 95, _LARGE),
+        Section(f"census {_LARGE}", "census", 80, _LARGE),
     ),
     "tiles": (_ENVIRONMENT, Section("tiles", "tiles", 240)),
     "steady": (

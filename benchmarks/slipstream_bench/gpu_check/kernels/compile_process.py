@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,10 +34,12 @@ from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.attention.triton_backend import Launch, TritonAttention
+from slipstream_core.runner.dependent_launch import SOON
 from slipstream_core.runner.model.random_weights import random_config
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
 LISTS = ("exactness", "models", "tiles")
+_EARLY_GENERATION = 90  # the first compute capability that has it
 
 _BFLOAT16, _FLOAT32 = torch.bfloat16, torch.float32
 # of `models.ARCHITECTURES`: heads, those of keys, dim twice, window, softcap, sinks
@@ -59,6 +62,7 @@ class CompileJob(NamedTuple):
 
     name: str
     launches: Callable[[], list[Launch]]
+    is_early: bool = True  # steps of few tokens launch them as well
 
 
 def main() -> int:
@@ -74,11 +78,15 @@ def main() -> int:
     torch.set_num_threads(1)
     if arguments.device == "cpu":
         compile_for(arguments.capability)
+        capability = arguments.capability
+    else:
+        major, minor = torch.cuda.get_device_capability()
+        capability = 10 * major + minor
     index, num = arguments.share
     jobs = list(jobs_of(arguments.list, arguments.shared_bytes, is_quick=arguments.quick))
     with tempfile.TemporaryDirectory() as folder:
         for job in jobs[index::num]:
-            line = json.dumps(_compiled(job, arguments.device, Path(folder)))
+            line = json.dumps(_compiled(job, arguments.device, capability, Path(folder)))
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     return 0
@@ -88,7 +96,8 @@ def jobs_of(which: str, shared_bytes: int, *, is_quick: bool) -> Iterator[Compil
     """The jobs of a list, always in the same order."""
     if which == "tiles":
         for name, (step, layer, tile) in _tiles(is_quick=is_quick).items():
-            yield CompileJob(name, partial(launches_to_compile, step, layer, tile))
+            launches = partial(launches_to_compile, step, layer, tile)
+            yield CompileJob(name, launches, is_early=step == "decode")
         return
     layers: dict[tuple[LayerGeometry, int, torch.dtype], None] = {}
     if which == "models":
@@ -159,11 +168,19 @@ def _every_launch(
     return attention.every_launch(0, layer, dtype)
 
 
-def _compiled(job: CompileJob, device: str, folder: Path) -> dict[str, Any]:
+def with_early(job: CompileJob, launches: list[Launch], capability: int) -> list[Launch]:
+    """A job's launches, and those that a card of this generation starts early."""
+    if not job.is_early or capability < _EARLY_GENERATION:
+        return launches
+    late = [it for it in launches if it.arguments.get("EARLY") is False]
+    return launches + [replace(it, arguments=it.arguments | SOON) for it in late]
+
+
+def _compiled(job: CompileJob, device: str, capability: int, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     line: dict[str, Any] = {"job": job.name}
     try:
-        for launch in job.launches():
+        for launch in with_early(job, job.launches(), capability):
             if device == "cuda":
                 launch.load()
                 continue

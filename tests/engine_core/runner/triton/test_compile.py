@@ -28,7 +28,7 @@ from tests.helpers.meta_card import meta_model
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows
-from slipstream_bench.gpu_check.kernels.compile_process import SMALL_LAYERS, jobs_of
+from slipstream_bench.gpu_check.kernels.compile_process import SMALL_LAYERS, jobs_of, with_early
 from slipstream_bench.gpu_check.kernels.compile_target import TargetDriver, resources
 from slipstream_bench.gpu_check.kernels.parallel_compile import compile_all
 from slipstream_bench.gpu_check.models import ARCHITECTURES, small_config
@@ -72,7 +72,7 @@ from slipstream_core.runner.cuda.row_products import (
     expert_sums_arguments,
     row_product_arguments,
 )
-from slipstream_core.runner.dependent_launch import LATE, early
+from slipstream_core.runner.dependent_launch import LATE, SOON, early
 from slipstream_core.runner.sampling import vocab_scan_kernels
 from slipstream_core.runner.sampling.vocab_scan_kernels import scan_slices
 from slipstream_core.runner.sampling.whole_vocab_kernels import redraw
@@ -308,7 +308,7 @@ def test_steps_of_few_tokens_start_early(monkeypatch: pytest.MonkeyPatch) -> Non
     device = torch.device("cpu")
     assert early(device, 1) == LATE
     monkeypatch.setattr(dependent_launch, "_has_it", lambda _kind, _index: True)
-    assert early(device, 32) == {"EARLY": True, "launch_pdl": True}
+    assert early(device, 32) == SOON
     assert early(device, 33) == LATE
     geometry = LAYERS["small"]
     layers = kv_cache.allocate(
@@ -403,7 +403,7 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def row_products(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Products of one row, and a norm, as they are launched; with has_early on such a card."""
-    launched = LATE | ({"EARLY": True, "launch_pdl": True} if has_early else {})
+    launched = SOON if has_early else LATE
 
     def half(*shape: int) -> torch.Tensor:
         return torch.empty(1, dtype=torch.bfloat16).expand(shape)
@@ -532,6 +532,24 @@ def test_what_samples_is_compiled_ahead(which: str, vocabs: set[int]) -> None:
     assert kernels == {"redraw", *(kernel.__name__ for kernel in SCANS)}
     edits = {it.arguments["EDITS"] for it in launches if it.kernel is scan_slices}
     assert edits == {True, False}
+
+
+def test_what_starts_early_is_compiled_ahead_for_cards_that_have_it() -> None:
+    for which, has_late in (("models", False), ("tiles", True)):
+        jobs = list(jobs_of(which, H100_SHARED_LIMIT, is_quick=False))
+        for job in (jobs[0], jobs[-1]):
+            attends = [it for it in job.launches() if it.kernel is attend]
+            if not attends:
+                continue
+            forms = [it.arguments["EARLY"] for it in with_early(job, attends, 90)]
+            is_late = has_late and job is jobs[-1]  # a prefill of thousands of tokens
+            assert sorted(set(forms)) == ([False] if is_late else [False, True])
+            assert with_early(job, attends, 89) == attends
+    sampling = jobs_of("models", H100_SHARED_LIMIT, is_quick=False)
+    for job in sampling:
+        if job.name.startswith("sampling"):
+            launches = job.launches()
+            assert with_early(job, launches, 90) == launches
 
 
 def test_the_layers_of_small_models_are_known() -> None:
