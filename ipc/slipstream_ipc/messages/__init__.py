@@ -148,6 +148,7 @@ from slipstream_ipc.messages.tokenizer import (
     FromTokenizerProcess,
     Render,
     Rendered,
+    StructuredForm,
     TokenizerReady,
 )
 
@@ -252,6 +253,7 @@ __all__ = [
     "Status",
     "Step",
     "StopScope",
+    "StructuredForm",
     "StructuredOptions",
     "StructuredOutputs",
     "Submit",

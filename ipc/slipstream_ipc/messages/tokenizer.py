@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from slipstream_ipc.messages.answer import AnswerOptions, AnswerSettings, ReasoningIds
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import Fault
+
+# what structured output may have around it: blanks before JSON, calls that begin with a token alone
+# beside a grammar of the request's own
+StructuredForm = Literal["json", "grammar", "other"]
 
 
 class Render(Struct, array_like=True, frozen=True):
@@ -28,9 +34,7 @@ class Render(Struct, array_like=True, frozen=True):
     # a longer prompt cannot be run or returned, so tokenizing may stop there; 0: no limit
     max_tokens: int = 0
     answer: AnswerOptions | None = None  # of `messages`; as in Submit
-    is_structured: bool = False  # the answer is to be structured output
-    takes_blanks: bool = False  # of structured output: blanks may stand before it, as before JSON
-    is_own_grammar: bool = False  # structured output is a grammar of the request's own
+    structured: StructuredForm | None = None  # the answer is to be structured output
 
 
 class Rendered(Struct, array_like=True, frozen=True, tag=0):

@@ -40,7 +40,7 @@ from slipstream_ipc.formats.answer_format import (
     TaggedParameters,
     has_nested_elements,
 )
-from slipstream_ipc.messages import FRAMED
+from slipstream_ipc.messages import FRAMED, StructuredForm
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.validation.structured_output import MAX_SCHEMA_BYTES
 from slipstream_worker.formats.argument_grammar import (
@@ -205,14 +205,13 @@ def frame_beside_calls(
     is_parallel: bool,
     opened: Opened = Opened(),  # noqa: B008 - immutable
     is_followed: bool = False,
-    takes_blanks: bool = False,
-    is_own_grammar: bool = False,
+    form: StructuredForm = "other",
 ) -> str:
     """The grammar of an answer, not in channels, that is calls, or structured output, which is
-    FRAMED in it. is_followed: as in `call_grammar`. takes_blanks: these may stand before it where
-    the answer begins with it, too, as content then. is_own_grammar: it is a grammar of the
-    request's own; there are only calls that begin with a token then, as the library, which takes
-    the longest terminal, would not find its way back from text that both begin with.
+    FRAMED in it. is_followed: as in `call_grammar`. form: blanks may stand before JSON where the
+    answer begins with it, too, as content then; beside a grammar of the request's own there are
+    only calls that begin with a token, as the library, which takes the longest terminal, would not
+    find its way back from text that both begin with.
 
     Empty where the calls have no grammar: the answer is structured output then. Raises BadRequest
     for a `strict` function that cannot be kept to its schema.
@@ -230,8 +229,8 @@ def frame_beside_calls(
             opened,
             is_followed=is_followed,
             instead=_content(found, token_ids),
-            takes_blanks=takes_blanks,
-            only_tokens=is_own_grammar,
+            takes_blanks=form == "json",
+            only_tokens=form == "grammar",
         )
         _check_size(grammar, where)
     except _NotForceable:

@@ -439,9 +439,7 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
         template=submit.template,
         max_tokens=card.max_model_len,
         answer=submit.answer if submit.messages else None,
-        is_structured=submission.is_structured,
-        takes_blanks=submission.takes_blanks,
-        is_own_grammar=submission.is_own_grammar,
+        structured=submission.structured_form,
     )
 
 

@@ -23,6 +23,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     ReasoningIds,
     SamplingParams,
+    StructuredForm,
     StructuredOutputs,
     Submit,
 )
@@ -77,23 +78,16 @@ class Submission:
         return self._params.bad_words or ()
 
     @property
-    def is_structured(self) -> bool:
-        """Whether its answers are to be structured output."""
-        return self._params.structured_outputs is not None
-
-    @property
-    def takes_blanks(self) -> bool:
-        """Whether blanks may stand before the structured output, as before JSON."""
+    def structured_form(self) -> StructuredForm | None:
+        """Of the structured output that its answers are to be; JSON without blanks is other."""
         outputs = self._params.structured_outputs
-        if outputs is None or outputs.disable_any_whitespace:
-            return False
-        return kind_of(outputs) in ("json", "json_object")
-
-    @property
-    def is_own_grammar(self) -> bool:
-        """Whether the structured output is a grammar of the request's own."""
-        outputs = self._params.structured_outputs
-        return outputs is not None and kind_of(outputs) == "grammar"
+        if outputs is None:
+            return None
+        kind = kind_of(outputs)
+        if kind == "grammar":
+            return "grammar"
+        is_loose = kind in ("json", "json_object") and not outputs.disable_any_whitespace
+        return "json" if is_loose else "other"
 
     def params(self, answer: Submit) -> SamplingParams:
         """The sampling params of one of its answers; each allowed token id is listed once."""

@@ -19,7 +19,7 @@ from slipstream_ipc.formats.answer_format import (
     spelled_literals,
 )
 from slipstream_ipc.formats.tool_types import decode_tool_types, encode_tool_types
-from slipstream_ipc.messages import AnswerOptions, AnswerSettings, ReasoningIds
+from slipstream_ipc.messages import AnswerOptions, AnswerSettings, ReasoningIds, StructuredForm
 from slipstream_ipc.messages.answer import MAX_ANSWER_TOOLS_CHARS
 from slipstream_worker.formats.call_grammar import (
     Opened,
@@ -153,13 +153,11 @@ class ReadFormat(NamedTuple):
         tools: Sequence[Mapping[str, Any]],
         opened: str,
         reasoning: ReasoningIds | None,
-        *,
-        takes_blanks: bool,
-        is_own_grammar: bool,
+        form: StructuredForm,
     ) -> tuple[str, ReasoningIds | None]:
-        """What structured output stands in (see Admit): beside calls, in messages of channels,
-        between tags; empty where it stands alone. And how the core follows it. takes_blanks: these
-        may stand before it. is_own_grammar: as in `frame_beside_calls`. Raises BadRequest.
+        """What structured output of this form stands in (see Admit): beside calls, in messages of
+        channels, between tags; empty where it stands alone. And how the core follows it. Raises
+        BadRequest.
         """
         channels, token_ids = self.format.channels, self.spellings.token_ids
         found = self._opened(settings, opened)
@@ -173,8 +171,7 @@ class ReadFormat(NamedTuple):
                     is_parallel=settings.options.parallel_tool_calls,
                     opened=found,
                     is_followed=reasoning is not None,
-                    takes_blanks=takes_blanks,
-                    is_own_grammar=is_own_grammar,
+                    form=form,
                 )
             if not frame:
                 frame, reasoning = tagged_frame(self.format, token_ids), _without_calls(reasoning)

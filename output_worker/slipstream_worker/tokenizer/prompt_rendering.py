@@ -165,19 +165,15 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
         grammar = traits.format.call_grammar(
             settings, chat.tools or (), opened, is_followed=reasoning is not None
         )
-    elif request.is_structured:
+    elif request.structured is not None:
         frame, reasoning = traits.format.structured_frame(
-            settings,
-            chat.tools or (),
-            opened,
-            reasoning,
-            takes_blanks=request.takes_blanks,
-            is_own_grammar=request.is_own_grammar,
+            settings, chat.tools or (), opened, reasoning, request.structured
         )
     elif chat.tools:
         grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)
     if traits.format.format.channels is not None and reasoning is not None:
-        is_whole = bool(grammar) or request.is_structured  # a grammar's, not only what is behind
+        # a grammar's, not only what is behind
+        is_whole = bool(grammar) or request.structured is not None
         reasoning = replace(reasoning, in_grammar=is_whole)
     return _Prompt(ids, settings, grammar, reasoning, frame)
 

@@ -496,7 +496,7 @@ def test_structured_output_or_calls_stand_behind_reasoning(
         is_parallel=True,
         opened=opened,
         is_followed=True,
-        takes_blanks=takes_blanks,
+        form="json" if takes_blanks else "other",
     )
     answer = walk(model, frame.replace(FRAMED, '"yes"'), seed)
     for before in befores:
@@ -529,9 +529,7 @@ def test_nothing_of_a_grammar_of_the_requests_own_is_lost_beside_calls(
     name: str, has_tokens: bool
 ) -> None:
     found, model = model_of(name, "", has_tokens)
-    frame = frame_beside_calls(
-        found, model.ids, TOOLS, is_parallel=True, is_own_grammar=True, takes_blanks=True
-    )
+    frame = frame_beside_calls(found, model.ids, TOOLS, is_parallel=True, form="grammar")
     begins = [first.literal for first in call_beginnings(CALLS[name]) if first]
     begins += ["functools[", "[now()", '{"name": 1']
     texts = [f"{each[:num]}0" for each in begins for num in range(len(each))]

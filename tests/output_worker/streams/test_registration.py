@@ -46,18 +46,18 @@ def test_allowed_ids_are_registered_once_each() -> None:
 @pytest.mark.parametrize(
     ("outputs", "expected"),
     [
-        (None, (False, False)),
-        (StructuredOutputs(json={}), (True, False)),
-        (StructuredOutputs(json_object=True, disable_any_whitespace=True), (False, False)),
-        (StructuredOutputs(choice=("a",)), (False, False)),
-        (StructuredOutputs(grammar='start: "a"'), (False, True)),
+        (None, None),
+        (StructuredOutputs(json={}), "json"),
+        (StructuredOutputs(json_object=True, disable_any_whitespace=True), "other"),
+        (StructuredOutputs(choice=("a",)), "other"),
+        (StructuredOutputs(grammar='start: "a"'), "grammar"),
     ],
 )
 def test_what_a_frame_has_to_know_of_structured_output(
-    outputs: StructuredOutputs | None, expected: tuple[bool, bool]
+    outputs: StructuredOutputs | None, expected: str | None
 ) -> None:
     found = Submission(submission(structured_outputs=outputs))
-    assert (found.takes_blanks, found.is_own_grammar) == expected
+    assert found.structured_form == expected
 
 
 def together(submit: Submit, num: int) -> Submit:

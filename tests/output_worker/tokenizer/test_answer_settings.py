@@ -36,6 +36,7 @@ from slipstream_ipc.messages import (
     ChatMessage,
     Render,
     Rendered,
+    StructuredForm,
     TemplateOptions,
 )
 from slipstream_ipc.validation.chat_template import template_options
@@ -87,12 +88,12 @@ class Chat:
         template: TemplateOptions | None = None,
         options: AnswerOptions | None = AnswerOptions(),  # noqa: B008
         *,
-        is_structured: bool = False,
-        is_own_grammar: bool = False,
+        structured: StructuredForm | None = None,
     ) -> Rendered:
         template = template_options(TOOLS) if template is None else template
-        request = Render(1, messages=messages, template=template, answer=options)
-        request = replace(request, is_structured=is_structured, is_own_grammar=is_own_grammar)
+        request = Render(
+            1, messages=messages, template=template, answer=options, structured=structured
+        )
         answer = render(self.tokenizer, request, self.traits)
         assert answer.fault is None
         return answer
@@ -249,11 +250,11 @@ def test_reasoning_between_tags_is_followed_in_every_spelling(tokenizer):
     assert "<|open|>response<|sep|>" in {chat.tokenizer.decode(way) for way in sequences.borders}
     off = template_options(strict, {"enable_thinking": False})
     assert chat.rendered(template=off).reasoning.start == "border"
-    frame = chat.rendered(template=template_options(strict), is_structured=True).frame
+    frame = chat.rendered(template=template_options(strict), structured="json").frame
     assert FRAMED in frame
     assert "look" in frame
     none = AnswerOptions("none")
-    frame = chat.rendered(template=template_options(strict), options=none, is_structured=True).frame
+    frame = chat.rendered(template=template_options(strict), options=none, structured="json").frame
     assert FRAMED in frame
     assert frame.count('"response"') == 4  # around content
     named = AnswerOptions("function:look")
@@ -265,25 +266,23 @@ def test_reasoning_between_tags_is_followed_in_every_spelling(tokenizer):
 def test_structured_output_stands_in_the_final_channel(tokenizer):
     chat = Chat(tokenizer_with(None, CHANNEL_TOKENS), CHANNELS, "harmony")
     tools = template_options(TOOLS)
-    frame = chat.rendered(template=tools, is_structured=True).frame
+    frame = chat.rendered(template=tools, structured="json").frame
     assert FRAMED in frame
     assert "functions.look" in frame
     assert (
         "functions"
-        not in chat.rendered(
-            template=tools, options=AnswerOptions("none"), is_structured=True
-        ).frame
+        not in chat.rendered(template=tools, options=AnswerOptions("none"), structured="json").frame
     )
     assert not chat.rendered(template=tools).frame
     turns = (*HI, ChatMessage("assistant", "Hello"))
     template = template_options(TOOLS, add_generation_prompt=False, continue_final_message=True)
-    assert not chat.rendered(turns, template, is_structured=True).frame
+    assert not chat.rendered(turns, template, structured="json").frame
 
 
 def test_structured_output_stands_beside_calls(tokenizer):
     chat = Chat(tokenizer, HYBRID)
     tools = template_options(TOOLS)
-    rendered = chat.rendered(template=tools, is_structured=True)
+    rendered = chat.rendered(template=tools, structured="json")
     assert FRAMED in rendered.frame
     assert "look" in rendered.frame
     assert rendered.reasoning.calls  # one ends reasoning
@@ -291,7 +290,7 @@ def test_structured_output_stands_beside_calls(tokenizer):
         {"template": tools, "options": AnswerOptions("none")},
         {"template": TemplateOptions()},
     ):
-        alone = chat.rendered(**options, is_structured=True)
+        alone = chat.rendered(**options, structured="json")
         assert not alone.frame
         assert not alone.reasoning.calls
 
@@ -299,15 +298,15 @@ def test_structured_output_stands_beside_calls(tokenizer):
 def test_calls_that_begin_with_text_do_not_stand_beside_a_grammar(tokenizer):
     chat = Chat(tokenizer, HYBRID, "none+llama3_json")
     tools = template_options(TOOLS)
-    assert "look" in chat.rendered(template=tools, is_structured=True).frame
-    assert not chat.rendered(template=tools, is_structured=True, is_own_grammar=True).frame
+    assert "look" in chat.rendered(template=tools, structured="json").frame
+    assert not chat.rendered(template=tools, structured="grammar").frame
 
 
 def test_vllm_57726_structured_output_of_a_plain_prompt_applies_at_once(tokenizer):
     """It waited for the end of reasoning that nothing had begun."""
     channels = Chat(tokenizer_with(None, CHANNEL_TOKENS), CHANNELS, "harmony")
     for chat in (Chat(tokenizer, ALWAYS_REASONS), channels):
-        request = Render(1, "text", answer=AnswerOptions(), is_structured=True)
+        request = Render(1, "text", answer=AnswerOptions(), structured="json")
         answer = render(chat.tokenizer, request, chat.traits)
         assert answer.reasoning is None
         assert not answer.frame
