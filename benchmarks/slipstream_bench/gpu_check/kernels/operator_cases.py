@@ -44,6 +44,7 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "silu_mul": cases.silu_mul,
         "new_gelu": cases.new_gelu,
         "xielu": cases.xielu,
+        "clamped_gate": cases.clamped_gate,
         "rotate": cases.rotate,
         "rotate, normed behind": cases.rotate_before_norm,
         "latent_rows": cases.latent_rows,
@@ -190,6 +191,14 @@ class _OperatorCases:
             * (beta + torch.nn.functional.softplus(below)),
         )
         return relative_error(output, expected)
+
+    def clamped_gate(self) -> float:
+        rows, bias = self._normal(_TOKENS, 2 * _HIDDEN), self._normal(4, 2 * _HIDDEN, seed=1)
+        experts = torch.arange(_TOKENS, device=self._device)
+        output = self._ops.clamped_gate(rows, bias, experts, 1.0, 1.702)
+        added = (rows + bias[:_TOKENS]).cpu().double()
+        gate, up = added[:, ::2].clamp(max=1.0), added[:, 1::2].clamp(-1.0, 1.0)
+        return relative_error(output, (up + 1) * (gate * torch.sigmoid(1.702 * gate)))
 
     def rotate(self) -> float:
         return self._rotate(NormForm(_EPSILON, True, False))

@@ -40,6 +40,9 @@ class ActivationOps(Protocol):
     @property
     def xielu(self) -> Any: ...
 
+    @property
+    def clamped_gate(self) -> Any: ...
+
 
 def gates_of(ops: ActivationOps) -> dict[Any, str]:
     """The names of activations whose result is multiplied, as calls that hold both know them."""
@@ -105,6 +108,49 @@ def as_xielu(graph: GraphModule, where: AnyNode, ops: ActivationOps) -> None:
         if dtype_of(each) != dtype_of(x):
             return  # it rounds elsewhere
     replace(graph.graph, where, ops.xielu, (x, *parameters))
+
+
+def as_clamped_gate(graph: GraphModule, sigmoid: AnyNode, ops: ActivationOps) -> None:
+    """Replace GPT-OSS's gate, and the bias of each row's expert before it, by one call.
+
+    Of pairs (gate, up), clamped: gate * sigmoid(alpha * gate) * (up + 1).
+    """
+    scaled, product = _operands(sigmoid.args[0], _aten.mul.Tensor), only_user(sigmoid)
+    gated = _operands(product, _aten.mul.Tensor)
+    if scaled is None or gated is None or gated != (scaled[0], sigmoid):
+        return
+    (gate, alpha), result = scaled, only_user(product)
+    outer = _operands(result, _aten.mul.Tensor)
+    more = None if outer is None else _operands(outer[0], _aten.add.Tensor)
+    if more is None or outer is None or outer[1] is not product or more[1] != 1:
+        return
+    clamps = [each.args for each in (gate, more[0]) if is_call(each, _aten.clamp.default)]
+    if len(clamps) != 2 or clamps[0][1] is not None or not isinstance(alpha, float):
+        return
+    limit = clamps[0][2]
+    halves = [each[0] for each in clamps]
+    both: AnyNode = halves[0].args[0]
+    if clamps[1][1:] != (-limit, limit) or not is_call(both, _aten.add_.Tensor):
+        return
+    for at, half in enumerate(halves):
+        if not is_call(half, _aten.slice.Tensor) or half.args[:3] != (both, 1, at):
+            return
+        if half.args[3] < shape_of(both)[1] or half.args[4:] != (2,):
+            return
+    chain = [(halves[0], gate), (halves[1], more[0]), (more[0], outer[0]), (outer[0], result)]
+    if any(only_user(each) is not user for each, user in chain) or len(gate.users) != 2:
+        return  # what is used elsewhere stays, and the bias is added in place
+    rows, added = both.args
+    if len(both.args) != 2 or both.kwargs or len(both.users) != 2 or only_user(rows) is not both:
+        return
+    if not is_call(added, _aten.index.Tensor) or len(added.args[1]) != 1:
+        return
+    bias, [experts] = added.args
+    if not is_weight(bias) or {len(shape_of(each)) for each in (rows, bias)} != {2}:
+        return
+    replace(graph.graph, result, ops.clamped_gate, (rows, bias, experts, limit, alpha))
+    graph.graph.eliminate_dead_code()
+    graph.graph.erase_node(both)  # dead code with an effect is kept
 
 
 def _is_rows(x: AnyNode) -> bool:

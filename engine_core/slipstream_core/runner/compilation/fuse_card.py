@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule
 from torch.fx.node import map_aggregate
 
 from slipstream_core.runner.compilation.activation_patterns import (
+    as_clamped_gate,
     as_gelu,
     as_new_gelu,
     as_xielu,
@@ -133,6 +134,7 @@ def fuse(graph: GraphModule, ops: Ops) -> None:
             _aten.gelu.default: partial(as_gelu, ops=ops),
             _aten.tanh.default: partial(as_new_gelu, ops=ops),
             _aten.where.self: partial(as_xielu, ops=ops),
+            _aten.sigmoid.default: partial(as_clamped_gate, ops=ops),
             _aten.add.Tensor: partial(as_rotation, ops=ops),
             _aten.cat.default: partial(_as_joined, ops=ops),
             _aten.view_as_real.default: partial(as_rotation, ops=ops),

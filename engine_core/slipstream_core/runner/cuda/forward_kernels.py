@@ -269,6 +269,43 @@ def _expm1(value):
     return tl.where(tl.abs(value) < 0.25, value * series, tl.exp(value) - 1.0)
 
 
+@triton.jit
+def clamped_gate(
+    output,  # [R, N]
+    rows,  # [R, 2 * N], pairs of what is activated and what it is multiplied by
+    bias,  # [experts, 2 * N]
+    experts,  # [R] int64
+    limit,
+    alpha,
+    row_stride,
+    bias_stride,
+    N: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr = False,
+):
+    """GPT-OSS's gate, as transformers rounds. Grid: (R, blocks of N)."""
+    begin_early(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = places < N
+    kind = output.dtype.element_ty
+    at = rows + row * row_stride + 2 * places
+    bias += tl.load(experts + row) * bias_stride + 2 * places
+    gate, up = _biased(at, bias, there, kind), _biased(at + 1, bias + 1, there, kind)
+    gate = tl.where(gate > limit, limit, gate)  # what is no number stays
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    share = rounded(1.0 / (1.0 + tl.exp(-rounded(gate * alpha, kind))), kind)
+    value = rounded(up + 1.0, kind) * rounded(gate * share, kind)
+    tl.store(output + row * N + places, value.to(kind), mask=there)
+
+
+@triton.jit
+def _biased(value, bias, there, kind):
+    total = tl.load(value, mask=there, other=0.0).to(tl.float32)
+    total += tl.load(bias, mask=there, other=0.0).to(tl.float32)
+    return rounded(total, kind)
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def rotate(
     query_output,  # [T, QUERY_HEADS, DIM]

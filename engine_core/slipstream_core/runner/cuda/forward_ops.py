@@ -244,6 +244,25 @@ class ForwardOps:
         """
         return _activate("xielu", x, None, (positive, negative, beta, limit))
 
+    def clamped_gate(
+        self,
+        rows: torch.Tensor,
+        bias: torch.Tensor,
+        experts: torch.Tensor,
+        limit: float,
+        alpha: float,
+    ) -> torch.Tensor:
+        """GPT-OSS's gate of rows [R, 2 * N], to which bias [num, 2 * N] of their experts, int64
+        [R], is added: gate * sigmoid(alpha * gate) * (up + 1) of pairs (gate, up).
+
+        gate is at most `limit`, up within it. It rounds after each operator.
+        """
+        num, n = len(rows), rows.shape[1] // 2
+        output = torch.empty((num, n), dtype=rows.dtype, device=rows.device)
+        arguments = clamped_gate_arguments(output, _dense(rows), bias, experts, limit, alpha)
+        _launch("clamped_gate", num, (num, -(-n // _BLOCK)), arguments)
+        return output
+
     def rotate(
         self,
         query: torch.Tensor,
@@ -603,6 +622,29 @@ def activation_arguments(
         "N": x.shape[-1],
         "KIND": _ACTIVATIONS.index(kind),
         "MUL": up is not None,
+        "BLOCK": _BLOCK,
+    }
+
+
+def clamped_gate_arguments(
+    output: torch.Tensor,
+    rows: torch.Tensor,
+    bias: torch.Tensor,
+    experts: torch.Tensor,
+    limit: float,
+    alpha: float,
+) -> dict[str, Any]:
+    """The kernel's arguments; shapes as in `ForwardOps.clamped_gate`."""
+    return {
+        "output": output,
+        "rows": rows,
+        "bias": bias,
+        "experts": experts,
+        "limit": limit,
+        "alpha": alpha,
+        "row_stride": rows.stride(0),
+        "bias_stride": bias.stride(0),
+        "N": output.shape[1],
         "BLOCK": _BLOCK,
     }
 

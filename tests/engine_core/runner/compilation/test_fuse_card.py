@@ -45,7 +45,7 @@ LAUNCHES = {
     "GPT-2": (19, 10, 10),
     "GPT-BigCode": (12, 10, 10),
     "GPT-NeoX": (24, 12, 12),
-    "GPT-OSS": (67, 24, 22),
+    "GPT-OSS": (67, 16, 14),
     "OPT": (15, 11, 11),
     "StarCoder2, sliding window": (24, 11, 11),
     "Granite": (42, 11, 11),

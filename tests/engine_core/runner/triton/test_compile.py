@@ -51,6 +51,7 @@ from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
     activation_arguments,
+    clamped_gate_arguments,
     combination_arguments,
     latent_arguments,
     margin_arguments,
@@ -84,6 +85,7 @@ FORWARD = [
         "norm",
         "norm_two",
         "activate",
+        "clamped_gate",
         "rotate",
         "latent_rows",
         "route",
@@ -360,6 +362,11 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "activate", activation_arguments(activation, output, gate, up, none)
     yield "activate", activation_arguments("new gelu", output, gate, None, none)
     yield "activate", activation_arguments("xielu", output, gate, None, [half(1)] * 4)
+    experts_of = torch.empty(2, dtype=torch.int64)
+    gated = clamped_gate_arguments(
+        half(2, 2880), half(2, 5760), half(32, 5760), experts_of, 7.0, 1.702
+    )
+    yield "clamped_gate", gated
     for dim, width in ((64, 64), (128, 128), (96, 48), (256, 256)):
         both = [half(1, heads, 2, dim) for heads in (4, 2)]
         outputs = [half(2, heads, dim) for heads in (4, 2)]

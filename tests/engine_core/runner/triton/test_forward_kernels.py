@@ -249,6 +249,33 @@ def test_activations_that_are_written_out_are_torchs(
             torch.testing.assert_close(output, expected, rtol=0.01, atol=0.01)
 
 
+def written_gate(rows: torch.Tensor, limit: float, alpha: float) -> torch.Tensor:
+    """As transformers writes GPT-OSS's."""
+    gate, up = rows[..., ::2], rows[..., 1::2]
+    gate, up = gate.clamp(min=None, max=limit), up.clamp(min=-limit, max=limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2500), (5, 64)], ids=str)
+def test_a_clamped_gate_is_torchs(
+    ops: ForwardOps, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    num, dim = shape
+    rows = 3 * numbers(num, 2 * dim + 3, dtype=dtype, seed=dim, whole=False)[:, : 2 * dim]
+    rows[0, 4], rows[1, 5] = torch.nan, torch.inf
+    bias = numbers(7, 2 * dim, dtype=dtype, seed=1, whole=False)
+    experts = torch.tensor([6, 0, 3, 3, 1], device=DEVICE)[:num]
+    expected = written_gate(rows + bias[experts], 2.0, 1.702)
+    output = ops.clamped_gate(rows, bias, experts, 2.0, 1.702)
+    assert output.is_contiguous()
+    if dtype == torch.float32:
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5, equal_nan=True)
+    else:  # exp differs in its last bits
+        assert (output != expected).float().mean() < 0.005 + 1 / output.numel()
+        torch.testing.assert_close(output, expected, rtol=0.01, atol=0.01, equal_nan=True)
+
+
 def rope_of(
     x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, form: RopeForm
 ) -> torch.Tensor:

@@ -224,7 +224,7 @@ def test_a_row_that_is_added_to_alone_is_as_among_others(ops: ForwardOps, gate: 
             assert torch.allclose(whole[:, at : at + 1], one, atol=1e-4), at
 
 
-@pytest.mark.parametrize("name", ["Qwen3-MoE", "GLM-4-MoE", "Mixtral"])
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "GLM-4-MoE", "Mixtral", "GPT-OSS"])
 @pytest.mark.parametrize("num_tokens", [1, 3])
 def test_a_forward_with_experts_is_the_models(
     ops: ForwardOps,
@@ -248,7 +248,7 @@ def test_a_forward_with_experts_is_the_models(
         expected = eager(module)(ids, keep[None], keep, OwnValue())
         output = forward(ids, keep[None], keep, OwnValue())
     assert difference(output, expected) <= 0.05
-    assert bool(calls) == (num_tokens == 1)
+    assert bool(calls) == (num_tokens == 1 and name != "GPT-OSS")  # whose matrices are transposed
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Phi-3"])
