@@ -17,9 +17,15 @@ from pathlib import Path
 import zmq
 
 from slipstream.cli.options.parser import Parser
-from slipstream.errors import bad_request
+from slipstream.errors import bad_request, wrong_option
 from slipstream_ipc.errors import BadRequest
-from slipstream_ipc.transport.curve import DEFAULT_CLIENT, PUBLIC_SUFFIX, SECRET_SUFFIX, SERVER
+from slipstream_ipc.transport.curve import (
+    DEFAULT_CLIENT,
+    FRONT,
+    PUBLIC_SUFFIX,
+    SECRET_SUFFIX,
+    SERVER,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
@@ -27,7 +33,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 def add_keys(parser: Parser) -> None:
     """Add the command's options."""
     parser.introduce(
-        "DIR [options]", ("slipstream keys server-keys", "slipstream keys server-keys --client ana")
+        "DIR [options]",
+        (
+            "slipstream keys server-keys",
+            "slipstream keys server-keys --client ana",
+            "slipstream keys server-keys --front route",
+        ),
     )
     parser.add_argument(
         "folder", metavar="DIR", help="folder for the keys; created if it does not exist"
@@ -37,19 +48,34 @@ def add_keys(parser: Parser) -> None:
         metavar="NAME",
         help="add a key pair for one more client to the server's folder, in place of a new folder",
     )
+    parser.add_argument(
+        "--front",
+        metavar="NAME",
+        help="the same for a `slipstream route`, whose API keys are tenants, as they are not of a "
+        "client: it is trusted to say whose requests it passes on",
+    )
     parser.set_defaults(run=keys)
 
 
 def keys(arguments: argparse.Namespace) -> int:
     """Make key pairs and print the purpose of each file."""
     folder = Path(arguments.folder).expanduser()
-    made = add_client(folder, arguments.client) if arguments.client else make_folder(folder)
-    client = made[-1].name.removesuffix(SECRET_SUFFIX)
+    arguments.option_names |= {"client": "--client", "front": "--front"}
+    if arguments.client and arguments.front:
+        raise wrong_option("front", arguments.front, "nothing beside --client")
+    if arguments.front:
+        made = add_front(folder, arguments.front)
+    else:
+        made = add_client(folder, arguments.client) if arguments.client else make_folder(folder)
+    name = made[-1].name
     lines = [f"made {', '.join(path.name for path in made)} in {folder}"]
-    if not arguments.client:
+    if not arguments.client and not arguments.front:
         lines.append(f"server: slipstream serve --listen tcp://ADDRESS:PORT --keys {folder}")
+    if arguments.front:
+        lines.append(f"front: slipstream route tcp://HOST:PORT --keys DIR/{name}, where DIR has")
+    else:
+        lines.append(f"client: Client('tcp://HOST:PORT', keys='DIR/{name}'), where DIR has")
     lines += [
-        f"client: Client('tcp://HOST:PORT', keys='DIR/{client}{SECRET_SUFFIX}'), where DIR has",
         f"  copies of that file (a secret: mode 0600) and of {SERVER}{PUBLIC_SUFFIX}",
         f"clients whose {PUBLIC_SUFFIX} file is in {folder} may connect, and no others:",
         "  remove the file to shut one out",
@@ -73,12 +99,23 @@ def add_client(folder: Path, name: str) -> list[Path]:
 
     Raises: BadRequestError for an invalid name, or where the folder has no server key; OSError.
     """
+    if name.endswith(FRONT):
+        raise bad_request(BadRequest("client", name, f"a name that does not end with {FRONT!r}"))
+    return _add("client", folder, name, name)
+
+
+def add_front(folder: Path, name: str) -> list[Path]:
+    """Make the key pair of a front, as `add_client` does."""
+    return _add("front", folder, name, f"{name}{FRONT}")
+
+
+def _add(field: str, folder: Path, name: str, file_name: str) -> list[Path]:
     if not _NAME.fullmatch(name) or name == SERVER:
         allowed = f"a file's name: letters, digits, '.', '_' and '-', not {SERVER!r}"
-        raise bad_request(BadRequest("client", name, allowed))
+        raise bad_request(BadRequest(field, name, allowed))
     if not (folder / f"{SERVER}{PUBLIC_SUFFIX}").exists():
         raise bad_request(BadRequest("DIR", str(folder), "a folder with a server's keys"))
-    return _make_pairs(folder, name)
+    return _make_pairs(folder, file_name)
 
 
 def _make_pairs(folder: Path, *names: str) -> list[Path]:

@@ -235,6 +235,10 @@ class FleetSupervisor:
             self._fail(f"{stack.name}: {how}", max(code, _FAILED))
             return
         self._report(ProcessEnded(stack.name, pid, how))
+        if code == 0 and served_s and stack.plan.is_replica:  # asked to: no loss
+            _logger.info("%s has drained; it is started again", stack.name)
+            stack.how_ended, stack.ended_at, stack.due_at = how, now, now
+            return
         self._on_loss(stack, now, served_s, how)
 
     def _on_loss(self, stack: _SupervisedStack, now: float, served_s: float, how: str) -> None:

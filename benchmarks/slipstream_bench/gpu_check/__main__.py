@@ -266,7 +266,7 @@ def _write_known(run: _SectionRun, num_written: int = 0) -> int:
 
 def _write(run: _SectionRun, rows: list[Row]) -> tuple[Path, Path]:
     """Write the files, which have the device's name until some row has the card's, and the minute
-    of the run, so that no run overwrites another's.
+    of the run, so that a later run overwrites none.
     """
     card = next((row["card"] for row in rows if "card" in row), run.device)
     slug = re.sub(r"[^a-z0-9]+", "-", str(card).lower()).strip("-")

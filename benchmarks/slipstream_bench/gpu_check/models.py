@@ -46,7 +46,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     # wide enough for products of one row
     "llama": ("LlamaConfig", {"hidden_size": 256, "intermediate_size": 512}),
     "gemma2": ("Gemma2Config", {"sliding_window": 11, "query_pre_attn_scalar": 32}),
-    "qwen3_moe": ("Qwen3MoeConfig", {"num_experts": 8, **_EXPERTS}),
+    # wide enough for experts of few tokens, and for a router with a norm
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {"hidden_size": 256, "num_experts": 16, **_EXPERTS, "moe_intermediate_size": 128},
+    ),
     "gpt_oss": (
         "GptOssConfig",
         {"sliding_window": 11, "num_local_experts": 8, "num_experts_per_tok": 2},

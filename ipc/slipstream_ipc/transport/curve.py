@@ -7,6 +7,7 @@ pyzmq and czmq:
     server.key           the server's public key      copied to each client
     server.key_secret    the server's secret key      never leaves the server
     NAME.key             a client's public key        admits that client
+    NAME.front.key       a front's public key         admits a front, which names its own clients
     NAME.key_secret      that client's secret key     stays with the client
     servers/HOST:PORT.key   the public key of the server at tcp://HOST:PORT, where it is another one
 
@@ -17,9 +18,10 @@ pyzmq and czmq:
 - A secret file belongs to the user, mode 0600, or to root, mode 0640, as libpq has it: that is how
   Kubernetes mounts a Secret for a group. Only the user may write to the folder, or others could
   admit themselves. Secrets are never part of a repr, an error or a log.
-- Each message of a client that was admitted carries its public key (`public_key_of`).
-- CURVE protects against reading, changing and replaying traffic, and against a false server. Its
-  keys tell clients apart as tenants; only stream ids keep them out of each other's streams.
+- Each message of a client that was admitted carries its public key (`public_key_of`), by which it
+  is a tenant. One of a front carries none: the front says on whose behalf it asks, as one on this
+  machine does.
+- CURVE protects against reading, changing and replaying traffic, and against a false server.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ SERVER = "server"
 SERVERS = "servers"  # the folder of servers' own public keys
 DEFAULT_CLIENT = "client"
 PUBLIC_SUFFIX = ".key"
+FRONT = ".front"  # ends the names of fronts
 SECRET_SUFFIX = ".key_secret"  # noqa: S105  (a file's suffix)
 
 _DOMAIN = b"slipstream"
 _GATE = "inproc://zeromq.zap.01"  # the address that libzmq asks; one per context
+_FRONT_ID = b"front"  # in place of a front's public key
 _KEY_CHARS = 40
 _MAX_FILE_BYTES = 64 * 1024
 
@@ -163,25 +167,33 @@ def open_gate(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> thre
     return gate
 
 
-def admits(folder: Path, public: bytes) -> bool:
-    """Whether the folder admits the client with this public key (Z85)."""
+def admitted_as(folder: Path, public: bytes) -> bytes:
+    """The id of the messages of the client with this public key (Z85): the key, or `_FRONT_ID`;
+    empty where the folder does not admit it. What is a front's and a client's is a client's.
+    """
+    found = b""
     for path in folder.glob(f"*{PUBLIC_SUFFIX}"):
         if path.name == f"{SERVER}{PUBLIC_SUFFIX}":
             continue
         try:
             if _read(path).get("public-key") == public:
-                return True
+                if not path.name.endswith(f"{FRONT}{PUBLIC_SUFFIX}"):
+                    return public
+                found = _FRONT_ID
         except (BadRequest, OSError) as error:
             logger.warning("ignoring a key file: %s", error)
-    return False
+    return found
 
 
 def public_key_of(message: zmq.Frame) -> bytes:
-    """The public key (Z85) of the client that a received message is from; empty without CURVE."""
+    """The public key (Z85) of the client that a received message is from; empty without CURVE, and
+    of fronts.
+    """
     try:
-        return str(message.get("User-Id")).encode()
+        found = str(message.get("User-Id")).encode()
     except zmq.ZMQError:  # the connection has none
         return b""
+    return b"" if found == _FRONT_ID else found
 
 
 def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
@@ -194,19 +206,19 @@ def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
                 )
             except zmq.ContextTerminated:
                 return
-            is_let_in, public = False, b""
+            user_id = b""  # of a client that is let in
             try:
                 _check_folder(folder)
-                if (domain, mechanism, len(credentials)) == (_DOMAIN, b"CURVE", 1):
-                    public = z85.encode(credentials[0]) if len(credentials[0]) == 32 else b""
-                    is_let_in = bool(public) and admits(folder, public)
+                is_known = (domain, mechanism, len(credentials)) == (_DOMAIN, b"CURVE", 1)
+                if is_known and len(credentials[0]) == 32:
+                    user_id = admitted_as(folder, z85.encode(credentials[0]))
             except Exception:
                 logger.exception("checking a client's key failed")
-            answer = (b"200", b"OK") if is_let_in else (b"400", b"this key is not accepted")
-            if not is_let_in:
+            answer = (b"200", b"OK") if user_id else (b"400", b"this key is not accepted")
+            if not user_id:
                 logger.warning("rejected a client: its key is not in %s", folder)
             try:
-                socket.send_multipart((version, request, *answer, public, b""))
+                socket.send_multipart((version, request, *answer, user_id, b""))
             except zmq.ContextTerminated:
                 return
 

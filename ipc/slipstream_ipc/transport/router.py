@@ -64,7 +64,8 @@ _MAX_QUEUED_HELLOS = 2**16
 
 @dataclass(eq=False, slots=True)
 class Session(Generic[Receipt]):
-    """One attach of one peer. public_key: of the peer, in Z85; empty for a peer without CURVE.
+    """One attach of one peer. public_key: of the peer, in Z85; empty for a peer without
+    CURVE, and for a front.
     wants: see `Hello`. take: receives an encoded frame that need not be decoded, or returns False
     without effect; at first it takes acknowledgements alone.
     """

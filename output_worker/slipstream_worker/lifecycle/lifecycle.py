@@ -116,11 +116,13 @@ class StreamLifecycle:
         assert stream.registration is not None
         assert stream.output is not None
         stream.stage = Stage.SUBMITTED
-        if stream.output.end is None:
-            self._core.enqueue(stream.registration)
-        else:
+        if stream.output.end is not None:
             self._readers.accept(stream)
             self._ended(stream)
+            return
+        self._core.enqueue(stream.registration)
+        if stream.is_given_up:
+            self.abort(stream)
 
     def admitted(self, stream: WorkerStream, message: Admitted) -> None:
         """The core runs a stream in this row, or continues it after an attach; or it has begun, and
@@ -246,6 +248,9 @@ class StreamLifecycle:
     def abort(self, stream: WorkerStream) -> None:
         """End a stream at its reader's request, whatever its stage."""
         if stream.stage is Stage.RENDERING:
+            if stream.submit is not None and stream.submit.was_accepted:
+                stream.is_given_up = True  # by another replica or worker: it ends, with its tokens
+                return
             self._retention.aborted(stream)
             self.reject(stream, ABORTED)
         elif stream.output is not None and stream.output.end is None:

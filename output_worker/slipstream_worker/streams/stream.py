@@ -101,6 +101,7 @@ class WorkerStream:
     first_at: float = 0.0  # when its first tokens were sent; 0.0: not yet
     first_tokens: int = 0  # number of tokens sent then
     is_counted: bool = False  # its end was decided and counted by another worker
+    is_given_up: bool = False  # to be aborted as soon as it is registered
     trace: StreamTrace | None = None  # until its spans are made; None unless it is traced
 
     @property

@@ -21,7 +21,7 @@ from slipstream import (
 from slipstream.cli.keys import add_client, make_folder
 from slipstream.cli.main import main
 from slipstream.client.endpoints import server_endpoint
-from slipstream_ipc.transport.curve import admits, load_client_keys, load_server_keys
+from slipstream_ipc.transport.curve import admitted_as, load_client_keys, load_server_keys
 
 SECRETS = ("server.key_secret", "client.key_secret")
 
@@ -62,7 +62,7 @@ def test_what_is_made(tmp_path: Path, umask: int, capsys: pytest.CaptureFixture[
         assert "secret-key" not in (folder / name.removesuffix("_secret")).read_text()
     server, client = load_server_keys(folder), load_client_keys(folder)
     assert client.server == server.pair.public
-    assert admits(folder, client.pair.public)
+    assert admitted_as(folder, client.pair.public)
 
 
 @pytest.mark.parametrize("name", ["server.key", "client.key_secret"])
@@ -87,7 +87,7 @@ def test_one_more_client(folder: Path) -> None:
     assert secret_in(folder / "server.key_secret") == before
     keys = load_client_keys(secret)
     assert keys.pair != load_client_keys(folder).pair
-    assert admits(folder, keys.pair.public)
+    assert admitted_as(folder, keys.pair.public)
     with pytest.raises(BadRequestError, match="never overwritten"):
         add_client(folder, "second-one")
 
@@ -97,6 +97,23 @@ def test_names_that_no_client_has(folder: Path, name: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         add_client(folder, name)
     assert caught.value.field == "client"
+
+
+def test_a_front_is_let_in_without_a_key_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["keys", str(folder), "--front", "route"]) == 0
+    assert "slipstream route tcp://HOST:PORT --keys DIR/route.front.key_secret" in (
+        capsys.readouterr().out
+    )
+    public = load_client_keys(folder / "route.front.key_secret").pair.public
+    found = admitted_as(folder, public)
+    assert found not in (b"", public)
+    (folder / "other.key").write_bytes((folder / "route.front.key").read_bytes())
+    assert admitted_as(folder, public) == public, "a client's key is no front's as well"
+    for options in (["--client", "a.front"], ["--client", "a", "--front", "b"], ["--front", "a b"]):
+        assert main(["keys", str(folder), *options]) == 2
+        assert options[-2] in capsys.readouterr().err
 
 
 def test_a_client_without_a_server(tmp_path: Path) -> None:
@@ -187,7 +204,7 @@ def test_a_mounted_secret_has_keys(mounted: Path) -> None:
     keys = load_server_keys(mounted)
     client = load_client_keys(mounted)
     assert client.server == keys.pair.public
-    assert admits(mounted, client.pair.public)
+    assert admitted_as(mounted, client.pair.public)
 
 
 def test_a_mounted_secret_that_others_can_read(mounted: Path) -> None:

@@ -26,6 +26,29 @@ def plan() -> Iterator[FleetPlan]:
         yield plan_fleet(settings_from(given), Path(folder), 2)
 
 
+def test_a_drain_is_no_loss(plan: FleetPlan) -> None:
+    """However many there are, the replica is started again; what ends by itself is counted."""
+    fleet = FleetSupervisor(plan, lambda _: None)
+    fleet._is_ready = True
+    drained, lost, *_ = fleet._stacks
+
+    def ended(stack: Any, code: int, now: float) -> None:
+        program = f"raise SystemExit({code})"
+        stack.process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+        stack.process.wait()
+        stack.ready_at, stack.due_at = now - 1.0, None
+        fleet._on_exit(stack, now)
+
+    assert drained.plan.is_replica
+    assert lost.plan.is_replica
+    for at in range(5):
+        ended(drained, 0, 100.0 + at)
+        assert drained.due_at == 100.0 + at
+    for at in range(3):
+        ended(lost, 1, 100.0 + at)
+        assert (lost.due_at is None) == (at == 2)
+
+
 @pytest.mark.parametrize(
     "error", [BlockingIOError(11, "no processes"), subprocess.SubprocessError("preexec_fn")]
 )

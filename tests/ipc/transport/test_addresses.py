@@ -39,7 +39,7 @@ from slipstream_ipc.transport.curve import (
     ClientKeys,
     KeyPair,
     ServerKeys,
-    admits,
+    admitted_as,
     keys_for,
     load_client_keys,
     load_server_keys,
@@ -237,8 +237,8 @@ def test_keys_are_read_as_other_programs_write_them(tmp_path: Path) -> None:
         os.chmod(secret, 0o600)  # which it leaves to the umask
     server, client = load_server_keys(tmp_path), load_client_keys(tmp_path)
     assert client.server == server.pair.public != client.pair.public
-    assert admits(tmp_path, client.pair.public)
-    assert not admits(tmp_path, server.pair.public)
+    assert admitted_as(tmp_path, client.pair.public)
+    assert not admitted_as(tmp_path, server.pair.public)
 
 
 def test_a_server_may_have_a_key_of_its_own(folder: Path) -> None:
@@ -312,7 +312,7 @@ def test_keys_that_are_missing(folder: Path) -> None:
 def test_one_bad_file_shuts_out_nobody_else(folder: Path) -> None:
     (folder / "broken.key").write_text("public-key = nothing\n")
     (folder / "away.key").symlink_to(folder / "nowhere")
-    assert admits(folder, load_client_keys(folder).pair.public)
+    assert admitted_as(folder, load_client_keys(folder).pair.public)
 
 
 # ---- CURVE, over real sockets ------------------------------------------------------------------

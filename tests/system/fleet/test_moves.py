@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.helpers.mini_fleet import MiniFleet
 from tests.helpers.mini_stack import CHAIN
 from tests.helpers.stepped_client import Reading
 
-from slipstream import SupersededError
+from slipstream import ClosedError, SupersededError
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.endpoints import LOCK_NAME
 from slipstream.client.streams.stream_state import StreamState
+from slipstream.fleet import moves
 from slipstream.fleet.moves import MoveSettings
 from slipstream.prompt_logprobs import prompt_logprobs_of
-from slipstream.request.requests import new_resume
-from slipstream_ipc.messages import ModelCard, StructuredOutputs
+from slipstream.request.requests import checked_params, new_resume, new_submit
+from slipstream_ipc.messages import (
+    Cancel,
+    KeepOptions,
+    ModelCard,
+    Recall,
+    StructuredOutputs,
+)
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 EVERYTHING = {"max_tokens": 60, "logprobs": 1, "stop": ("q}",)}
@@ -139,6 +148,97 @@ def test_aborted_and_abandoned_while_a_replica_is_lost(make_fleet) -> None:
     assert readings[1].state.end is None
     left = [stack for stack in fleet.stacks if stack.core is not None]
     fleet.until(lambda: not any(stack.held["running"] for stack in left))
+
+
+def answer_of(fleet: MiniFleet, query: Any) -> Future[Any]:
+    answer: Future[Any] = Future()
+    fleet.session.ask(query, answer, fleet.now(), lambda command: command())
+    return answer
+
+
+def under_way(fleet: MiniFleet, num: int, **keep: Any) -> list[Reading]:
+    """Streams of many tokens, of which some have come."""
+    given = checked_params(None, {"temperature": 0.0, "max_tokens": 400})
+    submits = [replace(new_submit(PROMPTS[0], given), **keep) for _ in range(num)]
+    readings = [fleet.start(StreamState(submit, wants_whole=False)) for submit in submits]
+    fleet.until(lambda: all(each.state.deltas for each in readings))
+    return readings
+
+
+def test_a_stream_that_waits_for_room_elsewhere_can_be_cancelled(make_fleet, monkeypatch) -> None:
+    """No replica knows it for a while; it was said never to have existed, and ran on."""
+    monkeypatch.setattr(moves, "MAX_STARTS", 4)
+    fleet = make_fleet(2)
+    for member in fleet.session._moves._members.values():
+        member.starts = deque(maxlen=4)
+    readings = under_way(fleet, 24)
+    lost = fleet.where(readings[0])
+    there = [each for each in readings if fleet.where(each) == lost]
+    fleet.kill(lost)
+    fleet.until(lambda: any(fleet.where(each) == -1 for each in there))
+    held = [each for each in there if fleet.where(each) == -1]
+    answers = [answer_of(fleet, Cancel(0, (each.state.stream_id,))) for each in held]
+    fleet.until(lambda: all(each.done() for each in answers))
+    assert {found for each in answers for found in each.result().found} == {"running"}
+    fleet.finish(readings)
+    assert {each.state.end.reason for each in held} == {"abort"}
+
+
+def test_a_stream_can_be_cancelled_while_the_whole_fleet_is_away(make_fleet) -> None:
+    fleet = make_fleet(2)
+    readings = under_way(fleet, 6)
+    home = fleet.where(readings[0])
+    there = tuple(each.state.stream_id for each in readings if fleet.where(each) == home)
+    for number in range(2):
+        fleet.kill(number)
+    fleet.until(lambda: not fleet.session.is_attached)
+    answer = answer_of(fleet, Cancel(0, there))
+    for number in (1 - home, home):
+        fleet.start_again(number)
+        fleet.until(lambda number=number: number in fleet.attached)
+    fleet.until(answer.done)
+    assert set(answer.result().found) == {"running"}
+    fleet.finish(readings)
+
+
+def test_what_waits_to_be_cancelled_is_told_when_the_client_ends(make_fleet) -> None:
+    fleet = make_fleet(1)
+    [reading] = under_way(fleet, 1)
+    fleet.kill(0)
+    fleet.until(lambda: not fleet.session.is_attached)
+    answer, given_up = (answer_of(fleet, Cancel(0, (reading.state.stream_id,))) for _ in range(2))
+    given_up.cancel()
+    fleet.step()
+    fleet.session.end_all(lambda: ClosedError("closed"))
+    assert isinstance(answer.exception(), ClosedError)
+
+
+@pytest.mark.parametrize("forget", [False, True])
+def test_an_accepted_stream_is_aborted_where_its_prompt_is_tokenised_again(
+    make_fleet, *, forget: bool
+) -> None:
+    """It ended as its client's fault, and its answer was lost."""
+    fleet = make_fleet(2)
+    [reading] = under_way(fleet, 1, keep=KeepOptions(b"record", b"", is_background=True))
+    source = fleet.where(reading)
+    fleet.stacks[1 - source].prompts.is_held = True
+    fleet.kill(source)
+    fleet.until(lambda: bool(fleet.stacks[1 - source].prompts.asked))
+    reading.take()
+    num_tokens, stream_id = len(reading.token_ids), reading.state.stream_id
+    query = Recall(0, stream_id, forget=True) if forget else Cancel(0, (stream_id,))
+    asked = answer_of(fleet, query)
+    fleet.until(asked.done)
+    fleet.stacks[1 - source].prompts.is_held = False
+    fleet.finish([reading])
+    assert reading.state.error is None
+    assert reading.state.end.reason == "abort"
+    assert len(reading.token_ids) == reading.state.end.num_tokens == num_tokens > 0
+    recalled = answer_of(fleet, Recall(0, stream_id))
+    fleet.until(recalled.done)
+    kept = recalled.result().answer
+    assert (kept is None) == forget
+    assert forget or kept.end.reason == "abort"
 
 
 def test_new_streams_go_where_a_replica_is(make_fleet) -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.helpers.http_front import Raw
 from tests.helpers.patience import Patience
 from tests.helpers.ports import free_port
+from tests.helpers.routing import routing
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client
-from slipstream.cli.keys import make_folder
+from slipstream.cli.keys import add_client, add_front, make_folder
+from slipstream.demo_model import MODEL_PATH
 
 
 @pytest.mark.slow
@@ -40,3 +44,46 @@ def test_each_replica_has_a_key_pair_of_its_own(tmp_path: Path) -> None:
             assert len(client.generate([1, 2, 3], max_tokens=5, ignore_eos=True).token_ids) == 5
         with pytest.raises(BadRequestError, match=r"127\.0\.0\.1:1\.key"):
             Client("tcp://127.0.0.1:1", keys=str(client_keys))
+
+
+API_KEYS = ("--api-key", "AAAA", "--api-key", "BBBB")
+
+
+def response(port: int, api_key: str, path: str = "", **body: object) -> tuple[int, dict]:
+    with Raw(port) as raw:
+        header = f"Authorization: Bearer {api_key}"
+        if body:
+            raw.post("/v1/responses", body, header)
+            answer = raw.read()
+        else:
+            answer = raw.get(f"/v1/responses/{path}", header)
+    return answer.status, answer.json
+
+
+@pytest.mark.slow
+def test_api_keys_of_fronts_are_tenants_and_those_of_clients_are_not(tmp_path: Path) -> None:
+    """A key's responses are its own, at whichever front it asks; a client is one tenant."""
+    keys, tcp = tmp_path / "keys", f"tcp://127.0.0.1:{free_port()}"
+    make_folder(keys)
+    fronts = [add_front(keys, name)[-1] for name in ("one", "two")]
+    client = add_client(keys, "plain")[-1]
+    with ExitStack() as opened:
+        model = f"simulated:step_ms=1,tokenizer={MODEL_PATH}"
+        opened.enter_context(spareless_stack(model, listen=tcp, keys=str(keys)))
+
+        def port_of(secret: Path) -> int:
+            folder = tmp_path / secret.name
+            folder.mkdir()
+            options: Sequence[str] = ("--keys", str(secret), *API_KEYS)
+            return opened.enter_context(routing(folder, tcp, *options))[1]
+
+        one, two = map(port_of, fronts)
+        made, body = response(one, "AAAA", input="Chapter 1", max_output_tokens=5)
+        assert made == 200
+        assert response(one, "AAAA", body["id"])[0] == 200
+        assert response(two, "AAAA", body["id"])[0] == 200
+        assert response(one, "BBBB", body["id"])[0] == 404
+        plain = port_of(client)
+        assert response(plain, "AAAA", body["id"])[0] == 404
+        _, body = response(plain, "AAAA", input="Chapter 1", max_output_tokens=5)
+        assert response(plain, "BBBB", body["id"])[0] == 200

@@ -2,6 +2,8 @@
 
 Tokenize and Detokenize are asked of one member of their model. Cancel and Recall are asked of all
 that may know the stream, also of those that are away for a moment: these answer once they are back.
+Where the stream is read here and on its way to a member, they wait until it is there: none would
+know it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from math import inf
 from typing import Any
 
 from slipstream.client.connection.fleet_members import FleetMember, FleetMembers
-from slipstream.client.connection.queries import Post, Query
+from slipstream.client.connection.queries import PendingQuery, Post, Query
 from slipstream.errors import SlipstreamError
 from slipstream_ipc.messages import (
     Cancel,
@@ -123,8 +125,13 @@ class _AskedMember:
 class FleetQueries:
     """The queries of one client that are not about a stream of its own."""
 
-    def __init__(self, members: FleetMembers) -> None:
+    def __init__(
+        self, members: FleetMembers, is_on_its_way: Callable[[bytes, bytes], bool]
+    ) -> None:
+        """is_on_its_way: whether a stream, by its id and scope, is read here and at no member."""
         self._members = members
+        self._is_on_its_way = is_on_its_way
+        self._waiting: list[PendingQuery] = []  # about such streams
         self._parts: dict[Future[Any], _AskedMember] = {}  # of those that were asked of several
 
     def ask(
@@ -134,6 +141,9 @@ class FleetQueries:
         `PendingQueries.ask`. model: whose members may answer, by its name; empty: any.
         """
         members = self._members
+        if self._has_to_wait(query):
+            self._waiting.append(PendingQuery(query, future, now, post))
+            return
         if isinstance(query, Cancel | Recall):
             able = members.that_may_answer(now)
             if able:
@@ -148,6 +158,26 @@ class FleetQueries:
             sessions[0].ask(query, future, now, post)
         elif future.set_running_or_notify_cancel():
             future.set_exception(members.gone_error(model))
+
+    def ask_of_arrived(self, now: float) -> None:
+        """Ask what has waited for streams that are at a member now, or over. Call it each turn."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for each in waiting:
+                if not each.future.cancelled():
+                    self.ask(each.query, each.future, now, each.post)
+
+    def _has_to_wait(self, query: Query) -> bool:
+        if isinstance(query, Cancel):
+            return any(self._is_on_its_way(each, query.scope) for each in query.stream_ids)
+        return isinstance(query, Recall) and self._is_on_its_way(query.stream_id, query.scope)
+
+    def end_all(self, error: Callable[[], SlipstreamError]) -> None:
+        """Fail what was not asked yet, each with a new error."""
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if each.future.set_running_or_notify_cancel():
+                each.future.set_exception(error())
 
     def ask_elsewhere(self, now: float) -> None:
         """Ask another member what was asked of one that is closed, or not attached, where another

@@ -97,9 +97,9 @@ class FleetSession:
         )
         self._moves: Moves[StreamState] = Moves(settings, self._read, self._choose)
         self._members = FleetMembers(address, self._source, self._connect, self._moves)
-        self._queries = FleetQueries(self._members)
         self._held = ClientStreamTable(self._group_ids, self.over)
         self._router = StreamRouter(self._members, self._moves, self._held)
+        self._queries = FleetQueries(self._members, self._router.is_on_its_way)
         self._search = StreamSearch(self._members, self._router, self._held, settings)
         self._learned = source if isinstance(source, LearnedMembers) else None
         self._members.refresh(now)
@@ -328,6 +328,7 @@ class FleetSession:
         for session in self._members.sessions:
             session.end_all(error)
         self._held.give_up_all(error)
+        self._queries.end_all(error)
         self._held.wake()
 
     # ---- what is done with it ----------------------------------------------------------------
@@ -366,6 +367,7 @@ class FleetSession:
             why_none = self._members.why_none
             if why_none is not None:
                 self._fail_callers(why_none)
+        self._queries.ask_of_arrived(now)
         if has_changed:
             self._queries.ask_elsewhere(now)
             self._queries.go_on(now)

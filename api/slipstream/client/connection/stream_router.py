@@ -78,6 +78,14 @@ class StreamRouter:
         state = self._readers.get(stream_id)
         return None if state is None or state.request.scope != scope else state
 
+    def is_on_its_way(self, stream_id: bytes, scope: bytes) -> bool:
+        """Whether a stream that is read here is held, or its member is away."""
+        state = self.reader_of(stream_id, scope)
+        if state is None or state.is_over:
+            return False
+        session = self.session_of(state)
+        return session is None or not session.is_attached
+
     def suspects(self, member: FleetMember, digests: bytes) -> list[StreamState]:
         """The streams at a member that are named by these digests (`suspect_digest`)."""
         named = {digests[at:][:SUSPECT_BYTES] for at in range(0, len(digests), SUSPECT_BYTES)}

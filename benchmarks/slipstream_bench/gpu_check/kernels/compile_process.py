@@ -34,7 +34,7 @@ from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.tiles import H100_SHARED_LIMIT
 from slipstream_core.runner.attention.triton_backend import Launch, TritonAttention
-from slipstream_core.runner.dependent_launch import SOON
+from slipstream_core.runner.dependent_launch import MOST_TOKENS, SOON
 from slipstream_core.runner.model.random_weights import random_config
 from slipstream_core.runner.sampling.whole_vocab_sampling import WholeVocabSampler
 
@@ -95,9 +95,11 @@ def main() -> int:
 def jobs_of(which: str, shared_bytes: int, *, is_quick: bool) -> Iterator[CompileJob]:
     """The jobs of a list, always in the same order."""
     if which == "tiles":
+        cases = tile_cases(is_quick=is_quick)
+        few = {(it.step, it.layer) for it in cases if it.num_tokens <= MOST_TOKENS}
         for name, (step, layer, tile) in _tiles(is_quick=is_quick).items():
             launches = partial(launches_to_compile, step, layer, tile)
-            yield CompileJob(name, launches, is_early=step == "decode")
+            yield CompileJob(name, launches, is_early=(step, layer) in few)
         return
     layers: dict[tuple[LayerGeometry, int, torch.dtype], None] = {}
     if which == "models":

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import torch
 
 from slipstream_bench.gpu_check.reference_cases import relative_error
@@ -52,7 +54,8 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "route_by_margin": cases.route_by_margin,
         "order_experts": cases.order_experts,
         "combine_experts": cases.combine_experts,
-        "experts of a row": cases.experts,
+        "experts of a row": partial(cases.experts, 1),
+        "experts of few rows": partial(cases.experts, _TOKENS),
     }
 
 
@@ -300,20 +303,20 @@ class _OperatorCases:
         expected = (by_choice * weights.cpu().double()[..., None]).sum(1)
         return relative_error(output, expected + more[0].cpu().double())
 
-    def experts(self) -> float:
-        num, chosen, inner = 16, 6, 256
-        x, weights = self._normal(1, _HIDDEN), self._normal(1, chosen, seed=1)
-        up = self._normal(num, 2 * inner, _HIDDEN, seed=2)
-        down = self._normal(num, _HIDDEN, inner, seed=3)
-        ids = self._normal(1, num, seed=4).float().argsort(-1)[:, :chosen].contiguous()
+    def experts(self, num: int) -> float:
+        num_experts, chosen, inner = 36, 3, 256
+        x, weights = self._normal(num, _HIDDEN), self._normal(num, chosen, seed=1)
+        up = self._normal(num_experts, 2 * inner, _HIDDEN, seed=2)
+        down = self._normal(num_experts, _HIDDEN, inner, seed=3)
+        ids = self._normal(num, num_experts, seed=4).float().argsort(-1)[:, :chosen].contiguous()
         output = self._ops.experts(x, weights, ids, up, down, "silu", None)
-        expected = torch.zeros(1, _HIDDEN, dtype=torch.float64)
-        for at, expert in enumerate(ids[0].tolist()):
+        expected = torch.zeros(num, _HIDDEN, dtype=torch.float64)
+        for (token, at), expert in np.ndenumerate(ids.cpu().numpy()):
             # rounded where torch's operators would
-            gate, value = _product(x, up[expert]).to(self._dtype).double().chunk(2, dim=-1)
+            gate, value = _product(x[token], up[expert]).to(self._dtype).double().chunk(2, dim=-1)
             hidden = torch.nn.functional.silu(gate).to(self._dtype).double() * value
             made = _product(hidden.to(self._dtype), down[expert]).to(self._dtype).double()
-            expected += (made * weights[0, at].cpu().double()).to(self._dtype).double()
+            expected[token] += (made * weights[token, at].cpu().double()).to(self._dtype).double()
         return relative_error(output, expected)
 
     def _normal(self, *shape: int, seed: int = 0) -> torch.Tensor:

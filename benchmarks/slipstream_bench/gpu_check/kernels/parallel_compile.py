@@ -30,7 +30,7 @@ def why_not_compiled(setting: GpuSetting) -> str | None:
 def compile_all(setting: GpuSetting, which: str) -> list[dict[str, Any]]:
     """Compile a list of `compile_process.LISTS`; returns its lines, in the list's order.
 
-    What is not done by the section's deadline is left out.
+    What is not done by the section's deadline is left out, and a row says so.
     """
     most = _QUICK_PROCESSES if setting.is_quick else _PROCESSES
     num = min(most, os.cpu_count() or 1)
@@ -52,6 +52,7 @@ def compile_all(setting: GpuSetting, which: str) -> list[dict[str, Any]]:
         for index in range(num)
     ]
     shares: list[list[dict[str, Any]]] = []
+    num_cut = 0
     try:
         for process in processes:
             try:
@@ -59,6 +60,7 @@ def compile_all(setting: GpuSetting, which: str) -> list[dict[str, Any]]:
                     timeout=max(0.1, setting.deadline_s - time.monotonic())
                 )
             except subprocess.TimeoutExpired:
+                num_cut += 1
                 process.kill()
                 told, _ = process.communicate()
             shares.append([json.loads(line) for line in told.split("\n")[:-1]])
@@ -66,5 +68,8 @@ def compile_all(setting: GpuSetting, which: str) -> list[dict[str, Any]]:
         for process in processes:
             process.kill()
             process.wait()
+    if num_cut:
+        why = f"out of time: {num_cut} of {num} processes had more to compile"
+        setting.report.add(f"kernels of {which}, the rest", skipped=why)
     longest = max(map(len, shares), default=0)
     return [share[at] for at in range(longest) for share in shares if at < len(share)]

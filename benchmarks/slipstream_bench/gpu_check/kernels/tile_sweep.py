@@ -45,6 +45,11 @@ class TileCase:
     rows: tuple[tuple[int, int], ...]  # (tokens before, tokens now)
 
     @property
+    def num_tokens(self) -> int:
+        """Of the step."""
+        return sum(now for _, now in self.rows)
+
+    @property
     def num_bytes(self) -> float:
         """Bytes of keys and values that it reads, each once."""
         per_token = self.layer.bytes_per_token(torch.bfloat16)

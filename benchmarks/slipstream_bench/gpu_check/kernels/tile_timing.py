@@ -22,7 +22,7 @@ from slipstream_core.runner.cuda.graph_capture import CudaRecorder
 
 _REPEATS = 10
 _IN_A_GRAPH = 10  # times that a graph holds what is timed
-_MUCH_S = 0.5  # to load a kernel and time it, at most
+_MUCH_S = 1.0  # to load a kernel and time it, at most
 
 
 def sweep_all(setting: GpuSetting) -> None:

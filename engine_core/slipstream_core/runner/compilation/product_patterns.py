@@ -152,11 +152,11 @@ def _next(normed: AnyNode, ops: ProductOps) -> _Next | None:
 
 
 def _first_product(x: AnyNode) -> AnyNode:
-    """The first of the products of x, or of x in another view; None without one."""
+    """The first of the products of x, or of x as [T, K]; None without one."""
     for user in x.users:
         if is_call(user, _linear) and user.args[0] is x:
             return user
-        if is_call(user, _aten.view.default) and shape_of(user)[-1] == shape_of(x)[-1]:
+        if is_call(user, _aten.view.default) and shape_of(user)[1:] == shape_of(x)[-1:]:
             found = _first_product(user)
             if found is not None:
                 return found

@@ -98,7 +98,7 @@ class ForwardOps:
         gelu") the activation of its first half times its second. keeps: the norm comes third. One
         row is two kernels.
         """
-        if x.shape[1] > 1 or not has_row_kernel(weight):
+        if x.shape[1] != 1 or not has_row_kernel(weight):
             product = self.linear(x, weight, bias)
             total, normed = self.add_rms_norm(product, more, norm_weight, epsilon, rounds, offset)
         else:
@@ -128,7 +128,7 @@ class ForwardOps:
 
         One row is one kernel.
         """
-        if x.shape[1] > 1 or not has_row_kernel(next_weight, gate):
+        if x.shape[1] != 1 or not has_row_kernel(next_weight, gate):
             total, normed = self.add_rms_norm(x, more, norm_weight, epsilon, rounds, offset)
             return total, self._gated(normed, next_weight, next_bias, gate)
         total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -145,10 +145,7 @@ class ForwardOps:
         gate: str | None,
     ) -> torch.Tensor:
         product = self.linear(x, weight, bias)
-        if gate is None:
-            return product
-        halves = product.chunk(2, dim=-1)
-        return _activate(gate, halves[0], halves[1])
+        return product if gate is None else _halves_gated(gate, product)
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -389,10 +386,9 @@ class ForwardOps:
             x, weights, ids = (each.contiguous() for each in (x, weights, ids))
             return expert_rows(x, weights, ids, up, down, gate, more)
         _, _, tokens, inverse, ends = self.order_experts(ids, len(up))
-        both = _grouped_mm(x[tokens], up.transpose(1, 2), ends)
-        halves = both.chunk(2, dim=-1)
-        hidden = _activate(gate, halves[0], halves[1])
-        rows = _grouped_mm(hidden, down.transpose(1, 2), ends)
+        rows = _grouped_mm(x[tokens], up.transpose(1, 2), ends)
+        rows = _halves_gated(gate, rows)  # by one name: what is used up is freed
+        rows = _grouped_mm(rows, down.transpose(1, 2), ends)
         return self.combine_experts(rows, weights, inverse, ids, None, more)
 
     def order_experts(self, ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, ...]:
@@ -487,6 +483,12 @@ def _activate(
     grid = (x.shape[-2], -(-x.shape[-1] // _BLOCK))
     _launch("activate", grid[0], grid, activation_arguments(kind, output, x, up, parameters))
     return output
+
+
+def _halves_gated(gate: str, x: torch.Tensor) -> torch.Tensor:
+    """The activation of the first half of x, times the second."""
+    first, second = x.chunk(2, dim=-1)
+    return _activate(gate, first, second)
 
 
 def _tokens_first(x: torch.Tensor) -> torch.Tensor:

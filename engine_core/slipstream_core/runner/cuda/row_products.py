@@ -55,7 +55,7 @@ def has_row_kernel(weight: torch.Tensor, gate: str | None = None) -> bool:
     if weight.dim() != 2 or not weight.is_contiguous() or weight.dtype not in _DTYPES:
         return False
     n, k = weight.shape
-    return _blocks(n if gate is None else n // 2, k) is not None
+    return n > 0 and _blocks(n if gate is None else n // 2, k) is not None
 
 
 def row_product(
@@ -168,7 +168,7 @@ def has_expert_kernels(
     num_tokens: int, ids: torch.Tensor, up: torch.Tensor, down: torch.Tensor
 ) -> bool:
     """Whether `expert_rows` takes so few tokens, and such matrices."""
-    if num_tokens > 1 and _ALIKE * num_tokens * ids.shape[1] > len(down):
+    if num_tokens != 1 and not 0 < _ALIKE * num_tokens * ids.shape[1] <= len(down):
         return False
     if up.dtype not in _DTYPES or not (up.is_contiguous() and down.is_contiguous()):
         return False

@@ -169,6 +169,8 @@ def test_which_experts_have_kernels() -> None:
     assert has_expert_kernels(2, ids, up, down)
     assert not has_expert_kernels(3, ids, up, down), "some weights would be read twice"
     assert has_expert_kernels(1, ids, up[:2], down[:2])
+    assert not has_expert_kernels(0, ids[:0], up, down), "tokens"
+    assert not has_row_kernel(torch.empty(0, 512)), "rows"
     assert not has_expert_kernels(1, ids, torch.empty(16, 128, 48), down), "columns"
     assert not has_expert_kernels(1, ids, up, down.transpose(1, 2)), "order"
     assert not has_expert_kernels(1, ids, up.double(), down.double()), "type"
