@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -154,6 +155,8 @@ class FileMembers(MemberSource):
 
     def _look(self) -> tuple[int, int, int] | None:
         status = os.stat(self._path)
+        if not stat.S_ISREG(status.st_mode):  # one of another kind may never end
+            raise BadRequest("address", f"{FILE}{self._path}", f"{_FILE_FORM}, not of another kind")
         return status.st_mtime_ns, status.st_ino, status.st_size
 
     def _read(self) -> tuple[str, ...]:

@@ -90,6 +90,19 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_allowed(tmp_path: Path
     assert "Errno" not in str(raised.value)
 
 
+def test_a_pipe_is_no_file_of_addresses(tmp_path: Path) -> None:
+    """It would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(BadRequest, match="not of another kind"):
+            member_source(f"file:{path}", check)
+    path = tmp_path / "members"
+    write(path, "ipc:///a\n")
+    source = member_source(f"file:{path}", check)
+    os.replace(tmp_path / "pipe", path)
+    assert source.addresses(1.0) == ("ipc:///a",)
+
+
 @pytest.mark.parametrize(
     "fault",
     [
