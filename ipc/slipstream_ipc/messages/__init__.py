@@ -111,6 +111,7 @@ from slipstream_ipc.messages.kept import (
 )
 from slipstream_ipc.messages.replica import (
     ANSWERS_INSPECT,
+    ONE_TENANT,
     WANTS_LOAD,
     WANTS_MEMBERS,
     Gauge,
@@ -169,6 +170,7 @@ __all__ = [
     "MAX_TEMPLATE_CHARS",
     "MAX_TOOL_CALLS",
     "MAX_TRACE_STATE_CHARS",
+    "ONE_TENANT",
     "PROTOCOL_VERSION",
     "REPETITION_DETECTED",
     "TEXT_KINDS",

@@ -11,7 +11,9 @@ from slipstream_ipc.messages.fields import MAX_LOCATED, U32, Count, Identity, St
 
 WANTS_LOAD = 1  # bits of `Hello.wants`
 WANTS_MEMBERS = 2
-ANSWERS_INSPECT = 1  # a bit of `Welcome.answers`
+# bits of `Welcome.answers`
+ANSWERS_INSPECT = 1
+ONE_TENANT = 2  # the client is one by its key, whatever tenants it names
 
 ReplicaState = Literal[
     "serving",

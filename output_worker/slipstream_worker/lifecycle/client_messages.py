@@ -18,6 +18,7 @@ from msgspec import structs
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     ANSWERS_INSPECT,
+    ONE_TENANT,
     Abort,
     Accepted,
     Cancel,
@@ -136,7 +137,7 @@ class ClientMessages:
                     num_workers=self._num_workers,
                     replica=self._replica,
                     members=self._members,
-                    answers=ANSWERS_INSPECT,
+                    answers=ANSWERS_INSPECT | (ONE_TENANT if session.public_key else 0),
                     incarnation=self._stack_incarnation,
                 )
                 if self._index == 0:  # which speaks for the stack

@@ -61,7 +61,9 @@ def response(port: int, api_key: str, path: str = "", **body: object) -> tuple[i
 
 
 @pytest.mark.slow
-def test_api_keys_of_fronts_are_tenants_and_those_of_clients_are_not(tmp_path: Path) -> None:
+def test_api_keys_of_fronts_are_tenants_and_those_of_clients_are_not(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A key's responses are its own, at whichever front it asks; a client is one tenant."""
     keys, tcp = tmp_path / "keys", f"tcp://127.0.0.1:{free_port()}"
     make_folder(keys)
@@ -85,5 +87,7 @@ def test_api_keys_of_fronts_are_tenants_and_those_of_clients_are_not(tmp_path: P
         assert response(one, "BBBB", body["id"])[0] == 404
         plain = port_of(client)
         assert response(plain, "AAAA", body["id"])[0] == 404
+        assert "a front's key" not in capfd.readouterr().err
         _, body = response(plain, "AAAA", input="Chapter 1", max_output_tokens=5)
         assert response(plain, "BBBB", body["id"])[0] == 200
+        assert capfd.readouterr().err.count("give it a front's key") == 1

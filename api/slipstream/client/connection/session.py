@@ -18,6 +18,7 @@ A thread (`ThreadIO`) or an event loop (`LoopIO`) drives it, and passes the curr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from slipstream.errors import (
 )
 from slipstream_ipc.errors import ProtocolError
 from slipstream_ipc.messages import (
+    ONE_TENANT,
     Abort,
     Accepted,
     AttachRefused,
@@ -62,6 +64,7 @@ from slipstream_ipc.messages import (
     PromptLogprobs,
     Recalled,
     Rejected,
+    Submit,
     Superseded,
     Tokenized,
     UnknownStreams,
@@ -72,6 +75,8 @@ from slipstream_ipc.transport.codec import client_codec
 from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.transport.dealer import Dealer
 from slipstream_ipc.transport.link import MAY_OWE
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.25  # how late a deadline may be noticed where a server is away
 GOODBYE_S = 0.5  # how long a client waits for the server to acknowledge its goodbye
@@ -158,6 +163,7 @@ class ClientSession:
         self._fails_early = fails_early
         self._outlives_server = outlives_server
         self._has_left = False  # the server has said goodbye
+        self._is_one_tenant = False  # to the server, whatever tenants it names
         self.address = address
         self.timeout_s = timeout_s
         self.model: ModelCard | None = None  # as last reported by the server
@@ -218,6 +224,13 @@ class ClientSession:
         state.submitted_at = now
         self._table.add(state)
         self._requests.add(state)
+        if self._is_one_tenant and isinstance(state.request, Submit) and state.request.tenant:
+            self._is_one_tenant = False  # said once for each attach
+            logger.warning(
+                "%s takes this process's key for a client's, so that its API keys are one tenant: "
+                "give it a front's key (`slipstream keys DIR --front NAME`)",
+                self.address,
+            )
 
     def ask(self, query: Query, future: Future[Any], now: float, post: Post) -> None:
         """Fulfil `future` with the server's answer; ConnectionLostError after `timeout_s`.
@@ -444,6 +457,7 @@ class ClientSession:
     def _greet(self, welcome: Welcome) -> None:
         self.model = welcome.model
         self._has_left = False
+        self._is_one_tenant = bool(welcome.answers & ONE_TENANT)
         if self._observer is not None:
             self._observer.welcomed(welcome)
         if self._on_welcome is not None:
