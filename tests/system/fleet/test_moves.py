@@ -14,7 +14,7 @@ from tests.helpers.mini_fleet import MiniFleet
 from tests.helpers.mini_stack import CHAIN
 from tests.helpers.stepped_client import Reading
 
-from slipstream import ClosedError, SupersededError
+from slipstream import ClosedError, SlipstreamError, SupersededError
 from slipstream.client.connection.fleet_session import FleetSession
 from slipstream.client.endpoints import LOCK_NAME
 from slipstream.client.streams.stream_state import StreamState
@@ -199,6 +199,18 @@ def test_a_stream_can_be_cancelled_while_the_whole_fleet_is_away(make_fleet) -> 
     fleet.until(answer.done)
     assert set(answer.result().found) == {"running"}
     fleet.finish(readings)
+
+
+def test_what_waits_to_be_cancelled_waits_no_longer_than_other_questions(make_fleet) -> None:
+    fleet = make_fleet(1)
+    [reading] = under_way(fleet, 1)
+    fleet.kill(0)
+    fleet.until(lambda: not fleet.session.is_attached)
+    answer = answer_of(fleet, Cancel(0, (reading.state.stream_id,)))
+    fleet.session.turn(fleet.now() + 59.0)
+    assert not answer.done()
+    fleet.session.turn(fleet.now() + 61.0)
+    assert isinstance(answer.exception(timeout=0), SlipstreamError)
 
 
 def test_what_waits_to_be_cancelled_is_told_when_the_client_ends(make_fleet) -> None:

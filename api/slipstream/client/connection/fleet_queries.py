@@ -126,11 +126,17 @@ class FleetQueries:
     """The queries of one client that are not about a stream of its own."""
 
     def __init__(
-        self, members: FleetMembers, is_on_its_way: Callable[[bytes, bytes], bool]
+        self,
+        members: FleetMembers,
+        is_on_its_way: Callable[[bytes, bytes], bool],
+        timeout_s: float,
     ) -> None:
-        """is_on_its_way: whether a stream, by its id and scope, is read here and at no member."""
+        """is_on_its_way: whether a stream, by its id and scope, is read here and at no member.
+        timeout_s: what is asked about it waits at most so long.
+        """
         self._members = members
         self._is_on_its_way = is_on_its_way
+        self._timeout_s = timeout_s
         self._waiting: list[PendingQuery] = []  # about such streams
         self._parts: dict[Future[Any], _AskedMember] = {}  # of those that were asked of several
 
@@ -164,7 +170,14 @@ class FleetQueries:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for each in waiting:
-                if not each.future.cancelled():
+                if each.future.cancelled():
+                    continue
+                if self._has_to_wait(each.query):
+                    if now < each.since + self._timeout_s:
+                        self._waiting.append(each)
+                    elif each.future.set_running_or_notify_cancel():
+                        each.future.set_exception(self._members.gone_error())
+                else:
                     self.ask(each.query, each.future, now, each.post)
 
     def _has_to_wait(self, query: Query) -> bool:
