@@ -163,7 +163,7 @@ class ClientSession:
         self._fails_early = fails_early
         self._outlives_server = outlives_server
         self._has_left = False  # the server has said goodbye
-        self._is_one_tenant = False  # to the server, whatever tenants it names
+        self._warns_of_tenants = False  # to the server it is one, whatever tenants it names
         self.address = address
         self.timeout_s = timeout_s
         self.model: ModelCard | None = None  # as last reported by the server
@@ -224,8 +224,8 @@ class ClientSession:
         state.submitted_at = now
         self._table.add(state)
         self._requests.add(state)
-        if self._is_one_tenant and isinstance(state.request, Submit) and state.request.tenant:
-            self._is_one_tenant = False  # said once for each attach
+        if self._warns_of_tenants and isinstance(state.request, Submit) and state.request.tenant:
+            self._warns_of_tenants = False  # once for each attach
             logger.warning(
                 "%s takes this process's key for a client's, so that its API keys are one tenant: "
                 "give it a front's key (`slipstream keys DIR --front NAME`)",
@@ -457,7 +457,7 @@ class ClientSession:
     def _greet(self, welcome: Welcome) -> None:
         self.model = welcome.model
         self._has_left = False
-        self._is_one_tenant = bool(welcome.answers & ONE_TENANT)
+        self._warns_of_tenants = bool(welcome.answers & ONE_TENANT)
         if self._observer is not None:
             self._observer.welcomed(welcome)
         if self._on_welcome is not None:

@@ -174,26 +174,32 @@ def replace(nodes: Graph, old: AnyNode, target: Any, arguments: tuple[Any, ...])
 
 def as_linear(graph: GraphModule, node: AnyNode) -> None:
     """Replace view, t, mm, view back by one linear call."""
-    bias, (flat, turned) = None, node.args[-2:]
-    if node.target is _aten.addmm.default:
-        bias = node.args[0]
-        if len(node.args) != 3 or node.kwargs or not is_weight(bias):
-            return
-    back = only_user(node)
-    if not (is_call(flat, _aten.view.default) and is_call(turned, _aten.t.default)):
+    parts, back = linear_parts(node), only_user(node)
+    if parts is None or not is_call(parts[0], _aten.view.default):
         return
     if back is None or not (
         is_call(back, _aten._unsafe_view.default) or is_call(back, _aten.view.default)
     ):
         return
-    x, weight = flat.args[0], turned.args[0]
-    if not is_weight(weight):
-        return
+    flat, weight, bias = parts
+    x = flat.args[0]
     if (
         shape_of(back) == (*shape_of(x)[:-1], shape_of(node)[-1])
         and shape_of(x)[-1] == shape_of(flat)[-1]
     ):
         replace(graph.graph, back, _linear, (x, weight, bias))
+
+
+def linear_parts(node: AnyNode) -> tuple[AnyNode, AnyNode, AnyNode] | None:
+    """x [T, K], weight and bias (or None) of an mm or addmm that computes a linear layer."""
+    bias, (x, turned) = None, node.args[-2:]
+    if node.target is _aten.addmm.default:
+        bias = node.args[0]
+        if len(node.args) != 3 or node.kwargs or not is_weight(bias):
+            return None
+    if not is_call(turned, _aten.t.default) or not is_weight(turned.args[0]):
+        return None
+    return x, turned.args[0], bias
 
 
 def again(weight: AnyNode) -> AnyNode:

@@ -16,7 +16,7 @@ from slipstream_core.runner.compilation.fuse import (
     AnyNode,
     again,
     is_call,
-    is_weight,
+    linear_parts,
     only_user,
     replace,
     shape_of,
@@ -68,7 +68,9 @@ def join_products(graph: GraphModule, ops: ProductOps) -> None:
     nodes = graph.graph
     for target in (_aten.mm.default, _aten.addmm.default):
         for node in nodes.find_nodes(op="call_function", target=target):
-            _as_flat_linear(nodes, node)
+            flat = linear_parts(node)
+            if flat is not None:
+                replace(nodes, node, _linear, flat)
     for node in nodes.find_nodes(op="call_function", target=ops.add_rms_norm):
         if len(node.args) > _NORM_ARGUMENTS or not _is_step(node.args[0]):
             continue
@@ -98,26 +100,19 @@ def _join_product(nodes: Graph, node: AnyNode, parts: dict[int, AnyNode], ops: P
             arguments = (*product.args, residual, *norm, *next_of, behind.keeps)
             both = nodes.call_function(ops.linear_norm_linear, arguments)
             both.meta["launches"] = Launches(2 + behind.num, of_one_row=2)
-        total, result, kept = (nodes.call_function(operator.getitem, (both, at)) for at in range(3))
+        total, result, *kept = (
+            nodes.call_function(operator.getitem, (both, at)) for at in range(2 + behind.keeps)
+        )
         if behind.is_flat:
             result = nodes.call_function(_aten.squeeze.dim, (result, 0))
-    result.meta = dict(behind.result.meta)
-    behind.result.replace_all_uses_with(result)
-    for new, at in ((total, 0), (kept, 1)):
-        if at in parts and parts[at] is not behind.result:
-            new.meta = dict(parts[at].meta)
-            parts[at].replace_all_uses_with(new)
-
-
-def _as_flat_linear(nodes: Graph, node: AnyNode) -> None:
-    """Let a product of [T, K] with a transposed weight be a linear layer's."""
-    bias, (x, turned) = None, node.args[-2:]
-    if node.target is _aten.addmm.default:
-        bias = node.args[0]
-        if len(node.args) != 3 or node.kwargs or not is_weight(bias):
-            return
-    if is_call(turned, _aten.t.default) and is_weight(turned.args[0]):
-        replace(nodes, node, _linear, (x, turned.args[0], bias))
+    for old, new in (
+        (behind.result, result),
+        (parts.get(0), total),
+        *((parts[1], it) for it in kept),
+    ):
+        if old is not None:
+            new.meta = dict(old.meta)
+            old.replace_all_uses_with(new)
 
 
 def _product_of(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:

@@ -22,6 +22,7 @@ from slipstream_core.runner.cuda.row_products import (
     expert_rows,
     has_expert_kernels,
     has_row_kernel,
+    power_of_two,
     row_product,
 )
 
@@ -542,7 +543,7 @@ def _norm_form(
     rounds: bool,
     offset: bool,
 ) -> dict[str, Any]:
-    padded = _power_of_two(n)
+    padded = power_of_two(n)
     before, adds, norms, weight, bias = given
     return {
         "N": n,
@@ -590,7 +591,7 @@ def two_norms_arguments(
 
 @cache
 def _two_norms_form(n: int, other_n: int, rounds: bool, offset: bool) -> dict[str, Any]:
-    padded, other_padded = _power_of_two(n), _power_of_two(other_n)
+    padded, other_padded = power_of_two(n), power_of_two(other_n)
     return {
         "N": n,
         "PAD": padded,
@@ -698,7 +699,7 @@ def _rotation_form(
         "HEADS": heads,
         "QUERY_HEADS": query_heads,
         "DIM": dim,
-        "REST_PAD": _power_of_two(max(dim - form.width, 1)),
+        "REST_PAD": power_of_two(max(dim - form.width, 1)),
         **_pairs_form(form),
         "NORM": norm is not None and not behind,
         "BEHIND": behind,
@@ -720,7 +721,7 @@ def _pairs_form(form: RopeForm) -> dict[str, Any]:
     half = form.width // 2
     return {
         "HALF": half,
-        "PAD": _power_of_two(half),
+        "PAD": power_of_two(half),
         "INTERLEAVED": form.interleaved,
         "BY_PAIR": form.by_pair,
         "WIDE": form.wide,
@@ -761,7 +762,7 @@ def latent_arguments(
 
 @cache
 def _latent_form(heads: int, rank: int, form: RopeForm, norm: NormForm) -> dict[str, Any]:
-    padded = _power_of_two(rank)
+    padded = power_of_two(rank)
     return {
         "epsilon": norm.epsilon,
         "HEADS": heads,
@@ -799,14 +800,14 @@ def _route_form(experts: int, has_bias: bool, form: RouteForm) -> dict[str, Any]
         "scale": float(form.scale),
         "epsilon": float(form.epsilon),
         "EXPERTS": experts,
-        "PAD": _power_of_two(experts),
+        "PAD": power_of_two(experts),
         "CHOSEN": form.num_chosen,
-        "CHOSEN_PAD": _power_of_two(form.num_chosen),
+        "CHOSEN_PAD": power_of_two(form.num_chosen),
         "SCORES": _SCORES.index(form.scores),
         "WEIGHS": _WEIGHS.index(form.weighs),
         "BIAS": has_bias,
         "GROUPS": form.num_groups if is_grouped else 1,
-        "GROUPS_PAD": _power_of_two(form.num_groups if is_grouped else 1),
+        "GROUPS_PAD": power_of_two(form.num_groups if is_grouped else 1),
         "CHOSEN_GROUPS": form.chosen_groups if is_grouped else 1,
         "BEST": form.best_of_group,
         "num_warps": 1 if experts <= 128 else 4,
@@ -825,7 +826,7 @@ def margin_arguments(
         "logits_token": logits.stride(0),
         "margin": margin,
         "EXPERTS": experts,
-        "PAD": _power_of_two(experts),
+        "PAD": power_of_two(experts),
         "num_warps": 1,
     }
 
@@ -877,11 +878,6 @@ def combination_arguments(
         "WIDE": weights.dtype != rows.dtype,
         "BLOCK": _BLOCK,
     }
-
-
-def _power_of_two(num: int) -> int:
-    """The next one, at least 1."""
-    return 1 << (num - 1).bit_length()
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:

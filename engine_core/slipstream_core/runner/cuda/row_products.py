@@ -133,7 +133,7 @@ def _form(
     return {
         "N": n,
         "K": k,
-        "PAD": 1 << (k - 1).bit_length(),
+        "PAD": power_of_two(k),
         "SUM": is_sum,
         "NORM": norm is not None,
         "ROUNDS": norm is not None and norm[0],
@@ -234,7 +234,7 @@ def expert_sums_arguments(
 ) -> dict[str, Any]:
     """The kernel's arguments. output: [T, N], of x [T * chosen, I] and down [experts, N, I]."""
     chosen = ids.shape[1]
-    padded = 1 << (chosen - 1).bit_length()
+    padded = power_of_two(chosen)
     columns = min(_columns_at_once(down.shape[2]), max(_NUMBERS // padded, _LEAST_EXPERT_COLUMNS))
     return {
         "output": output,
@@ -252,6 +252,11 @@ def expert_sums_arguments(
         "BLOCK_K": columns,
         "num_warps": 4,
     }
+
+
+def power_of_two(num: int) -> int:
+    """The next one, at least 1."""
+    return 1 << (num - 1).bit_length()
 
 
 def _columns_at_once(k: int) -> int:
