@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import llguidance
@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.table import CALLS, REASONING, compose
+from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.reasoning_ids import Spellings, find_spellings
 
 _END = "</s>"
@@ -49,6 +50,7 @@ class SmallModel:
         self._tokenizer = tokenizer
         self.ids: dict[str, int] = {each: self._id_of(each) for each in literals}
         self.end_id = self._id_of(_END)
+        self._compiled = lru_cache(8)(self._compile)
         self.library = llguidance.LLTokenizer(
             tokenizer.to_str(), tokenizer.get_vocab_size(), [self.end_id]
         )
@@ -74,6 +76,10 @@ class SmallModel:
         return find_spellings(literals, self.ids, self.encoded, self._tokenizer.token_to_id)
 
     def matcher(self, grammar: str) -> Any:
+        """One that is at the grammar's beginning. The latest ones are compiled once."""
+        return self._compiled(grammar).deep_copy()
+
+    def _compile(self, grammar: str) -> Any:
         text = llguidance.LLMatcher.grammar_from_lark(grammar)
         matcher = llguidance.LLMatcher(self.library, text, log_level=0)
         assert not matcher.is_error(), matcher.get_error()
@@ -103,6 +109,12 @@ def model_of(name: str, reasoning: str, has_tokens: bool) -> tuple[AnswerFormat,
     found = compose(REASONING.get(reasoning), CALLS[name])
     literals = tuple(delimiter_tokens(found)) if has_tokens else ()
     return found, SmallModel(literals)
+
+
+@lru_cache(16)
+def compiled_once(found: AnswerFormat, model: SmallModel) -> CompiledFormat:
+    """The format, for the model's vocabulary."""
+    return compile_format(found, model.ids)
 
 
 def walk(
