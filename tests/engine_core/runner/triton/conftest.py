@@ -45,9 +45,12 @@ class _Once:
 
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None:
+    import torch
     import triton.language as tl
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
+
+    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
 
     convert = interpreter._convert_float
 

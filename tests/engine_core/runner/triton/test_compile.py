@@ -105,9 +105,16 @@ SCANS = [
 ]
 
 
+@pytest.fixture(scope="session")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of kernels that all tests share, also those of other workers of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled_once"
+
+
 @pytest.fixture(autouse=True)
-def for_sm90(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def for_sm90(monkeypatch: pytest.MonkeyPatch, compiled_once: Path) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled_once))
     set_active(TargetDriver(90))
     yield
     triton.runtime.driver._active = None
@@ -493,7 +500,8 @@ def test_no_step_compiles_what_was_not_compiled_at_the_start() -> None:
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> GpuSetting:
+def setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> GpuSetting:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     report = GpuReport("compiling", tmp_path / "rows", 0.0)
     return GpuSetting("cpu", True, tmp_path, time.monotonic() + 5 * PATIENCE_S, report)
 

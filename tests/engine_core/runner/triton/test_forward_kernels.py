@@ -29,8 +29,6 @@ from slipstream_core.runner.model.loader import load_model
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HALVES = (torch.bfloat16, torch.float16)
 
-torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
-
 
 @pytest.fixture(scope="module")
 def ops() -> ForwardOps:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 pytest.importorskip("triton", reason="Triton is not installed; scripts/triton-tests brings it")
 if os.environ.get("TRITON_INTERPRET") != "1":
@@ -29,7 +28,6 @@ NAMES = {"Gemma 2": True, "Qwen3": True, "GPT-OSS": False, "DeepSeek V3 (MLA)": 
 def test_equals_generate(
     name: str, is_fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
     monkeypatch.setattr(tiny_models, "NUM_OUTPUTS", NUM_OUTPUTS)
     calls = []
     attend = TritonContext.attend

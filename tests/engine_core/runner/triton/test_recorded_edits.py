@@ -31,9 +31,6 @@ from slipstream_core.step.constraint_plan import (
     StepConstraints,
 )
 
-torch.set_num_threads(1)
-
-
 VOCAB, ROWS = 300, 3
 NONE, WORDS = np.empty(0, np.int64), -(-VOCAB // 32)
 

@@ -36,8 +36,6 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LIMITS = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.003}
 
-torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine
-
 
 @pytest.fixture(scope="module")
 def ops() -> ForwardOps:
@@ -117,15 +115,15 @@ def test_products_are_torchs(
 
 
 @given(
-    sizes=st.sampled_from([(32, 64, 48), (96, 32, 7), (256, 512, 64), (2048, 128, 40)]),
-    tokens_of=st.sampled_from([(1, 4, 4), (1, 8, 2), (1, 8, 6), (2, 8, 1), (3, 128, 8)]),
+    sizes=st.sampled_from([(32, 64, 24), (96, 32, 7), (256, 256, 24), (2048, 32, 40)]),
+    tokens_of=st.sampled_from([(1, 4, 4), (1, 8, 2), (1, 8, 6), (2, 8, 1), (3, 64, 3)]),
     dtype=st.sampled_from(DTYPES),
     is_wide=st.booleans(),
     adds=st.booleans(),
     gate=st.sampled_from(["silu", "gelu", "tanh gelu"]),
     seed=st.integers(0, 1000),
 )
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_experts_of_few_tokens_are_torchs(
     sizes: tuple[int, int, int],
     tokens_of: tuple[int, int, int],

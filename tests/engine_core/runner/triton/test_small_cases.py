@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -16,23 +17,24 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from tests.helpers.patience import PATIENCE_S
 
 from slipstream_bench.gpu_check.gpu_report import GpuReport, read_rows
+from slipstream_bench.gpu_check.kernels import small_cases
+from slipstream_bench.gpu_check.kernels.operator_cases import operator_cases
 from slipstream_bench.gpu_check.sections import operators, sanitizer
 from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 
-# runs what follows the tool's own options
+# says what it is to watch
 TOOL = """#!/bin/sh
-while [ "$1" != "${1#--}" ]; do shift 2; done
-"$@" || exit $?
+echo "$*"
 echo "========= ERROR SUMMARY: 0 errors"
 exit %d
 """
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_kernels_of_a_forward_are_checked_one_by_one(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_kernels_of_a_forward_are_checked_one_by_one(tmp_path: Path) -> None:
     report = GpuReport("operators", tmp_path / "rows", 0.0)
-    operators.check_operators(GpuSetting("cpu", True, tmp_path, float("inf"), report), dtype)
+    setting = GpuSetting("cpu", True, tmp_path, float("inf"), report)
+    operators.check_operators(setting, torch.bfloat16)
     rows = read_rows(report.path)
     assert len(rows) == 24
     assert [row["case"] for row in rows if row["ok"] is not True] == []
@@ -41,18 +43,32 @@ def test_kernels_of_a_forward_are_checked_one_by_one(dtype: torch.dtype, tmp_pat
 def test_a_kernel_that_is_off_fails_its_row_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = ForwardOps.silu_mul
+    right, some = ForwardOps.silu_mul, ("rms_norm", "add_rms_norm", "silu_mul", "rotate")
     monkeypatch.setattr(ForwardOps, "silu_mul", lambda *given: right(*given) * 1.001)
     monkeypatch.setattr(ForwardOps, "rms_norm", lambda *_: 1 / 0)
+    monkeypatch.setattr(
+        operators,
+        "operator_cases",
+        lambda *of: {name: case for name, case in operator_cases(*of).items() if name in some},
+    )
     report = GpuReport("operators", tmp_path / "rows", 0.0)
     setting = GpuSetting("cpu", True, tmp_path, float("inf"), report)
     operators.check_operators(setting, torch.float32)
-    wrong = [row for row in read_rows(report.path) if row["ok"] is not True]
-    assert [row["case"] for row in wrong] == ["rms_norm, float32", "silu_mul, float32"]
+    rows = read_rows(report.path)
+    assert [row["case"] for row in rows] == [f"{name}, float32" for name in some]
+    assert [row["ok"] for row in rows] == [False, True, False, True]
+
+
+def test_the_cases_are_right(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["small_cases", "cpu"])
+    assert small_cases.main() == 0
+    assert capsys.readouterr().out == "30 cases\n"
 
 
 @pytest.mark.parametrize("code", [0, 9])
-def test_the_cases_run_under_the_tool_which_judges_them(
+def test_the_tool_watches_and_judges_the_cases(
     code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "compute-sanitizer"
@@ -61,7 +77,10 @@ def test_the_cases_run_under_the_tool_which_judges_them(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(sanitizer, "_CHECKS", ("memcheck",))
     report = GpuReport("sanitizer", tmp_path / "rows", 0.0)
-    sanitizer.run(GpuSetting("cpu", True, tmp_path, time.monotonic() + 10 * PATIENCE_S, report))
+    sanitizer.run(GpuSetting("cpu", True, tmp_path, time.monotonic() + PATIENCE_S, report))
     [row] = read_rows(report.path)
     assert row["ok"] is (code == 0)
-    assert row["told"] == "30 cases; ========= ERROR SUMMARY: 0 errors"
+    watched, said = row["told"].split("; ")
+    assert watched.startswith("--tool memcheck --error-exitcode 9 ")
+    assert watched.endswith(f" -m {small_cases.__name__} cpu")
+    assert said == "========= ERROR SUMMARY: 0 errors"

@@ -24,8 +24,6 @@ from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner.attention.tiles import Tile
 from slipstream_core.runner.attention.triton_backend import Launch
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture
 def setting(tmp_path: Path) -> GpuSetting:
