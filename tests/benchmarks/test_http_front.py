@@ -13,6 +13,7 @@ from slipstream.cli.main import main
 from slipstream.errors import EngineError
 from slipstream_bench.http_front.event_reader import _read, read_streams
 from slipstream_bench.http_front.http_front import (
+    VARIANTS,
     _bare,
     _chunk,
     _request,
@@ -149,13 +150,11 @@ def test_a_shapes_events_are_deltas_of_what_it_is_named_for(variant):
 @pytest.mark.slow
 def test_a_front_is_measured(tmp_path, capsys):
     file, picture = tmp_path / "rows.json", tmp_path / "bars.png"
-    # answers of the others are read above
-    variants = ("plain", "logprobs5", "chat_logprobs5", "resumable")
     words = ["bench", "front", "--quick", "--streams", "3", "--events", "40"]
-    words += ["--variants", ",".join(variants)]
+    words += ["--variants", ",".join(VARIANTS)]
     assert main([*words, "--json", str(file), "--png", str(picture)]) == 0
     rows = {row["variant"]: row for row in json.loads(file.read_text())}
-    assert rows.keys() == set(variants)
+    assert rows.keys() == set(VARIANTS)
     for row in rows.values():
         assert min(row["front_cpu_us_per_event"], row["bare_cpu_us_per_event"]) > 0
         assert row["events"] > 0

@@ -28,6 +28,7 @@ _CLOSERS = (
     "</arg_value>",
     "<|close|>argument<|sep|>",
     "<escape>",
+    ">",
     '<|"|>',
     '"',
     "'",
@@ -50,7 +51,7 @@ class SmallModel:
         self._tokenizer = tokenizer
         self.ids: dict[str, int] = {each: self._id_of(each) for each in literals}
         self.end_id = self._id_of(_END)
-        self._compiled = lru_cache(8)(self._compile)
+        self._first_matcher = lru_cache(8)(self._compile)
         self.library = llguidance.LLTokenizer(
             tokenizer.to_str(), tokenizer.get_vocab_size(), [self.end_id]
         )
@@ -77,7 +78,7 @@ class SmallModel:
 
     def matcher(self, grammar: str) -> Any:
         """One that is at the grammar's beginning. The latest ones are compiled once."""
-        return self._compiled(grammar).deep_copy()
+        return self._first_matcher(grammar).deep_copy()
 
     def _compile(self, grammar: str) -> Any:
         text = llguidance.LLMatcher.grammar_from_lark(grammar)
@@ -112,8 +113,8 @@ def model_of(name: str, reasoning: str, has_tokens: bool) -> tuple[AnswerFormat,
 
 
 @lru_cache(16)
-def compiled_once(found: AnswerFormat, model: SmallModel) -> CompiledFormat:
-    """The format, for the model's vocabulary."""
+def compiled_for(found: AnswerFormat, model: SmallModel) -> CompiledFormat:
+    """The format, for the model's vocabulary. The latest ones are compiled once."""
     return compile_format(found, model.ids)
 
 

@@ -29,14 +29,8 @@ class LockstepRanks:
         self._processes = processes
 
     def serve(self, folder: Path) -> list[dict[str, Any]]:
-        """What each rank says of this model by each variant, and how many of its forwards were one
-        call.
-        """
+        """What each rank says of this model, and how many of its forwards were one call."""
         return self._ask("serve", folder)
-
-    def serve_chunked(self, folder: Path) -> list[dict[str, Any]]:
-        """As `serve`, by one variant."""
-        return self._ask("serve_chunked", folder)
 
     def serve_recorded(self, folder: Path) -> list[dict[str, Any]]:
         """As `serve`, by recorded steps, of which the second rank cannot record one. Its plans have
@@ -270,8 +264,6 @@ def main() -> None:
                 graph = fused_graph(module, ForwardOps(), META).graph
                 said["launches"] = max(launches_by_layer(graph))
             variants = tiny_models.VARIANTS if task.startswith("serve") else ()
-            if task == "serve_chunked":
-                variants = (tiny_models.CHUNKED,)
             if variants:
                 options: dict[str, Any] = {}
                 if task == "serve_recorded":

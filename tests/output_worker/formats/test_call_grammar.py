@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.answers import read
-from tests.helpers.grammar_walk import SmallModel, compiled_once, model_of, walk
+from tests.helpers.grammar_walk import SmallModel, compiled_for, model_of, walk
 
 from slipstream_bench.formats.rendering import RENDERINGS, SampleCall, format_of, render
 from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
@@ -100,7 +100,7 @@ def test_required_calls_are_read_as_whole_calls(
     found, model = model_of(name, "", has_tokens)
     grammar = call_grammar(found, model.ids, TOOLS, "required", is_parallel=is_parallel)
     items = model.items(walk(model, grammar, seed))
-    names = check(read(compiled_once(found, model), items, TYPES))
+    names = check(read(compiled_for(found, model), items, TYPES))
     assert is_parallel or len(names) == 1
 
 
@@ -114,7 +114,7 @@ def test_a_named_function_is_called_once(
     found, model = model_of(name, "", has_tokens)
     grammar = call_grammar(found, model.ids, TOOLS, f"function:{choice}")
     items = model.items(walk(model, grammar, seed))
-    assert check(read(compiled_once(found, model), items, TYPES)) == [choice]
+    assert check(read(compiled_for(found, model), items, TYPES)) == [choice]
 
 
 def test_a_call_that_begins_with_text_is_not_told_from_reasoning() -> None:
@@ -130,7 +130,7 @@ def test_a_call_that_begins_with_text_is_not_told_from_reasoning() -> None:
 @given(seed=seeds)
 def test_reasoning_stays_free(name: str, reasoning: str, prefilled: str, seed: int) -> None:
     found, model = model_of(name, reasoning, True)
-    compiled = compiled_once(found, model)
+    compiled = compiled_for(found, model)
     items = model.items(model.encoded(prefilled))
     pieces = [(it, "") if isinstance(it, int) else (-1, it) for it in items]
     state = start_state(compiled, pieces, TYPES)
@@ -148,7 +148,7 @@ def thoughts(
     """
     assert found.reasoning is not None
     prefilled = found.reasoning.begins[0].literal if is_prefilled else ""
-    compiled = compiled_once(found, model)
+    compiled = compiled_for(found, model)
     items = model.items(model.encoded(prefilled))
     pieces = [(it, "") if isinstance(it, int) else (-1, it) for it in items]
     state = start_state(compiled, pieces, TYPES)
@@ -189,7 +189,7 @@ def test_the_core_and_the_reader_say_the_same_of_where_reasoning_is(
     reasoning: str, prefilled: bool, data: st.DataObject
 ) -> None:
     found, model = model_of("hermes", reasoning, True)
-    compiled = compiled_once(found, model)
+    compiled = compiled_for(found, model)
     options = AnswerOptions(tool_choice="none")
     start = found.reasoning.begins[0].literal if prefilled and found.reasoning else ""
     items = model.items(model.encoded(start))
@@ -244,7 +244,7 @@ def test_a_free_answer_has_calls_in_the_grammar(
     begins = [(each,) for each in spellings.ids(triggers)] + [*spellings.longer(triggers)]
     assert any(tuple(taken[: len(each)]) == each for each in begins)
     before, behind = model.encoded("Well: ["), model.encoded(" so")
-    events = read(compiled_once(found, model), model.items([*before, *taken, *behind]), TYPES)
+    events = read(compiled_for(found, model), model.items([*before, *taken, *behind]), TYPES)
     begun = [each.text for each in events if each.kind == EventKind.CALL_BEGINS]
     assert begun
     assert is_parallel or len(begun) == 1
@@ -353,7 +353,7 @@ def test_calls_in_channels_are_read_as_one_whole_call(
     prefilled: str, seed: int, choice: str
 ) -> None:
     model = HARMONY_MODEL
-    compiled = compiled_once(HARMONY, model)
+    compiled = compiled_for(HARMONY, model)
     items = model.items(model.encoded(prefilled))
     state = start_state(
         compiled, [(it, "") if isinstance(it, int) else (-1, it) for it in items], TYPES
@@ -474,7 +474,7 @@ def test_structured_output_beside_calls_is_read_as_one_or_the_other(
     frame = frame_beside_calls(found, model.ids, STRICT, is_parallel=is_parallel)
     assert frame.count(FRAMED) == 1
     items = model.items(walk(model, frame.replace(FRAMED, '"yes"'), seed))
-    names = calls_or("yes", read(compiled_once(found, model), items, TYPES))
+    names = calls_or("yes", read(compiled_for(found, model), items, TYPES))
     assert is_parallel or len(names) <= 1
 
 
@@ -620,5 +620,5 @@ def test_strict_functions_are_kept_to_their_schema_where_calls_begin_with_text(
     is_allowed = num_taken == len(token_ids) and matcher.is_accepting()
     assert is_allowed is (num_calls is not None)
     if num_calls is not None:
-        events = read(compiled_once(found, model), model.items(token_ids), TYPES)
+        events = read(compiled_for(found, model), model.items(token_ids), TYPES)
         assert sum(each.kind == EventKind.CALL_ENDS for each in events) == num_calls

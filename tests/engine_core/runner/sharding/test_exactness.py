@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,6 @@ from slipstream_core.runner.model.loader import load_model
 
 PLANLESS = ("GPT-2", "GPT-BigCode", "OPT")
 QUICK = ("Llama", "Qwen3-MoE")
-# one of each kind of attention and of experts; others, whose slices are theirs but whose steps are
-# these, are served in one variant
-IN_EVERY_VARIANT = (*QUICK, "Gemma 2", "GPT-OSS", "DeepSeek V3 (MLA)")
 SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2")
 # whose decode steps are one call, as those of the whole model are
 ONE_CALL = (
@@ -53,14 +50,10 @@ def saved(architecture: Any, folder: Path) -> tuple[Path, list[list[int]], int, 
     return folder, served.outputs, weights, cache
 
 
-def check(
-    said: list[dict[str, Any]],
-    expected: list[list[int]],
-    variants: Sequence[tiny_models.ServingVariant] = tiny_models.VARIANTS,
-) -> None:
+def check(said: list[dict[str, Any]], expected: list[list[int]]) -> None:
     for rank in said:
         assert "error" not in rank
-        for variant in variants:
+        for variant in tiny_models.VARIANTS:
             assert rank[variant.name] == expected, variant.name
 
 
@@ -76,12 +69,8 @@ def test_two_ranks_say_what_one_says(
     architecture: Any, two_ranks: LockstepRanks, tmp_path: Path
 ) -> None:
     folder, expected, weights, cache = saved(architecture, tmp_path)
-    if architecture.name in IN_EVERY_VARIANT:
-        said = two_ranks.serve(folder)
-        check(said, expected)
-    else:
-        said = two_ranks.serve_chunked(folder)
-        check(said, expected, [tiny_models.CHUNKED])
+    said = two_ranks.serve(folder)
+    check(said, expected)
     for rank in said:
         # every rank has the whole latents, of which each of its heads makes keys and values
         assert rank["cache"] == (cache if "(MLA)" in architecture.name else cache / 2)

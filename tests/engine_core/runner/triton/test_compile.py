@@ -106,15 +106,15 @@ SCANS = [
 
 
 @pytest.fixture(scope="session")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache of kernels that all tests share, also those of other workers of this run."""
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of compiled kernels that all tests share, also those of this run's other workers."""
     base = tmp_path_factory.getbasetemp()
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled_once"
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "kernels"
 
 
 @pytest.fixture(autouse=True)
-def for_sm90(monkeypatch: pytest.MonkeyPatch, compiled_once: Path) -> Iterator[None]:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(compiled_once))
+def for_sm90(monkeypatch: pytest.MonkeyPatch, kernel_cache: Path) -> Iterator[None]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(kernel_cache))
     set_active(TargetDriver(90))
     yield
     triton.runtime.driver._active = None

@@ -36,7 +36,6 @@ from slipstream_core.runner.attention.triton_backend import StepRows, TritonAtte
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
-
 ROUNDED = {"decode", "padded rows", "group of 7", "all at once", "split, window and sinks"}
 ROUNDED |= {"dims 80 and 80", "dims 192 and 128", "latents"}
 
