@@ -18,7 +18,7 @@ import zmq
 
 from slipstream_core.build import Core, assemble_core
 from slipstream_core.config import CoreConfig
-from slipstream_core.ranks.processes import Ranks
+from slipstream_core.ranks.processes import Ranks, import_ranks
 from slipstream_core.runner.factory import import_runner, load_runner, with_device_defaults
 from slipstream_core.runner.load_error import load_status
 from slipstream_core.step.plan import Runner
@@ -85,7 +85,10 @@ def main() -> int:
 
 def preload(config: bytes) -> None:
     """Import what a core needs, in a fork server. config: a `CoreConfig` in JSON."""
-    import_runner(msgspec.json.decode(config, type=CoreConfig))
+    decoded = msgspec.json.decode(config, type=CoreConfig)
+    import_runner(decoded)
+    if decoded.num_local_ranks > 1:
+        import_ranks()
 
 
 def _load(config: CoreConfig, ranks: Ranks | None) -> Runner:

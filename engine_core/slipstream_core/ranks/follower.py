@@ -7,6 +7,7 @@ and the core with it (`ranks.watch`); an exception ends it.
 
 from __future__ import annotations
 
+import importlib
 import select
 from functools import partial
 from typing import NoReturn, Protocol
@@ -36,6 +37,11 @@ class Plans(Protocol):
 
     def release(self) -> None:
         """Give back the oldest plan taken."""
+
+
+def import_libraries() -> None:
+    """Import what the process needs besides `import_runner`, so that it may be forked."""
+    importlib.import_module("slipstream_core.ranks.group")
 
 
 def main() -> int:

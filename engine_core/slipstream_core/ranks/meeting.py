@@ -38,7 +38,10 @@ class LocalMeeting(NamedTuple):
 
     def store(self, num_ranks: int) -> Any:
         """The store at which this rank meets the others."""
-        return _Distributed.FileStore(f"/proc/self/fd/{self.fd}", num_ranks)
+        # stays open: torch opens the file once more when it lets the store go, which may be at the
+        # interpreter's end, and ends the process where it cannot
+        fd = os.dup(self.fd)
+        return _Distributed.FileStore(f"/proc/self/fd/{fd}", num_ranks)
 
 
 class NetworkMeeting(NamedTuple):

@@ -1,17 +1,15 @@
 """The processes of a core's other ranks: starting them, watching them, ending them.
 
 Those on this machine are started on the main thread, as they die with the thread that has started
-them, and belong to the core's process group. Those on other machines come by themselves
-(`remote_ranks`). torch is not imported here: they import it while the core does.
+them, and belong to the core's process group. A core that is a fork has imported all they need, and
+forks them; ranks of another one import it while the core does, so torch is not imported here.
+Those on other machines come by themselves (`remote_ranks`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,18 +23,18 @@ from slipstream_core.ranks.remote_ranks import RemoteRanks
 from slipstream_core.ranks.watch import RankEnd, RankProcess, RankWatch, end_as_well
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import OwnProcess
-from slipstream_ipc.process import (
-    CONTROL_FD_VARIABLE,
-    NAME_VARIABLE,
-    PARENT_PID_VARIABLE,
-    STATUS_FD_VARIABLE,
-    VERSION_VARIABLE,
-    installed_version,
-)
+from slipstream_ipc.own_process import start_own_process
 
 logger = logging.getLogger(__name__)
 
-_STANDARD_ERROR = 2
+_MODULE = "slipstream_core.ranks.follower"
+
+
+def import_ranks() -> None:
+    """Import what ranks need besides `import_runner`, so that they may be forked."""
+    from slipstream_core.ranks.follower import import_libraries
+
+    import_libraries()
 
 
 class Ranks:
@@ -71,30 +69,20 @@ class Ranks:
             room_fd=self.bus.room_fd,
         )
         status_fd, status_end = os.pipe2(os.O_CLOEXEC)
-        environment = {
-            **os.environ,
-            STATUS_FD_VARIABLE: str(status_end),
-            PARENT_PID_VARIABLE: str(os.getpid()),
-            VERSION_VARIABLE: installed_version(),
-            NAME_VARIABLE: f"rank-{index}",
-        }
-        environment.pop(CONTROL_FD_VARIABLE, None)  # the core's own
+        descriptors = (
+            *(its.meeting_fd, its.exchange_fd, its.memory_fd),
+            *(its.doorbell, its.room_fd, status_end),
+        )
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "slipstream_core.ranks.follower"],
-                stdin=subprocess.PIPE,
-                stdout=_STANDARD_ERROR,
-                pass_fds=(
-                    *(its.meeting_fd, its.exchange_fd, its.memory_fd),
-                    *(its.doorbell, its.room_fd, status_end),
-                ),
-                env=environment,
+            process = start_own_process(
+                _MODULE,
+                msgspec.json.encode(its),
+                f"rank-{index}",
+                descriptors=descriptors,
+                status_fd=status_end,
             )
         finally:
             os.close(status_end)
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            stdin.write(msgspec.json.encode(its))  # its death is noticed by its end
         return RankProcess(index, process, status_fd)
 
     def put(self, plan: StepPlan, bounds: PlanBounds, *, timeout_s: float) -> None:

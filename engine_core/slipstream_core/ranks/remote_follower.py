@@ -16,10 +16,11 @@ import signal
 import time
 from functools import partial
 
+import msgspec
 from msgspec.structs import replace
 
 from slipstream_core.config import CoreConfig, RemoteRankConfig
-from slipstream_core.ranks.follower import follow
+from slipstream_core.ranks.follower import follow, import_libraries
 from slipstream_core.ranks.leader_link import LeaderLink, RankRefusedError
 from slipstream_core.ranks.rank_messages import Assign, Join, RankFailed
 from slipstream_core.runner.factory import import_runner
@@ -90,6 +91,12 @@ def main() -> int:
     except Exception as error:
         _end_with_core(link, error)
         raise
+
+
+def preload(config: bytes) -> None:
+    """Import what such a rank needs, in a fork server. config: a `RemoteRankConfig` in JSON."""
+    import_runner(msgspec.json.decode(config, type=RemoteRankConfig).core)
+    import_libraries()
 
 
 def _load(core: CoreConfig, index: int, assign: Assign) -> Runner:

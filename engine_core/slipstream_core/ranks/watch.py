@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import signal
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -19,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from slipstream_ipc.messages import Status
+from slipstream_ipc.own_process import StartedProcess
 from slipstream_ipc.process import report
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class RankProcess(NamedTuple):
     """A rank's process. status_fd: where it writes its `Status` lines."""
 
     rank: int  # its index
-    process: subprocess.Popen[bytes]
+    process: StartedProcess
     status_fd: int
 
 

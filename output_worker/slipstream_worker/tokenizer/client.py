@@ -40,9 +40,10 @@ from slipstream_ipc.messages import (
     Rendered,
     TokenizerReady,
 )
+from slipstream_ipc.own_process import StartedProcess
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_ipc.transport.poller import EVENTS, POLLIN, Poller
-from slipstream_worker.tokenizer.child import TokenizerChild, start_tokenizer_process
+from slipstream_worker.tokenizer.child import start_tokenizer_process
 from slipstream_worker.tokenizer.fair_order import FairOrder
 from slipstream_worker.tokenizer.long_prompts import is_long, size_of
 from slipstream_worker.tokenizer.render_note import RenderNote
@@ -105,7 +106,7 @@ class TokenizerClient:
         self._exits = select.epoll()
         self._pidfd: int | None = None  # of the child, in `_exits`
         # before the socket, whose threads would rule out a fork
-        self._child: TokenizerChild | None = self._start()
+        self._child: StartedProcess | None = self._start()
         # whether nothing was left unread when the socket was last asked, and nothing sent since:
         # then its descriptor reports what comes
         self._is_drained = False
@@ -388,7 +389,7 @@ class TokenizerClient:
             self._is_drained = not int(self._socket.getsockopt(EVENTS)) & POLLIN
         return not self._is_drained
 
-    def _start(self) -> TokenizerChild:
+    def _start(self) -> StartedProcess:
         child = start_tokenizer_process(self._config, self._note.fd, self._name)
         # without a pidfd its death is noticed by the next `beat`
         with contextlib.suppress(AttributeError, OSError):

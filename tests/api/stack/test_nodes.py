@@ -52,18 +52,18 @@ def test_one_machine_is_the_default(tmp_path: Path) -> None:
 def test_another_machine_runs_its_share_of_the_ranks_and_nothing_else(
     tmp_path: Path, keys: str
 ) -> None:
-    settings = settings_from(
-        {
-            **SIZES,
-            "node_rank": 1,
-            "master_addr": "machine-0.cluster",
-            "master_port": 7001,
-            "keys": keys,
-            "threads": 3,
-            "http_port": 8000,
-            "max_restarts": 4,
-        }
-    )
+    given = {
+        **SIZES,
+        "node_rank": 1,
+        "master_addr": "machine-0.cluster",
+        "master_port": 7001,
+        "keys": keys,
+        "device": "cpu",
+        "threads": 3,
+        "http_port": 8000,
+        "max_restarts": 4,
+    }
+    settings = settings_from(given)
     plan = plan_node(settings, tmp_path)
     assert [child.name for child in plan.children] == ["rank-2", "rank-3"]
     assert list(local_ranks(settings)) == [2, 3]
@@ -75,10 +75,13 @@ def test_another_machine_runs_its_share_of_the_ranks_and_nothing_else(
     for index, child in enumerate(plan.children, 2):
         assert child.argv[-1] == "slipstream_core.ranks.remote_follower"
         assert child.has_spare
+        assert child.forks == child.argv[-1]
         config = msgspec.json.decode(child.config, type=RemoteRankConfig)
         assert (config.index, config.core.threads, config.core.model) == (index, 3, str(MODEL_PATH))
         assert config.core.nodes is not None
         assert config.core.nodes.address == plan.address
+    on_cards = plan_node(settings_from({**given, "device": "cuda"}), tmp_path)
+    assert [child.forks for child in on_cards.children] == [None, None]
 
 
 @pytest.mark.parametrize(

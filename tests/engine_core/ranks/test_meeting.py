@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import subprocess
+import sys
 from datetime import timedelta
 
 import psutil
@@ -53,3 +55,19 @@ def test_other_ranks_of_the_machine_are_told_in_memory() -> None:
         assert NetworkMeeting.told(fd) == NetworkMeeting("::1", 29501)
     finally:
         os.close(fd)
+
+
+def test_a_store_that_is_let_go_late_finds_its_file() -> None:
+    """torch opens the file once more then, and else ends the process."""
+    program = """
+import os, socket
+from slipstream_core.ranks.meeting import LocalMeeting
+fd = os.memfd_create("meeting")
+store = LocalMeeting(fd, None).store(1)
+store.set("key", "value")
+os.close(fd)
+other = socket.socket()  # has its number
+assert other.fileno() == fd
+del store
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)

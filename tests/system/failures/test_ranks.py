@@ -123,6 +123,13 @@ def test_two_ranks_say_what_one_says(two_ranks: TwoRanks) -> None:
     assert texts(two_ranks.client, lambda _: None) == two_ranks.expected
 
 
+def test_a_rank_is_a_fork_of_its_core(two_ranks: TwoRanks) -> None:
+    """As the core is of the process that has imported torch."""
+    command = two_ranks.rank().cmdline()
+    assert command == two_ranks.core().cmdline()
+    assert "slipstream_ipc.fork_server" in command
+
+
 def test_nothing_listens_beyond_loopback(two_ranks: TwoRanks) -> None:
     rank = two_ranks.rank()
     of_rank = [each.laddr for each in rank.net_connections("inet")]

@@ -11,7 +11,7 @@ from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.plan.model_source import RANDOM, check_hub, model_and_tokenizer
 from slipstream.stack.plan.nodes import local_ranks, nodes_options
-from slipstream.stack.plan.process_plan import core_config, supervisor_config
+from slipstream.stack.plan.process_plan import core_config, forked, supervisor_config
 from slipstream.stack.settings import StackSettings
 from slipstream.stack.supervisor_events import SupervisorConfig
 from slipstream_ipc.validation.simulated_model import SIMULATED
@@ -44,5 +44,6 @@ def plan_node(
         )
         for index in local_ranks(settings)
     ]
+    children = forked(children, settings.device, model)
     without_fronts = msgspec.structs.replace(settings, http_port=None, uds=None)
     return supervisor_config(without_fronts, children, nodes["address"], runtime_dir, parent_pid)

@@ -42,7 +42,11 @@ CORE_SOCKET = "core.sock"
 _INCARNATION_BITS = 48
 _KV_CACHE_GIB = 1.0  # by default
 _CARDS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # device files of their drivers
-_FORKED = ("slipstream_core.main", "slipstream_worker.main")  # in the order of their imports
+_FORKED = (  # in the order of their imports
+    "slipstream_core.main",
+    "slipstream_core.ranks.remote_follower",
+    "slipstream_worker.main",
+)
 _CARD_DEFAULTS = ("max_num_seqs", "max_num_batched_tokens")
 _CORE_OPTIONS = (
     "dtype",
@@ -168,8 +172,7 @@ def plan_stack(
             },
         ),
     ]
-    if may_fork(settings.device, model):
-        children = [_forkable(spec) for spec in children]
+    children = forked(children, settings.device, model)
     return supervisor_config(settings, children, address, runtime_dir, parent_pid)
 
 
@@ -338,13 +341,15 @@ def _demo_options(settings: StackSettings) -> dict[str, Any]:
     return options
 
 
-def may_fork(device: str, model: str) -> bool:
-    """Whether a stack's processes may be forks of one that has imported torch: not where a card
-    might be used, whose driver does not survive a fork. With a simulated model it does not pay.
+def forked(children: list[ChildSpec], device: str, model: str) -> list[ChildSpec]:
+    """These children, as forks of a process that has imported torch: not where a card might be
+    used, whose driver does not survive a fork. With a simulated model it does not pay.
     """
     if device == "cuda" or model.startswith(SIMULATED):
-        return False
-    return device == "cpu" or not any(map(os.path.exists, _CARDS))
+        return children
+    if device != "cpu" and any(map(os.path.exists, _CARDS)):
+        return children
+    return [_forkable(spec) for spec in children]
 
 
 def _forkable(spec: ChildSpec) -> ChildSpec:
