@@ -76,7 +76,7 @@ def save(architecture: Architecture, folder: Path) -> None:
     model = AutoModelForCausalLM.from_config(architecture.config(), dtype=torch.float32)
     with torch.no_grad():  # biases, sinks and norms are initialised to constants
         for parameter in model.parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or parameter.min() == parameter.max():
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
     model.save_pretrained(folder)
 
@@ -300,6 +300,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served("Granite", "GraniteConfig", attention_multiplier=0.2),
     _served("Granite-MoE", "GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
     _served("Cohere", "CohereConfig"),
+    _served("Cohere, normed heads", "CohereConfig", use_qk_norm=True),
     _served("Cohere 2", "Cohere2Config", sliding_window=WINDOW),
     _served("OLMo", "OlmoConfig"),
     _served("OLMo 2", "Olmo2Config"),

@@ -60,7 +60,16 @@ class _Norm(NamedTuple):
 def as_norm(graph: GraphModule, rsqrt: AnyNode, ops: NormOps) -> None:
     """Replace a norm that is written out by one call, with the sum before it."""
     norm = _norm(rsqrt)
-    if norm is None or not _is_vector(graph, norm.weight, shape_of(norm.x)[-1]):
+    if norm is None:
+        return
+    if not _is_vector(graph, norm.weight, shape_of(norm.x)[-1]):
+        if norm.centered and _is_of_heads(graph, norm) and not (norm.rounds or norm.offset):
+            replace(
+                graph.graph,
+                norm.result,
+                ops.layer_norm,
+                (norm.x, norm.weight, None, norm.epsilon),
+            )
         return
     if not norm.centered:
         settings = norm.epsilon, norm.rounds, norm.offset
@@ -200,6 +209,14 @@ def _is_vector(graph: GraphModule, weight: AnyNode, num: int) -> bool:
         return False
     tensor = getattr(graph, weight.target)
     return bool(tensor.dim() == 1 and len(tensor) == num and tensor.is_contiguous())
+
+
+def _is_of_heads(graph: GraphModule, norm: _Norm) -> bool:
+    """Whether x is [1, T, heads, N] and there is a weight for each head."""
+    shape = shape_of(norm.x)
+    weight = getattr(graph, norm.weight.target)
+    is_matrix = len(shape) == 4 and tuple(weight.shape) == tuple(shape[2:])
+    return shape[0] == 1 and is_matrix and bool(weight.is_contiguous())
 
 
 def _sum_of(x: AnyNode) -> AnyNode:

@@ -45,6 +45,7 @@ class NormForm(NamedTuple):
     rounds: bool  # to the tensors' type before the weight is applied
     offset: bool  # the factor is 1 + weight
     behind: bool = False  # it is of what has turned, not of what turns
+    center: bool = False  # the mean is taken away; not behind
 
 
 class RopeOps(Protocol):
@@ -52,6 +53,9 @@ class RopeOps(Protocol):
 
     @property
     def rms_norm(self) -> Any: ...
+
+    @property
+    def layer_norm(self) -> Any: ...
 
     @property
     def two_rms_norms(self) -> Any: ...
@@ -114,8 +118,8 @@ def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
             return
         weights = [norm.args[1] for norm in behind]
         form = NormForm(*behind[0].args[2:])._replace(behind=True)
-    elif None not in norms and norms[0].args[2:] == norms[1].args[2:]:
-        weights, form = [norm.args[1] for norm in norms], NormForm(*norms[0].args[2:])
+    elif None not in norms and _norm_form(norms[0], ops) == _norm_form(norms[1], ops):
+        weights, form = [norm.args[1] for norm in norms], _norm_form(norms[0], ops)[0]
         with graph.graph.inserting_before(attend):
             xs = [
                 norm.args[0] if norm is x else _turned(graph.graph, norm.args[0])
@@ -153,12 +157,25 @@ def _rotated(given: AnyNode, ops: RopeOps) -> _Rotated | None:
     return _Rotated(call, norm) if alone and call.args[1] is None else None
 
 
+def _norm_form(norm: AnyNode, ops: RopeOps) -> tuple[NormForm, int]:
+    """How a call norms heads, and the dimensions of its weight."""
+    _, weight, *settings = norm.args
+    if is_call(norm, ops.rms_norm):
+        form = NormForm(*settings)
+    else:
+        form = NormForm(settings[1], rounds=False, offset=False, center=True)
+    return form, len(shape_of(weight))
+
+
 def _head_norm(x: AnyNode, ops: RopeOps) -> AnyNode:
-    """The call of `rms_norm` over heads that x [1, heads, T, dim] is, or its transpose."""
+    """The norm of heads without bias that x [1, heads, T, dim] is, or its transpose."""
     norm = x
     if is_call(x, _aten.transpose.int) and x.args[1:] == (1, 2) and only_user(x) is not None:
         norm = x.args[0]
-    alone = is_call(norm, ops.rms_norm) and only_user(norm) is not None
+    is_norm = is_call(norm, ops.rms_norm)
+    if is_call(norm, ops.layer_norm):
+        is_norm = norm.args[1] is not None and norm.args[2] is None
+    alone = is_norm and only_user(norm) is not None
     return norm if alone and len(shape_of(norm)) == 4 else None
 
 

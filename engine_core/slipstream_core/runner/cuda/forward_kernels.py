@@ -23,7 +23,7 @@ def norm(
     x,  # [T, heads, N]
     more,  # [T, heads, N], with ADD
     before,  # [N], with BEFORE: the weight of a norm of x before the sum
-    weight,  # [N], with WEIGHT
+    weight,  # [N], with WEIGHT; [heads, N], with OWN
     bias,  # [N], with BIAS
     x_token,
     x_head,
@@ -44,6 +44,7 @@ def norm(
     BIAS: tl.constexpr,
     ROUNDS: tl.constexpr,  # to the tensors' type before the weight is applied
     OFFSET: tl.constexpr,  # the factor is 1 + weight
+    OWN: tl.constexpr,  # each head has a weight
     EARLY: tl.constexpr = False,
 ):
     """Sums, and norms over the last dimension before and behind them. Grid: (T * heads,)."""
@@ -55,6 +56,8 @@ def norm(
         x += token * x_token + head * x_head
         if ADD:
             more += token * more_token + head * more_head
+        if OWN:
+            weight += head * N
     else:
         x += row * x_token
         if ADD:
@@ -312,7 +315,7 @@ def rotate(
     key_output,  # [T, HEADS - QUERY_HEADS, DIM], if there are keys
     query,  # [T, QUERY_HEADS, DIM]
     key,
-    query_weight,  # [DIM], with NORM
+    query_weight,  # [DIM], with NORM or BEHIND; [QUERY_HEADS, DIM], with OWN
     key_weight,
     cosines,  # [T, 2 * HALF], or half as many by pair
     sines,
@@ -338,6 +341,8 @@ def rotate(
     BEHIND: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    CENTER: tl.constexpr,  # with NORM, a head's mean is taken away
+    OWN: tl.constexpr,  # each head has a weight
     ROWS: tl.constexpr,  # heads at once
     EARLY: tl.constexpr = False,
 ):
@@ -353,14 +358,14 @@ def rotate(
             query_output, query, query_weight, cosines, sines, block, num_tokens,
             query_token, query_head, cosine_token, sine_token, epsilon,
             QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, ROWS,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN, ROWS,
         )  # fmt: skip
     elif HEADS > QUERY_HEADS:
         _rotate_block(
             key_output, key, key_weight, cosines, sines, block - query_blocks, num_tokens,
             key_token, key_head, cosine_token, sine_token, epsilon,
             HEADS - QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, ROWS,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN, ROWS,
         )  # fmt: skip
 
 
@@ -391,14 +396,19 @@ def _rotate_block(
     BEHIND: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    CENTER: tl.constexpr,
+    OWN: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     rows = (block.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     token = rows // HEADS
+    if OWN:
+        weight += rows % HEADS * DIM
     _rotate_heads(
         output + rows * DIM, x + token * x_token + rows % HEADS * x_head, weight,
         cosines + token * cosine_token, sines + token * sine_token, token < num_tokens, epsilon,
         DIM, HALF, PAD, REST_PAD, INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET,
+        CENTER,
     )  # fmt: skip
 
 
@@ -445,14 +455,14 @@ def latent_rows(
             queries + (token * HEADS + head) * (RANK + 2 * HALF) + RANK + one,
             query + token * query_token + head * query_head + one,
             weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET, False,
         )  # fmt: skip
     else:
         row = rows + token * (RANK + 2 * HALF)
         _rotate_heads(
             row + RANK + one, key + token * key_token + one,
             weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET, False,
         )  # fmt: skip
         _norm_row(
             row, latent + token * latent_token, weight, epsilon, RANK, RANK_PAD, ROUNDS, OFFSET
@@ -463,7 +473,7 @@ def latent_rows(
 def _rotate_heads(
     output,  # pointers to heads, [ROWS, 1]; so are x, cosines and sines
     x,
-    weight,
+    weight,  # a pointer to [DIM], or [ROWS, 1] of them
     cosines,
     sines,
     real,  # [ROWS, 1]
@@ -480,6 +490,7 @@ def _rotate_heads(
     BEHIND: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    CENTER: tl.constexpr,
 ):
     pairs = tl.arange(0, PAD)[None, :]
     there = real & (pairs < HALF)
@@ -496,6 +507,14 @@ def _rotate_heads(
         places = 2 * HALF + tl.arange(0, REST_PAD)[None, :]
         remains = real & (places < DIM)
         rest = tl.load(x + places, mask=remains, other=0.0).to(tl.float32)
+    if NORM and CENTER:
+        mean = tl.sum(first + second, 1)[:, None]
+        if 2 * HALF < DIM:
+            mean += tl.sum(rest, 1)[:, None]
+        mean = mean / DIM
+        first, second = tl.where(there, first - mean, 0.0), tl.where(there, second - mean, 0.0)
+        if 2 * HALF < DIM:
+            rest = tl.where(remains, rest - mean, 0.0)
     if NORM:
         squares = tl.sum(first * first + second * second, 1)[:, None]
         if 2 * HALF < DIM:

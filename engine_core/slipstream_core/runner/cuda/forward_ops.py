@@ -192,7 +192,10 @@ class ForwardOps:
         bias: torch.Tensor | None,
         epsilon: float,
     ) -> torch.Tensor:
-        """The norm of x with its mean taken away; shapes as in `rms_norm`, or [T, N]."""
+        """The norm of x with its mean taken away; shapes as in `rms_norm`, or [T, N].
+
+        weight [heads, N] is one for each head.
+        """
         return _norm(x, None, (weight, bias), epsilon, center=True)[1]
 
     def add_layer_norm(
@@ -274,8 +277,8 @@ class ForwardOps:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Rotary embeddings of queries and keys [1, heads, T, D], normed before or behind it.
 
-        cosines, sines: [1, T, width], or half as many by pair. norm: with weights [D]. The results
-        lie in memory with their tokens first.
+        cosines, sines: [1, T, width], or half as many by pair. norm: with weights [D] each, or
+        [heads, D]. The results lie in memory with their tokens first.
         """
         both = [None if x is None else _dense(x) for x in (query, key)]
         outputs = [None if x is None else _tokens_first(x) for x in both]
@@ -530,6 +533,7 @@ def norm_arguments(
         "scale": scale,
         "epsilon": epsilon,
         **_norm_form(x.shape[-1], has_heads, given, scale != 1.0, center, rounds, offset),
+        "OWN": weight is not None and weight.dim() == 2,
     }
 
 
@@ -682,6 +686,7 @@ def rotation_arguments(
         "sine_token": angles[1].stride(1),
         "num_tokens": query.shape[2],
         **_rotation_form(heads, query_heads, dim, form, norm),
+        "OWN": weights[0] is not None and weights[0].dim() == 2,
     }
 
 
@@ -693,7 +698,7 @@ def _rotation_form(
     form: RopeForm,
     norm: NormForm | None,
 ) -> dict[str, Any]:
-    epsilon, rounds, offset, behind = norm or NormForm(0.0, False, False)
+    epsilon, rounds, offset, behind, center = norm or NormForm(0.0, False, False)
     return {
         "epsilon": epsilon,
         "HEADS": heads,
@@ -705,6 +710,7 @@ def _rotation_form(
         "BEHIND": behind,
         "ROUNDS": rounds,
         "OFFSET": offset,
+        "CENTER": center,
         "ROWS": _HEADS_AT_ONCE,
         "num_warps": 4,
     }

@@ -4,6 +4,7 @@ A correction is a set of styles for a model type, and what has to divide for it.
 transformers' own styles there are these, whose parts transformers loads in another one:
 
 - `norm_over_ranks`: a norm over all heads, of which each rank has some;
+- `norm_of_heads`: a norm with a weight for each head;
 - `fused_heads`: a projection to queries, keys and values side by side, loaded whole and cut;
 - `lead_alone`: a bias behind a sum over ranks, which only the first one adds.
 """
@@ -13,7 +14,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
-NORM_OVER_RANKS, FUSED_HEADS, LEAD_ALONE = "norm_over_ranks", "fused_heads", "lead_alone"
+NORM_OVER_RANKS, NORM_OF_HEADS = "norm_over_ranks", "norm_of_heads"
+FUSED_HEADS, LEAD_ALONE = "fused_heads", "lead_alone"
 
 
 class Divides(Enum):
@@ -77,6 +79,12 @@ def _mlp(name: str) -> Correction:
 _EMBEDDING = Correction(Divides.NOTHING, {"model.embed_tokens": "embedding_rowwise"})
 
 CORRECTIONS: dict[str, tuple[Correction, ...]] = {
+    "cohere": (
+        Correction(
+            Divides.HEADS,
+            {"self_attn.q_norm": NORM_OF_HEADS, "self_attn.k_norm": NORM_OF_HEADS},
+        ),
+    ),
     "deepseek_v3": (_LATENT_ATTENTION,),
     "glm": (_FUSED_MLP,),
     "glm4": (_FUSED_MLP,),

@@ -22,7 +22,12 @@ from slipstream_core.runner.sharding.collectives import (
     slice_of,
     sum_over_ranks,
 )
-from slipstream_core.runner.sharding.corrections import FUSED_HEADS, LEAD_ALONE, NORM_OVER_RANKS
+from slipstream_core.runner.sharding.corrections import (
+    FUSED_HEADS,
+    LEAD_ALONE,
+    NORM_OF_HEADS,
+    NORM_OVER_RANKS,
+)
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.sharding.sharding_plan import ShardingPlan, part_of
 
@@ -89,18 +94,18 @@ def _plain(tensor: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(tensor, requires_grad=False)
 
 
-def _keep_rows(module: nn.Module, rows: torch.Tensor) -> None:
-    assert isinstance(module, nn.Linear)
+def _keep_rows(module: Any, rows: torch.Tensor) -> None:
     module.weight = _plain(module.weight.detach()[rows])
-    if module.bias is not None:
+    if getattr(module, "bias", None) is not None:
         module.bias = _plain(module.bias.detach()[rows])
 
 
-def _keep_own_head(module: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
-    """Cut a key or value projection to the head that this rank shares with others."""
-    assert isinstance(module, nn.Linear)
+def _keep_own_head(module: Any, plan: ShardingPlan, rank: Rank) -> None:
+    """Cut a key or value projection, or a norm of keys, to the head that this rank shares with
+    others.
+    """
     assert plan.shared_key_heads is not None
-    rows = torch.arange(module.out_features).chunk(plan.shared_key_heads)
+    rows = torch.arange(len(module.weight)).chunk(plan.shared_key_heads)
     _keep_rows(module, rows[rank.index * plan.shared_key_heads // rank.size])
 
 
@@ -135,6 +140,8 @@ def _forward(module: nn.Module, style: str, rank: Rank, heights: dict[int, int])
             | "local_params"
             | "mla_kv_a_proj"
         ):
+            return None
+        case _ if style == NORM_OF_HEADS:
             return None
         case "rowwise" if isinstance(module, nn.Linear):
             return _rowwise

@@ -19,6 +19,7 @@ from slipstream_core.runner.sharding.corrections import (
     CORRECTIONS,
     FUSED_HEADS,
     LEAD_ALONE,
+    NORM_OF_HEADS,
     NORM_OVER_RANKS,
     Correction,
     Divides,
@@ -29,8 +30,10 @@ from slipstream_core.runner.sharding.rank import Rank
 _MOST_RANKS = 64  # that a message proposes
 _QUERIES = re.compile(r"\.(q_proj|q_b_proj|qkv_proj|query_key_value)$")
 _KEYS = re.compile(r"\.(k_proj|v_proj)$")
+_OF_KEY_HEADS = re.compile(r"\.(k_proj|v_proj|k_norm)$")
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _LOADED_WHOLE = (FUSED_HEADS, LEAD_ALONE)
+_BY_HEADS = ("colwise", NORM_OF_HEADS)
 
 
 def part_of(name: str) -> str:
@@ -54,21 +57,22 @@ class ShardingPlan:
         """The styles with which transformers loads."""
         styles: dict[str, str] = {}
         for part, style in self.styles.items():
-            if style in _LOADED_WHOLE or (self._is_shared(part) and style == "colwise"):
+            if style in _LOADED_WHOLE or self._is_shared(part, style):
                 styles[part] = "replicate"
-            elif style == NORM_OVER_RANKS:
+            elif style in (NORM_OVER_RANKS, NORM_OF_HEADS):
                 styles[f"{part}.weight"] = "colwise"
             else:
                 styles[part] = style
         return styles
 
-    def _is_shared(self, part: str) -> bool:
-        return self.shared_key_heads is not None and _KEYS.search(part) is not None
+    def _is_shared(self, part: str, style: str | None) -> bool:
+        is_of_keys = style in _BY_HEADS and _OF_KEY_HEADS.search(part) is not None
+        return is_of_keys and self.shared_key_heads is not None
 
     def keeps_one_head(self, name: str) -> bool:
         """Whether the module of this name is loaded whole, to be cut to one key head."""
         part = part_of(name)
-        return self._is_shared(part) and self.styles.get(part) == "colwise"
+        return self._is_shared(part, self.styles.get(part))
 
 
 def plan_for(

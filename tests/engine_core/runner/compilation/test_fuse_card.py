@@ -51,6 +51,7 @@ LAUNCHES = {
     "Granite": (42, 11, 11),
     "Granite-MoE": (58, 16, 12),
     "Cohere": (40, 10, 10),
+    "Cohere, normed heads": (64, 10, 10),
     "Cohere 2": (40, 10, 10),
     "OLMo": (32, 11, 11),
     "OLMo 2": (58, 12, 12),

@@ -17,7 +17,7 @@ from slipstream_core.runner.model.loader import load_model
 
 PLANLESS = ("GPT-2", "GPT-BigCode", "OPT")
 QUICK = ("Llama", "Qwen3-MoE")
-SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2")
+SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2", "Cohere, normed heads")
 # whose decode steps are one call, as those of the whole model are
 ONE_CALL = (
     *("Llama", "Llama, llama3 rope", "Llama, tied embeddings", "Qwen2", "Qwen2, sliding window"),

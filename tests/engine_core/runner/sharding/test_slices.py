@@ -129,6 +129,33 @@ def test_ranks_that_share_a_key_head_keep_it_alone(index: int) -> None:
         assert torch.equal(each, whole[name][rows])
 
 
+@pytest.mark.parametrize(("size", "index"), [(2, 1), (8, 5)])
+def test_norms_have_the_weights_of_the_heads_that_a_rank_holds(size: int, index: int) -> None:
+    """As Command R+'s: of 8 query heads and 4 key heads."""
+    norms = [f"model.layers.*.self_attn.{each}_norm" for each in "qk"]
+    model = shell({**LLAMA, **dict.fromkeys(norms, "")}, "cohere")
+    model.tp_plan = LLAMA
+    rank = Rank(index, size)
+    plan = plan_for("it", model, layers(8, 4), rank)
+    loaded = plan.for_transformers()
+    assert loaded[f"{norms[0]}.weight"] == "colwise"
+    attention = nn.Module()
+    attention.q_norm, attention.k_norm = nn.Module(), nn.Module()
+    attention.q_norm.weight = nn.Parameter(torch.randn(8 // size, 3))
+    keys = torch.randn(4, 3)
+    if size > 4:  # loaded whole
+        assert loaded[norms[1]] == "replicate"
+        attention.k_norm.weight = nn.Parameter(keys)
+    else:
+        assert loaded[f"{norms[1]}.weight"] == "colwise"
+        attention.k_norm.weight = nn.Parameter(keys.chunk(size)[index])
+    of_queries = attention.q_norm.weight.clone()
+    as_plain_modules(nested("model.layers.0.self_attn", attention), plan, rank)
+    assert torch.equal(attention.q_norm.weight, of_queries)
+    own = keys[index // 2 : index // 2 + 1] if size > 4 else keys.chunk(size)[index]
+    assert torch.equal(attention.k_norm.weight, own)
+
+
 def nested(path: str, module: nn.Module) -> nn.Module:
     for name in reversed(path.split(".")):
         outer = nn.Module()

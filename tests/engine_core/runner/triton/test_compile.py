@@ -364,6 +364,9 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     heads = half(1, 2, 4, 128)
     by_head = (heads, heads, heads, None, (half(128), None), 1e-6, False, True, False, 1.0, None)
     yield "norm", norm_arguments(*by_head)
+    flags = True, False, False
+    own = (heads, heads, heads, None, (half(4, 128), None), 1e-6, *flags, 1.0, None)
+    yield "norm", norm_arguments(*own)
     output, gate, up, none = half(1, 2, 2880), half(1, 2, 2880), half(1, 2, 2880), (None,) * 4
     for activation in ("silu", "gelu", "tanh gelu"):
         yield "activate", activation_arguments(activation, output, gate, up, none)
@@ -383,6 +386,9 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
             for interleaved, by_pair, wide in ((False, False, False), (True, True, True)):
                 form = RopeForm(width, interleaved, by_pair, wide)
                 yield "rotate", rotation_arguments(outputs, both, weights, angles, form, norm)
+        own, form = [half(heads, dim) for heads in (4, 2)], RopeForm(width, True, False, True)
+        norm = NormForm(1e-5, False, False, center=True)
+        yield "rotate", rotation_arguments(outputs, both, own, angles, form, norm)
     for heads, rank, dim in ((128, 512, 64), (40, 256, 32)):
         angles = [half(1, 2, dim // 2) for _ in range(2)]
         parts = half(1, heads, 2, dim), half(1, 1, 2, dim), half(1, 2, rank), half(rank)

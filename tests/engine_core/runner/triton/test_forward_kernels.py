@@ -36,10 +36,19 @@ def ops() -> ForwardOps:
 
 
 def norm_of(
-    x: torch.Tensor, weight: torch.Tensor, epsilon: float, rounds: bool, offset: bool
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    rounds: bool,
+    offset: bool,
+    center: bool = False,
 ) -> torch.Tensor:
-    """As transformers writes it: rounds as Llama, neither as GPT-OSS, offset as Gemma."""
+    """As transformers writes it: rounds as Llama, neither as GPT-OSS, offset as Gemma, center as
+    Cohere.
+    """
     wide = x.float()
+    if center:
+        wide = wide - wide.mean(-1, keepdim=True)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     factor = 1.0 + weight.float() if offset else weight
     return factor * wide.to(x.dtype) if rounds else (factor * wide).to(x.dtype)
@@ -177,6 +186,18 @@ def test_norms_without_the_mean_are_torchs(
     assert torch.equal(ops.layer_norm(total[None], weight, bias, 1e-5)[0], output)
     scaled, _ = ops.add_layer_norm(x, more, weight, bias, 1e-5, 0.22)
     torch.testing.assert_close(scaled, x * 0.22 + more)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [8, 100])
+def test_norms_with_a_weight_for_each_head_are_torchs(
+    ops: ForwardOps, dim: int, dtype: torch.dtype
+) -> None:
+    x = numbers(1, 4, 3 * dim + 7, dtype=dtype, seed=1, whole=False)[..., : 3 * dim]
+    x = x.view(1, 4, 3, dim)
+    weight = numbers(3, dim, dtype=dtype, seed=2, whole=False)
+    expected = norm_of(x, weight.float(), 1e-5, False, False, center=True)
+    check_norm(ops.layer_norm(x, weight, None, 1e-5), expected, exact=False)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
@@ -344,16 +365,43 @@ def test_rotations_are_torchs(
             else:
                 normed = x if norm is None else norm_of(x, weight, *norm[:3])
                 expected = rope_of(normed, cosines, sines, form)
-            assert output is not None
-            assert output.shape == x.shape
-            assert output[0].transpose(0, 1).is_contiguous()
-            if dtype == torch.float32:  # a card may round once where torch rounds twice
-                torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
-            elif norm is None:
-                assert torch.equal(output, expected)
-            else:  # a norm's sum in another order may move a number across a boundary
-                assert (output != expected).float().mean() <= 0.05
-                torch.testing.assert_close(output, expected, rtol=0.02, atol=0.05)
+            check_rotation(output, expected, exact=norm is None)
+
+
+def check_rotation(output: torch.Tensor | None, expected: torch.Tensor, *, exact: bool) -> None:
+    """exact: whether there is no norm."""
+    assert output is not None
+    assert output.shape == expected.shape
+    assert output[0].transpose(0, 1).is_contiguous()
+    if expected.dtype == torch.float32:  # a card may round once where torch rounds twice
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    elif exact:
+        assert torch.equal(output, expected)
+    else:  # a norm's sum in another order may move a number across a boundary
+        assert (output != expected).float().mean() <= 0.05
+        torch.testing.assert_close(output, expected, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("center", [False, True])
+@pytest.mark.parametrize("has_own", [False, True])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("dim", [12, 13])
+def test_heads_with_weights_of_their_own_and_without_their_mean_are_torchs(
+    ops: ForwardOps, dim: int, dtype: torch.dtype, has_own: bool, center: bool
+) -> None:
+    """As Command R+'s, in more heads than one program has."""
+    form, norm = FORMS["Cohere"], NormForm(1e-5, False, False, center=center)
+    heads = [numbers(1, 5, num, dim, dtype=dtype, seed=num, whole=False) for num in (6, 2)]
+    both = [each.transpose(1, 2) for each in heads]
+    cosines, sines = (numbers(1, 5, 12, dtype=torch.float32, seed=at, whole=False) for at in (1, 2))
+    weights = [
+        numbers(*([each.shape[2]] if has_own else []), dim, dtype=dtype, seed=3, whole=False)
+        for each in heads
+    ]
+    found = ops.rotate(both[0], both[1], cosines, sines, weights[0], weights[1], form, norm)
+    for each, weight, output in zip(heads, weights, found, strict=True):
+        normed = norm_of(each, weight, 1e-5, False, False, center).transpose(1, 2)
+        check_rotation(output, rope_of(normed, cosines, sines, form), exact=False)
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
@@ -536,12 +584,15 @@ def test_experts_are_combined_as_torch_does(
 
 
 DENSE = ["Qwen3", "Gemma 2", "Qwen2", "OLMo 2", "GLM", "Cohere", "ERNIE 4.5", "Phi-3", "OPT"]
-# activations that are written out, norms behind the rope; norms of copies in float32
+# activations that are written out, norms behind the rope; norms of copies in float32, of heads by a
+# weight for each
 OTHERS = [
     ("GPT-2", "float32"),
     ("Apertus", "float32"),
     ("Hunyuan", "float32"),
     ("OLMo", "bfloat16"),
+    ("Cohere, normed heads", "float32"),
+    ("Cohere, normed heads", "bfloat16"),
 ]
 # torch records the products of experts in bfloat16 alone
 MIXTURES = ["DeepSeek V2 (MLA)", "DeepSeek V3 (MLA)", "Phi-3.5-MoE"]

@@ -245,7 +245,8 @@ def test_a_forward_with_experts_is_the_models(
     calls: list[int] = []
     rows = forward_ops.expert_rows
     monkeypatch.setattr(forward_ops, "expert_rows", lambda *it: calls.append(1) or rows(*it))
-    ids = torch.arange(5, 5 + num_tokens, device=DEVICE)[None]
+    # of no token two experts are level, of which torch might take the other
+    ids = torch.arange(20, 20 + num_tokens, device=DEVICE)[None]
     keep = torch.arange(num_tokens, device=DEVICE)
     with torch.inference_mode():
         expected = eager(module)(ids, keep[None], keep, OwnValue())
