@@ -49,6 +49,7 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "clamped_gate": cases.clamped_gate,
         "rotate": cases.rotate,
         "rotate, normed behind": cases.rotate_before_norm,
+        "rotate, of own weights": cases.rotate_by_own_weights,
         "latent_rows": cases.latent_rows,
         "route": cases.route,
         "route_by_margin": cases.route_by_margin,
@@ -209,12 +210,19 @@ class _OperatorCases:
     def rotate_before_norm(self) -> float:
         return self._rotate(NormForm(_EPSILON, True, False, behind=True))
 
-    def _rotate(self, norm: NormForm) -> float:
+    def rotate_by_own_weights(self) -> float:
+        return self._rotate(NormForm(_EPSILON, False, False, center=True), has_own=True)
+
+    def _rotate(self, norm: NormForm, *, has_own: bool = False) -> float:
+        """has_own: each head has a weight."""
         query, key = (
             self._normal(1, _TOKENS, heads, _HEAD_DIM, seed=heads).transpose(1, 2)
             for heads in (_HEADS, 1)
         )
-        weights = [self._normal(_HEAD_DIM, seed=at) for at in (4, 5)]
+        weights = [
+            self._normal(*([each.shape[1]] if has_own else []), _HEAD_DIM, seed=at)
+            for at, each in ((4, query), (5, key))
+        ]
         angles = torch.arange(_TOKENS * _HEAD_DIM // 2).view(1, _TOKENS, -1).repeat(1, 1, 2)
         cosines, sines = (
             each.to(self._device, self._dtype) for each in (angles.cos(), angles.sin())
@@ -225,8 +233,10 @@ class _OperatorCases:
         for x, output, weight in zip((query, key), outputs, weights, strict=True):
             assert output is not None
             turning = x.cpu().double()
+            if norm.center:
+                turning = turning - turning.mean(-1, keepdim=True)
             if not norm.behind:
-                turning = _normed(turning, weight)
+                turning = _normed(turning, weight[:, None] if has_own else weight)
             first, second = turning.chunk(2, -1)
             crossed = torch.cat((-second, first), -1)
             expected = turning * cosines.cpu().double() + crossed * sines.cpu().double()
