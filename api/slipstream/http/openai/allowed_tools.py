@@ -16,11 +16,12 @@ def tools_of_names(tools: Tools, names: Sequence[str | None], field: str) -> Too
     Raises: ApiError.
     """
     known = {name_of(tool) for tool in tools} - {None}
-    if not names or not known.issuperset(names):
+    wanted = set(names)  # a body may have tens of thousands of both
+    if not names or not known.issuperset(wanted):
         wrong = next((name for name in names if name not in known), None)
         given = "none" if not names else repr(wrong)[:100]
         raise bad_field(field, f"{field}: got {given}, allowed: functions that are in tools")
-    return tuple(tool for tool in tools if name_of(tool) in names)
+    return tuple(tool for tool in tools if name_of(tool) in wanted)
 
 
 def name_of(tool: dict[str, Any]) -> str | None:

@@ -163,6 +163,15 @@ def test_what_is_not_supported_is_said(client: OpenAI) -> None:
         client.responses.create(model="other", input="x")
 
 
+def test_many_tools_that_are_allowed_take_no_front_along(raw: Raw) -> None:
+    tools = [{"type": "function", "name": f"f{number}"} for number in range(32_000)]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": tools[::-1]}
+    raw.post(PATH, {**BODY, "tools": tools, "tool_choice": choice})
+    answer = raw.read()
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+    assert "allowed: at most" in answer.error["message"]
+
+
 def test_unknown_fields_are_named(raw: Raw) -> None:
     raw.post(PATH, {**BODY, "max_tokens": 5})
     answer = raw.read()
