@@ -59,6 +59,7 @@ _MOST_PAUSES = 1200
 _UNAVAILABLE = 503
 _FIRST_ERROR = 400  # of HTTP's statuses
 _SOME_FAILED = 3  # an exit code: all requests have answers, and some are errors
+_MALFORMED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what a decoder raises
 
 
 class BatchLine(Struct, frozen=True):
@@ -193,12 +194,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, BatchLine]]:
             except msgspec.ValidationError as error:
                 what = f"{where}: {field_error(error, BatchLine)}"
                 raise BadRequestError(Fault("bad_request", what)) from None
-            except msgspec.DecodeError as error:
+            except _MALFORMED as error:
                 allowed = f"JSON with custom_id, method (POST), url and body ({error})"
                 given = line.decode(errors="replace").strip()
                 raise wrong_option(where, given, allowed) from None
             if not bytes(request.body).startswith(b"{"):
-                raise wrong_option(f"{where}: body", str(request.body, "utf-8")[:80], "an object")
+                given = str(request.body, "utf-8", "replace")[:80]
+                raise wrong_option(f"{where}: body", given, "an object")
             yield number, request
 
 
@@ -261,7 +263,7 @@ def _statuses(output: IO[bytes]) -> dict[str, int]:
             try:
                 answered = decoder.decode(line)
                 statuses[answered.custom_id] = answered.response.status_code
-            except msgspec.DecodeError:
+            except _MALFORMED:
                 what = f"{output.name}, line {number}"
                 raise wrong_option(what, line[:80], "an answer, or no such file") from None
     output.truncate(end)
@@ -315,7 +317,7 @@ async def _answer(endpoints: ModelEndpoints, line: BatchLine) -> Response:
         if msgspec.json.decode(line.body, type=_BatchStreams).stream:
             message = "stream: got true, allowed: false or null: a batch has whole answers"
             return bad_field("stream", message).response()
-    except msgspec.DecodeError:
+    except _MALFORMED:
         pass  # the endpoint reports the error
     for _ in range(_MOST_PAUSES):
         response = await endpoints.answer(line.url, bytes(line.body))

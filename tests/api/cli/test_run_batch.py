@@ -33,6 +33,12 @@ def request(number: int, **body: Any) -> dict[str, Any]:
     return {"custom_id": f"number {number}", "method": "POST", "url": url, "body": body}
 
 
+def lines_with(body: str) -> str:
+    """A line of JSON, and one with this body."""
+    second = {**request(2), "body": 0}
+    return f"{json.dumps(request(1))}\n{json.dumps(second).replace('0', body)}\n"
+
+
 def written(path: Path, *lines: object) -> Path:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -73,9 +79,11 @@ def test_every_request_has_its_answer(stack, tmp_path, capsys):
         {**request(22), "url": "/v1/models"},
         chat,
     )
+    with given.open("ab") as file:  # not UTF-8
+        file.write(json.dumps(request(23, stream="?")).encode().replace(b"?", b"\xff") + b"\n")
     for _ in range(2):  # the second run finds all answers there
         assert run(stack, given, tmp_path / "out") == 3
-        assert f": 3 of 24 failed: see {tmp_path}/out\n" in capsys.readouterr().err
+        assert f": 4 of 25 failed: see {tmp_path}/out\n" in capsys.readouterr().err
     found = answers(tmp_path / "out")
     with Client(stack.address) as client:
         prompts = [f"request {number}" for number in range(20)]
@@ -84,7 +92,7 @@ def test_every_request_has_its_answer(stack, tmp_path, capsys):
     for number, whole in enumerate(wholes):
         assert text_of(found[f"number {number}"]) == whole.text
     assert found["chat"]["body"]["choices"][0]["message"]["content"] == said
-    for number, param in ((20, "temperature"), (21, "stream"), (22, "url")):
+    for number, param in ((20, "temperature"), (21, "stream"), (22, "url"), (23, "stream")):
         refused = found[f"number {number}"]
         assert (refused["status_code"], refused["body"]["error"]["param"]) == (400, param)
 
@@ -127,12 +135,16 @@ def test_a_run_that_was_killed_is_gone_on_with(stack, tmp_path):
         ("no JSON\n", "line 1: got 'no JSON', allowed: JSON with custom_id, method (POST), url"),
         (2 * (json.dumps(request(1)) + "\n"), "line 2"),
         (json.dumps({**request(1), "body": 7}) + "\n", "line 1: body: got '7', allowed: an object"),
+        # bytes that are no UTF-8, and lists nested too deeply
+        ('{"custom_id": "\udcff"}\n', 'line 1: got \'{"custom_id": "\ufffd"}\', allowed: JSON'),
+        (lines_with('"\udcff"'), "line 2: body: got '\"\ufffd\"', allowed: an object"),
+        (lines_with(9999 * "[" + 9999 * "]"), "line 2: got '{"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_before_anything_is_done(
     stack, tmp_path, capsys, lines, complaint
 ):
-    (tmp_path / "in").write_text(lines)
+    (tmp_path / "in").write_bytes(lines.encode(errors="surrogateescape"))
     assert run(stack, tmp_path / "in", tmp_path / "out") == 2
     assert complaint in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
