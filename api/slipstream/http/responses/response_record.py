@@ -107,7 +107,7 @@ def _shown(item: InputItem, key: str, index: int) -> dict[str, Any]:
     if not item.id:
         found["id"] = f"{_ITEM_PREFIXES[item.kind]}{key}i{index:04x}"
     if item.kind == "function_call" and not isinstance(item.arguments, str):
-        found["arguments"] = msgspec.json.encode(item.arguments).decode()
+        found["arguments"] = msgspec.json.encode(item.arguments or {}).decode()
     if item.kind == "message" and isinstance(item.content, str):
         kind = "output_text" if item.role == "assistant" else "input_text"
         found["content"] = [{"type": kind, "text": item.content}]
