@@ -58,7 +58,7 @@ from slipstream.http.responses.response_printer import (
     ResponsePrinter,
     response_shape,
 )
-from slipstream.http.responses.response_record import KeptResponse
+from slipstream.http.responses.response_record import KeptResponse, shown_item
 from slipstream.http.responses.responses_request import (
     ResponsesRequest,
     chat_of,
@@ -368,24 +368,24 @@ def _print(kept: KeptResponse, end: End, after: int, exchange: Exchange) -> None
 
 
 def _list_items(kept: KeptResponse, query: dict[str, str], exchange: Exchange) -> None:
-    items = kept.record.input_list()
+    ids, items = kept.record.input_ids(), kept.record.items
     order, limit = query.get("order", "desc"), query.get("limit", str(_LISTED))
     if order not in ("asc", "desc"):
         raise bad_field("order", "order: allowed: asc, desc")
     is_number = limit.isascii() and limit.isdigit() and len(limit) <= _MAX_DIGITS
     if not (is_number and 1 <= int(limit) <= _MAX_LISTED):
         raise bad_field("limit", f"limit: allowed: 1 to {_MAX_LISTED}")
-    if order == "desc":
-        items.reverse()
+    places = range(len(items)) if order == "asc" else range(len(items) - 1, -1, -1)
     after = query.get("after")
     if after is not None:
-        places = [at for at, item in enumerate(items) if item["id"] == after]
-        if not places:
+        begin = next((number for number, at in enumerate(places, 1) if ids[at] == after), None)
+        if begin is None:
             raise bad_field("after", "after: allowed: the id of an item of this input")
-        items = items[places[0] + 1 :]
-    shown = items[: int(limit)]
-    first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
-    found = InputItemList(shown, first, last, has_more=len(shown) < len(items))
+        places = places[begin:]
+    page = places[: int(limit)]
+    shown = [shown_item(items[at], ids[at]) for at in page]  # there may be thousands of others
+    first, last = (ids[page[0]], ids[page[-1]]) if page else (None, None)
+    found = InputItemList(shown, first, last, has_more=len(page) < len(places))
     exchange.respond(json_response(200, found))
 
 

@@ -46,10 +46,13 @@ class ResponseRecord(Struct, frozen=True):
             return None
         return packed if len(packed) <= MAX_RECORD_BYTES else None
 
-    def input_list(self) -> list[dict[str, Any]]:
-        """The input as clients are shown it: each item has an id, and a message's text is parts."""
+    def input_ids(self) -> list[str]:
+        """The ids of the input's items as clients are shown them."""
         key = self.response.id.rpartition("_")[2]
-        return [_shown(item, key, index) for index, item in enumerate(self.items)]
+        return [
+            item.id or f"{_ITEM_PREFIXES[item.kind]}{key}i{index:04x}"
+            for index, item in enumerate(self.items)
+        ]
 
 
 _decoder = msgspec.msgpack.Decoder(ResponseRecord)
@@ -102,10 +105,9 @@ class KeptResponse:
         return blocks_of(self.events, end)
 
 
-def _shown(item: InputItem, key: str, index: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": item.kind, **msgspec.to_builtins(item)}
-    if not item.id:
-        found["id"] = f"{_ITEM_PREFIXES[item.kind]}{key}i{index:04x}"
+def shown_item(item: InputItem, item_id: str) -> dict[str, Any]:
+    """An item of the input as clients are shown it: a message's text is parts."""
+    found: dict[str, Any] = {"type": item.kind, **msgspec.to_builtins(item), "id": item_id}
     if item.kind == "function_call" and not isinstance(item.arguments, str):
         found["arguments"] = msgspec.json.encode(item.arguments or {}).decode()
     if item.kind == "message" and isinstance(item.content, str):

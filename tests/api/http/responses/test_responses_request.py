@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from tests.helpers.foreign_bodies import recorded_bodies
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.api_errors import ApiError
+from slipstream.http.endpoints import response_endpoints
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.response_plan import echo_of, new_response
 from slipstream.http.openai.ignored_fields import IgnoredFields
+from slipstream.http.response_encoding import Response as HttpResponse
 from slipstream.http.response_encoding import json_response
-from slipstream.http.responses.response_record import ResponseRecord
+from slipstream.http.responses.response_record import KeptResponse, ResponseRecord, shown_item
 from slipstream.http.responses.responses_request import read_response_request
+from slipstream_ipc.messages import KeepOptions, KeptAnswer
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
@@ -411,6 +415,41 @@ def test_arguments_are_shown_as_text() -> None:
     ]
     body = read_response_request(json.dumps({"input": items}).encode())
     _, response = new_response(body, MODEL)
-    shown = ResponseRecord(response, body.input).input_list()
+    record = ResponseRecord(response, body.input)
+    shown = [shown_item(*each) for each in zip(record.items, record.input_ids(), strict=True)]
     calls = [each["arguments"] for each in shown if each["type"] == "function_call"]
     assert calls == ['{"a":1}', "{}"]
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_page_of_the_input_costs_what_it_shows(
+    monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """All items were made for each page, of thousands, while all streams waited."""
+    items = [{"role": "user", "content": f"{number}"} for number in range(250)]
+    body = read_response_request(json.dumps({"input": items}).encode())
+    _, response = new_response(body, MODEL)
+    record = ResponseRecord(response, body.input).packed()
+    assert record is not None
+    kept = KeptResponse(KeptAnswer(KeepOptions(record, b"")))
+    made: list[str] = []
+
+    def shown(item: Any, item_id: str) -> dict[str, Any]:
+        made.append(item_id)
+        return shown_item(item, item_id)
+
+    monkeypatch.setattr(response_endpoints, "shown_item", shown)
+    texts: list[str] = []
+    query, has_more = {"limit": "100", "order": order}, True
+    while has_more:
+        answers: list[HttpResponse] = []
+        exchange: Any = SimpleNamespace(respond=answers.append)
+        response_endpoints._list_items(kept, query, exchange)
+        page = json.loads(answers[0].body)
+        assert len(page["data"]) == len(made) <= 100
+        assert (page["first_id"], page["last_id"]) == (made[0], made[-1])
+        texts += [item["content"][0]["text"] for item in page["data"]]
+        query, has_more = {**query, "after": page["last_id"]}, page["has_more"]
+        made.clear()
+    expected = [item["content"] for item in items]
+    assert texts == (expected if order == "asc" else expected[::-1])
