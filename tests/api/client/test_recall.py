@@ -37,9 +37,9 @@ class Asked:
         self.queries = PendingQueries()
         self.sent: list[Query] = []
 
-    def recall(self) -> Future[Any]:
+    def recall(self, stream_id: str = STREAM_ID) -> Future[Any]:
         future: Future[Any] = Future()
-        recall = new_recall(STREAM_ID, b"scope", forget=True)
+        recall = new_recall(stream_id, b"scope", forget=True)
         self.queries.ask(recall, future, 0.0, lambda command: command())
         self.flush()
         return future
@@ -75,6 +75,23 @@ def test_it_is_asked_again_after_an_attach_until_it_is_answered_or_given_up() ->
     asked.flush()
     assert [query.number for query in asked.sent] == [0, 1, 2, 2]
     assert asked.sent[2] == asked.sent[3]
+
+
+def test_it_is_asked_again_where_its_stream_was_lost_and_comes_back() -> None:
+    """What the server says of the first one is that there is no such stream."""
+    asked = Asked()
+    future, other = asked.recall(), asked.recall("f" * 32)
+    given_up = asked.recall()
+    asked.queries.ask_again(frozenset([bytes.fromhex(STREAM_ID)]))
+    given_up.cancel()
+    asked.queries.answer(Recalled(0))
+    asked.queries.answer(Recalled(1))
+    assert (future.done(), other.done()) == (False, True)
+    asked.flush()
+    assert [query.number for query in asked.sent] == [0, 1, 2, 3]
+    answer = KeptAnswer(KeepOptions(), 1)
+    asked.queries.answer(Recalled(3, answer))
+    assert future.result(0).answer == answer
 
 
 def test_faults_and_foreign_answers() -> None:

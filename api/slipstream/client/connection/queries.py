@@ -2,6 +2,8 @@
 
 - A query is sent again after each attach until it is answered, so it survives what a stream
   survives. Other answers are ignored.
+- One about a stream of this client's that the server has lost is asked again behind the stream's
+  new Submit: the answer to the first one would be that there is no such stream.
 - A query whose future is cancelled is dropped, as it may be large and a server may be away for
   long. Callers cancel in their own threads, so the removal is posted to the connection's thread.
 """
@@ -13,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +55,7 @@ Send = Callable[[Query], bool]
 Post = Callable[[Callable[[], None]], None]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class PendingQuery:
     """An unanswered query. post: see `PendingQueries.ask`."""
 
@@ -66,7 +69,7 @@ class PendingQueries:
     """The unanswered queries of one client."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, PendingQuery] = {}  # by number, oldest first
+        self._asked: dict[int, PendingQuery] = {}  # by number
         self.due: dict[int, None] = {}  # numbers of those not sent yet; the same dict for good
         self._next_number = 0
 
@@ -75,16 +78,21 @@ class PendingQueries:
 
         post: calls its argument in the connection's thread; may itself be called from any thread.
         """
-        number = self._next_number
-        self._next_number = (number + 1) % 2**32
-        self._asked[number] = PendingQuery(replace(query, number=number), future, now, post)
-        self.due[number] = None
+        asked = PendingQuery(query, future, now, post)
+        self._add(asked)
+        reference = ref(asked)  # its future may be kept for longer
 
         def on_done(future: Future[Any]) -> None:
             if future.cancelled():
-                post(partial(self._forget, number))
+                post(partial(self._forget, reference))
 
         future.add_done_callback(on_done)
+
+    def ask_again(self, stream_ids: frozenset[bytes]) -> None:
+        """Queue anew what was asked about these streams. Earlier answers are ignored."""
+        for number, asked in list(self._asked.items()):
+            if number not in self.due and not stream_ids.isdisjoint(_streams_of(asked.query)):
+                self._add(self._asked.pop(number))
 
     def take_all(self, *, but_of_streams: bool = False) -> list[PendingQuery]:
         """Remove and return all queries, to be asked elsewhere. but_of_streams: leave those about
@@ -139,9 +147,28 @@ class PendingQueries:
                 if asked.future.set_running_or_notify_cancel():
                     asked.future.set_exception(error())
 
-    def _forget(self, number: int) -> None:
-        self._asked.pop(number, None)
-        self.due.pop(number, None)
+    def _add(self, asked: PendingQuery) -> None:
+        number = self._next_number
+        self._next_number = (number + 1) % 2**32
+        asked.query = replace(asked.query, number=number)
+        self._asked[number] = asked
+        self.due[number] = None
+
+    def _forget(self, reference: ref[PendingQuery]) -> None:
+        asked = reference()
+        if asked is not None and self._asked.get(asked.query.number) is asked:
+            del self._asked[asked.query.number]
+            self.due.pop(asked.query.number, None)
+
+
+def _streams_of(query: Query) -> Sequence[bytes]:
+    match query:
+        case Recall():
+            return (query.stream_id,)
+        case Cancel():
+            return query.stream_ids
+        case _:
+            return ()
 
 
 def checked_template(

@@ -403,8 +403,10 @@ class ClientSession:
                 case Superseded():
                     table.supersede(body)
                 case UnknownStreams():
-                    for state in table.lose(body):
+                    again = table.lose(body)
+                    for state in again:
                         self._requests.add(state)
+                    self._queries.ask_again(frozenset([state.stream_id for state in again]))
                 case (
                     Tokenized() | Detokenized() | Cancelled() | Recalled() | Located() | Inspected()
                 ):

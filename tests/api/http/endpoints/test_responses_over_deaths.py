@@ -114,6 +114,25 @@ def test_a_response_in_the_background_survives(stack: Stack, dead: list[str]) ->
     assert whole == rest[-1][1]["response"]
 
 
+def test_a_response_in_the_background_is_never_unknown_while_it_runs(stack: Stack) -> None:
+    """What is asked about it while worker and core are away is answered once it is back."""
+    with Raw(port_of(stack)) as raw:
+        events = response_events(begun(stack, raw, {**BODY, "background": True}))
+        kill(stack, ["worker", "core"])
+    path = f"{PATH}/{events[0][1]['response']['id']}"
+    with Raw(port_of(stack)) as raw:
+        assert raw.get(path).json["status"] in ("queued", "in_progress")
+        kill(stack, ["worker", "core"])
+        raw.post(f"{path}/cancel", {})
+        answer = raw.read()
+        assert answer.status == 200
+        patience = Patience()
+        while answer.json["status"] in ("queued", "in_progress"):
+            patience.wait()
+            answer = raw.get(path)
+        assert answer.json["status"] == "cancelled"
+
+
 def test_a_response_in_the_background_that_is_read_survives_worker_and_core(stack: Stack) -> None:
     """The front keeps the request for every later reader."""
     with Raw(port_of(stack)) as raw:
