@@ -253,6 +253,28 @@ def test_an_accepted_stream_is_aborted_where_its_prompt_is_tokenised_again(
     assert forget or kept.end.reason == "abort"
 
 
+def test_what_is_asked_before_a_replica_is_missed_is_asked_where_its_streams_go(make_fleet) -> None:
+    """The others did not know them yet, and the one that comes back does not know them any more."""
+    fleet = make_fleet(2)
+    keep = KeepOptions(b"record", b"", is_background=True)
+    first, second = readings = under_way(fleet, 2, keep=keep)
+    ids = [each.state.stream_id for each in readings]
+    source = fleet.where(first)
+    assert fleet.where(second) == source
+    fleet.kill(source)
+    recalled, cancelled = (
+        answer_of(fleet, Recall(0, ids[0])),
+        answer_of(fleet, Cancel(0, (ids[1],))),
+    )
+    fleet.until(lambda: {fleet.where(each) for each in readings} == {1 - source})
+    fleet.start_again(source)
+    fleet.until(lambda: recalled.done() and cancelled.done())
+    assert recalled.result().answer is not None
+    assert cancelled.result().found == ("running",)
+    fleet.finish(readings)
+    assert [each.state.end.reason for each in readings] == ["length", "abort"]
+
+
 def test_new_streams_go_where_a_replica_is(make_fleet) -> None:
     fleet = make_fleet()
     fleet.kill(1)

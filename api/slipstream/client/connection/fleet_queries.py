@@ -3,7 +3,7 @@
 Tokenize and Detokenize are asked of one member of their model. Cancel and Recall are asked of all
 that may know the stream, also of those that are away for a moment: these answer once they are back.
 Where the stream is read here and on its way to a member, they wait until it is there: none would
-know it.
+know it. They are asked again where it has moved meanwhile: its member was asked too early.
 """
 
 from __future__ import annotations
@@ -48,9 +48,13 @@ class AnswerOfAll:
         future: Future[Any],
         num_parts: int,
         gone: Callable[[], SlipstreamError] | None = None,
+        again: Callable[[], bool] | None = None,
     ) -> None:
-        """gone: the error of a replica whose part was cancelled."""
+        """gone: the error of a replica whose part was cancelled. again: called where a stream is
+        unknown; whether the query is asked again.
+        """
         self._gone = gone
+        self._again = again
         self._query = query
         self._future = future
         self._found: list[Any] = [None] * num_parts
@@ -76,10 +80,9 @@ class AnswerOfAll:
             self._fulfil()
 
     def _fulfil(self) -> None:
-        if not self._future.set_running_or_notify_cancel():
-            return
         if isinstance(self._query, Locate | Inspect):
-            self._future.set_result(self._found)
+            if self._future.set_running_or_notify_cancel():
+                self._future.set_result(self._found)
             return
         answers = [each for each in self._found if each is not None]
         found: Cancelled | Recalled
@@ -89,6 +92,10 @@ class AnswerOfAll:
         else:
             found = max(answers, key=_worth, default=Recalled(0))
             is_known = found.answer is not None
+        if not is_known and self._again is not None and self._again():
+            return
+        if not self._future.set_running_or_notify_cancel():
+            return
         if is_known or self._error is None:
             self._future.set_result(found)
         else:
@@ -129,13 +136,16 @@ class FleetQueries:
         self,
         members: FleetMembers,
         is_on_its_way: Callable[[bytes, bytes], bool],
+        moves_of: Callable[[bytes, bytes], int | None],
         timeout_s: float,
     ) -> None:
         """is_on_its_way: whether a stream, by its id and scope, is read here and at no member.
+        moves_of: how often one that is read here has moved; None: it is not.
         timeout_s: what is asked about it waits at most so long.
         """
         self._members = members
         self._is_on_its_way = is_on_its_way
+        self._moves_of = moves_of
         self._timeout_s = timeout_s
         self._waiting: list[PendingQuery] = []  # about such streams
         self._parts: dict[Future[Any], _AskedMember] = {}  # of those that were asked of several
@@ -153,7 +163,9 @@ class FleetQueries:
         if isinstance(query, Cancel | Recall):
             able = members.that_may_answer(now)
             if able:
-                answer = AnswerOfAll(query, future, len(able), members.gone_error)
+                asked = PendingQuery(query, future, now, post)
+                again = partial(self._ask_again, asked, self._moves(query))
+                answer = AnswerOfAll(query, future, len(able), members.gone_error, again)
                 for part in _ask_each(answer, query, able, now, post):
                     self._parts[part.future] = part
                 return
@@ -179,6 +191,22 @@ class FleetQueries:
                         each.future.set_exception(self._members.gone_error())
                 else:
                     self.ask(each.query, each.future, now, each.post)
+
+    def _ask_again(self, asked: PendingQuery, moves: list[int | None]) -> bool:
+        """Ask again about streams that have moved since. moves: of each, when it was asked."""
+        has_moved = self._moves(asked.query) != moves or self._has_to_wait(asked.query)
+        if has_moved:
+            self._waiting.append(asked)
+        return has_moved
+
+    def _moves(self, query: Query) -> list[int | None]:
+        match query:
+            case Cancel():
+                return [self._moves_of(each, query.scope) for each in query.stream_ids]
+            case Recall():
+                return [self._moves_of(query.stream_id, query.scope)]
+            case _:
+                return []
 
     def _has_to_wait(self, query: Query) -> bool:
         if isinstance(query, Cancel):

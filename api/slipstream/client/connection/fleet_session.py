@@ -99,7 +99,10 @@ class FleetSession:
         self._members = FleetMembers(address, self._source, self._connect, self._moves)
         self._held = ClientStreamTable(self._group_ids, self.over)
         self._router = StreamRouter(self._members, self._moves, self._held)
-        self._queries = FleetQueries(self._members, self._router.is_on_its_way, timeout_s)
+        router = self._router
+        self._queries = FleetQueries(
+            self._members, router.is_on_its_way, router.moves_of, timeout_s
+        )
         self._search = StreamSearch(self._members, self._router, self._held, settings)
         self._learned = source if isinstance(source, LearnedMembers) else None
         self._members.refresh(now)

@@ -86,6 +86,11 @@ class StreamRouter:
         session = self.session_of(state)
         return session is None or not session.is_attached
 
+    def moves_of(self, stream_id: bytes, scope: bytes) -> int | None:
+        """How often a stream that is read here has moved; None if it is over, or not read here."""
+        state = self.reader_of(stream_id, scope)
+        return None if state is None or state.is_over else state.moves
+
     def suspects(self, member: FleetMember, digests: bytes) -> list[StreamState]:
         """The streams at a member that are named by these digests (`suspect_digest`)."""
         named = {digests[at:][:SUSPECT_BYTES] for at in range(0, len(digests), SUSPECT_BYTES)}
