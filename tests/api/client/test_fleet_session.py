@@ -948,6 +948,26 @@ def test_a_stream_that_waits_for_its_fleet_may_be_read_by_another(monkeypatch) -
     assert later.resubmittable == waiting.request
 
 
+def test_a_stream_without_a_model_may_be_read_by_another_before_it_is_refused(monkeypatch) -> None:
+    monkeypatch.setattr(fleet_session, "StackSession", StubSession)
+    monkeypatch.setattr(StubSession, "by_address", {})
+    monkeypatch.setattr(fleet_members.FleetMember, "is_gone", False)
+    addresses = [f"ipc:///nowhere/{name}/client.sock" for name in "abc"]
+    fleet = FleetSession(None, ",".join(addresses), 10.0, None, 0.0)  # type: ignore[arg-type]
+    waiting = StreamState(Submit(0, b"1" * 16, b"{}", text="x"), wants_whole=False)  # type: ignore[arg-type]
+    fleet.submit(waiting, 0.0)
+    _, two, late = StubSession.by_address.values()
+    two.script = [lambda: two.observer.welcomed(Welcome(2, TWO))]
+    late.script, late.is_attached = [], False
+    fleet.turn(0.1)
+    assert fleet.models == (CARD, TWO)
+    assert not waiting.is_over, "the third one may come"
+    later = StreamState(Resume(0, b"1" * 16, 0, 0), wants_whole=False)
+    fleet.submit(later, 0.2)
+    assert isinstance(waiting.error, BadRequestError)
+    assert not later.is_over
+
+
 def test_callers_wait_longer_for_a_replica_whose_model_is_not_known(monkeypatch) -> None:
     monkeypatch.setattr(fleet_session, "StackSession", StubSession)
     monkeypatch.setattr(StubSession, "by_address", {})

@@ -244,6 +244,8 @@ class FleetSession:
         before = self._router.reader_of(state.stream_id, state.request.scope)
         if before in self._gathered:
             self._end_gathering(now)
+            if before is not None and before.is_over:  # it had to name its model
+                before = None
         if before is None:
             self._search.begin(state, now)
         elif before in self._search:
