@@ -6,6 +6,8 @@
   exit code. Later one that ends, for whatever reason, is started again after a pause, and clients
   move its streams meanwhile. A stack that uses up its restarts is left out; the fleet ends when
   these are the fronts or the last replica.
+- A stack whose supervisor is silent for `hang_timeout_s` counts as hung and is killed. Time in
+  which this process was stopped itself does not count.
 - So a replica whose supervisor gets a SIGTERM drains, ends and starts again.
 - A signal to end is passed on to all stacks, each of which drains as it would alone; so is a
   further one, which they take for the next stage. What has not ended then is killed.
@@ -39,6 +41,7 @@ from slipstream.stack.runtime_dir import (
 )
 from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.supervisor_events import (
+    Beat,
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -49,6 +52,7 @@ from slipstream.stack.supervisor_events import (
     StackFailed,
     StackReady,
 )
+from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
 
 _FAILED = 1  # exit code
@@ -71,6 +75,7 @@ class FleetSupervisor:
         ]
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
+        self._turned_at = 0.0  # when the loop turned last
         self._kills_at: float | None = None  # once it ends
         self._exit_code = 0
         self._has_terminal = has_terminal()
@@ -112,6 +117,7 @@ class FleetSupervisor:
                 if number != signal.SIGCHLD:
                     self._on_signal(number)
             now = time.monotonic()
+            self._check_beats(now)
             for stack in self._stacks:
                 if stack.process is not None and stack.process.poll() is not None:
                     self._on_exit(stack, now)
@@ -126,13 +132,30 @@ class FleetSupervisor:
         moments = [stack.due_at for stack in self._stacks if stack.due_at is not None]
         if self._kills_at is not None:
             moments.append(self._kills_at)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+        now = time.monotonic()
+        if any(stack.last_beat_at is not None for stack in self._stacks):
+            moments.append(now + BEAT_S)
+        return max(0.0, min(moments) - now) if moments else None
+
+    def _check_beats(self, now: float) -> None:
+        was_stopped = now >= self._turned_at + SILENT_S  # and they perhaps, too
+        self._turned_at = now
+        for stack in self._stacks:
+            if stack.last_beat_at is None:
+                continue
+            timeout_s = stack.plan.config.hang_timeout_s
+            if was_stopped:
+                stack.last_beat_at = now
+            elif now >= stack.last_beat_at + timeout_s:
+                stack.last_beat_at = None
+                stack.error = f"hung: no heartbeat for {timeout_s:g} s"
+                self._kill(stack)
 
     # ---- stacks --------------------------------------------------------------------------
 
     def _start(self, stack: _SupervisedStack) -> None:
         stack.due_at = None
-        stack.ready_at = None
+        stack.ready_at = stack.last_beat_at = None
         stack.started_at = time.monotonic()
         stack.error = stack.detail = ""
         cpus = stack.plan.cpus
@@ -156,7 +179,8 @@ class FleetSupervisor:
         stack.process.stdout.close()
         self._selector.register(stack.events, selectors.EVENT_READ)
         with contextlib.suppress(BrokenPipeError):  # it has ended, which SIGCHLD tells
-            stack.process.stdin.write(msgspec.json.encode(stack.plan.config) + b"\n")
+            config = msgspec.structs.replace(stack.plan.config, beats=True)
+            stack.process.stdin.write(msgspec.json.encode(config) + b"\n")
             stack.process.stdin.flush()
         self._report(ProcessStarted(stack.name, stack.process.pid))
 
@@ -180,6 +204,8 @@ class FleetSupervisor:
 
     def _on_event(self, stack: _SupervisedStack, event: StackEvent) -> None:
         match event:
+            case Beat():
+                stack.last_beat_at = time.monotonic()
             case StackReady():
                 self._on_ready(stack)
             case StackFailed(error=error):
@@ -223,7 +249,8 @@ class FleetSupervisor:
         stack.process.stdin.close()
         served_s = 0.0 if stack.ready_at is None else now - stack.ready_at
         how = stack.error or (f"signal {-code}" if code < 0 else f"exit code {code}")
-        pid, stack.process, stack.ready_at = stack.process.pid, None, None
+        pid, stack.process = stack.process.pid, None
+        stack.ready_at = stack.last_beat_at = None
         if stack.events is not None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(stack.events)
@@ -307,6 +334,7 @@ class _SupervisedStack:
         self.events: LineReader | None = None
         self.started_at = 0.0
         self.ready_at: float | None = None
+        self.last_beat_at: float | None = None  # None: none has come, or it was killed for that
         self.due_at: float | None = None  # when it is started again
         self.error = ""  # as it reported
         self.detail = ""  # of its core

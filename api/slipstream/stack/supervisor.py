@@ -25,6 +25,7 @@ the line on the stack's throughput.
   They are forked then, or started as programs where the server has failed.
 - The supervisor holds the sockets that fronts listen at (`listeners`) from before the first child
   starts until the stack stops. While it drains, fronts still accept connections, to report that.
+- Where a fleet's supervisor started it (`beats`), it reports that its loop turns.
 - Failures before the stack is ready are reported through `report` only, and shown by the program
   that started it; later ones are logged, too.
 """
@@ -58,6 +59,7 @@ from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.supervisor_events import (
+    Beat,
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -93,9 +95,17 @@ _logger = logging.getLogger(__name__)
 class Supervisor:
     """Runs one stack in the calling thread, which must be the main thread."""
 
-    def __init__(self, config: SupervisorConfig, report: Callable[[StackEvent], None]) -> None:
+    def __init__(
+        self,
+        config: SupervisorConfig,
+        report: Callable[[StackEvent], None],
+        beat: Callable[[], None] | None = None,
+    ) -> None:
+        """beat: is called every BEAT_S, as long as the loop turns."""
         self._config = config
         self._report = report
+        self._beat = beat
+        self._beat_due_at = 0.0
         self._roles = {
             spec.name: Role(spec, config.max_restarts, config.restart_window_s)
             for spec in config.children
@@ -202,6 +212,9 @@ class Supervisor:
             for key, _ in self._selector.select(self._wait_s()):
                 key.data()
             now = time.monotonic()
+            if self._beat is not None and now >= self._beat_due_at:
+                self._beat_due_at = now + BEAT_S
+                self._beat()
             if not self._is_ending:
                 self._read_quiet(now)
                 self._on_tick(now)
@@ -218,6 +231,8 @@ class Supervisor:
     def _wait_s(self) -> float | None:
         """Seconds until the next deadline; None where there is none."""
         moments = [] if self._deadline is None else [self._deadline]
+        if self._beat is not None:
+            moments.append(self._beat_due_at)
         if not self._is_ending:
             moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
             moments += [
@@ -558,7 +573,8 @@ def main() -> int:
     config = msgspec.json.decode(line, type=SupervisorConfig)
 
     events = LineWriter(sys.stdout.fileno())  # never blocks, however late events are read
-    return Supervisor(config, lambda event: events.write(msgspec.json.encode(event))).run()
+    beat = partial(events.offer, msgspec.json.encode(Beat())) if config.beats else None
+    return Supervisor(config, lambda event: events.write(msgspec.json.encode(event)), beat).run()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     listen: tuple[str, int] | None = None  # host and port of the HTTP fronts
     uds: str | None = None  # a unix socket's path, in place of host and port
     log_stats_interval_s: float = 0.0
+    beats: bool = False  # whether it reports `Beat`, for a fleet's supervisor
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
@@ -91,6 +92,10 @@ class RequestsRunning(msgspec.Struct, frozen=True, tag=True):
     within_s: float
 
 
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """The supervisor's loop turns. Left out while what was reported before is unread."""
+
+
 class StackFailed(msgspec.Struct, frozen=True, tag=True):
     """The stack has failed and ends."""
 
@@ -107,4 +112,5 @@ StackEvent = (
     | StackDraining
     | RequestsRunning
     | StackFailed
+    | Beat
 )

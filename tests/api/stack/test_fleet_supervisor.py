@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,33 @@ def test_a_drain_is_no_loss(plan: FleetPlan) -> None:
     for at in range(3):
         ended(lost, 1, 100.0 + at)
         assert (lost.due_at is None) == (at == 2)
+
+
+def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) -> None:
+    """A whole machine that was stopped is no replica that hangs."""
+    fleet = FleetSupervisor(plan, lambda _: None)
+    silent, heard, *_ = fleet._stacks
+    fleet._check_beats(100.0)
+    for stack in (silent, heard):
+        stack.last_beat_at = 100.0
+        stack.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert silent.process is not None
+    assert heard.process is not None
+    try:
+        fleet._check_beats(200.0)
+        for at in range(10):
+            fleet._check_beats(200.0 + at)
+            assert silent.process.poll() is heard.process.poll() is None
+            heard.last_beat_at = 200.0 + at
+        fleet._check_beats(210.0)
+        assert silent.process.wait() == -signal.SIGKILL
+        assert silent.error == "hung: no heartbeat for 10 s"
+        assert heard.process.poll() is None
+    finally:
+        for stack in (silent, heard):
+            assert stack.process is not None
+            stack.process.kill()
+            stack.process.wait()
 
 
 @pytest.mark.parametrize(

@@ -214,6 +214,15 @@ def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> Non
 
 
 @pytest.mark.slow
+def test_a_replica_whose_supervisor_hangs_is_replaced_and_texts_are_the_same() -> None:
+    with served("--hang-timeout-s", "2") as fleet:
+        plain = fleet.texts()
+        texts, _ = streamed_through(fleet, signal.SIGSTOP)
+        assert texts == plain
+        assert fleet.texts() == plain
+
+
+@pytest.mark.slow
 def test_rolling_update_under_load_loses_nothing() -> None:
     """One replica after another is drained, while answers are asked for."""
     with served("--drain-s", "0.1") as fleet:
