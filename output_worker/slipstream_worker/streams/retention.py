@@ -116,9 +116,7 @@ class Retention:
 
     def add_tombstone(self, stream_id: bytes, moves: int = 0) -> None:
         """Remember a stream that is forgotten, or that was by an earlier worker."""
-        self._tombstones.add(stream_id)
-        if moves:
-            self._tombstones.add(_key_of(stream_id, moves))
+        self._tombstones.add(stream_id, moves)
 
     def aborted(self, stream: WorkerStream) -> None:
         """Remember a stream that was aborted before it was accepted."""
@@ -127,10 +125,9 @@ class Retention:
 
     def why_gone(self, stream_id: bytes, moves: int = 0) -> Fault | None:
         """The fault for a request of a stream that is gone; None if it is not known to be."""
-        key = _key_of(stream_id, moves)
-        if key in self._aborted:
+        if _key_of(stream_id, moves) in self._aborted:
             return ABORTED
-        return _FORGOTTEN if key in self._tombstones else None
+        return _FORGOTTEN if moves <= self._tombstones.moves_of(stream_id) else None
 
     def has_been(self, stream_id: bytes, scope: bytes = b"") -> bool:
         """Whether a stream of this id and scope is over and forgotten. Of the ids that an earlier

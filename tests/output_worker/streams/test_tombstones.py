@@ -41,3 +41,15 @@ def test_its_memory_does_not_grow():
     finally:
         tracemalloc.stop()
     assert after - before < 4096
+
+
+def test_the_most_moves_of_an_id_are_known_as_long_as_the_id():
+    stones = Tombstones(4)
+    for number in range(40):
+        stream_id = bytes([number]) * 16
+        assert stones.moves_of(stream_id) == -1
+        for moves in (2, 2**32 - 1, 7):
+            stones.add(stream_id, moves)
+        stones.add(bytes([100 + number]) * 16)
+        assert stones.moves_of(stream_id) == 2**32 - 1
+        assert stones.moves_of(bytes([100 + number]) * 16) == 0

@@ -182,19 +182,21 @@ def test_an_older_copy_is_superseded(make_stack, is_worker_new) -> None:
     assert taken.end.reason != "error"
 
 
+@pytest.mark.parametrize("moves", [2, 1])
 @pytest.mark.parametrize("is_worker_new", [False, True])
-def test_a_move_is_run_once(make_stack, is_worker_new) -> None:
+def test_a_move_is_run_once_and_no_older_one_after_it(make_stack, is_worker_new, moves) -> None:
     stack = make_stack(grace_s=GRACE_S)
     client, it = begun(stack)
-    taken = moved(client, it, len(it.token_ids))
+    taken = moved(client, it, len(it.token_ids), moves=2)
     stack.until(lambda: taken.accepted > 0)
     client.goodbye()
     stack.until(stack.holds_nothing)
     if is_worker_new:
         stack.kill_worker()
         stack.start_worker()
-    late = moved(stack.client(), it, len(it.token_ids))
+    late = moved(stack.client(), it, len(it.token_ids), moves=moves)
     stack.until(lambda: late.is_over)
+    assert late.fault is not None
     assert late.fault.code == "unknown_stream"
     assert not taken.is_over
 
