@@ -105,3 +105,4 @@ class ModelCard(Struct, array_like=True, frozen=True):
     answer_format: Label = ""  # how reasoning and tool calls are written; empty: unknown
     # of weights, dtype, tokenizer and template: a stream moves among equal ones; empty: unknown
     fingerprint: Identity = b""
+    keeps_answers: bool = True  # whether answers may be kept after their streams (`KeepOptions`)

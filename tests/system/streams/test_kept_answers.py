@@ -253,6 +253,8 @@ def test_without_a_store_nothing_is_kept(make_stack: Any) -> None:
     client = stack.client()
     it = ask(client)
     stack.until(lambda: it.accepted)
+    assert client.welcome is not None
+    assert client.welcome.model.keeps_answers is False
     assert recall(client, it) == KeptAnswer(KEEP, it.prompt_len)
     stack.until(lambda: it.is_over)
     assert recall(client, it) is None

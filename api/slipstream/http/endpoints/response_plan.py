@@ -95,11 +95,16 @@ def new_response(
     if before is not None:
         answer_id, created = AnswerId(KIND, before.answer.first), before.created
     response = structs.replace(echo_of(body, model), id=str(answer_id), created_at=created)
-    record = ResponseRecord(response, items).packed() if response.store else None
+    record = None
+    if response.store and model.keeps_answers:
+        record = ResponseRecord(response, items).packed()
     if record is None:
         if body.background:
+            why = "store is false, or it is too large"
+            if not model.keeps_answers:
+                why = "the server has no room for any (--response-store-mib 0)"
             what = "background: allowed only for a response that is stored, and this one is not"
-            raise bad_field("background", f"{what}: store is false, or it is too large")
+            raise bad_field("background", f"{what}: {why}")
         response = structs.replace(response, store=False)
     else:
         keep = KeepOptions(record, scope, is_background=bool(body.background))

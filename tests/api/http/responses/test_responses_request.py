@@ -225,6 +225,17 @@ def test_log_probabilities_are_bounded() -> None:
             new_response(body, card)
 
 
+def test_a_server_that_keeps_no_answers_says_so() -> None:
+    card = replace(MODEL, keeps_answers=False)
+    plan, response = new_response(read_response_request(b'{"input": "x", "store": true}'), card)
+    assert response.store is False
+    assert plan.states[0].request.keep is None
+    body = read_response_request(b'{"input": "x", "background": true}')
+    with pytest.raises(ApiError, match="has no room for any") as refusal:
+        new_response(body, card)
+    assert refusal.value.body.error.param == "background"
+
+
 def test_unknown_fields_are_ignored_and_named() -> None:
     ignored = IgnoredFields()
     body = {
