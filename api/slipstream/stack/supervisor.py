@@ -25,7 +25,8 @@ the line on the stack's throughput.
   They are forked then, or started as programs where the server has failed.
 - The supervisor holds the sockets that fronts listen at (`listeners`) from before the first child
   starts until the stack stops. While it drains, fronts still accept connections, to report that.
-- Where a fleet's supervisor started it (`beats`), it reports that its loop turns.
+- Where a fleet's supervisor started it (`beats`), it reports that its loop turns. If that one reads
+  nothing for SILENT_S, fronts are told nothing, so that they report a supervisor that is silent.
 - Failures before the stack is ready are reported through `report` only, and shown by the program
   that started it; later ones are logged, too.
 """
@@ -99,13 +100,16 @@ class Supervisor:
         self,
         config: SupervisorConfig,
         report: Callable[[StackEvent], None],
-        beat: Callable[[], None] | None = None,
+        beat: Callable[[], bool] | None = None,
     ) -> None:
-        """beat: is called every BEAT_S, as long as the loop turns."""
+        """beat: is called every BEAT_S, as long as the loop turns; whether what was reported before
+        has been read.
+        """
         self._config = config
         self._report = report
         self._beat = beat
         self._beat_due_at = 0.0
+        self._read_at: float | None = None  # when all was read that was reported; None: no beats
         self._roles = {
             spec.name: Role(spec, config.max_restarts, config.restart_window_s)
             for spec in config.children
@@ -214,7 +218,8 @@ class Supervisor:
             now = time.monotonic()
             if self._beat is not None and now >= self._beat_due_at:
                 self._beat_due_at = now + BEAT_S
-                self._beat()
+                if self._beat() or self._read_at is None:
+                    self._read_at = now
             if not self._is_ending:
                 self._read_quiet(now)
                 self._on_tick(now)
@@ -271,7 +276,8 @@ class Supervisor:
             is_due = role.spare_due_at is not None and now >= role.spare_due_at
             if role.spare is None and is_due and self._may_start_spare:
                 role.spare = self._start(role.spec, logging.DEBUG)
-        self._status_broadcast.send(now)
+        if self._read_at is None or now < self._read_at + SILENT_S:
+            self._status_broadcast.send(now)
         self._throughput_log.tick(now)
         if self._phase == "draining" and all(
             role.active is not None and role.active.is_drained for role in self._roles.values()

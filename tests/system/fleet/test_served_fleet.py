@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -220,6 +221,30 @@ def test_a_replica_whose_supervisor_hangs_is_replaced_and_texts_are_the_same() -
         texts, _ = streamed_through(fleet, signal.SIGSTOP)
         assert texts == plain
         assert fleet.texts() == plain
+
+
+@pytest.mark.slow
+def test_a_server_whose_own_supervisor_hangs_is_unhealthy_until_it_goes_on() -> None:
+    """No lost replica would be started again."""
+    with served("--hang-timeout-s", "2") as fleet:
+        fleet.process.send_signal(signal.SIGSTOP)
+        until_health_is(fleet.port, 503, "unhealthy")
+        assert fleet.texts(), "replicas serve on"
+        fleet.process.send_signal(signal.SIGCONT)
+        until_health_is(fleet.port, 200, "ok")
+
+
+def until_health_is(port: int, code: int, status: str) -> None:
+    patience = Patience()
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                found = answer.status, json.load(answer)["status"]
+        except urllib.error.HTTPError as error:
+            found = error.code, json.load(error)["status"]
+        if found == (code, status):
+            return
+        patience.wait(f"/health is {found}")
 
 
 @pytest.mark.slow

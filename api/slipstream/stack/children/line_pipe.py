@@ -76,10 +76,12 @@ class LineWriter:
         self._unsent += line + b"\n"
         self._flush()
 
-    def offer(self, line: bytes) -> None:
-        """Write a line if everything before has been read; else drop it."""
-        if self._flush() and not _num_unread(self._fd):
+    def offer(self, line: bytes) -> bool:
+        """Write a line if everything before has been read, else drop it; whether it has been."""
+        is_read = self._flush() and not _num_unread(self._fd)
+        if is_read:
             self.write(line)
+        return is_read
 
     def close(self) -> None:
         """Close the pipe's writing end."""
