@@ -41,7 +41,6 @@ from slipstream.stack.runtime_dir import (
 )
 from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.supervisor_events import (
-    Beat,
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -51,6 +50,7 @@ from slipstream.stack.supervisor_events import (
     StackEvent,
     StackFailed,
     StackReady,
+    SupervisorBeat,
 )
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
@@ -204,7 +204,7 @@ class FleetSupervisor:
 
     def _on_event(self, stack: _SupervisedStack, event: StackEvent) -> None:
         match event:
-            case Beat():
+            case SupervisorBeat():
                 stack.last_beat_at = time.monotonic()
             case StackReady():
                 self._on_ready(stack)

@@ -60,7 +60,6 @@ from slipstream.stack.runtime_dir import RuntimeDirectory, RuntimeDirectoryInUse
 from slipstream.stack.signals import SignalQueue, has_terminal
 from slipstream.stack.status_broadcast import StatusBroadcast
 from slipstream.stack.supervisor_events import (
-    Beat,
     ProcessEnded,
     ProcessReady,
     ProcessRestarted,
@@ -71,6 +70,7 @@ from slipstream.stack.supervisor_events import (
     StackEvent,
     StackFailed,
     StackReady,
+    SupervisorBeat,
     SupervisorConfig,
 )
 from slipstream.stack.throughput_log import ThroughputLog
@@ -579,7 +579,7 @@ def main() -> int:
     config = msgspec.json.decode(line, type=SupervisorConfig)
 
     events = LineWriter(sys.stdout.fileno())  # never blocks, however late events are read
-    beat = partial(events.offer, msgspec.json.encode(Beat())) if config.beats else None
+    beat = partial(events.offer, msgspec.json.encode(SupervisorBeat())) if config.beats else None
     return Supervisor(config, lambda event: events.write(msgspec.json.encode(event)), beat).run()
 
 

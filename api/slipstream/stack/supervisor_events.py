@@ -26,7 +26,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     listen: tuple[str, int] | None = None  # host and port of the HTTP fronts
     uds: str | None = None  # a unix socket's path, in place of host and port
     log_stats_interval_s: float = 0.0
-    beats: bool = False  # whether it reports `Beat`, for a fleet's supervisor
+    beats: bool = False  # whether it reports `SupervisorBeat`, for a fleet's supervisor
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, tag=True):
@@ -92,7 +92,7 @@ class RequestsRunning(msgspec.Struct, frozen=True, tag=True):
     within_s: float
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class SupervisorBeat(msgspec.Struct, frozen=True, tag=True):
     """The supervisor's loop turns. Left out while what was reported before is unread."""
 
 
@@ -112,5 +112,5 @@ StackEvent = (
     | StackDraining
     | RequestsRunning
     | StackFailed
-    | Beat
+    | SupervisorBeat
 )

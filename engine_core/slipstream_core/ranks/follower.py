@@ -1,4 +1,5 @@
-"""A rank on the core's machine: `python -m slipstream_core.ranks.follower`, started by the core.
+"""A rank on the core's machine, which the core forks or, where it is no fork itself, starts as
+`python -m slipstream_core.ranks.follower`.
 
 It imports, waits until the core is activated, loads its slice of the model, and computes the plans
 that the core writes, at most one ahead. It knows no stream and no worker. It dies with the core,
