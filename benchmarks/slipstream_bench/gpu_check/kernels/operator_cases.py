@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from slipstream_bench.gpu_check.reference_cases import relative_error
+from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
@@ -50,6 +51,7 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "rotate": cases.rotate,
         "rotate, normed behind": cases.rotate_before_norm,
         "rotate, of own weights": cases.rotate_by_own_weights,
+        "rotate, stored": cases.rotate_and_store,
         "latent_rows": cases.latent_rows,
         "route": cases.route,
         "route_by_margin": cases.route_by_margin,
@@ -213,8 +215,11 @@ class _OperatorCases:
     def rotate_by_own_weights(self) -> float:
         return self._rotate(NormForm(_EPSILON, False, False, center=True), has_own=True)
 
-    def _rotate(self, norm: NormForm, *, has_own: bool = False) -> float:
-        """has_own: each head has a weight."""
+    def rotate_and_store(self) -> float:
+        return self._rotate(NormForm(_EPSILON, True, False), stores=True)
+
+    def _rotate(self, norm: NormForm, *, has_own: bool = False, stores: bool = False) -> float:
+        """has_own: each head has a weight. stores: keys and values go to slots of a cache."""
         query, key = (
             self._normal(1, _TOKENS, heads, _HEAD_DIM, seed=heads).transpose(1, 2)
             for heads in (_HEADS, 1)
@@ -227,9 +232,17 @@ class _OperatorCases:
         cosines, sines = (
             each.to(self._device, self._dtype) for each in (angles.cos(), angles.sin())
         )
-        form = RopeForm(_HEAD_DIM, False, False, False)
-        outputs = self._ops.rotate(query, key, cosines, sines, weights[0], weights[1], form, norm)
+        given = cosines, sines, weights[0], weights[1], RopeForm(_HEAD_DIM, False, False, False)
         errors = []
+        outputs: tuple[torch.Tensor, torch.Tensor | None]
+        if stores:
+            value, slots = self._normal(_TOKENS, 1, _HEAD_DIM, seed=6), self._slots(_HEAD_DIM)
+            rotated, *_ = self._ops.rotate_and_store(query, key, value, *given, norm, slots)
+            turned_key = slots.keys[slots.kv_slots].transpose(0, 1)[None]
+            outputs = rotated.transpose(0, 1)[None], turned_key
+            errors.append(relative_error(slots.values[slots.kv_slots], value.cpu().double()))
+        else:
+            outputs = self._ops.rotate(query, key, *given, norm)
         for x, output, weight in zip((query, key), outputs, weights, strict=True):
             assert output is not None
             turning = x.cpu().double()
@@ -255,15 +268,22 @@ class _OperatorCases:
             each.to(self._device, self._dtype) for each in (angles.cos(), angles.sin())
         )
         norm, keys = NormForm(_EPSILON, True, False), key[:, None]
-        found = self._ops.latent_rows(query, keys, latent, cosines, sines, weight, form, norm)
-        normed = _normed(latent[0].cpu().double(), weight)
-        errors = [relative_error(found[1][:, 0, :_HIDDEN], normed)]
-        for x, output in zip((query, keys), found, strict=True):
+        slots = self._slots(_HIDDEN + _HEAD_DIM)
+        turning = query, keys, latent, cosines, sines, weight, form, norm
+        queries, *_ = self._ops.latent_rows(*turning, slots)
+        rows = slots.keys[slots.kv_slots]
+        errors = [relative_error(rows[:, 0, :_HIDDEN], _normed(latent[0].cpu().double(), weight))]
+        for x, output in ((query, queries), (keys, rows)):
             first, second = (x[0, :, :, at::2].cpu().double() for at in (0, 1))
             cos, sin = cosines.cpu().double(), sines.cpu().double()
             turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
             errors.append(relative_error(output[..., _HIDDEN:], turned.transpose(0, 1)))
         return max(errors)
+
+    def _slots(self, dim: int) -> CacheSlots:
+        """Slots of an empty cache with one head, last token first."""
+        keys, values = (self._normal(2 * _TOKENS, 1, dim) * math.nan for _ in range(2))
+        return CacheSlots(keys, values, torch.arange(_TOKENS, device=self._device).flip(0))
 
     def route(self) -> float:
         # numbers that differ in bfloat16 too: between equal ones torch's choice is its own

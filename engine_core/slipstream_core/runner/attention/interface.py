@@ -48,6 +48,14 @@ class AttentionParams(NamedTuple):
     is_latent: bool = False  # a value is the beginning of its key, of which all heads share one
 
 
+class CacheSlots(NamedTuple):
+    """Where a step's keys and values go in a layer's paged cache."""
+
+    keys: torch.Tensor  # [slots, num_kv_heads, key_dim], contiguous
+    values: torch.Tensor  # [slots, num_kv_heads, value_dim]; the beginning of keys with latents
+    kv_slots: torch.Tensor  # [T] int64, of each token
+
+
 class AttentionContext(Protocol):
     """One forward's attention: its tokens' cache slots, and which tokens see which."""
 
@@ -64,6 +72,18 @@ class AttentionContext(Protocol):
         query [T, num_heads, key_dim], key [T, num_kv_heads, key_dim], value [T, num_kv_heads,
         value_dim]. Returns [T, num_heads, value_dim], contiguous: recorded forwards rely on it.
         """
+
+
+class FusedContext(AttentionContext, Protocol):
+    """What a fused forward needs: its kernels may store keys and values before attention."""
+
+    def cache_slots(self, layer: int) -> CacheSlots | None:
+        """Where keys and values are to be stored for `attend_stored`; None: `attend` takes them."""
+
+    def attend_stored(
+        self, layer: int, query: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor:
+        """As `attend`, with keys and values that are stored already."""
 
 
 def paged_attention(

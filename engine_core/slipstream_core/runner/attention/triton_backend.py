@@ -3,7 +3,8 @@
 This module decides which kernel runs on which rows, and with which tiles, one layer at a time.
 Under Triton's interpreter (TRITON_INTERPRET=1) the same code runs on a CPU, slowly.
 
-A layer is one launch to store keys and values, two for its decode rows, whose keys are dealt out to
+A layer is one launch to store keys and values, unless what made them has stored them
+(`cache_slots`), two for its decode rows, whose keys are dealt out to
 programs by what there is of them, and one for its prefill rows, or two where their keys are split.
 What is dealt out depends on the rows alone: a launch in the first of all layers that see as much.
 Rows are in the plan's order, of any length and in any blocks; nothing is gathered, sorted, padded
@@ -37,7 +38,7 @@ import torch
 from slipstream_core.runner.attention import triton_kernels as kernels
 from slipstream_core.runner.attention.fixed_shape import DecodeColumns, MixedColumns
 from slipstream_core.runner.attention.geometry import LayerGeometry
-from slipstream_core.runner.attention.interface import AttentionParams
+from slipstream_core.runner.attention.interface import AttentionParams, CacheSlots
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.attention.tiles import (
     MAX_SPLITS,
@@ -138,14 +139,11 @@ class TritonAttention:
         """An AttentionContext for a forward of these rows."""
         return TritonContext(self, rows, self._layers, self._block_size, self._processors)
 
-    def form_of(
-        self, layer: int, query: torch.Tensor, value: torch.Tensor, params: AttentionParams
-    ) -> LayerForm:
+    def form_of(self, layer: int, query: torch.Tensor, params: AttentionParams) -> LayerForm:
         """What the launches of a layer have in common at every step; made at the first one."""
         key = _FormKey(
             layer,
             query.shape[1:],
-            value.shape[1:],
             query.dtype,
             params.scale,
             params.window,
@@ -158,13 +156,14 @@ class TritonAttention:
         return form
 
     def _new_form(self, key: _FormKey) -> LayerForm:
-        (num_heads, key_dim), (num_kv_heads, value_dim) = key.query, key.value
+        cache = self._layers[key.layer]
+        (num_heads, key_dim), (num_kv_heads, value_dim) = key.query, cache.values.shape[1:]
         heads = Heads(
             group=num_heads // num_kv_heads,
             key_dim=key_dim,
             value_dim=value_dim,
             itemsize=key.dtype.itemsize,
-            is_latent=(cache := self._layers[key.layer]).is_latent,
+            is_latent=cache.is_latent,
         )
         decode = decode_tile(heads, self._shared_limit, self._tiles)
         prefill = prefill_tile(heads, self._shared_limit, self._tiles)
@@ -328,7 +327,6 @@ class TritonAttention:
 class _FormKey(NamedTuple):
     layer: int
     query: tuple[int, ...]  # heads and their dimension
-    value: tuple[int, ...]
     dtype: torch.dtype
     scale: float
     window: int | None
@@ -409,28 +407,41 @@ class TritonContext:
         params: AttentionParams,
     ) -> torch.Tensor:
         """Store, then attend; shapes as in AttentionContext.attend."""
-        output, launches = self.launches(layer, query, key, value, params)
-        for launch in launches:
-            launch.run()
-        return output
+        return _run(*self.launches(layer, query, key, value, params))
+
+    def cache_slots(self, layer: int) -> CacheSlots:
+        """Where keys and values go."""
+        cache = self._layers[layer]
+        return CacheSlots(cache.keys, cache.values, self._rows.kv_slots)
+
+    def attend_stored(
+        self, layer: int, query: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor:
+        """Attend with keys and values that are stored already; shapes as in `attend`."""
+        return _run(*self.launches(layer, query, None, None, params))
 
     def launches(
         self,
         layer: int,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
         params: AttentionParams,
     ) -> tuple[torch.Tensor, list[Launch]]:
-        """The uninitialised output, and the launches that fill it."""
-        rows = self._rows
-        query, key, value = _dense(query), _dense(key), _dense(value)
+        """The uninitialised output, and the launches that fill it.
+
+        key, value: what to store before; None where it is stored already.
+        """
+        rows, cache = self._rows, self._layers[layer]
+        query = _dense(query)
         num_tokens, num_heads, _ = query.shape
-        output = query.new_empty(num_tokens, num_heads, value.shape[2])
+        output = query.new_empty(num_tokens, num_heads, cache.values.shape[2])
         if num_tokens == 0:
             return output, []
-        form = self._attention.form_of(layer, query, value, params)
-        launches = [_store(form, key, value, rows)]
+        form = self._attention.form_of(layer, query, params)
+        launches = []
+        if key is not None and value is not None:
+            launches.append(_store(form, _dense(key), _dense(value), rows))
         if rows.num_decodes > 0:
             dealt = form.dealt
             if dealt not in self._dealt:
@@ -530,6 +541,12 @@ class _Dealt:
                 "COUNTED": rows.num_prefills is not None,
             },
         )
+
+
+def _run(output: torch.Tensor, launches: Sequence[Launch]) -> torch.Tensor:
+    for launch in launches:
+        launch.run()
+    return output
 
 
 _NO_PARTS: dict[str, object] = {"part_acc": None, "part_top": None, "part_total": None}

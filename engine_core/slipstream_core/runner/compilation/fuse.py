@@ -21,7 +21,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
+from slipstream_core.runner.attention.interface import (
+    AttentionContext,
+    AttentionParams,
+    CacheSlots,
+    FusedContext,
+)
 from slipstream_core.runner.cpu.kernels import Kernels
 
 AnyNode = Any  # torch.fx.Node, whose annotations would need a cast at every argument
@@ -105,6 +110,30 @@ def attend_by_its_context(
 ) -> torch.Tensor:
     """The attention call of a recorded forward; shapes as in AttentionContext.attend."""
     params = AttentionParams(scale, window, softcap, sinks, is_latent)
+    return context.attend(layer, query, key, value, params)
+
+
+def slots_of_context(context: FusedContext, layer: int) -> CacheSlots | None:
+    """Where kernels of a recorded forward store a layer's keys and values; None: they do not."""
+    return context.cache_slots(layer)
+
+
+def attend_stored(
+    context: FusedContext,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
+    value: torch.Tensor | None,
+    layer: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+    is_latent: bool,
+) -> torch.Tensor:
+    """As `attend_by_its_context`; keys and values are None where the context has slots for them."""
+    params = AttentionParams(scale, window, softcap, sinks, is_latent)
+    if key is None or value is None:
+        return context.attend_stored(layer, query, params)
     return context.attend(layer, query, key, value, params)
 
 

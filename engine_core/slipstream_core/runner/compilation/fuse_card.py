@@ -33,11 +33,13 @@ from slipstream_core.runner.compilation.fuse import (
     AnyNode,
     as_linear,
     attend_by_its_context,
+    attend_stored,
     is_call,
     only_user,
     rewrite,
     shape_of,
     shared_weights,
+    slots_of_context,
     with_product,
 )
 from slipstream_core.runner.compilation.latent_patterns import LatentOps, join_latents
@@ -81,9 +83,11 @@ _WITHOUT_LAUNCH = frozenset(
         _aten.view.default,
         _aten.view_as_complex.default,
         _aten.view_as_real.default,
+        slots_of_context,
     }
 )
-_ATTENDS = 3  # store, attend, and combine where keys are split
+# attend, and combine where keys are split; the first stores before
+_ATTENDS = {attend_by_its_context: 3, attend_stored: 2}
 
 
 class Ops(LatentOps, ExpertOps, ProductOps, Protocol):
@@ -193,8 +197,8 @@ def _launches(graph: Graph, one_row: bool) -> list[int]:
     for node in graph.nodes:
         if node.op != "call_function" or node.target in _WITHOUT_LAUNCH:
             continue
-        if node.target is attend_by_its_context:
-            counts[-1] += _ATTENDS
+        if node.target in _ATTENDS:
+            counts[-1] += _ATTENDS[node.target]
             counts.append(0)
         else:
             launches = node.meta.get("launches", Launches(1, 1))

@@ -20,7 +20,7 @@ from slipstream_core.runner.compilation.fuse import (
     replace,
     shape_of,
 )
-from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeOps
+from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeOps, store_before
 
 _aten = torch.ops.aten
 
@@ -56,19 +56,13 @@ def join_latents(graph: GraphModule, attend: AnyNode, ops: LatentOps) -> None:
     if query is not None and row is not None and query.rotation.args[2:] == row.rotation.args[2:]:
         turning, (latent, weight, *norm) = query.rotation.args, row.norm.args
         turned = turning[0], row.rotation.args[0]
+        arguments = (*turned, latent, *turning[2:4], weight, turning[6], NormForm(*norm))
+        begun, _, _ = store_before(graph, attend, ops.latent_rows, arguments)
         with nodes.inserting_before(attend):
-            both = nodes.call_function(
-                ops.latent_rows,
-                (*turned, latent, *turning[2:4], weight, turning[6], NormForm(*norm)),
-            )
-            begun, rows = (nodes.call_function(operator.getitem, (both, at)) for at in (0, 1))
             plain = nodes.call_function(_aten.select.int, (query.plain, 0, 0))
             whole = nodes.call_function(ops.absorb_query, (begun, plain, query.weight))
-            rank = shape_of(latent)[2]
-            values = nodes.call_function(_aten.slice.Tensor, (rows, 2, 0, rank))
-        for at, new in enumerate((whole, rows, values), 1):
-            new.meta = dict(attend.args[at].meta)
-            attend.update_arg(at, new)
+        whole.meta = dict(begun.meta)
+        attend.update_arg(1, whole)
     _expand(graph, attend, ops)
 
 

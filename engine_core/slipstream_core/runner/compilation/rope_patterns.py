@@ -16,11 +16,13 @@ from torch.fx import Graph, GraphModule
 from slipstream_core.runner.compilation.fuse import (
     SLICES_TO_END,
     AnyNode,
+    attend_stored,
     before_cast,
     dtype_of,
     is_call,
     only_user,
     shape_of,
+    slots_of_context,
 )
 
 _aten = torch.ops.aten
@@ -63,6 +65,9 @@ class RopeOps(Protocol):
     @property
     def rotate(self) -> Any: ...
 
+    @property
+    def rotate_and_store(self) -> Any: ...
+
 
 class _Rotation(NamedTuple):
     x: AnyNode  # [1, heads, T, dim]
@@ -102,7 +107,7 @@ def as_rotation(graph: GraphModule, node: AnyNode, ops: RopeOps) -> None:
 def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
     """Rotate query and key of an attention in one call, with the norms of their heads.
 
-    Norms of whole queries and keys become one call.
+    The same call stores key and value. Norms of whole queries and keys become one call.
     """
     of_query, of_key = (_rotated(attend.args[at], ops) for at in (1, 2))
     if of_query is None or of_key is None or of_query.call.args[2:] != of_key.call.args[2:]:
@@ -127,16 +132,32 @@ def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
             ]
     else:
         xs = _normed_whole(graph.graph, attend, xs, ops)
-    query, key = xs
     turning = of_query.call.args
-    with graph.graph.inserting_before(attend):
-        call = graph.graph.call_function(
-            ops.rotate, (query, key, *turning[2:4], *weights, turning[6], form)
-        )
-        for at in (0, 1):
-            part = graph.graph.call_function(operator.getitem, (call, at))
-            part = graph.graph.call_function(_aten.select.int, (part, 0, 0))
-            attend.update_arg(at + 1, graph.graph.call_function(_aten.transpose.int, (part, 0, 1)))
+    store_before(
+        graph,
+        attend,
+        ops.rotate_and_store,
+        (*xs, attend.args[3], *turning[2:4], *weights, turning[6], form),
+    )
+
+
+def store_before(
+    graph: GraphModule, attend: AnyNode, op: Any, arguments: tuple[Any, ...]
+) -> tuple[AnyNode, ...]:
+    """Let `op` make an attention's query, and store its key and value where there are slots.
+
+    Returns the three, which are the attention's inputs.
+    """
+    nodes, (context, _, _, _, layer, *_) = graph.graph, attend.args
+    with nodes.inserting_before(attend):
+        slots = nodes.call_function(slots_of_context, (context, layer))
+        made = nodes.call_function(op, (*arguments, slots))
+        parts = tuple(nodes.call_function(operator.getitem, (made, at)) for at in range(3))
+    for at, new in enumerate(parts, 1):
+        new.meta = dict(attend.args[at].meta)
+        attend.update_arg(at, new)
+    attend.target = attend_stored
+    return parts
 
 
 def _rotated(given: AnyNode, ops: RopeOps) -> _Rotated | None:

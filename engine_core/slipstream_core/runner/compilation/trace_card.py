@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from slipstream_core.runner.attention.interface import AttentionParams
+from slipstream_core.runner.attention.interface import AttentionParams, CacheSlots
 from slipstream_core.runner.compilation.fuse import attend_by_context
 from slipstream_core.runner.compilation.fuse_card import Ops, by_multiples_of_tokens, fuse
 from slipstream_core.runner.compilation.trace import (
@@ -101,6 +101,41 @@ class _RoundedAnew(OwnValue):
         return (output.float() * (1.0 + unit * shares)).to(output.dtype)
 
 
+class _OwnStored(OwnValue):
+    """Own values in slots, as of a paged cache, for layers that the model has attended with."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, CacheSlots] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        params: AttentionParams,
+    ) -> torch.Tensor:
+        """Shapes as in AttentionContext.attend."""
+        if layer not in self._layers:
+            keys, values = (each.new_full(each.shape, torch.nan) for each in (key, value))
+            if params.is_latent:
+                values = keys[..., : value.shape[2]]
+            slots = torch.arange(len(key), device=key.device).flip(0)
+            self._layers[layer] = CacheSlots(keys, values, slots)
+        return super().attend(layer, query, key, value, params)
+
+    def cache_slots(self, layer: int) -> CacheSlots:
+        """Where a fused forward is to store keys and values."""
+        return self._layers[layer]
+
+    def attend_stored(
+        self, layer: int, query: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor:
+        """Shapes as in `attend`."""
+        keys, values, slots = self._layers[layer]
+        return super().attend(layer, query, keys[slots], values[slots], params)
+
+
 class _Trial:
     """Compares a fused forward with the model."""
 
@@ -128,8 +163,9 @@ class _Trial:
 
         Raises ValueError if they have another shape.
         """
-        expected = self._logits(self._plain, num_tokens)
-        given = self._logits(fused, num_tokens)
+        context = _OwnStored()
+        expected = self._logits(self._plain, num_tokens, context)
+        given = self._logits(fused, num_tokens, context)
         if expected.shape != given.shape or expected.dtype != given.dtype:
             raise ValueError(f"logits of {num_tokens} tokens have another shape")
         return _median_error(expected, given)

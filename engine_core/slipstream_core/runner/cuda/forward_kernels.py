@@ -309,10 +309,10 @@ def _biased(value, bias, there, kind):
     return rounded(total, kind)
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["kv_slots"])
 def rotate(
     query_output,  # [T, QUERY_HEADS, DIM]
-    key_output,  # [T, HEADS - QUERY_HEADS, DIM], if there are keys
+    key_output,  # [T, HEADS - QUERY_HEADS, DIM], if there are keys; [slots, ...], if stored
     query,  # [T, QUERY_HEADS, DIM]
     key,
     query_weight,  # [DIM], with NORM or BEHIND; [QUERY_HEADS, DIM], with OWN
@@ -326,6 +326,13 @@ def rotate(
     cosine_token,
     sine_token,
     num_tokens,
+    value,  # [T, HEADS - QUERY_HEADS, VALUE_DIM], if keys and values are stored
+    values,  # [slots, HEADS - QUERY_HEADS, VALUE_DIM]
+    kv_slots,  # [T] int64
+    value_token,
+    value_head,
+    VALUE_DIM: tl.constexpr,  # 0: keys are not stored
+    VALUE_PAD: tl.constexpr,  # the next power of two
     epsilon,
     HEADS: tl.constexpr,  # of queries and keys
     QUERY_HEADS: tl.constexpr,
@@ -348,34 +355,71 @@ def rotate(
 ):
     """Turns the pairs of heads, and norms them before, with NORM, or behind it, with BEHIND.
 
-    Grid: (blocks of T * QUERY_HEADS heads, then of the keys',).
+    With VALUE_DIM keys and values are written to their slots of the paged cache.
+    Grid: (blocks of T * QUERY_HEADS heads, then of the keys', then of the values',).
     """
     begin_early(EARLY)
     query_blocks = tl.cdiv(num_tokens * QUERY_HEADS, ROWS)
+    key_blocks = tl.cdiv(num_tokens * (HEADS - QUERY_HEADS), ROWS)
     block = tl.program_id(0)
     if block < query_blocks:
         _rotate_block(
-            query_output, query, query_weight, cosines, sines, block, num_tokens,
+            query_output, query, query_weight, cosines, sines, None, block, num_tokens,
             query_token, query_head, cosine_token, sine_token, epsilon,
             QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN, ROWS,
+            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN, False,
+            ROWS,
         )  # fmt: skip
-    elif HEADS > QUERY_HEADS:
-        _rotate_block(
-            key_output, key, key_weight, cosines, sines, block - query_blocks, num_tokens,
-            key_token, key_head, cosine_token, sine_token, epsilon,
-            HEADS - QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
-            INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN, ROWS,
+    elif block < query_blocks + key_blocks:
+        if HEADS > QUERY_HEADS:
+            block -= query_blocks
+            _rotate_block(
+                key_output, key, key_weight, cosines, sines, kv_slots, block, num_tokens,
+                key_token, key_head, cosine_token, sine_token, epsilon,
+                HEADS - QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
+                INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN,
+                VALUE_DIM > 0, ROWS,
+            )  # fmt: skip
+    elif VALUE_DIM > 0:
+        block -= query_blocks + key_blocks
+        _store_block(
+            values, value, kv_slots, block, num_tokens, value_token, value_head,
+            HEADS - QUERY_HEADS, VALUE_DIM, VALUE_PAD, ROWS,
         )  # fmt: skip
 
 
 @triton.jit
+def _store_block(
+    values,  # [slots, HEADS, DIM]
+    value,
+    kv_slots,
+    block,
+    num_tokens,
+    value_token,
+    value_head,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    rows = (block.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    token = rows // HEADS
+    head = rows % HEADS
+    dims = tl.arange(0, PAD)[None, :]
+    there = (token < num_tokens) & (dims < DIM)
+    moved = tl.load(value + token * value_token + head * value_head + dims, mask=there, other=0.0)
+    slots = tl.load(kv_slots + token, mask=token < num_tokens, other=0)
+    tl.store(values + (slots * HEADS + head) * DIM + dims, moved, mask=there)
+
+
+@triton.jit
 def _rotate_block(
-    output,  # [T, HEADS, DIM]
+    output,  # [T, HEADS, DIM]; [slots, HEADS, DIM], with STORE
     x,
     weight,
     cosines,
     sines,
+    kv_slots,  # [T] int64, with STORE
     block,
     num_tokens,
     x_token,
@@ -398,30 +442,36 @@ def _rotate_block(
     OFFSET: tl.constexpr,
     CENTER: tl.constexpr,
     OWN: tl.constexpr,
+    STORE: tl.constexpr,
     ROWS: tl.constexpr,
 ):
     rows = (block.to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
     token = rows // HEADS
+    place = token
+    if STORE:
+        place = tl.load(kv_slots + token, mask=token < num_tokens, other=0)
+    head = rows % HEADS
     if OWN:
-        weight += rows % HEADS * DIM
+        weight += head * DIM
     _rotate_heads(
-        output + rows * DIM, x + token * x_token + rows % HEADS * x_head, weight,
+        output + (place * HEADS + head) * DIM, x + token * x_token + head * x_head, weight,
         cosines + token * cosine_token, sines + token * sine_token, token < num_tokens, epsilon,
         DIM, HALF, PAD, REST_PAD, INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET,
         CENTER,
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["kv_slots"])
 def latent_rows(
     queries,  # [T, HEADS, RANK + 2 * HALF], written from RANK on
-    rows,  # [T, RANK + 2 * HALF]
+    rows,  # [T, RANK + 2 * HALF]; [slots, RANK + 2 * HALF], with STORE
     query,  # [T, HEADS, 2 * HALF]
     key,  # [T, 2 * HALF]
     latent,  # [T, RANK]
     weight,  # [RANK]
     cosines,  # [T, 2 * HALF], or half as many by pair
     sines,
+    kv_slots,  # [T] int64, with STORE
     query_token,
     query_head,
     key_token,
@@ -440,6 +490,7 @@ def latent_rows(
     PARTS: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
+    STORE: tl.constexpr,  # rows are the paged cache's
     EARLY: tl.constexpr = False,
 ):
     """Turns queries and keys, and norms latents. Grid: (T * (HEADS + 1),)."""
@@ -458,7 +509,10 @@ def latent_rows(
             INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET, False,
         )  # fmt: skip
     else:
-        row = rows + token * (RANK + 2 * HALF)
+        place = token
+        if STORE:
+            place = tl.load(kv_slots + token)
+        row = rows + place * (RANK + 2 * HALF)
         _rotate_heads(
             row + RANK + one, key + token * key_token + one,
             weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda.row_products import (
@@ -290,6 +291,34 @@ class ForwardOps:
         assert turned is not None
         return turned, turned_keys
 
+    def rotate_and_store(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        query_weight: torch.Tensor | None,
+        key_weight: torch.Tensor | None,
+        form: RopeForm,
+        norm: NormForm | None,
+        slots: CacheSlots | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """As `rotate`, with values [T, num_kv_heads, dim] that are stored with the keys in slots.
+
+        Returns queries [T, heads, D]; and keys and values, None where they are stored.
+        """
+        query, key = _dense(query), _dense(key)
+        turned = _tokens_first(query)
+        stored = None if slots is None else Stored(_dense(value), slots)
+        keys = _tokens_first(key) if slots is None else slots.keys
+        weights, angles = [query_weight, key_weight], [_dense(cosines), _dense(sines)]
+        arguments = rotation_arguments(
+            [turned, keys], [query, key], weights, angles, form, norm, stored
+        )
+        _launch("rotate", query.shape[2], (rotation_blocks(arguments),), arguments)
+        return (turned, keys, value) if slots is None else (turned, None, None)
+
     def latent_rows(
         self,
         query: torch.Tensor,
@@ -300,23 +329,34 @@ class ForwardOps:
         weight: torch.Tensor,
         form: RopeForm,
         norm: NormForm,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [T, heads, rank + D] with their rotated end, and rows [T, 1, rank + D] to cache.
+        slots: CacheSlots | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Queries [T, heads, rank + D] with their rotated end; rows [T, 1, rank + D] are cached.
 
         query [1, heads, T, D] and key [1, 1, T, D] turn as in `rotate`. A row begins with the norm
         of its latent [1, T, rank]; the beginning of queries is for `absorb_query` to write.
+        Without slots returns the rows, too, and their beginnings [T, 1, rank].
         """
         query, key, latent = (_dense(each) for each in (query, key, latent))
         rank, (_, heads, tokens, dim) = latent.shape[2], query.shape
         queries, rows = (
             torch.empty((tokens, num, rank + dim), dtype=query.dtype, device=query.device)
-            for num in (heads, 1)
+            for num in (heads, 0 if slots else 1)
         )
         arguments = latent_arguments(
-            queries, rows, query, key, latent, weight, [_dense(cosines), _dense(sines)], form, norm
+            queries,
+            slots.keys if slots else rows,
+            query,
+            key,
+            latent,
+            weight,
+            [_dense(cosines), _dense(sines)],
+            form,
+            norm,
+            slots.kv_slots if slots else None,
         )
         _launch("latent_rows", tokens, (tokens * (heads + 1),), arguments)
-        return queries, rows
+        return (queries, None, None) if slots else (queries, rows, rows[..., :rank])
 
     def absorb_query(
         self, queries: torch.Tensor, plain: torch.Tensor, weight: torch.Tensor
@@ -663,8 +703,12 @@ def rotation_arguments(
     angles: Sequence[torch.Tensor],
     form: RopeForm,
     norm: NormForm | None,
+    stored: Stored | None = None,
 ) -> dict[str, Any]:
-    """The kernel's arguments, of queries and keys; shapes as in `ForwardOps.rotate`."""
+    """The kernel's arguments, of queries and keys; shapes as in `ForwardOps.rotate`.
+
+    stored: keys' output is the cache.
+    """
     query, key = both
     assert query is not None
     _, query_heads, _, dim = query.shape
@@ -685,9 +729,41 @@ def rotation_arguments(
         "cosine_token": angles[0].stride(1),
         "sine_token": angles[1].stride(1),
         "num_tokens": query.shape[2],
+        **(_NOT_STORED if stored is None else stored.arguments()),
         **_rotation_form(heads, query_heads, dim, form, norm),
         "OWN": weights[0] is not None and weights[0].dim() == 2,
     }
+
+
+class Stored(NamedTuple):
+    """Values that are stored with keys, and where."""
+
+    value: torch.Tensor  # [T, num_kv_heads, dim], with stride 1 in the last dimension
+    slots: CacheSlots
+
+    def arguments(self) -> dict[str, Any]:
+        """What `rotate` is given of them."""
+        dim = self.value.shape[2]
+        return {
+            "value": self.value,
+            "values": self.slots.values,
+            "kv_slots": self.slots.kv_slots,
+            "value_token": self.value.stride(0),
+            "value_head": self.value.stride(1),
+            "VALUE_DIM": dim,
+            "VALUE_PAD": power_of_two(dim),
+        }
+
+
+_NOT_STORED = {
+    "value": None,
+    "values": None,
+    "kv_slots": None,
+    "value_token": 0,
+    "value_head": 0,
+    "VALUE_DIM": 0,
+    "VALUE_PAD": 1,
+}
 
 
 @cache
@@ -717,10 +793,10 @@ def _rotation_form(
 
 
 def rotation_blocks(arguments: dict[str, Any]) -> int:
-    """The programs of the kernel with these arguments: blocks of queries, then of keys."""
+    """The programs of the kernel with these arguments: blocks of queries, of keys, of values."""
     tokens, queries, rows = (int(arguments[it]) for it in ("num_tokens", "QUERY_HEADS", "ROWS"))
-    keys = int(arguments["HEADS"]) - queries
-    return -(-tokens * queries // rows) - (-tokens * keys // rows)
+    keys = -(-tokens * (int(arguments["HEADS"]) - queries) // rows)
+    return -(-tokens * queries // rows) + keys * (2 if arguments["VALUE_DIM"] else 1)
 
 
 def _pairs_form(form: RopeForm) -> dict[str, Any]:
@@ -745,8 +821,12 @@ def latent_arguments(
     angles: Sequence[torch.Tensor],
     form: RopeForm,
     norm: NormForm,
+    kv_slots: torch.Tensor | None = None,
 ) -> dict[str, Any]:
-    """The kernel's arguments; shapes as in `ForwardOps.latent_rows`."""
+    """The kernel's arguments; shapes as in `ForwardOps.latent_rows`.
+
+    rows: the cache, where there are kv_slots.
+    """
     return {
         "queries": queries,
         "rows": rows,
@@ -756,6 +836,7 @@ def latent_arguments(
         "weight": weight,
         "cosines": angles[0],
         "sines": angles[1],
+        "kv_slots": kv_slots,
         "query_token": query.stride(2),
         "query_head": query.stride(1),
         "key_token": key.stride(2),
@@ -763,6 +844,7 @@ def latent_arguments(
         "cosine_token": angles[0].stride(1),
         "sine_token": angles[1].stride(1),
         **_latent_form(query.shape[1], latent.shape[2], form, norm),
+        "STORE": kv_slots is not None,
     }
 
 

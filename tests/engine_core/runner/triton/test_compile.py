@@ -38,6 +38,7 @@ from slipstream_bench.gpu_check.setting import GpuSetting
 from slipstream_core.runner import dependent_launch
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.attention.tiles import (
     H100_SHARED_LIMIT,
     Heads,
@@ -50,6 +51,7 @@ from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
+    Stored,
     activation_arguments,
     clamped_gate_arguments,
     combination_arguments,
@@ -381,11 +383,15 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         both = [half(1, heads, 2, dim) for heads in (4, 2)]
         outputs = [half(2, heads, dim) for heads in (4, 2)]
         angles = [half(1, 2, width) for _ in range(2)]
+        places = torch.empty(2, dtype=torch.int64)
+        stored = Stored(half(2, 2, dim), CacheSlots(half(64, 2, dim), half(64, 2, dim), places))
         for norm in (None, NormForm(1e-6, True, False), NormForm(1e-6, True, False, True)):
             weights = [None, None] if norm is None else [half(dim), half(dim)]
             for interleaved, by_pair, wide in ((False, False, False), (True, True, True)):
                 form = RopeForm(width, interleaved, by_pair, wide)
-                yield "rotate", rotation_arguments(outputs, both, weights, angles, form, norm)
+                turning = outputs, both, weights, angles, form, norm
+                yield "rotate", rotation_arguments(*turning)
+                yield "rotate", rotation_arguments(*turning, stored)
         own, form = [half(heads, dim) for heads in (4, 2)], RopeForm(width, True, False, True)
         norm = NormForm(1e-5, False, False, center=True)
         yield "rotate", rotation_arguments(outputs, both, own, angles, form, norm)
@@ -394,8 +400,10 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         parts = half(1, heads, 2, dim), half(1, 1, 2, dim), half(1, 2, rank), half(rank)
         rows = half(2, heads, rank + dim), half(2, 1, rank + dim)
         for form in (RopeForm(dim, True, True, False, True), RopeForm(dim, True, True, True)):
-            latent = latent_arguments(*rows, *parts, angles, form, NormForm(1e-6, True, False))
-            yield "latent_rows", latent
+            for kv_slots in (None, places):
+                norm = NormForm(1e-6, True, False)
+                made = latent_arguments(*rows, *parts, angles, form, norm, kv_slots)
+                yield "latent_rows", made
     for experts, chosen in ((8, 2), (128, 8), (256, 8), (32, 4)):
         ids = torch.empty((2, chosen), dtype=torch.int64)
         weights_of = half(2, chosen)

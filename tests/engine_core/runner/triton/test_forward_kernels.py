@@ -18,6 +18,7 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from slipstream_bench.models import tiny_models
+from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.compilation.trace import OwnValue, eager
@@ -404,6 +405,61 @@ def test_heads_with_weights_of_their_own_and_without_their_mean_are_torchs(
         check_rotation(output, rope_of(normed, cosines, sines, form), exact=False)
 
 
+def slots_of(
+    tokens: int, heads: int, dims: tuple[int, int], dtype: torch.dtype, *, is_latent: bool = False
+) -> CacheSlots:
+    """Slots of a cache of nothing but NaN, in an order that is not that of the tokens."""
+    keys, values = (torch.full((3 * tokens, heads, dim), torch.nan, dtype=dtype) for dim in dims)
+    if is_latent:
+        values = keys[..., : dims[1]]
+    slots = (torch.arange(tokens) * 2 + 1).flip(0)
+    return CacheSlots(keys.to(DEVICE), values.to(DEVICE), slots.to(DEVICE))
+
+
+def taken(cached: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """What the cache has in these slots; it has nothing elsewhere."""
+    others = torch.ones(len(cached), dtype=torch.bool, device=DEVICE)
+    others[slots] = False
+    assert cached[others].isnan().all()
+    return cached[slots]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("value_dim", [8, 13, 40])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (3, 1), (20, 10)])
+@pytest.mark.parametrize("norm", [None, NormForm(1e-6, True, False)])
+def test_keys_and_values_are_stored_by_the_rotation(
+    ops: ForwardOps,
+    heads: int,
+    kv_heads: int,
+    value_dim: int,
+    dtype: torch.dtype,
+    norm: NormForm | None,
+) -> None:
+    form, dim, tokens = FORMS["GLM"], 13, 5
+    sizes = [heads * dim, kv_heads * dim, kv_heads * value_dim]
+    joint = numbers(1, tokens, sum(sizes), dtype=dtype, seed=1, whole=False).split(sizes, -1)
+    query, key, value = (
+        part.view(1, tokens, num, -1).transpose(1, 2)
+        for part, num in zip(joint, (heads, kv_heads, kv_heads), strict=True)
+    )
+    angles = [numbers(1, tokens, 6, dtype=dtype, seed=at, whole=False) for at in (2, 3)]
+    weights = [None if norm is None else numbers(dim, dtype=dtype, seed=4, whole=False)] * 2
+    turned, turned_keys = ops.rotate(query, key, *angles, *weights, form, norm)
+    assert turned_keys is not None
+    slots = slots_of(tokens, kv_heads, (dim, value_dim), dtype)
+    values = value[0].transpose(0, 1)
+    found = ops.rotate_and_store(query, key, values, *angles, *weights, form, norm, slots)
+    assert found[1:] == (None, None)
+    assert torch.equal(found[0], turned[0].transpose(0, 1))
+    assert torch.equal(taken(slots.keys, slots.kv_slots), turned_keys[0].transpose(0, 1))
+    assert torch.equal(taken(slots.values, slots.kv_slots), values)
+    plain = ops.rotate_and_store(query, key, values, *angles, *weights, form, norm, None)
+    assert torch.equal(plain[0], found[0])
+    assert torch.equal(plain[1], turned_keys[0].transpose(0, 1))
+    assert plain[2] is values
+
+
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
 @pytest.mark.parametrize("name", ["Llama", "DeepSeek V3", "ERNIE 4.5"])
 def test_rows_of_latents_are_torchs(ops: ForwardOps, name: str, dtype: torch.dtype) -> None:
@@ -417,7 +473,13 @@ def test_rows_of_latents_are_torchs(ops: ForwardOps, name: str, dtype: torch.dty
     width, kind = (6 if form.by_pair else 12), torch.float32 if form.wide else dtype
     angles = [numbers(1, tokens, width, dtype=kind, seed=at, whole=False) for at in (3, 4)]
     weight = numbers(rank, dtype=dtype, seed=5, whole=False)
-    queries, rows = ops.latent_rows(query, key, latent, *angles, weight, form, norm)
+    queries, rows, begun = ops.latent_rows(query, key, latent, *angles, weight, form, norm)
+    assert torch.equal(begun, rows[..., :rank])
+    slots = slots_of(tokens, 1, (rank + 12, rank), dtype, is_latent=True)
+    stored = ops.latent_rows(query, key, latent, *angles, weight, form, norm, slots)
+    assert torch.equal(stored[0][..., rank:], queries[..., rank:])
+    assert torch.equal(taken(slots.keys, slots.kv_slots), rows)
+    assert stored[1:] == (None, None)
     ends = [rope_of(each, *angles, form)[0].transpose(0, 1) for each in (query, key)]
     for found, expected in zip((queries, rows), ends, strict=True):
         assert found.is_contiguous()

@@ -118,6 +118,25 @@ def test_tensors_may_lie_in_memory_as_models_hand_them_over() -> None:
             assert relative_error(output, scene.expected) < 1e-4
 
 
+@pytest.mark.parametrize("is_latent", [False, True])
+def test_keys_that_are_stored_already_are_attended_to(is_latent: bool) -> None:
+    """By decode rows and prefill rows, as behind a kernel that stores what it makes."""
+    case = AttentionCase(name="", decodes=(20, 7), chunks=((0, 9), (40, 3)))
+    if is_latent:
+        case = replace(case, num_kv_heads=1, key_dim=48, value_dim=32, is_latent=True)
+    scene = make_scene(case, DEVICE, torch.float32)
+    attention = TritonAttention([scene.layer], block_size=16, device=DEVICE)
+    context = attention.context(rows_of(scene))
+    slots = context.cache_slots(0)
+    assert (slots.keys, slots.values) == (scene.layer.keys, scene.layer.values)
+    scene.layer.store(slots.kv_slots, scene.key, scene.value)
+    scene.key.fill_(torch.nan)
+    output = context.attend_stored(0, scene.query, scene.params)
+    assert relative_error(output, scene.expected) < 1e-4
+    _, launches = context.launches(0, scene.query, None, None, scene.params)
+    assert all(launch.kernel is not triton_kernels.store for launch in launches)
+
+
 def test_launches_made_once_serve_other_rows() -> None:
     """As a CUDA graph replays them: same tensors, grids and splits, other lengths and blocks."""
     big = AttentionCase(name="", decodes=(300, 1, 40, 64), num_kv_heads=1, spare_width=3)
