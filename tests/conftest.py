@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 # the duration of an example says more about a busy machine than about the code
 _CLOCKLESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -38,7 +38,10 @@ _QUICK_TIMEOUT_S = 400.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    about = "of a test with more cases, run this many, from all over their list"
+    about = (
+        "of a test with more cases, run this many, from all over their list, and of Hypothesis' "
+    )
+    about += "of what Hypothesis tries"
     parser.addoption("--cases", type=int, metavar="N", help=about)
 
 
@@ -49,6 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if config.option.cases:
         _leave_out(config, items)
+        _try_fewer_examples(items)
     num_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -num_slow[item.path])
     for item in items:
@@ -70,6 +74,19 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+def _try_fewer_examples(items: list[pytest.Item]) -> None:
+    """Let Hypothesis try a quarter of what each test asks for."""
+    # settings of a property, which nothing public changes afterwards, and of a state machine
+    of_property, of_machine = "_hypothesis_internal_use_settings", "settings"
+    given = {item.obj for item in items if hasattr(item, "obj") and is_hypothesis_test(item.obj)}
+    machines = {item.cls for item in items if hasattr(item, "cls")}
+    for name, tests in ((of_property, given), (of_machine, machines)):
+        for test in tests:
+            asked = getattr(test, name, None)
+            if asked is not None:
+                setattr(test, name, settings(asked, max_examples=max(1, asked.max_examples // 4)))
 
 
 def pytest_collection_finish() -> None:

@@ -626,18 +626,20 @@ def test_a_silent_replica_goes_on_with_all_of_its_processes():
         while len(process_census.descendants(process.pid)) < 2:
             patience.wait("it has no child")
         tree = [psutil.Process(pid) for pid in process_census.descendants(process.pid)]
-        states: list[set[str]] = []
-
         fleet = fleet_with([], **{"replica-0": process.pid})
-        next_event = fleet.next_event
+        next_event, num_stopped = fleet.next_event, 0
 
         def look(timeout_s: float) -> Any:
-            states.append({each.status() for each in tree})
+            nonlocal num_stopped
+            patience = Patience()
+            while fleet.injector.injected and num_stopped < len(tree):
+                num_stopped = sum(each.status() == psutil.STATUS_STOPPED for each in tree)
+                patience.wait("a process is not stopped")
             return next_event(timeout_s)
 
         fleet.next_event = look
         injector = injected_into(fleet, PlannedFault("replica", "stop"))
-        assert {psutil.STATUS_STOPPED} in states
+        assert num_stopped == 2
         patience = Patience()
         while any(each.status() == psutil.STATUS_STOPPED for each in tree):
             patience.wait("a process is stopped still")

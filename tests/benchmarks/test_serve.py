@@ -17,6 +17,8 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 DONE = b"data: [DONE]\n\n"
 
 
@@ -380,7 +382,6 @@ def test_a_rate_spreads_the_requests(serve, rows, capsys):
     assert "20 requests, 200.0 a second (Poisson)" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_runs_have_prompts_of_their_own_and_their_medians_are_told(serve, rows, capsys):
     server = serve(well)
     load = ["--num-requests", "4", "--runs", "3", "--range-ratio", "0.5"]

@@ -26,6 +26,8 @@ from slipstream_ipc.messages import (
     StructuredOutputs,
 )
 
+pytestmark = pytest.mark.slow
+
 END = 1  # the simulated model has no end of its own
 TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
 MODEL = f"simulated:step_ms=0,prefill_us=0,tokenizer={MODEL_PATH},mode=chain"

@@ -13,6 +13,8 @@ import pytest
 
 from slipstream_ipc.transformers_index import _index_path, _with_cache
 
+pytestmark = pytest.mark.slow
+
 # how many models' files are read, and a digest of what transformers then says that it exports
 IMPORT = """
 import hashlib, json, sys

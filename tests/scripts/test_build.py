@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from tests.helpers.patience import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["slipstream", "slipstream_bench", "slipstream_core", "slipstream_ipc"]
 PACKAGES += ["slipstream_worker"]
@@ -155,7 +157,6 @@ def wheel_version() -> str:
     return version
 
 
-@pytest.mark.slow
 def test_it_answers_from_the_model_that_the_wheel_brings(environment: Path, tmp_path: Path) -> None:
     asked = ["generate", "--prompt", "Exceptions are a means of", "--max-tokens", "12"]
     asked += ["--temperature", "0"]  # else a word or two may be all

@@ -21,6 +21,8 @@ from slipstream.cli import chat as chat_command
 from slipstream.cli.main import main
 from slipstream.cli.options.parser import Parser
 
+pytestmark = pytest.mark.slow
+
 BRIEF = ("--max-tokens", "5", "--temperature", "0")
 
 

@@ -17,6 +17,8 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import Client
 from slipstream.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "slipstream"]
 
 

@@ -29,6 +29,8 @@ from slipstream.outputs import PromptTokenLogprobs, TokenLogprobs
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.sampling_params import MAX_LOGPROB_BYTES, MAX_STOP_CHARS
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE = 2e-4
 IDS = np.random.default_rng(7).integers(300, 2000, 700).tolist()
 
@@ -184,7 +186,6 @@ def test_streams_that_are_read_together_have_them_too(
     asyncio.run(main())
 
 
-@pytest.mark.slow
 def test_after_preemption_nothing_is_lost_or_doubled(client: Client, model: Any) -> None:
     # 200 blocks of 16 tokens: not all of them fit at their longest
     prompts = [IDS[start : start + 330] for start in range(0, 300, 30)]
@@ -223,7 +224,6 @@ def test_they_are_there_with_the_first_delta(client: Client, model: Any) -> None
         check_prompt(model, ids, 2, stream.prompt_logprobs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_what_would_take_too_much_memory_is_refused_by_name(field: str) -> None:
     model = "simulated:step_ms=0,prefill_us=0,vocab_size=32000"
@@ -261,7 +261,6 @@ def test_what_a_stop_string_held_back_leaves_in_several_messages(
     assert parts[-1].finish_reason == "length"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("role", ["core", "worker"])
 def test_they_survive_the_death_of_a_process(
     stack: Stack, client: Client, model: Any, role: str
@@ -290,7 +289,6 @@ def kill(stack: Stack, role: str) -> None:
     os.kill(stack.pids[role], signal.SIGKILL)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("field", ["logprobs", "prompt_logprobs"])
 def test_the_server_says_how_many_there_may_be(field: str) -> None:
     with spareless_stack("simulated:step_ms=0") as stack, stack.client() as client:

@@ -25,6 +25,8 @@ from slipstream.ray_fleet.replica import LOWEST_PORT, RayReplica, listen_address
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 
+pytestmark = pytest.mark.slow
+
 GOAL = ScaleGoal(ReplicaBounds(1, 3), version=4)
 
 

@@ -16,6 +16,8 @@ from slipstream_core.grammar.trial_client import GrammarTrial
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, End, SamplingParams, StructuredOutputs, Withdraw
 
+pytestmark = pytest.mark.slow
+
 END = 1  # the simulated model has no end of its own
 TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
 MODEL = f"simulated:step_ms=0,prefill_us=0,tokenizer={MODEL_PATH},mode=chain"
@@ -82,7 +84,6 @@ def alone(make_core):
     return run
 
 
-@pytest.mark.slow
 def test_a_batch_changes_nobodys_answer(make_core, alone) -> None:
     box = make_core(model=MODEL)
     worker = box.worker()
@@ -102,7 +103,6 @@ def test_after_its_end_a_stream_says_nothing_else(make_core) -> None:
     assert set(it.token_ids[it.token_ids.index(END) :]) == {END}
 
 
-@pytest.mark.slow
 def test_preemption_changes_nobodys_answer(make_core, alone) -> None:
     box = make_core(model=MODEL, num_blocks=18, max_model_len=256, block_size=16)
     worker = box.worker()
@@ -113,7 +113,6 @@ def test_preemption_changes_nobodys_answer(make_core, alone) -> None:
         assert answer_of(it) == alone(it.admit)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [0, 1, 5, 12])
 def test_a_core_that_died_is_told_everything_again(make_core, alone, num_tokens) -> None:
     box = make_core(model=MODEL)
@@ -128,7 +127,6 @@ def test_a_core_that_died_is_told_everything_again(make_core, alone, num_tokens)
         assert answer_of(it) == alone(it.admit)
 
 
-@pytest.mark.slow
 def test_a_worker_that_died_is_nothing_to_a_grammar(make_core, alone) -> None:
     box = make_core(model=MODEL)
     worker = box.worker()

@@ -12,6 +12,8 @@ from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_core.grammar.trial_client import GrammarTrial
 from slipstream_ipc.messages import StructuredOutputs
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", 4100, (1, 0))
 GOOD = StructuredOutputs(regex="[a-z]{3}")
 DEPTH = 4000  # the library's recursion takes 2 to 10 KB of stack to a level

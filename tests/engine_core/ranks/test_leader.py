@@ -28,6 +28,8 @@ from slipstream_core.runner.sampling import slice_sampling
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 
+pytestmark = pytest.mark.slow
+
 ENDS: list[RankEnd] = []
 
 
@@ -76,7 +78,6 @@ def outputs(runner: Runner, some: list[Request]) -> list[tuple[list[int], list[l
     return [(it.output, [ids for _, ids, _ in it.logprobs]) for it in some]
 
 
-@pytest.mark.slow
 def test_samples_and_log_probabilities_are_those_of_one_rank(
     lead: LeadRunner, folder: Path
 ) -> None:

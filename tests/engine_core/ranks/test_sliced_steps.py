@@ -22,6 +22,8 @@ from slipstream_core.runner import torch_runner
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.step.plan import Runner
 
+pytestmark = pytest.mark.slow
+
 
 def outputs(runner: Runner) -> list[list[list[int]]]:
     found = []
@@ -40,8 +42,8 @@ def never(ended: object) -> None:
     ("size", "native"),
     [
         pytest.param(2, False, id="2-gloo"),
-        pytest.param(4, True, id="4-memory", marks=pytest.mark.slow),
-        pytest.param(4, False, id="4-gloo", marks=pytest.mark.slow),
+        pytest.param(4, True, id="4-memory"),
+        pytest.param(4, False, id="4-gloo"),
     ],
 )
 def test_ranks_sample_what_one_does(

@@ -34,6 +34,8 @@ from slipstream.stack.supervisor_events import (
 from slipstream_bench.common import process_census
 from slipstream_ipc.messages import Status
 
+pytestmark = pytest.mark.slow
+
 HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(4)]
 SERVE = [sys.executable, "-m", "slipstream.cli.main", "serve"]
@@ -142,7 +144,6 @@ def test_a_stalled_loop_is_noticed_and_replaced_vllm_36451(stack, name) -> None:
     assert json.loads(answer.read())["usage"]["completion_tokens"] == 3
 
 
-@pytest.mark.slow
 def test_a_long_prefill_is_not_death_sglang_22511_40809() -> None:
     """There the health check waited for tokens, and a server with a long prompt was killed."""
     model = "simulated:step_ms=1,prefill_us=5000"
@@ -201,7 +202,6 @@ def test_exit_code_is_not_zero_after_a_failed_start_vllm_48966(tmp_path) -> None
     assert "stp_ms" in failed.stderr
 
 
-@pytest.mark.slow
 def test_nobody_is_left_and_a_restart_succeeds_sglang_15165(tmp_path) -> None:
     """There processes of a killed server lived on and kept the device, and the next one could not
     start."""
@@ -256,7 +256,6 @@ def test_a_detokeniser_that_cannot_start_says_so_sglang_21471(tmp_path) -> None:
 # ---- overload and attacks ------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_overload_is_503_with_retry_after_vllm_18826() -> None:
     """There one asked for a way to be turned away; without it all requests only got slower."""
     with spareless_stack(
@@ -365,7 +364,6 @@ def woken(stack: Stack) -> dict[str, float]:
     return {name: (wake_ups(pid) - before[name]) / span_s for name, pid in pids.items()}
 
 
-@pytest.mark.slow
 def test_a_stack_at_rest_wakes_up_rarely_vllm_41964() -> None:
     """With its spares, a client that is attached, and a connection that is kept alive."""
     with Stack("simulated:step_ms=1", http_port=0) as stack, stack.client() as client:
@@ -385,7 +383,6 @@ def test_a_stack_at_rest_wakes_up_rarely_vllm_41964() -> None:
     assert sum(rates.values()) < MOST_WAKE_UPS_OF_STACK, rates
 
 
-@pytest.mark.slow
 def test_a_stack_whose_requests_wait_for_room_wakes_up_rarely() -> None:
     """One that waits, or is kept for its reader, is no reason to look again and again."""
     settings = {"logprobs_gib": 1e-6, "max_num_seqs": 4, "http_port": 0}

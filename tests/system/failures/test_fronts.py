@@ -19,6 +19,8 @@ from slipstream import Stack, StackError
 from slipstream.stack.supervisor_events import ProcessRestarted
 from slipstream_bench.common.load.http_client import EventSplitter, HttpClient, RequestFailedError
 
+pytestmark = pytest.mark.slow
+
 FRONTS = ["http-0", "http-1"]
 NUM_STREAMS = 64
 NUM_TOKENS = 200
@@ -189,7 +191,6 @@ def test_a_port_in_use_is_one_clear_error_before_anything_is_loaded():
     assert "http_port" in message
 
 
-@pytest.mark.slow
 def test_connections_wait_while_the_only_front_is_replaced():
     """They lie in a socket that is the supervisor's."""
     with spareless_stack("simulated:step_ms=1", http_port=0) as stack:

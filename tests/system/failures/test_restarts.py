@@ -34,6 +34,8 @@ from slipstream.stack.supervisor_events import (
     StackReady,
 )
 
+pytestmark = pytest.mark.slow
+
 CHAIN = "simulated:step_ms=5,mode=chain"
 NUM_TOKENS = 200
 HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
@@ -108,7 +110,6 @@ def test_a_second_death_before_there_is_another_spare(stack, plain):
         assert texts(client, kill_twice) == plain
 
 
-@pytest.mark.slow
 def test_a_long_prefill_is_no_hang():
     with (
         spareless_stack("simulated:step_ms=8000", hang_timeout_s=6) as stack,
@@ -120,7 +121,6 @@ def test_a_long_prefill_is_no_hang():
         assert stack.pids == pids
 
 
-@pytest.mark.slow
 def test_a_device_that_never_ends_a_step_is_replaced_and_named():
     with (
         Stack("simulated:step_ms=100000", step_timeout_s=0.5, max_restarts=1) as stack,
@@ -136,7 +136,6 @@ def test_a_device_that_never_ends_a_step_is_replaced_and_named():
         del stream
 
 
-@pytest.mark.slow
 def test_a_front_that_dies_comes_back_at_its_port():
     def ask(connection: http.client.HTTPConnection) -> int:
         body = json.dumps({"prompt": "a", "max_tokens": 3})
@@ -162,7 +161,6 @@ def test_a_front_that_dies_comes_back_at_its_port():
 # ---- draining ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_signal_lets_what_runs_finish_and_refuses_what_is_new():
     with (
         spareless_stack("simulated:step_ms=5,mode=chain", drain_s=60) as stack,
@@ -178,7 +176,6 @@ def test_a_signal_lets_what_runs_finish_and_refuses_what_is_new():
         assert ended(stack) == 0
 
 
-@pytest.mark.slow
 def test_what_has_not_ended_when_the_time_is_over_ends_with_what_it_has():
     with (
         spareless_stack("simulated:step_ms=5", drain_s=0.5) as stack,
@@ -192,7 +189,6 @@ def test_what_has_not_ended_when_the_time_is_over_ends_with_what_it_has():
         assert ended(stack) == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("http_port", [None, 0])
 def test_an_idle_stack_does_not_wait(http_port):
     with spareless_stack("simulated:step_ms=5", drain_s=1e6, http_port=http_port) as stack:
@@ -202,7 +198,6 @@ def test_an_idle_stack_does_not_wait(http_port):
         assert ended(stack) == 0
 
 
-@pytest.mark.slow
 def test_a_front_lets_its_answers_finish():
     with spareless_stack("simulated:step_ms=5", drain_s=60, http_port=0) as stack:
         where = urlsplit(stack.http_address)
@@ -219,7 +214,6 @@ def test_a_front_lets_its_answers_finish():
         assert ended(stack) == 0
 
 
-@pytest.mark.slow
 def test_a_second_signal_does_not_wait():
     with (
         spareless_stack("simulated:step_ms=5", drain_s=1e6) as stack,
@@ -281,7 +275,6 @@ def assert_all_end(mark: str) -> None:
             assert has_ended, f"{process.cmdline()} lives on"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victims", [["supervisor"], ["worker", "supervisor"]])
 @pytest.mark.parametrize("moment", [ProcessStarted, StackReady, SpareReady])
 def test_no_process_is_left_whenever_the_supervisor_is_killed(tmp_path, moment, victims):

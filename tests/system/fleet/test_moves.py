@@ -30,6 +30,8 @@ from slipstream_ipc.messages import (
     StructuredOutputs,
 )
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 EVERYTHING = {"max_tokens": 60, "logprobs": 1, "stop": ("q}",)}
 

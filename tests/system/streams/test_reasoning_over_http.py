@@ -20,6 +20,8 @@ from tokenizers import AddedToken, Tokenizer
 from slipstream import BadRequestError, Stack
 from slipstream.demo_model import MODEL_PATH
 
+pytestmark = pytest.mark.slow
+
 THOUGHT = "I think about it for a long while, and then about something else"
 OBJECT = '{"name": "Ada"}'
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

@@ -16,6 +16,8 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import LLM, Client, RepetitionDetection, SamplingParams, Stack
 from slipstream.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 LOOP = " la la" * 100
 LINES = [
     {"text": "I sing:" + LOOP},

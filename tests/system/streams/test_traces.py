@@ -21,6 +21,8 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import BadRequestError, Stack
 from slipstream.stack.supervisor_events import ProcessRestarted
 
+pytestmark = pytest.mark.slow
+
 MODEL = "simulated:step_ms=5,max_model_len=4096"
 MARK = "plover"
 
@@ -221,7 +223,6 @@ def wait_for_metric(stack: Stack, name: str, value: float) -> None:
         patience.wait((name, metric(stack, name)))
 
 
-@pytest.mark.slow
 def test_spans_that_a_worker_takes_with_it_are_counted(traced: Stack) -> None:
     with traced.client() as client:
         client.generate("x", max_tokens=2)

@@ -34,6 +34,8 @@ from slipstream_ipc.telemetry.statistics import (
     Statistics,
 )
 
+pytestmark = pytest.mark.slow
+
 DASHBOARD = Path(__file__).parents[4] / "scripts" / "deploy" / "grafana.json"
 PROMPT = "A dictionary maps hashable values to arbitrary objects, and it is mutable. " * 3
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

@@ -17,6 +17,8 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SamplingParams, Stack, StructuredOutputs
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "In Python, a list is"
 TURNS = [{"role": "user", "content": "What is a list?"}]
 SCHEMA = {"enum": ["a statement", "an expression"]}

@@ -16,6 +16,8 @@ from tests.helpers.response_events import response_events, with_joined_deltas
 
 from slipstream import Stack
 
+pytestmark = pytest.mark.slow
+
 LONG = "It is cold 🏔, and windy. " * 40
 NOTE = f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{LONG}"}}}}\n</tool_call>'
 BODY: dict[str, Any] = {
@@ -83,7 +85,6 @@ def check(events: list[tuple[str, dict[str, Any]]]) -> None:
     assert json.loads(call["arguments"]) == {"city": LONG}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dead", [["worker"], ["core"], ["http"], ["http", "worker", "core"]])
 def test_a_call_survives(stack: Stack, dead: list[str]) -> None:
     with Raw(port_of(stack)) as raw:

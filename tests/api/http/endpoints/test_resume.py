@@ -34,6 +34,8 @@ from slipstream.http.api_errors import ApiError
 from slipstream.http.config import Limits
 from slipstream_ipc.messages import Abort, Goodbye, Resume, Submit, UnknownStreams
 
+pytestmark = pytest.mark.slow
+
 EVENTS = "Accept: text/event-stream"
 SIMULATED = "simulated:step_ms=2,mode=chain"  # each token depends on all before it
 COMPLETION = {"prompt": "Once", "max_tokens": 24, "temperature": 0, "stream": True}
@@ -282,13 +284,7 @@ def after(last: Event) -> str:
     return f"Last-Event-ID: {last.id}"
 
 
-QUICK = ("completion, no seed", "completion, many")
-
-
-@pytest.mark.parametrize(
-    "ask",
-    [ask if ask in QUICK else pytest.param(ask, marks=pytest.mark.slow) for ask in DEATHS],
-)
+@pytest.mark.parametrize("ask", DEATHS)
 def test_a_lost_stream_is_computed_again_for_the_same_request(stack, ask):
     """Its seed follows from its streams' ids, which the event names."""
     path, body = DEATHS[ask]
@@ -350,9 +346,7 @@ def test_another_text_is_never_put_behind_the_one_that_was_read(stack):
     assert "another request" in refused.error["message"]
 
 
-@pytest.mark.parametrize(
-    "method", ["GET", "POST", pytest.param("POST at another front", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("method", ["GET", "POST", "POST at another front"])
 def test_a_stream_that_was_come_back_to_outlives_worker_and_core(stack, method):
     """Its front submits it again; of a GET it knows the request from the one that began it."""
     path, body = DEATHS["chat"]

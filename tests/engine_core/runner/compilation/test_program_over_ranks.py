@@ -36,7 +36,10 @@ from slipstream_core.runner.sharding.rank import Rank
 
 torch.set_num_threads(1)
 FOUND = kernels()
-pytestmark = pytest.mark.skipif(FOUND is None, reason="there is no C compiler")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(FOUND is None, reason="there is no C compiler"),
+]
 SLOT_BYTES = 1024  # 256 numbers, so that some sums take several turns
 WIDTH = 40
 LATE = "another rank has not come to an exchange in time"

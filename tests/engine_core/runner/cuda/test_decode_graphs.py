@@ -46,6 +46,8 @@ from slipstream_core.runner.sampling import sampler
 from slipstream_core.runner.torch_runner import TorchRunner
 from slipstream_core.step.plan import StepPlan
 
+pytestmark = pytest.mark.slow
+
 MakeRunner = Callable[..., TorchRunner]
 
 

@@ -15,8 +15,9 @@ from slipstream_bench.models import tiny_models
 from slipstream_core.runner.compilation.trace import TRIALS
 from slipstream_core.runner.model.loader import load_model
 
+pytestmark = pytest.mark.slow
+
 PLANLESS = ("GPT-2", "GPT-BigCode", "OPT")
-QUICK = ("Llama", "Qwen3-MoE")
 SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2", "Cohere, normed heads")
 # whose decode steps are one call, as those of the whole model are
 ONE_CALL = (
@@ -59,11 +60,7 @@ def check(said: list[dict[str, Any]], expected: list[list[int]]) -> None:
 
 @pytest.mark.parametrize(
     "architecture",
-    [
-        pytest.param(each, id=each.name, marks=[] if each.name in QUICK else [pytest.mark.slow])
-        for each in SERVED
-        if each.name not in PLANLESS
-    ],
+    [pytest.param(each, id=each.name) for each in SERVED if each.name not in PLANLESS],
 )
 def test_two_ranks_say_what_one_says(
     architecture: Any, two_ranks: LockstepRanks, tmp_path: Path
@@ -78,7 +75,7 @@ def test_two_ranks_say_what_one_says(
         assert (rank["one_calls"] > len(TRIALS)) == (architecture.name in ONE_CALL)
 
 
-@pytest.mark.parametrize("name", ["Llama", pytest.param("Gemma 2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["Llama", "Gemma 2"])
 def test_recorded_steps_of_two_ranks_say_what_one_says(
     name: str, two_ranks: LockstepRanks, tmp_path: Path
 ) -> None:
@@ -112,7 +109,6 @@ def test_an_architecture_without_a_plan_is_refused_by_name(
         assert architecture.config_class.removesuffix("Config") in rank["error"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SHARED_KEY_HEADS)
 def test_four_ranks_over_two_key_heads_say_what_one_says(
     name: str, four_ranks: LockstepRanks, tmp_path: Path
@@ -124,7 +120,6 @@ def test_four_ranks_over_two_key_heads_say_what_one_says(
     assert [rank["cache"] for rank in said] == [cache / 2] * 4
 
 
-@pytest.mark.slow
 def test_a_rank_never_holds_more_than_its_slice(two_ranks: LockstepRanks, tmp_path: Path) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4}
     [llama] = [each for each in SERVED if each.name == "Llama"]
