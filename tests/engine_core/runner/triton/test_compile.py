@@ -390,20 +390,19 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
             for interleaved, by_pair, wide in ((False, False, False), (True, True, True)):
                 form = RopeForm(width, interleaved, by_pair, wide)
                 turning = outputs, both, weights, angles, form, norm
-                yield "rotate", rotation_arguments(*turning)
                 yield "rotate", rotation_arguments(*turning, stored)
+                if norm is None:
+                    yield "rotate", rotation_arguments(*turning)
         own, form = [half(heads, dim) for heads in (4, 2)], RopeForm(width, True, False, True)
         norm = NormForm(1e-5, False, False, center=True)
-        yield "rotate", rotation_arguments(outputs, both, own, angles, form, norm)
+        yield "rotate", rotation_arguments(outputs, both, own, angles, form, norm, stored)
     for heads, rank, dim in ((128, 512, 64), (40, 256, 32)):
         angles = [half(1, 2, dim // 2) for _ in range(2)]
         parts = half(1, heads, 2, dim), half(1, 1, 2, dim), half(1, 2, rank), half(rank)
         rows = half(2, heads, rank + dim), half(2, 1, rank + dim)
         for form in (RopeForm(dim, True, True, False, True), RopeForm(dim, True, True, True)):
-            for kv_slots in (None, places):
-                norm = NormForm(1e-6, True, False)
-                made = latent_arguments(*rows, *parts, angles, form, norm, kv_slots)
-                yield "latent_rows", made
+            norm = NormForm(1e-6, True, False)
+            yield "latent_rows", latent_arguments(*rows, *parts, angles, form, norm, places)
     for experts, chosen in ((8, 2), (128, 8), (256, 8), (32, 4)):
         ids = torch.empty((2, chosen), dtype=torch.int64)
         weights_of = half(2, chosen)
