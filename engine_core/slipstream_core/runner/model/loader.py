@@ -29,12 +29,13 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
@@ -326,8 +327,10 @@ def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedCon
             "its configuration could not be read; give a model's folder or a hub id, of an "
             f"architecture that transformers supports ({brief(error)}){incomplete(source)}",
         ) from error
-    # With a padding id GPT-2 searches every batch for padding, which synchronises the device.
-    config.pad_token_id = None
+    # With a padding id GPT-2 searches every batch for padding, which synchronises the device. A few
+    # configurations take none but an integer.
+    with suppress(StrictDataclassFieldValidationError):
+        config.pad_token_id = None
     return config
 
 

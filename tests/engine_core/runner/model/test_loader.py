@@ -213,6 +213,12 @@ def test_no_eos_id(copy: Path) -> None:
     assert load_model(str(copy), device="cpu").eos_token_ids == ()
 
 
+def test_a_configuration_that_requires_a_padding_id(tmp_path: Path) -> None:
+    sizes = SETTINGS | {"cls_token_id": 1, "sep_token_id": 2}
+    name = save(tmp_path, transformers.ModernBertDecoderConfig(**sizes))
+    assert load_model(name, device="cpu").vocab_size == 97
+
+
 def test_max_model_len(tiny: str) -> None:
     assert load_model(tiny, device="cpu", max_model_len=50).max_model_len == 50
     said = problem(tiny, max_model_len=129)
