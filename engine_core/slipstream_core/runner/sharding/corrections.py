@@ -21,14 +21,13 @@ FUSED_HEADS, LEAD_ALONE = "fused_heads", "lead_alone"
 class Divides(Enum):
     """What has to be a multiple of the ranks for a correction."""
 
-    NOTHING = "slices may differ in height"
     HEADS = "query heads, and key heads unless ranks share them"
     ALL_HEADS = "query heads and key heads"
     WIDTH = "what a layer's hidden part is wide"
 
 
 class Correction(NamedTuple):
-    """styles: by the names of a layer's modules and parameters, or from `model.` on."""
+    """styles: by the names of a layer's modules and parameters."""
 
     divides: Divides
     styles: dict[str, str]
@@ -76,8 +75,6 @@ def _mlp(name: str) -> Correction:
     )
 
 
-_EMBEDDING = Correction(Divides.NOTHING, {"model.embed_tokens": "embedding_rowwise"})
-
 CORRECTIONS: dict[str, tuple[Correction, ...]] = {
     "cohere": (
         Correction(
@@ -89,7 +86,6 @@ CORRECTIONS: dict[str, tuple[Correction, ...]] = {
     "glm": (_FUSED_MLP,),
     "glm4": (_FUSED_MLP,),
     "gpt_oss": (
-        _EMBEDDING,
         Correction(_ATTENTION.divides, {**_ATTENTION.styles, "self_attn.sinks": "colwise"}),
         Correction(
             Divides.WIDTH,
@@ -104,7 +100,7 @@ CORRECTIONS: dict[str, tuple[Correction, ...]] = {
         ),
     ),
     "granitemoe": (_ATTENTION,),
-    "hunyuan_v1_dense": (_EMBEDDING, _ATTENTION, _mlp("mlp")),
+    "hunyuan_v1_dense": (_ATTENTION, _mlp("mlp")),
     "minimax_m2": (_NORMED_ATTENTION,),
     "olmo2": (_NORMED_ATTENTION,),
     "olmo3": (_NORMED_ATTENTION,),

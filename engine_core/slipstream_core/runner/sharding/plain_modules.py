@@ -51,8 +51,6 @@ def as_plain_modules(model: nn.Module, plan: ShardingPlan, rank: Rank) -> None:
         if plan.keeps_one_head(name):
             _keep_own_head(module, plan, rank)
         style = plan.styles.get(part_of(name))
-        if style is None and id(module) in heights:
-            style = "embedding_rowwise"  # tied to a head that is cut
         if style is None:
             continue
         module.__dict__.pop("forward", None)  # transformers' wrapper

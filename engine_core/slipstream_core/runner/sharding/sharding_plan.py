@@ -34,6 +34,7 @@ _OF_KEY_HEADS = re.compile(r"\.(k_proj|v_proj|k_norm)$")
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _LOADED_WHOLE = (FUSED_HEADS, LEAD_ALONE)
 _BY_HEADS = ("colwise", NORM_OF_HEADS)
+_GATHERED = ("colwise_gather_output", "colwise_rep")
 
 
 def part_of(name: str) -> str:
@@ -93,6 +94,7 @@ def plan_for(
     for each in CORRECTIONS.get(config.model_type, ()):
         if _applies(each, heads, key_heads, widths(config), rank.size):
             styles |= _styles_of(each, shell)
+    styles |= _embedding_of_a_cut_head(shell, styles)
     if not any(_cuts_heads(part, style) for part, style in styles.items()):
         return ShardingPlan(styles)  # every rank attends with all heads
     may_share = any(_KEYS.search(part) for part in styles) or FUSED_HEADS in styles.values()
@@ -115,8 +117,6 @@ def plan_for(
 def _applies(
     correction: Correction, heads: set[int], key_heads: set[int], wide: list[int], size: int
 ) -> bool:
-    if correction.divides is Divides.NOTHING:
-        return True
     if correction.divides is Divides.WIDTH:
         return all(width % size == 0 for width in wide)
     return _divide(heads, key_heads, size, may_share=correction.divides is Divides.HEADS)
@@ -125,11 +125,20 @@ def _applies(
 def _styles_of(correction: Correction, shell: Any) -> dict[str, str]:
     """The styles of a correction by full names, of parts that the model has."""
     parts = {part_of(name) for name, _ in (*shell.named_modules(), *shell.named_parameters())}
-    named = {
-        (part if part.startswith("model.") else f"model.layers.*.{part}"): style
-        for part, style in correction.styles.items()
-    }
+    named = {f"model.layers.*.{part}": style for part, style in correction.styles.items()}
     return {part: style for part, style in named.items() if part in parts}
+
+
+def _embedding_of_a_cut_head(shell: Any, styles: Mapping[str, str]) -> dict[str, str]:
+    """The style of an embedding that a plan leaves out though it cuts the head, which may be tied
+    to it.
+    """
+    names = {id(module): name for name, module in shell.named_modules()}
+    embedding = names.get(id(shell.get_input_embeddings()))
+    head = names.get(id(shell.get_output_embeddings()))
+    if embedding is None or embedding in styles or styles.get(str(head)) not in _GATHERED:
+        return {}
+    return {embedding: "embedding_rowwise"}
 
 
 def _cuts_heads(part: str, style: str) -> bool:

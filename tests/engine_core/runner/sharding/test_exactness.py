@@ -109,6 +109,17 @@ def test_an_architecture_without_a_plan_is_refused_by_name(
         assert architecture.config_class.removesuffix("Config") in rank["error"]
 
 
+def test_an_embedding_that_the_plan_leaves_out_is_tied_to_a_cut_head(
+    two_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    [neox] = [each for each in SERVED if each.name == "GPT-NeoX"]
+    tied = replace(neox, options=neox.options | {"tie_word_embeddings": True})
+    folder, expected, weights, _ = saved(tied, tmp_path)
+    said = two_ranks.serve(folder)
+    check(said, expected)
+    assert all(rank["weights"] < 0.55 * weights for rank in said)
+
+
 @pytest.mark.parametrize("name", SHARED_KEY_HEADS)
 def test_four_ranks_over_two_key_heads_say_what_one_says(
     name: str, four_ranks: LockstepRanks, tmp_path: Path

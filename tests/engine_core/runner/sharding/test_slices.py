@@ -53,6 +53,8 @@ def shell(styles: dict[str, str], model_type: str = "llama", **config: int) -> A
         parent.add_module(last, nn.Linear(2, 2, device="meta"))
     model.tp_plan = styles
     model.config = its
+    model.get_input_embeddings = lambda: getattr(model, "embed_in", None)
+    model.get_output_embeddings = lambda: getattr(model, "lm_head", None)
     return model
 
 
@@ -106,6 +108,19 @@ def test_fused_projections_share_no_key_head() -> None:
 def test_a_plan_that_leaves_attention_whole_asks_nothing_of_heads() -> None:
     styles = {"lm_head": "colwise_gather_output"}
     assert plan_for("it", shell(styles), layers(7, 7), Rank(0, 2)).styles == styles
+
+
+@pytest.mark.parametrize(
+    ("of_head", "of_embedding"),
+    [("colwise_gather_output", "embedding_rowwise"), ("replicate", None), (None, None)],
+)
+def test_an_embedding_beside_a_cut_head_is_cut(
+    of_head: str | None, of_embedding: str | None
+) -> None:
+    model = shell({**LLAMA, "lm_head": "", "embed_in": ""})
+    model.tp_plan = LLAMA if of_head is None else {**LLAMA, "lm_head": of_head}
+    plan = plan_for("it", model, layers(8, 4), Rank(0, 2))
+    assert plan.styles.get("embed_in") == of_embedding
 
 
 def test_a_model_without_a_plan_is_refused() -> None:
