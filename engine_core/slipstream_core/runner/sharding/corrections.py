@@ -1,4 +1,5 @@
-"""Corrections of transformers' plans, which leave attention or experts of some models whole.
+"""Corrections of transformers' plans, which leave attention or experts of some models whole, and
+cut what Gemma 3n needs whole.
 
 A correction is a set of styles for a model type, and what has to divide for it. Besides
 transformers' own styles there are these, whose parts transformers loads in another one:
@@ -21,6 +22,7 @@ FUSED_HEADS, LEAD_ALONE = "fused_heads", "lead_alone"
 class Divides(Enum):
     """What has to be a multiple of the ranks for a correction."""
 
+    NOTHING = "slices may differ in width"
     HEADS = "query heads, and key heads unless ranks share them"
     ALL_HEADS = "query heads and key heads"
     WIDTH = "what a layer's hidden part is wide"
@@ -83,6 +85,17 @@ CORRECTIONS: dict[str, tuple[Correction, ...]] = {
         ),
     ),
     "deepseek_v3": (_LATENT_ATTENTION,),
+    "gemma3n_text": (
+        Correction(
+            Divides.NOTHING,
+            {
+                # what is set to zero depends on a whole row of gates
+                "mlp.gate_proj": "colwise_gather_output",
+                "mlp.up_proj": "colwise_gather_output",
+                "mlp.down_proj": "rowwise_split_input",
+            },
+        ),
+    ),
     "glm": (_FUSED_MLP,),
     "glm4": (_FUSED_MLP,),
     "gpt_oss": (

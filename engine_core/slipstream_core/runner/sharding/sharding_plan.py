@@ -31,6 +31,7 @@ _MOST_RANKS = 64  # that a message proposes
 _QUERIES = re.compile(r"\.(q_proj|q_b_proj|qkv_proj|query_key_value)$")
 _KEYS = re.compile(r"\.(k_proj|v_proj)$")
 _OF_KEY_HEADS = re.compile(r"\.(k_proj|v_proj|k_norm)$")
+_LAYERS = ("model.layers.*", "model.language_model.layers.*")
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 _LOADED_WHOLE = (FUSED_HEADS, LEAD_ALONE)
 _BY_HEADS = ("colwise", NORM_OF_HEADS)
@@ -117,6 +118,8 @@ def plan_for(
 def _applies(
     correction: Correction, heads: set[int], key_heads: set[int], wide: list[int], size: int
 ) -> bool:
+    if correction.divides is Divides.NOTHING:
+        return True
     if correction.divides is Divides.WIDTH:
         return all(width % size == 0 for width in wide)
     return _divide(heads, key_heads, size, may_share=correction.divides is Divides.HEADS)
@@ -125,7 +128,9 @@ def _applies(
 def _styles_of(correction: Correction, shell: Any) -> dict[str, str]:
     """The styles of a correction by full names, of parts that the model has."""
     parts = {part_of(name) for name, _ in (*shell.named_modules(), *shell.named_parameters())}
-    named = {f"model.layers.*.{part}": style for part, style in correction.styles.items()}
+    named = {
+        f"{layers}.{part}": style for layers in _LAYERS for part, style in correction.styles.items()
+    }
     return {part: style for part, style in named.items() if part in parts}
 
 

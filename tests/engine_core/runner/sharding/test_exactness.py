@@ -109,6 +109,26 @@ def test_an_architecture_without_a_plan_is_refused_by_name(
         assert architecture.config_class.removesuffix("Config") in rank["error"]
 
 
+@pytest.mark.slow
+def test_sparse_gates_are_chosen_among_those_of_all_ranks(
+    two_ranks: LockstepRanks, tmp_path: Path
+) -> None:
+    """As Gemma 3n's, by their mean and variance."""
+    [gemma] = [each for each in SERVED if each.name == "Gemma 3"]
+    options = {
+        "intermediate_size": [128] * 4,
+        "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": tiny_models.VOCAB_SIZE,
+        "num_kv_shared_layers": 2,
+        "laurel_rank": 8,
+    }
+    gemma = replace(gemma, config_class="Gemma3nTextConfig", options=gemma.options | options)
+    folder, expected, _, _ = saved(gemma, tmp_path)
+    check(two_ranks.serve(folder), expected)
+
+
+@pytest.mark.slow
 def test_an_embedding_that_the_plan_leaves_out_is_tied_to_a_cut_head(
     two_ranks: LockstepRanks, tmp_path: Path
 ) -> None:

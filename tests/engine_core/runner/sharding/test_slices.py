@@ -226,6 +226,13 @@ def test_a_correction_whose_parts_do_not_divide_is_left_out() -> None:
     assert plan.styles["model.layers.*.self_attn.qkv_proj"] == "colwise_gather_output"
 
 
+def test_corrections_are_of_the_text_model_inside_another_one() -> None:
+    projection = "model.language_model.layers.*.self_attn.qkv_proj"
+    styles = {projection: "colwise_gather_output"}
+    plan = plan_for("it", shell(styles, "phi3"), layers(4, 2), Rank(0, 2))
+    assert plan.styles[projection] == "fused_heads"
+
+
 def test_a_style_that_has_no_plain_form_is_named() -> None:
     model = nn.Module()
     model.norm = nn.LayerNorm(4)
