@@ -331,6 +331,8 @@ def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedCon
     # configurations take none but an integer.
     with suppress(StrictDataclassFieldValidationError):
         config.pad_token_id = None
+    for each in (config, config.get_text_config()):
+        each.return_dict = True
     return config
 
 
@@ -380,6 +382,10 @@ def _geometry(
     cache_latents(shell)
     try:
         layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+    except NotImplementedError as error:  # of the meta device
+        raise refusal(
+            name, config, f"needs the values of its tensors to know their shapes ({brief(error)})"
+        ) from error
     except Exception as error:
         raise refusal(
             name, config, f"does not attend in a supported way ({brief(error)})"

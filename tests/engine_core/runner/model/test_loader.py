@@ -213,6 +213,11 @@ def test_no_eos_id(copy: Path) -> None:
     assert load_model(str(copy), device="cpu").eos_token_ids == ()
 
 
+def test_a_configuration_that_asks_for_tuples(copy: Path) -> None:
+    edit(copy, return_dict=False)
+    assert load_model(str(copy), device="cpu").vocab_size == 97
+
+
 def test_a_configuration_that_requires_a_padding_id(tmp_path: Path) -> None:
     sizes = SETTINGS | {"cls_token_id": 1, "sep_token_id": 2}
     name = save(tmp_path, transformers.ModernBertDecoderConfig(**sizes))
@@ -471,6 +476,12 @@ def test_longrope_within_its_short_range_only(tmp_path: Path) -> None:
     assert "set max_model_len to at most that" in problem(name)
     assert "beyond 64 tokens" in problem(name)
     assert load_model(name, device="cpu", max_model_len=64).max_model_len == 64
+
+
+def test_shapes_that_depend_on_values(tmp_path: Path) -> None:
+    sizes = {"num_local_experts": 2, "kv_channels": 8}
+    said = problem(save(tmp_path, transformers.JetMoeConfig(**SETTINGS | sizes)))
+    assert "JetMoeForCausalLM needs the values of its tensors to know their shapes" in said
 
 
 def test_attention_calls_that_do_not_match_the_layers(
