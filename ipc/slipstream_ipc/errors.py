@@ -8,13 +8,14 @@ BadRequest          a caller's request is invalid; names the field
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from slipstream_ipc.messages import Fault
 
 _MAX_CHARS = 300
 _MAX_SHOWN = 80
 _MAX_LISTED = 8  # names of fields in an error
+_BUILT_IN = (str, bytes, list, tuple, dict)  # what is quoted piece by piece
 
 
 def brief(text: str) -> str:
@@ -80,9 +81,48 @@ class MissingField(BadRequest):
 
 
 def shown(given: object) -> str:
-    """A value as errors quote it: at most 80 characters."""
+    """A value as errors quote it: at most 80 characters. What is not shown is not looked at."""
+    text = ""
     try:
-        text = repr(given)
+        for piece in _pieces(given):
+            text += piece
+            if len(text) > _MAX_SHOWN:
+                return text[: _MAX_SHOWN - 3] + "..."
     except RecursionError:
-        text = f"a deeply nested {type(given).__name__}"
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+        return f"a deeply nested {type(given).__name__}"
+    return text
+
+
+def _pieces(value: object) -> Iterator[str]:
+    """The repr of a value, piece by piece."""
+    if type(value) not in _BUILT_IN:
+        yield repr(value)
+        return
+    match value:
+        case str() | bytes():
+            yield repr(value[: _MAX_SHOWN + 1])
+        case list():
+            yield "["
+            yield from _joined(map(_pieces, value))
+            yield "]"
+        case tuple():
+            yield "("
+            yield from _joined(map(_pieces, value))
+            yield ",)" if len(value) == 1 else ")"
+        case dict():
+            yield "{"
+            yield from _joined(map(_pair, value.items()))
+            yield "}"
+
+
+def _pair(item: tuple[object, object]) -> Iterator[str]:
+    yield from _pieces(item[0])
+    yield ": "
+    yield from _pieces(item[1])
+
+
+def _joined(entries: Iterable[Iterator[str]]) -> Iterator[str]:
+    for index, entry in enumerate(entries):
+        if index:
+            yield ", "
+        yield from entry

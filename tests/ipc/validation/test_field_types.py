@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import UNSET, Meta, Struct
 
-from slipstream_ipc.errors import BadRequest, MissingField, UnknownField
+from slipstream_ipc.errors import BadRequest, MissingField, UnknownField, shown
 from slipstream_ipc.validation.field_types import field_error, values_of
 
 
@@ -94,12 +97,46 @@ def test_a_missing_field_says_what_it_would_hold() -> None:
     assert str(error) == "body.turns[0].role: missing, allowed: one of system, user"
 
 
-def test_what_nests_too_deeply_is_not_quoted() -> None:
+def test_of_what_nests_deeply_the_beginning_is_quoted() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
     error = BadRequest("x", deep, "less")
-    assert str(error) == "x: got a deeply nested list, allowed: less"
+    assert str(error) == f"x: got {'[' * 77}..., allowed: less"
+
+
+def test_what_nests_within_another_type_is_not_quoted() -> None:
+    deep: Any = None
+    for _ in range(100_000):
+        deep = deque([deep])
+    error = BadRequest("x", deep, "less")
+    assert str(error) == "x: got a deeply nested deque, allowed: less"
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(max_size=60) | st.binary(max_size=9) | st.floats(),
+        lambda some: st.lists(some) | st.lists(some).map(tuple) | st.dictionaries(st.text(), some),
+    )
+)
+def test_a_value_is_quoted_as_python_writes_it(value: Any) -> None:
+    text = repr(value)
+    assert shown(value) == (text if len(text) <= 80 else text[:77] + "...")
+
+
+def test_what_is_not_quoted_costs_nothing() -> None:
+    class Counted:
+        made = 0
+
+        def __repr__(self) -> str:
+            Counted.made += 1
+            return "it"
+
+    many = [Counted()] * 100_000
+    for value in (many, tuple(many), dict.fromkeys(range(100_000), many[0]), [many] * 1000):
+        assert shown(value).endswith("...")
+    assert Counted.made < 200
+    assert shown("a" * 10**6) == "'" + "a" * 76 + "..."
 
 
 def test_a_command_line_knows_no_none() -> None:

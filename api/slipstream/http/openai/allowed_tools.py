@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.http.api_errors import bad_field
+from slipstream_ipc.errors import shown
 
 Tools = tuple[dict[str, Any], ...]  # as in a chat's body
 
@@ -19,7 +20,7 @@ def tools_of_names(tools: Tools, names: Sequence[str | None], field: str) -> Too
     wanted = set(names)  # a body may have tens of thousands of both
     if not names or not known.issuperset(wanted):
         wrong = next((name for name in names if name not in known), None)
-        given = "none" if not names else repr(wrong)[:100]
+        given = "none" if not names else shown(wrong)
         raise bad_field(field, f"{field}: got {given}, allowed: functions that are in tools")
     return tuple(tool for tool in tools if name_of(tool) in wanted)
 

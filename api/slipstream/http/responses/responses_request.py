@@ -23,6 +23,7 @@ from slipstream.http.openai.request_bodies import (
     Unsupported,
 )
 from slipstream.http.responses.input_items import InputItem, turns_of
+from slipstream_ipc.errors import shown
 
 LOGPROBS = "message.output_text.logprobs"
 # what `include` may list: all but the first concern tools that this server does not run, or
@@ -199,8 +200,7 @@ def _tools_and_choice(
                 '"auto", "none", "required", {"type": "function", "name": …} or '
                 '{"type": "allowed_tools", "mode": …, "tools": […]}'
             )
-            wrong = repr(body.tool_choice)[:100]
-            what = f"tool_choice: got {wrong}, allowed: {allowed_choices}"
+            what = f"tool_choice: got {shown(body.tool_choice)}, allowed: {allowed_choices}"
             raise bad_field("tool_choice", what)
     return tools or None, choice
 
@@ -209,8 +209,7 @@ def _chat_tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     kind = tool.get("type")
     if kind != "function":
         field = f"tools[{index}].type"
-        given = repr(kind)[:100]
-        what = f"{field}: got {given}, allowed: function; this server runs no tools itself"
+        what = f"{field}: got {shown(kind)}, allowed: function; this server runs no tools itself"
         raise bad_field(field, what)
     if "function" in tool:  # as a chat has it
         return tool
@@ -229,7 +228,7 @@ def _allowed_tools(
             case {"type": "function", "name": str(name)}:
                 names.append(name)
             case _:
-                what = f"{field}: got {repr(each)[:100]}, allowed: functions that are in tools"
+                what = f"{field}: got {shown(each)}, allowed: functions that are in tools"
                 raise bad_field(field, what)
     return tools_of_names(tools, names, field)
 

@@ -27,6 +27,7 @@ from slipstream_ipc.messages import KeepOptions, KeptAnswer
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
 CLOCK = {"type": "function", "name": "clock"}
+ALLOWED_TOOLS = {"type": "allowed_tools", "mode": "auto"}
 SCHEMA = {"type": "json_schema", "name": "Weather", "strict": True, "schema": PARAMETERS}
 
 
@@ -407,6 +408,17 @@ def test_what_the_engine_finds_wrong_is_named_as_the_response_has_it() -> None:
     assert plan.param_names["structured_outputs"] == "text.format"
     assert plan.param_names["max_tokens"] == "max_output_tokens"
     assert plan.param_names["messages"] == "input"
+
+
+def test_of_a_wrong_choice_only_its_beginning_is_quoted() -> None:
+    """All of it was written, which took a third of a second."""
+    large = [[]] * 100_000
+    for fields in (
+        {"tool_choice": {"type": large}},
+        {"tools": [{"type": large}]},
+        {"tools": [WEATHER], "tool_choice": {**ALLOWED_TOOLS, "tools": [large]}},
+    ):
+        assert "..., allowed: " in refused(**fields).message
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
