@@ -45,6 +45,7 @@ from slipstream.http.openai.request_bodies import (
     TextContent,
     ThinkingContent,
 )
+from slipstream_ipc.messages import MAX_TOOL_CALLS
 
 _ASSISTANT, _SYSTEM, _TOOL = "assistant", "system", "tool"
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -126,6 +127,9 @@ def _turn(turn: Turn, field: str) -> Iterator[Message]:
                 parts.append(ThinkingContent(thinking))
             case RedactedThinkingBlock():
                 pass
+            case ToolUseBlock() if len(calls) == MAX_TOOL_CALLS:
+                what = f"{where}: got one call more, allowed: {MAX_TOOL_CALLS} in a turn"
+                raise bad_field(where, what)
             case ToolUseBlock(id=call_id, name=name, input=arguments):
                 calls.append(Call(CalledFunction(name, arguments), call_id, "function"))
             case ToolResultBlock():

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.request_bodies import Call, CalledFunction, Ignored, Message
+from slipstream_ipc.messages import MAX_TOOL_CALLS
 
 _ASSISTANT = "assistant"
 _ROLES = ("user", _ASSISTANT, "system", "developer")
@@ -122,17 +123,23 @@ def check_items(items: Iterable[InputItem]) -> None:
         _check_item(item, f"input[{index}]")
 
 
-def turns_of(items: Iterable[InputItem], instructions: str | None = None) -> list[Message]:
-    """The turns of a chat, the instructions first. Items of type item_reference are left out."""
+def turns_of(
+    items: Iterable[InputItem], instructions: str | None = None, num_before: int = 0
+) -> list[Message]:
+    """The turns of a chat, the instructions first. Items of type item_reference are left out.
+
+    num_before: how many of the items are of the responses before. Raises: ApiError.
+    """
     turns = _Turns()
     if instructions is not None:
         turns.add(Message(role="system", content=instructions))
-    for item in items:
+    for index, item in enumerate(items, -num_before):
         match item.kind:
             case "reasoning":
                 turns.add_reasoning(_text_of(item.content) or _text_of(item.summary))
             case "function_call":
-                turns.add_call(_call_of(item))
+                where = f"input[{index}]" if index >= 0 else "previous_response_id"
+                turns.add_call(_call_of(item), where)
             case "function_call_output":
                 turns.add(
                     Message(role="tool", content=_text_of(item.output), tool_call_id=item.call_id)
@@ -170,8 +177,11 @@ class _Turns:
             self._close()
         self._content = text
 
-    def add_call(self, call: Call) -> None:
-        """Add a call to the assistant's turn."""
+    def add_call(self, call: Call, where: str) -> None:
+        """Add a call to the assistant's turn. Raises ApiError, which names `where`."""
+        if len(self._calls) == MAX_TOOL_CALLS:
+            what = f"{where}: got one call more, allowed: {MAX_TOOL_CALLS} behind one another"
+            raise bad_field(where, what)
         self._calls.append(call)
 
     def whole(self) -> list[Message]:

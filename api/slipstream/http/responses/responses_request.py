@@ -22,7 +22,7 @@ from slipstream.http.openai.request_bodies import (
     SampledRequest,
     Unsupported,
 )
-from slipstream.http.responses.input_items import InputItem, turns_of
+from slipstream.http.responses.input_items import InputItem, input_items, turns_of
 from slipstream_ipc.errors import shown
 
 LOGPROBS = "message.output_text.logprobs"
@@ -161,8 +161,13 @@ def read_response_request(content: bytes, ignored: IgnoredFields | None = None) 
 
 
 def chat_of(body: ResponsesRequest, items: tuple[InputItem, ...]) -> ChatRequest:
-    """The chat whose answer is the response. items: all of its context. Raises: ApiError."""
-    turns = tuple(turns_of(items, body.instructions))
+    """The chat whose answer is the response. items: all of its context, the body's input last.
+
+    Raises: ApiError.
+    """
+    turns = tuple(
+        turns_of(items, body.instructions, len(items) - len(input_items(body.input or ())))
+    )
     if not turns:
         raise bad_field("input", "input: got none, allowed: text, or a list of one or more items")
     tools, choice = _tools_and_choice(body)

@@ -186,6 +186,8 @@ def message(role: str, *blocks: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": blocks}]}
 
 
+USER = {"role": "user", "content": "x"}
+TOOL_USE = {"type": "tool_use", "id": "a", "name": "f", "input": {}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
 
 
@@ -240,11 +242,15 @@ def test_what_was_found_is_text() -> None:
             "messages[0].content[0].content[0]: got 'image'",
         ),
         (
-            message("user", {"type": "tool_use", "id": "a", "name": "f", "input": {}}),
+            message("user", TOOL_USE),
             "only in turns of the assistant",
         ),
         (message("assistant", {"type": "tool_result", "tool_use_id": "a"}), "turns of the user"),
         (message("user", {"type": "video"}), "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "assistant", "content": [TOOL_USE] * 1025}, USER]},
+            "messages[0].content[1024]: got one call more",
+        ),
         ({"messages": []}, "messages: got none"),
         ({"max_tokens": None}, "max_tokens"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools of Anthropic's"),

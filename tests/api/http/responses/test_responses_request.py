@@ -27,6 +27,7 @@ from slipstream_ipc.messages import KeepOptions, KeptAnswer
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
 CLOCK = {"type": "function", "name": "clock"}
+CALL = {"type": "function_call", "call_id": "c", "name": "clock", "arguments": "{}"}
 ALLOWED_TOOLS = {"type": "allowed_tools", "mode": "auto"}
 SCHEMA = {"type": "json_schema", "name": "Weather", "strict": True, "schema": PARAMETERS}
 
@@ -391,6 +392,7 @@ def test_no_field_of_an_agents_body_is_unknown(name: str) -> None:
     [
         ({"max_output_tokens": 2**64}, "max_output_tokens"),
         ({"input": [{"role": "user", "content": "x"}] * 16385}, "input"),
+        ({"input": [{"role": "user", "content": "x"}, *[CALL] * 1025]}, "input[1025]"),
     ],
 )
 def test_a_responses_own_field_is_named(fields: dict[str, Any], field: str) -> None:
