@@ -237,12 +237,16 @@ class RawClient:
 
     def recall(self, stream_id: bytes, scope: bytes = b"", *, forget: bool = False) -> Recalled:
         """What the worker has kept; steps the stack until it answers."""
-        number = len(self.recalled)
-        recall = Recall(number, stream_id, scope, forget)
-        self._waiting.append(recall)
-        self._recalls[number] = recall
+        number = self.send_recall(stream_id, scope, forget=forget)
         self._stack.until(lambda: number in self.recalled)
         return self.recalled[number]
+
+    def send_recall(self, stream_id: bytes, scope: bytes = b"", *, forget: bool = False) -> int:
+        """Ask what the worker has kept; returns the number of the answer in `recalled`."""
+        number = len(self._recalls) + len(self.recalled)
+        self._waiting.append(Recall(number, stream_id, scope, forget))
+        self._recalls[number] = self._waiting[-1]
+        return number
 
     def abort(self, received: Received) -> None:
         received.is_aborted = True
@@ -407,6 +411,7 @@ class MiniStack:
         self._now_s = self._looked_s = time.monotonic()
         self._is_clock_held = False
         self._incarnation = 0
+        self._core_ended_s = self._worker_ended_s = 0.0
         self.core: Core | None = None
         self.worker: Worker | None = None
         self.start_core()
@@ -422,7 +427,11 @@ class MiniStack:
         return self._now_s
 
     def start_core(self) -> None:
-        config = CoreConfig(address=f"ipc://{self.directory}/core", **self._core_settings)  # type: ignore[arg-type]
+        config = CoreConfig(
+            address=f"ipc://{self.directory}/core",
+            predecessor_ended_s=self._core_ended_s,
+            **self._core_settings,  # type: ignore[arg-type]
+        )
         self.core = assemble_core(config, load_runner(config), self.context, self.poller)
 
     def start_worker(self) -> None:
@@ -439,6 +448,7 @@ class MiniStack:
             runtime_dir=str(self.directory),
             cache_dir=str(self.directory),
             incarnation=self._incarnation,
+            predecessor_ended_s=self._worker_ended_s,
             **given,  # type: ignore[arg-type]
         )
 
@@ -446,12 +456,14 @@ class MiniStack:
         """Drop the core, as kill -9 does: its state is lost and its address is free."""
         assert self.core is not None
         self.core.close()
+        self._core_ended_s = time.monotonic()
         self.core = None
 
     def kill_worker(self) -> None:
         """Drop the worker, as kill -9 does."""
         assert self.worker is not None
         self.worker.close()
+        self._worker_ended_s = time.monotonic()
         self.prompts = InstantPrompts(self._tokenizer, self._answer, self._reasoning)
         self.worker = None
 

@@ -83,6 +83,10 @@ class AnswerKeeper:
         """What they take."""
         return self._answers.num_bytes
 
+    def has(self, stream_id: bytes) -> bool:
+        """Whether this answer is kept."""
+        return stream_id in self._answers
+
     # ---- streams ---------------------------------------------------------------------------
 
     def why_full(self, keep: KeepOptions, *, was_accepted: bool) -> str:

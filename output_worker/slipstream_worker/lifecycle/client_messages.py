@@ -70,8 +70,8 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
-_MAX_RECALLS = 4096  # that wait until the core has sent what is kept
-_NOT_RESTORED = Fault("overloaded", "kept answers are being restored")
+_MAX_RECALLS = 4096  # that wait
+_NOT_RESTORED = Fault("overloaded", "streams and kept answers are being restored")
 _CONFLICT = Fault("conflict", "this stream id is used by another request", "stream_id")
 
 
@@ -210,11 +210,13 @@ class ClientMessages:
         self._queries.beat()
 
     def _answer_recalls(self) -> None:
-        keeper = self._lifecycle.keeper
-        while self._recalls and (keeper.is_complete or len(self._recalls) > _MAX_RECALLS):
+        for _ in range(len(self._recalls)):
             session, recall = self._recalls.popleft()
             fault = self._queries.why_refused(session.identity)
-            if not keeper.is_complete:
+            if self._lifecycle.is_coming_back(recall.stream_id):
+                if len(self._recalls) < _MAX_RECALLS:
+                    self._recalls.append((session, recall))
+                    continue
                 fault = _NOT_RESTORED
             found = Recalled(recall.number, fault=fault)
             if fault is None:

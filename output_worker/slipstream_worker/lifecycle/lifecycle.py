@@ -47,6 +47,7 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
+_RETURN_S = 5.0  # in which the clients of a dead worker have submitted again what is lost
 MAX_STRIKES = 3  # crashes of cores after which a stream fails; the last one ran it alone
 
 UInt32s = npt.NDArray[np.uint32]
@@ -85,6 +86,7 @@ class StreamLifecycle:
         self._min_interval = min_interval
         self._last_incarnation = -1  # incarnation of the core that sent the suspects counted last
         self._num_ended = 0  # ended streams that are kept
+        self._lost_until = 0.0  # lost streams may come back until then
         self.replaying: set[WorkerStream] = set()  # short of their replayed end
 
     # ---- a stream's stages ---------------------------------------------------------------
@@ -269,6 +271,21 @@ class StreamLifecycle:
             return "ended"
         self.abort(stream)
         return "running"
+
+    def await_lost_streams(self) -> None:
+        """Worker and core have died: their streams come back from their clients."""
+        self._lost_until = self._retention.now + _RETURN_S
+
+    def is_coming_back(self, stream_id: bytes) -> bool:
+        """Whether what can be said of this stream is outdated soon: the core has yet to send what
+        is kept, its client to submit it again, or its end waits for its prompt.
+        """
+        if not self.keeper.is_complete:
+            return True
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return self._retention.now < self._lost_until and not self.keeper.has(stream_id)
+        return stream.is_given_up and stream.stage is Stage.RENDERING
 
     def recall(self, stream_id: bytes, scope: bytes, *, forget: bool) -> KeptAnswer | None:
         """What is kept under this id and scope. forget: keep it no longer; a stream that still runs

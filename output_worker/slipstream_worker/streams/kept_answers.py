@@ -36,6 +36,9 @@ class KeptAnswers:
     def __len__(self) -> int:
         return len(self._scopes)
 
+    def __contains__(self, stream_id: bytes) -> bool:
+        return stream_id in self._scopes
+
     @property
     def num_bytes(self) -> int:
         """What they take."""

@@ -14,6 +14,7 @@ from slipstream_ipc.history.event_log import joined_events
 from slipstream_ipc.messages import (
     MAX_RECORD_BYTES,
     AnswerOptions,
+    Cancel,
     ChatMessage,
     KeepOptions,
     KeptAnswer,
@@ -307,6 +308,43 @@ def test_what_both_have_lost_is_unknown(stack: Any, client: Any, kept: Any) -> N
     it, _ = kept
     kill_and_replace(stack, "both")
     assert recall(client, it) is None
+
+
+def test_what_both_have_lost_is_found_once_its_client_has_brought_it_back(
+    make_stack: Any,
+) -> None:
+    """Another client asks first: there may be several fronts."""
+    stack = make_stack(SLOW, grace_s=GRACE_S)
+    client, other = stack.client(), stack.client()
+    it = ask(client, max_tokens=400)
+    stack.until(lambda: len(it.token_ids) > 2)
+    kill_and_replace(stack, "both")
+    client.is_reading = False
+    number = other.send_recall(it.stream_id, KEEP.scope)
+    stack.until(lambda: stack.worker._from_clients.has_waiting)
+    assert number not in other.recalled
+    client.is_reading = True
+    stack.until(lambda: number in other.recalled)
+    assert other.recalled[number].answer.keep == KEEP
+
+
+def test_what_is_cancelled_while_it_comes_back_has_ended(make_stack: Any) -> None:
+    stack = make_stack(SLOW, grace_s=GRACE_S)
+    client = stack.client()
+    it = ask(client, max_tokens=400)
+    stack.until(lambda: len(it.token_ids) > 2)
+    kill_and_replace(stack, "both")
+    stack.prompts.is_held = True
+    stack.until(lambda: stack.worker.streams.get(it.stream_id) is not None)
+    client.send(Cancel(0, (it.stream_id,)))
+    stack.until(lambda: stack.worker.streams.get(it.stream_id).is_given_up)
+    number = client.send_recall(it.stream_id, KEEP.scope)
+    stack.until(lambda: stack.worker._from_clients.has_waiting)
+    assert number not in client.recalled
+    stack.prompts.is_held = False
+    stack.until(lambda: number in client.recalled)
+    assert client.recalled[number].answer.end == it.end
+    assert it.end.reason == "abort"
 
 
 def answers_after_a_death(make: Any, what: str, num_steps: int) -> list[KeptAnswer | None]:
