@@ -6,8 +6,8 @@
   exit code. Later one that ends, for whatever reason, is started again after a pause, and clients
   move its streams meanwhile. A stack that uses up its restarts is left out; the fleet ends when
   these are the fronts or the last replica.
-- A stack whose supervisor is silent for `hang_timeout_s` counts as hung and is killed. Time in
-  which this process was stopped itself does not count.
+- A stack whose supervisor is silent for `hang_timeout_s`, before its first beat for FIRST_BEAT_S,
+  counts as hung and is killed. Time in which this process was stopped itself does not count.
 - So a replica whose supervisor gets a SIGTERM drains, ends and starts again.
 - A signal to end is passed on to all stacks, each of which drains as it would alone; so is a
   further one, which they take for the next stage. What has not ended then is killed.
@@ -55,6 +55,7 @@ from slipstream.stack.supervisor_events import (
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
 
+FIRST_BEAT_S = 60.0  # a supervisor imports for less than a second, on a busy machine for more
 _FAILED = 1  # exit code
 _END_S = 20.0  # after `drain_s`; a supervisor takes at most 14
 _logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ class FleetSupervisor:
         if self._kills_at is not None:
             moments.append(self._kills_at)
         now = time.monotonic()
-        if any(stack.last_beat_at is not None for stack in self._stacks):
+        if any(stack.silent_until is not None for stack in self._stacks):
             moments.append(now + BEAT_S)
         return max(0.0, min(moments) - now) if moments else None
 
@@ -141,22 +142,22 @@ class FleetSupervisor:
         was_stopped = now >= self._turned_at + SILENT_S  # and they perhaps, too
         self._turned_at = now
         for stack in self._stacks:
-            if stack.last_beat_at is None:
+            if stack.silent_until is None:
                 continue
-            timeout_s = stack.plan.config.hang_timeout_s
             if was_stopped:
-                stack.last_beat_at = now
-            elif now >= stack.last_beat_at + timeout_s:
-                stack.last_beat_at = None
-                stack.error = f"hung: no heartbeat for {timeout_s:g} s"
+                stack.silent_until = max(stack.silent_until, now + stack.timeout_s)
+            elif now >= stack.silent_until:
+                stack.silent_until = None
+                stack.error = f"hung: no heartbeat for {stack.timeout_s:g} s"
                 self._kill(stack)
 
     # ---- stacks --------------------------------------------------------------------------
 
     def _start(self, stack: _SupervisedStack) -> None:
         stack.due_at = None
-        stack.ready_at = stack.last_beat_at = None
+        stack.ready_at = None
         stack.started_at = time.monotonic()
+        stack.may_be_silent(stack.started_at, FIRST_BEAT_S)
         stack.error = stack.detail = ""
         cpus = stack.plan.cpus
         stack.process = subprocess.Popen(
@@ -205,7 +206,7 @@ class FleetSupervisor:
     def _on_event(self, stack: _SupervisedStack, event: StackEvent) -> None:
         match event:
             case SupervisorBeat():
-                stack.last_beat_at = time.monotonic()
+                stack.may_be_silent(time.monotonic())
             case StackReady():
                 self._on_ready(stack)
             case StackFailed(error=error):
@@ -250,7 +251,7 @@ class FleetSupervisor:
         served_s = 0.0 if stack.ready_at is None else now - stack.ready_at
         how = stack.error or (f"signal {-code}" if code < 0 else f"exit code {code}")
         pid, stack.process = stack.process.pid, None
-        stack.ready_at = stack.last_beat_at = None
+        stack.ready_at = stack.silent_until = None
         if stack.events is not None:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(stack.events)
@@ -334,12 +335,18 @@ class _SupervisedStack:
         self.events: LineReader | None = None
         self.started_at = 0.0
         self.ready_at: float | None = None
-        self.last_beat_at: float | None = None  # None: none has come, or it was killed for that
+        self.timeout_s = 0.0  # of the next beat
+        self.silent_until: float | None = None  # when it counts as hung; None: it does not run
         self.due_at: float | None = None  # when it is started again
         self.error = ""  # as it reported
         self.detail = ""  # of its core
         self.how_ended: str | None = None  # the last one
         self.ended_at = 0.0
+
+    def may_be_silent(self, now: float, at_least_s: float = 0.0) -> None:
+        """Wait for its next beat, for `hang_timeout_s` or longer."""
+        self.timeout_s = max(self.plan.config.hang_timeout_s, at_least_s)
+        self.silent_until = now + self.timeout_s
 
     @property
     def is_wanted(self) -> bool:

@@ -56,7 +56,7 @@ def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) 
     silent, heard, *_ = fleet._stacks
     fleet._check_beats(100.0)
     for stack in (silent, heard):
-        stack.last_beat_at = 100.0
+        stack.may_be_silent(100.0)
         stack.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert silent.process is not None
     assert heard.process is not None
@@ -65,7 +65,7 @@ def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) 
         for at in range(10):
             fleet._check_beats(200.0 + at)
             assert silent.process.poll() is heard.process.poll() is None
-            heard.last_beat_at = 200.0 + at
+            heard.may_be_silent(200.0 + at)
         fleet._check_beats(210.0)
         assert silent.process.wait() == -signal.SIGKILL
         assert silent.error == "hung: no heartbeat for 10 s"
@@ -75,6 +75,26 @@ def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) 
             assert stack.process is not None
             stack.process.kill()
             stack.process.wait()
+
+
+def test_one_that_hangs_before_its_first_beat_is_ended(plan: FleetPlan) -> None:
+    fleet = FleetSupervisor(plan, lambda _: None)
+    stack, *_ = fleet._stacks
+    fleet._start(stack)
+    process = stack.process
+    assert process is not None
+    try:
+        process.send_signal(signal.SIGSTOP)
+        at = stack.started_at
+        while stack.error == "":
+            assert at < stack.started_at + 100.0
+            fleet._check_beats(at := at + 1.0)
+        assert at >= stack.started_at + 60.0, "it imports, perhaps on a busy machine"
+        assert process.wait() == -signal.SIGKILL
+        assert stack.error == "hung: no heartbeat for 60 s"
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -791,18 +792,25 @@ def test_what_a_killed_stack_left_is_cleared_away(start):
     assert list(second.folder.iterdir()) == []  # the folder was there before it
 
 
-def test_the_death_of_whoever_started_it_ends_it(tmp_path):
-    """A fork that holds the other end of the supervisor's standard input does not keep it."""
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_the_death_of_whoever_started_it_ends_it(tmp_path, is_stopped):
+    """A fork that holds the other end of the supervisor's standard input does not keep it, and
+    neither does a SIGSTOP.
+    """
     parent = subprocess.Popen(
         [sys.executable, "-c", ORPHANING, sys.executable, str(tmp_path / "orphan"), PREFACE + GOOD],
         stdout=subprocess.PIPE,
     )
     with parent:
         supervisor, holder = (int(word) for word in parent.stdout.readline().split())
+        if is_stopped:
+            os.kill(supervisor, signal.SIGSTOP)
         parent.kill()
     try:
         wait_for_end_of(supervisor)
     finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGKILL)
         os.kill(holder, signal.SIGKILL)
     assert not (tmp_path / "orphan").exists()
 

@@ -1,4 +1,6 @@
-"""The parent-death signal of a child that is executed, set before its first line of Python runs."""
+"""The parent-death signal: of a child that is executed, set before its first line of Python runs,
+and of one that ends by itself.
+"""
 
 from __future__ import annotations
 
@@ -22,3 +24,10 @@ def die_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return in_the_child
+
+
+def go_on_after_parent() -> None:
+    """Have the kernel continue this process, where it is stopped, when the thread that started it
+    ends: it cannot notice its parent's death otherwise.
+    """
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
