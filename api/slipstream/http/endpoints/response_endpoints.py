@@ -157,10 +157,16 @@ class ResponseEndpoints:
         if rest:
             raise _no_such_path(request)
 
-        def deleted(_: KeptResponse) -> None:
+        def deleted(_: dict[str, KeptResponse]) -> None:
             exchange.respond(json_response(200, DeletedResponse(response_id)))
 
-        self._with_kept(response_id, request, exchange, deleted, forget=True)
+        def found(_: KeptResponse) -> None:
+            stream_id = stream_id_of(response_id)
+            assert stream_id is not None
+            self._recall((stream_id,), request, exchange, deleted, forget=True)
+
+        # looked for first: a worker that dies behind its deletion leaves another to find nothing
+        self._with_kept(response_id, request, exchange, found)
 
     def cancel(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/responses/ID/cancel. Raises: ApiError."""
@@ -287,8 +293,6 @@ class ResponseEndpoints:
         request: HttpRequest,
         exchange: Exchange,
         then: Callable[[KeptResponse], None],
-        *,
-        forget: bool = False,
     ) -> None:
         """Call `then` with a response that is kept, or answer 404. Raises: ApiError."""
         served_models(self._io)
@@ -301,7 +305,7 @@ class ResponseEndpoints:
                 raise unknown_response(response_id)
             then(kept[stream_id])
 
-        self._recall((stream_id,), request, exchange, found, forget=forget)
+        self._recall((stream_id,), request, exchange, found)
 
     def _recall(
         self,

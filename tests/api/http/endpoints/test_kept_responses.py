@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
+from tests.helpers.fake_worker import FakeWorker
 from tests.helpers.http_front import Front, Raw
 from tests.helpers.patience import Patience
 from tests.helpers.played_responses import (
@@ -30,6 +31,9 @@ from tests.helpers.response_events import response_events, with_joined_deltas
 
 from slipstream import Stack
 from slipstream.http.config import Limits
+from slipstream.http.responses.response_object import ResponseObject
+from slipstream.http.responses.response_record import ResponseRecord
+from slipstream_ipc.messages import End, KeepOptions, KeptAnswer, Recall, Recalled
 
 KEYS = ("first-key-of-the-test", "second-key-of-the-test")
 TOOLS: dict[str, Any] = {"model": "played", "tools": [WEATHER], "max_output_tokens": 400}
@@ -326,6 +330,34 @@ def test_what_a_key_has_asked_for_is_unknown_to_others(stack: Stack, path: str) 
             assert raw.read().status == expected
             raw.post(path, {**body, "stream": True}, key_line(number), ACCEPT, last)
             assert raw.read().status == (409 if expected == 404 else 200)
+
+
+def test_a_worker_that_dies_behind_a_deletion_leaves_it_done(tmp_path: Path) -> None:
+    """Another one finds nothing to delete, and the client is told that it is deleted."""
+    response = ResponseObject(id=UNKNOWN, created_at=1, model="fake")
+    record = ResponseRecord(response, ()).packed()
+    assert record is not None
+    kept = [KeptAnswer(KeepOptions(record), 3, End("stop", 1), "x")]
+
+    def script(worker: FakeWorker, body: Recall) -> None:
+        found = kept[0] if kept else None
+        if body.forget and kept:
+            kept.clear()
+            worker.interrupt()
+        else:
+            worker.post(Recalled(body.number, found))
+
+    worker = FakeWorker(f"ipc://{tmp_path}/w", script)
+    front = Front(worker.address)
+    try:
+        with Raw(front.port) as raw:
+            raw.send(f"DELETE {PATH}/{UNKNOWN} HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = raw.read()
+            assert (answer.status, answer.json["deleted"]) == (200, True)
+            assert raw.get(f"{PATH}/{UNKNOWN}").status == 404
+    finally:
+        front.stop()
+        worker.stop()
 
 
 def test_a_response_that_is_not_to_be_stored_is_not(client: OpenAI) -> None:
