@@ -144,7 +144,6 @@ def assemble_core(
         info.default_sampling,
         config.max_logprobs,
         fingerprint=fingerprint_of(config, info),
-        keeps_answers=config.response_store_mib > 0,
     )
     grammars = GrammarBitmasks(tokens, info.vocab_size)
     compiler = GrammarCompiler(

@@ -81,6 +81,7 @@ from slipstream_ipc.messages.fields import (
     MAX_CANCELLED,
     MAX_CHAT_TURNS,
     MAX_IDENTITY_BYTES,
+    MAX_KEPT_BYTES,
     MAX_LABEL_CHARS,
     MAX_OTHERS,
     MAX_OUTPUT_WORKERS,
@@ -104,7 +105,6 @@ from slipstream_ipc.messages.handshake import (
 )
 from slipstream_ipc.messages.kept import (
     KEPT_ENTRY_BYTES,
-    MAX_KEPT_BYTES,
     MAX_RECORD_BYTES,
     KeepOptions,
     KeptAnswer,

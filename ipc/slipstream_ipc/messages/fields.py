@@ -15,6 +15,7 @@ MAX_OTHERS = 127  # further answers that a Submit requests
 MAX_TRACE_STATE_CHARS = 512
 MAX_CANCELLED = 4096  # streams per Cancel
 MAX_LOCATED = 4096  # streams per Locate
+MAX_KEPT_BYTES = 2**22  # a kept answer with its record; its encoding may take twice as much
 MAX_OUTPUT_WORKERS = 64  # of a stack
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers

@@ -11,7 +11,6 @@ from slipstream_ipc.messages.fields import U32, Identity
 from slipstream_ipc.messages.shared import End
 
 MAX_RECORD_BYTES = 2**20
-MAX_KEPT_BYTES = 2**22  # an answer with its record, encoded
 KEPT_ENTRY_BYTES = 512  # what a kept answer takes in memory beside its bytes, a generous estimate
 
 

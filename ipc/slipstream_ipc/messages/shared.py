@@ -7,6 +7,7 @@ from typing import Annotated, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages.fields import (
+    MAX_KEPT_BYTES,
     MAX_TRACE_STATE_CHARS,
     U32,
     U64,
@@ -105,4 +106,6 @@ class ModelCard(Struct, array_like=True, frozen=True):
     answer_format: Label = ""  # how reasoning and tool calls are written; empty: unknown
     # of weights, dtype, tokenizer and template: a stream moves among equal ones; empty: unknown
     fingerprint: Identity = b""
-    keeps_answers: bool = True  # whether answers may be kept after their streams (`KeepOptions`)
+    # of a kept answer (`KeepOptions`): its record, its text in UTF-8 and KEPT_ENTRY_BYTES; one that
+    # takes more is not kept. 0: none is
+    max_kept_bytes: U32 = MAX_KEPT_BYTES

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from slipstream_ipc.history.text_log import START
 from slipstream_ipc.messages import (
+    KEPT_ENTRY_BYTES,
     AnswerEvent,
     DropKept,
     EventKind,
@@ -72,6 +73,11 @@ class AnswerKeeper:
         self._ended: deque[WorkerStream] = deque()  # of those, oldest first
         self._making: dict[WorkerStream, StreamOutput] = {}  # of these, as far as they are made
         self.is_complete = False  # whether the core has sent all that an earlier worker has kept
+
+    @property
+    def max_answer_bytes(self) -> int:
+        """What an answer may take: see `ModelCard`."""
+        return self._answers.max_answer_bytes
 
     @property
     def num_answers(self) -> int:
@@ -215,6 +221,9 @@ class AnswerKeeper:
             answer = _with_text(answer, output)
         except Exception:
             logger.exception("an answer is kept without its text", extra=of_requests(stream.label))
+        if _num_bytes(answer) > self.max_answer_bytes:
+            self.cancel(stream)
+            return
         self._settle(stream)
         self._put(stream.stream_id, keep.scope, _encoder.encode(answer))
 
@@ -252,3 +261,9 @@ def _with_text(answer: KeptAnswer, output: StreamOutput) -> KeptAnswer:
         kind, call = EventKind(found & 0xFF), found >> 8
         events = (AnswerEvent(kind, text, call, num_tokens=log.num_tokens),)
     return replace(answer, events=events)
+
+
+def _num_bytes(answer: KeptAnswer) -> int:
+    """What an answer takes, as its reader can tell as well."""
+    texts = (answer.text, *[event.text for event in answer.events])
+    return KEPT_ENTRY_BYTES + len(answer.keep.record) + sum(len(text.encode()) for text in texts)

@@ -174,6 +174,7 @@ class CoreMessages:
             path=self._tokenizer,
             eos_token_ids=tuple(dict.fromkeys((*welcome.model.eos_token_ids, *stops))),
             answer_format=self._answer_format,
+            max_kept_bytes=self._lifecycle.keeper.max_answer_bytes,
         )
         if self._spans is not None:
             self._spans.model = self.card.name

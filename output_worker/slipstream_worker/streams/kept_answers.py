@@ -24,7 +24,7 @@ class KeptAnswers:
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: of all answers together; 0 keeps none."""
         self._max_bytes = max_bytes
-        self._max_answer_bytes = min(max_bytes // 4, MAX_KEPT_BYTES)
+        self.max_answer_bytes = min(max_bytes // 4, MAX_KEPT_BYTES)  # see `ModelCard`
         self._scopes: dict[bytes, bytes] = {}  # by stream id
         self._answers: dict[bytes, dict[bytes, bytes]] = {}  # by scope and id, used last at the end
         self._sizes: Counter[bytes] = Counter()  # by scope, in bytes
@@ -55,7 +55,7 @@ class KeptAnswers:
         """
         num_bytes = len(answer) + KEPT_ENTRY_BYTES
         self.remove(stream_id)
-        if num_bytes > self._max_answer_bytes:
+        if num_bytes > 2 * self.max_answer_bytes:  # as it is encoded
             return [stream_id]
         dropped = []
         while self._num_bytes + num_bytes > self._max_bytes or len(self) >= MAX_ANSWERS:

@@ -15,7 +15,7 @@ SCOPES = (b"", b"a", b"b")
 
 IDS = st.integers(0, 15).map(lambda number: bytes([number]) * 16)
 OPERATIONS = st.one_of(
-    st.tuples(st.just("put"), IDS, st.sampled_from(SCOPES), st.integers(0, 5 * KEPT_ENTRY_BYTES)),
+    st.tuples(st.just("put"), IDS, st.sampled_from(SCOPES), st.integers(0, 9 * KEPT_ENTRY_BYTES)),
     st.tuples(st.just("get"), IDS, st.sampled_from(SCOPES), st.just(0)),
     st.tuples(st.just("remove"), IDS, st.just(b""), st.just(0)),
 )
@@ -37,7 +37,7 @@ class Model:
     def put(self, stream_id: bytes, scope: bytes, answer: bytes) -> list[bytes]:
         self.remove(stream_id)
         size = len(answer) + KEPT_ENTRY_BYTES
-        if size > MAX_BYTES // 4:
+        if size > 2 * (MAX_BYTES // 4):
             return [stream_id]
         dropped = []
         while self.size() + size > MAX_BYTES:
@@ -118,14 +118,15 @@ def test_what_the_core_lacks_is_sent_again_if_it_is_still_kept() -> None:
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("max_bytes", [0, KEPT_ENTRY_BYTES, 4 * KEPT_ENTRY_BYTES - 1])
+@pytest.mark.parametrize("max_bytes", [0, KEPT_ENTRY_BYTES, 2 * KEPT_ENTRY_BYTES - 1])
 def test_a_store_without_room_keeps_nothing(max_bytes: int) -> None:
     assert KeptAnswers(max_bytes).put(bytes(16), b"", b"") == [bytes(16)]
 
 
 def test_an_answer_has_a_size_of_its_own() -> None:
     store = KeptAnswers(64 * MAX_KEPT_BYTES)
-    most = MAX_KEPT_BYTES - KEPT_ENTRY_BYTES
+    assert store.max_answer_bytes == MAX_KEPT_BYTES
+    most = 2 * MAX_KEPT_BYTES - KEPT_ENTRY_BYTES
     assert store.put(bytes(16), b"", bytes(most)) == []
     assert store.put(bytes(16), b"", bytes(most + 1)) == [bytes(16)]
     assert len(store) == 0

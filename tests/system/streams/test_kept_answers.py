@@ -12,6 +12,7 @@ from tests.helpers.mini_stack import MODEL, MiniStack, RawClient, Received
 
 from slipstream_ipc.history.event_log import joined_events
 from slipstream_ipc.messages import (
+    KEPT_ENTRY_BYTES,
     MAX_RECORD_BYTES,
     AnswerOptions,
     Cancel,
@@ -255,7 +256,7 @@ def test_without_a_store_nothing_is_kept(make_stack: Any) -> None:
     it = ask(client)
     stack.until(lambda: it.accepted)
     assert client.welcome is not None
-    assert client.welcome.model.keeps_answers is False
+    assert client.welcome.model.max_kept_bytes == 0
     assert recall(client, it) == KeptAnswer(KEEP, it.prompt_len)
     stack.until(lambda: it.is_over)
     assert recall(client, it) is None
@@ -280,6 +281,20 @@ def test_the_answer_used_longest_ago_makes_room(make_stack: Any) -> None:
     assert recall(client, too_large, b"large") is None
     stack.until(lambda: core_holds(stack, 5))
     pass_grace(stack)
+
+
+def test_the_largest_answer_that_is_kept_is_on_the_models_card(make_stack: Any) -> None:
+    stack = make_stack(MODEL, grace_s=GRACE_S, response_store_mib=0.0625)
+    client = stack.client()
+    room = 2**14 - KEPT_ENTRY_BYTES
+    most = ask(client, keep=KeepOptions(bytes(room - 1000), b"one"), max_tokens=10)
+    more = ask(client, keep=KeepOptions(bytes(room), b"two"), max_tokens=10)
+    stack.until(lambda: most.is_over and more.is_over)
+    assert client.welcome.model.max_kept_bytes == 2**14
+    assert most.text
+    assert more.text
+    assert recall(client, most, b"one") is not None
+    assert recall(client, more, b"two") is None
 
 
 # ---- over deaths -------------------------------------------------------------------------------

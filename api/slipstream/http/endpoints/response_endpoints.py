@@ -27,7 +27,7 @@ from slipstream.http.answers.event_ids import AnswerId, StreamCursor, parse_even
 from slipstream.http.answers.live_answer import AnswerContext
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.auth import ApiKeys
-from slipstream.http.blocks.block_printer import NOTHING, BlockWriter
+from slipstream.http.blocks.block_printer import NOTHING, BlockShape, BlockWriter
 from slipstream.http.endpoints.chat import prompt_query
 from slipstream.http.endpoints.response_plan import (
     KIND,
@@ -58,7 +58,7 @@ from slipstream.http.responses.response_printer import (
     ResponsePrinter,
     response_shape,
 )
-from slipstream.http.responses.response_record import KeptResponse, shown_item
+from slipstream.http.responses.response_record import KeptResponse, max_text_bytes, shown_item
 from slipstream.http.responses.responses_request import (
     ResponsesRequest,
     chat_of,
@@ -199,10 +199,13 @@ class ResponseEndpoints:
         def found(kept: dict[str, KeptResponse]) -> None:
             resumed = plan
             if stream_id in kept:
-                response = kept[stream_id].record.response
-                shape, created = response_shape(response), response.created_at
-                is_background = kept[stream_id].is_background
-                resumed = replace(plan, shape=shape, created=created, is_background=is_background)
+                known = kept[stream_id]
+                resumed = replace(
+                    plan,
+                    shape=self._shape(known),
+                    created=known.record.response.created_at,
+                    is_background=known.is_background,
+                )
             self._start(resumed, request, exchange)
 
         self._recall((stream_id,), request, exchange, found)
@@ -247,15 +250,15 @@ class ResponseEndpoints:
             plan, response = new_response(body, model, **options)
             self._start(plan, request, exchange, partial(start_in_background, response))
             return
-        shape = response_shape(echo_of(body, model))
+        new: AnswerPlan | None = None
 
         def new_plan() -> AnswerPlan:
-            nonlocal shape
-            plan, response = new_response(body, model, **options, before=before)
-            shape = response_shape(response)
-            return plan
+            nonlocal new
+            new, _ = new_response(body, model, **options, before=before)
+            return new
 
         plan = plan_or_resume(request, KIND, model, new_plan)
+        shape = response_shape(echo_of(body, model)) if new is None else new.shape
         plan = replace(plan, shape=shape, is_background=bool(body.background))
         self._start(plan, request, exchange)
 
@@ -275,7 +278,7 @@ class ResponseEndpoints:
             model=response.model,
             created=response.created_at,
             states=[StreamState(new_resume(stream_id, 0, 0, 0), wants_whole=False)],
-            shape=response_shape(response),
+            shape=self._shape(kept),
             is_stream=True,
             with_usage=False,
             with_usage_so_far=False,
@@ -286,6 +289,13 @@ class ResponseEndpoints:
             is_background=kept.is_background,
         )
         self._start(plan, request, exchange)
+
+    def _shape(self, kept: KeptResponse) -> BlockShape:
+        response, most_text = kept.record.response, None
+        if not kept.is_over:
+            model = served_model(self._io, response.model)
+            most_text = max_text_bytes(kept.record_bytes, model)
+        return response_shape(response, most_text)
 
     def _with_kept(
         self,

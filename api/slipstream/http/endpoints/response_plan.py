@@ -21,7 +21,11 @@ from slipstream.http.responses.response_object import (
     ResponseObject,
 )
 from slipstream.http.responses.response_printer import ID_PREFIX, response_shape
-from slipstream.http.responses.response_record import KeptResponse, ResponseRecord
+from slipstream.http.responses.response_record import (
+    KeptResponse,
+    ResponseRecord,
+    max_text_bytes,
+)
 from slipstream.http.responses.responses_request import (
     CALLER_NAMES,
     ResponsesRequest,
@@ -95,13 +99,12 @@ def new_response(
     if before is not None:
         answer_id, created = AnswerId(KIND, before.answer.first), before.created
     response = structs.replace(echo_of(body, model), id=str(answer_id), created_at=created)
-    record = None
-    if response.store and model.keeps_answers:
-        record = ResponseRecord(response, items).packed()
-    if record is None:
+    record = ResponseRecord(response, items).packed() if response.store else None
+    most_text = -1 if record is None else max_text_bytes(len(record), model)
+    if record is None or most_text < 0:
         if body.background:
             why = "store is false, or it is too large"
-            if not model.keeps_answers:
+            if not model.max_kept_bytes:
                 why = "the server has no room for any (--response-store-mib 0)"
             what = "background: allowed only for a response that is stored, and this one is not"
             raise bad_field("background", f"{what}: {why}")
@@ -115,7 +118,7 @@ def new_response(
         plan,
         id=answer_id,
         created=created,
-        shape=response_shape(response),
+        shape=response_shape(response, most_text),
         is_background=bool(body.background),
     )
     return plan, response

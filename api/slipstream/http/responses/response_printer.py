@@ -46,12 +46,15 @@ _NUMBER = 7_305_114_263  # where the number goes
 
 
 class ResponsePrinter:
-    """See `BlockPrinter`. response: as it is at the beginning."""
+    """See `BlockPrinter`. response: as it is at the beginning. max_text_bytes: of the answer in
+    UTF-8; one that has more is not kept, and its response says so. None: it is known to be kept.
+    """
 
     has_numbers = True
 
-    def __init__(self, response: ResponseObject) -> None:
+    def __init__(self, response: ResponseObject, max_text_bytes: int | None = None) -> None:
         self._response = response
+        self._max_text_bytes = max_text_bytes
         self._key = response.id.removeprefix(ID_PREFIX)
         self._call_ids: dict[str, int] = {}  # the block that each belongs to
 
@@ -129,12 +132,19 @@ class ResponsePrinter:
                 status, details = "incomplete", IncompleteDetails("content_filter")
         return replace(
             self._response,
+            store=self._response.store and self._has_room(blocks),
             status=status,
             error=error,
             incomplete_details=details,
             output=[self._item(block, _status(block)) for block in blocks],
             usage=_usage_of(usage),
         )
+
+    def _has_room(self, blocks: Sequence[Block]) -> bool:
+        if self._max_text_bytes is None:
+            return True
+        num_bytes = sum(len(f"{block.name}{block.text}".encode()) for block in blocks)
+        return num_bytes <= self._max_text_bytes
 
     def _item_id(self, block: Block) -> str:
         return f"{_ITEM_PREFIXES[block.kind]}{self._key}{block.index:04x}"
@@ -163,14 +173,14 @@ class ResponsePrinter:
                 return OutputMessage(item_id, status, parts)
 
 
-def response_shape(response: ResponseObject) -> BlockShape:
+def response_shape(response: ResponseObject, max_text_bytes: int | None = None) -> BlockShape:
     """The shape of a response. response: as it is at the beginning, but for its id, its model and
-    when it was created.
+    when it was created. max_text_bytes: see `ResponsePrinter`.
     """
 
     def new_printer(head: AnswerHead) -> ResponsePrinter:
         begun = replace(response, id=head.id, model=head.model, created_at=head.created)
-        return ResponsePrinter(begun)
+        return ResponsePrinter(begun, max_text_bytes)
 
     return BlockShape(new_printer)
 

@@ -18,7 +18,15 @@ from slipstream.http.openai.response_bodies import (
 from slipstream.http.responses.input_items import InputItem
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import ResponsePrinter
-from slipstream_ipc.messages import MAX_RECORD_BYTES, AnswerEvent, End, EventKind, KeptAnswer
+from slipstream_ipc.messages import (
+    KEPT_ENTRY_BYTES,
+    MAX_RECORD_BYTES,
+    AnswerEvent,
+    End,
+    EventKind,
+    KeptAnswer,
+    ModelCard,
+)
 
 _ITEM_PREFIXES = {
     "message": "msg_",
@@ -58,12 +66,18 @@ class ResponseRecord(Struct, frozen=True):
 _decoder = msgspec.msgpack.Decoder(ResponseRecord)
 
 
+def max_text_bytes(record_bytes: int, model: ModelCard) -> int:
+    """How large an answer may be that is kept with such a record; less than 0: none is."""
+    return model.max_kept_bytes - KEPT_ENTRY_BYTES - record_bytes
+
+
 class KeptResponse:
     """A kept answer, with its record. response: as it is now."""
 
     def __init__(self, answer: KeptAnswer) -> None:
         """Raises: msgspec.MsgspecError if the record is another version's."""
         self.record = _decoder.decode(answer.keep.record)
+        self.record_bytes = len(answer.keep.record)
         self.is_background = answer.keep.is_background
         self.end = answer.end
         self.num_prompt_tokens = answer.num_prompt_tokens

@@ -51,6 +51,21 @@ def printed(
     return found + answer.finish(end, USAGE)
 
 
+def test_a_response_that_has_become_too_large_to_be_kept_says_so() -> None:
+    """Its last event does; its first ones could not know."""
+    events = (
+        AnswerEvent(CONTENT, "é"),
+        AnswerEvent(BEGINS, "f", 0, "call_1"),
+        AnswerEvent(ARGUMENTS, "{}", 0),
+        AnswerEvent(ENDS, "", 0),
+    )
+    for most, is_kept in ((5, True), (4, False)):
+        answer = BlockWriter(ResponsePrinter(RESPONSE, most))
+        found = answer.begin(USAGE) + answer.write(events) + answer.finish(END, USAGE)
+        stored = [each["response"]["store"] for each in map(data_of, found) if "response" in each]
+        assert stored == [True, True, is_kept]
+
+
 def data_of(event: NumberedEvent) -> dict[str, Any]:
     """The data of an event, checked against its name and number."""
     [(_, found)] = response_events(event.data)

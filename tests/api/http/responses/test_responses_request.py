@@ -228,7 +228,7 @@ def test_log_probabilities_are_bounded() -> None:
 
 
 def test_a_server_that_keeps_no_answers_says_so() -> None:
-    card = replace(MODEL, keeps_answers=False)
+    card = replace(MODEL, max_kept_bytes=0)
     plan, response = new_response(read_response_request(b'{"input": "x", "store": true}'), card)
     assert response.store is False
     assert plan.states[0].request.keep is None
@@ -236,6 +236,14 @@ def test_a_server_that_keeps_no_answers_says_so() -> None:
     with pytest.raises(ApiError, match="has no room for any") as refusal:
         new_response(body, card)
     assert refusal.value.body.error.param == "background"
+
+
+def test_a_request_without_room_in_the_store_says_so() -> None:
+    body = read_response_request(json.dumps({"input": "x" * 2000}).encode())
+    for most, is_kept in ((2**12, True), (2**11, False)):
+        plan, response = new_response(body, replace(MODEL, max_kept_bytes=most))
+        assert response.store is is_kept
+        assert (plan.states[0].request.keep is not None) == is_kept
 
 
 def test_unknown_fields_are_ignored_and_named() -> None:
