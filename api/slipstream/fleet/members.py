@@ -3,7 +3,8 @@ a server's word.
 
 A source is asked for the addresses regularly. It never blocks: a name is resolved in a thread, one
 at a time, and Ray is asked by another process. Where a source fails it keeps to what it said
-before, so that a fault of the list is no fault of the fleet.
+before, so that a fault of the list is no fault of the fleet. A fault is logged once, however often
+it comes again.
 """
 
 from __future__ import annotations
@@ -132,6 +133,7 @@ class FileMembers(MemberSource):
         """Raises: BadRequest where the file cannot be read or an address is not allowed."""
         self._path = path
         self._check = check
+        self._faults = _Faults(f"in {path}")
         try:
             self._version = self._look()
             self._addresses = self._read()
@@ -147,9 +149,9 @@ class FileMembers(MemberSource):
                 self._version = version
                 # it is empty while it is written in place
                 self._addresses = self._read() or self._addresses
+                self._faults.end()
         except (BadRequest, OSError) as error:
-            if self._version is not None:
-                logger.warning("the members in %s stay as they were: %s", self._path, error)
+            self._faults.tell(error)
             self._version = None
         return self._addresses
 
@@ -179,13 +181,13 @@ class DnsMembers(MemberSource):
     def __init__(self, address: str, check: Check, resolve: Resolve | None = None) -> None:
         """Raises: BadRequest."""
         host, _, port = address.removeprefix(DNS).rpartition(":")
-        self._address = address
         self._check = check
         self._resolve = resolve or _resolve
         if not (host and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16):
             raise BadRequest("address", address, "dns://NAME:PORT, with a port from 1 to 65535")
         check(f"{TCP}{host}:{port}")
         self._host, self._port = host, int(port)
+        self._faults = _Faults(f"at {address}")
         self._addresses: tuple[str, ...] = ()
         self._asked_at: float | None = None
         self._thread: threading.Thread | None = None
@@ -195,8 +197,13 @@ class DnsMembers(MemberSource):
         is_asking = self._thread is not None and self._thread.is_alive()
         if not is_asking and (self._asked_at is None or now >= self._asked_at + _ASK_EVERY_S):
             self._asked_at = now
-            self._thread = threading.Thread(target=self._ask, name="slipstream-dns", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._ask, name="slipstream-dns", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # there may be no more threads
+                self._faults.tell(error)
+            else:
+                self._thread = thread
         return self._addresses
 
     def _ask(self) -> None:
@@ -204,8 +211,9 @@ class DnsMembers(MemberSource):
             hosts = sorted(set(self._resolve(self._host, self._port)))
             found = checked_members([_tcp_address(host, self._port) for host in hosts], self._check)
         except (BadRequest, OSError, UnicodeError) as error:
-            logger.warning("the members at %s stay as they were: %s", self._address, error)
+            self._faults.tell(error)
             return
+        self._faults.end()
         if found:
             self._addresses = found
 
@@ -223,8 +231,8 @@ class RayMembers(MemberSource):
             raise BadRequest("address", address, allowed)
         if command is _ASK_RAY and not has_ray():
             raise BadRequest("address", address, f"another one without Ray: {INSTALL_RAY}")
-        self._address = address
         self._check = check
+        self._faults = _Faults(f"of {address}")
         self._feed = MemberFeed([*command, name], self._take)
         self._addresses: tuple[str, ...] = ()
 
@@ -251,8 +259,28 @@ class RayMembers(MemberSource):
             found, why = (), str(error)
         if found:
             self._addresses = found
+            self._faults.end()
         else:
-            logger.warning("the members of %s stay as they were: %s", self._address, why)
+            self._faults.tell(why)
+
+
+class _Faults:
+    """The faults of one source."""
+
+    def __init__(self, where: str) -> None:
+        """where: its members are."""
+        self._where = where
+        self._told = ""
+
+    def tell(self, why: object) -> None:
+        """Log a fault, unless it is the one that was logged last."""
+        if str(why) != self._told:
+            self._told = str(why)
+            logger.warning("the members %s stay as they were: %s", self._where, why)
+
+    def end(self) -> None:
+        """The source is well: what comes next is another fault."""
+        self._told = ""
 
 
 def has_ray() -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 
 import pytest
 from tests.helpers.patience import Patience
@@ -127,6 +127,23 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path, fault: str |
     assert source.addresses(2.0) == ("ipc:///b",)
 
 
+def test_a_fault_of_a_file_is_logged_once(tmp_path: Path, caplog) -> None:
+    """A source is asked several times a second."""
+    path = tmp_path / "members"
+    write(path, "ipc:///a\n")
+    source = member_source(f"file:{path}", check)
+    for content in ("http://x\n", "http://y\n", "ipc:///b\n", "http://y\n"):
+        write(path, content)
+        for second in range(10):
+            source.addresses(float(second))
+    faults = [record.getMessage().partition(", allowed")[0] for record in caplog.records]
+    assert [fault[-10:-1] for fault in faults] == ["'http://x", "'http://y", "'http://y"]
+    path.unlink()
+    for second in range(10):
+        source.addresses(float(second))
+    assert len(caplog.records) == 4
+
+
 def until(source: MemberSource, wanted: Sequence[str]) -> None:
     patience, now = Patience(), 0.0
     while source.addresses(now) != tuple(wanted):
@@ -171,7 +188,25 @@ def test_a_name_that_cannot_be_encoded_leaves_the_members_as_they_were(caplog) -
     members = DnsMembers(f"dns://{'a' * 70}.example:7001", lambda _: None)
     members._ask()
     assert members.addresses(0.0) == ()
-    assert "stay as they were" in caplog.text
+    members._ask()
+    [record] = caplog.records
+    assert "stay as they were" in record.getMessage()
+
+
+def test_a_resolution_for_which_there_is_no_thread_is_tried_again(
+    caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    source = DnsMembers("dns://localhost:5", check, lambda *_: ["127.0.0.1"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", refuse)
+        for second in range(10):
+            assert source.addresses(10.0 * second) == ()
+    [record] = caplog.records
+    assert "can't start new thread" in record.getMessage()
+    until(source, ["tcp://127.0.0.1:5"])
 
 
 # ---- a process that knows the members ------------------------------------------------------------
