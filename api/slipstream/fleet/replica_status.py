@@ -14,8 +14,9 @@ ReplicaCondition = Literal["away", "refused", "serving", "core_away", "draining"
 class ReplicaStatus(Struct, frozen=True):
     """A replica, seen from here.
 
-    condition: away: not connected; refused: it cannot be used, for the reason in `why`; else what
-    the replica says of itself, serving before it has said anything. name: as it is called among
+    condition: away: not connected; refused: it cannot be used; else what the replica says of
+    itself, serving before it has said anything. why: it is away, where that is known, or refused.
+    name: as it is called among
     replicas; empty: it has no name, or has not told it. is_namesake: another replica has the same
     name, as the first ones of two fleets do. load: what it said last; None: nothing yet. model: the
     name of the one that it serves; empty: not known yet.

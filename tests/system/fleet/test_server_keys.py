@@ -16,6 +16,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import BadRequestError, Client
 from slipstream.cli.keys import add_client, add_front, make_folder
+from slipstream.client.connection import fleet_members
 from slipstream.demo_model import MODEL_PATH
 
 
@@ -91,3 +92,41 @@ def test_api_keys_of_fronts_are_tenants_and_those_of_clients_are_not(
         _, body = response(plain, "AAAA", input="Chapter 1", max_output_tokens=5)
         assert response(plain, "BBBB", body["id"])[0] == 200
         assert capfd.readouterr().err.count("give it a front's key") == 1
+
+
+@pytest.mark.slow
+def test_a_replica_of_another_key_is_named_once_and_the_others_serve(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it is tried, which side is at fault is for the one who reads the log to say."""
+    monkeypatch.setattr(fleet_members, "_SHUT_S", 0.0)
+    own, others = tmp_path / "own", tmp_path / "others"
+    make_folder(own)
+    make_folder(others)
+    addresses = [f"tcp://127.0.0.1:{free_port()}" for _ in range(3)]
+    given: list[dict[str, object]] = [
+        {"keys": str(own)},
+        {"keys": str(others)},
+        {"insecure": True},
+    ]
+    with ExitStack() as opened:
+        for address, options in zip(addresses, given, strict=True):
+            stack = spareless_stack("simulated:step_ms=1", listen=address, **options)
+            opened.enter_context(stack)
+        client = opened.enter_context(Client(",".join(addresses), keys=str(own)))
+        members, seen = client._io._session._members, set()
+        right, wrong, plain = addresses
+        patience = Patience()
+        while len(seen) < 20:
+            found = {each.address: each for each in members.statuses()}
+            number = next(each.number for each in members.listed if each.address == plain)
+            seen.add((number, id(members._members[number].session)))
+            assert len(client.generate([1, 2, 3], max_tokens=5, ignore_eos=True).token_ids) == 5
+            patience.check(seen)
+    assert found[right].condition == "serving"
+    assert (found[wrong].condition, "server.key" in found[wrong].why) == ("away", True)
+    assert "the other does not" in found[plain].why
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(set(said))
+    for address, nums in ((right, (0,)), (wrong, (1,)), (plain, (1, 2))):
+        assert sum(address in line for line in said) in nums

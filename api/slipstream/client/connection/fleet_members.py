@@ -55,6 +55,7 @@ class FleetMember:
     is_listed: bool = True
     away_since: float = 0.0  # while it is not attached
     shut_because: Callable[[], SlipstreamError] | None = None
+    fault: str = ""  # why it could not be used when that was last tried; empty: it could
     opens_at: float = inf
     can_locate: bool = False
     can_inspect: bool = False
@@ -64,6 +65,12 @@ class FleetMember:
     def is_gone(self) -> bool:
         """Whether the machine says that nothing can answer there."""
         return self.address.startswith(IPC) and why_absent(self.address) is not None
+
+    def tell(self, fault: str) -> None:
+        """Log why it cannot be used, unless that was the reason the last time."""
+        if fault != self.fault:
+            logger.warning("the replica at %s %s", self.address, fault)
+            self.fault = fault
 
     @property
     def model(self) -> str:
@@ -82,7 +89,7 @@ class FleetMember:
             why = str(self.shut_because())
             return ReplicaStatus(self.address, "refused", name, why, model=model)
         if not self.is_attached:
-            return ReplicaStatus(self.address, "away", name, model=model)
+            return ReplicaStatus(self.address, "away", name, self.fault, model=model)
         condition = "serving" if self.said is None else self.said.state
         return ReplicaStatus(self.address, condition, name, load=self.said, model=model)
 
@@ -228,7 +235,7 @@ class FleetMembers:
         try:
             member.session = self._connect(member, now)
         except (BadRequest, OSError) as error:
-            logger.warning("the replica at %s cannot be used: %s", member.address, error)
+            member.tell(f"cannot be used: {error}")
             member.opens_at = now + _SHUT_S
         else:
             member.shut_because, member.away_since = None, now
@@ -293,6 +300,8 @@ class FleetMembers:
         assert session is not None
         is_attached = session.is_attached
         if not is_attached:
+            if session.trouble and not member.fault:
+                member.tell(f"does not answer: {session.trouble}")
             self._moves.detached(member.number, now)
             self._moves.starting(member.number, session.is_starting)
             if (is_tick or member.is_attached) and member.has_attached:
@@ -324,7 +333,7 @@ class FleetMembers:
         member.name, member.incarnation = welcome.replica, welcome.incarnation
         member.can_locate = bool(welcome.model.fingerprint)
         member.can_inspect = bool(welcome.answers & ANSWERS_INSPECT)
-        member.has_attached = True
+        member.has_attached, member.fault = True, ""
         is_other_model = member.card is not None and member.model != welcome.model.name
         if member.session is not None and is_other_model:
             taken = member.session.take_queries(but_of_streams=True)
@@ -386,7 +395,7 @@ class FleetMembers:
     def refuse(self, member: FleetMember, error: Callable[[], SlipstreamError], now: float) -> None:
         """A member will not do: its streams leave it, and it is closed then."""
         if member.shut_because is None:
-            logger.warning("the replica at %s is left alone: %s", member.address, error())
+            member.tell(f"is left alone: {error()}")
             member.shut_because = error
         self._moves.shut(member.number, now)
 
