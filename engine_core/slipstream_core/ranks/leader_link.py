@@ -203,7 +203,7 @@ class LeaderLink:
         """What the core says; a refusal is for now alone. Raises RankRefusedError."""
         try:
             body: Assign | Refuse = decode_to_rank(self._socket.recv())
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
             why = f"{self._nodes.address}: the core is of another version ({error})"
             raise RankRefusedError(why) from error
         if isinstance(body, Refuse) and body.is_final:

@@ -51,7 +51,7 @@ from slipstream_ipc.process import installed_version
 from slipstream_ipc.transport.addresses import host_of
 from slipstream_ipc.transport.connections import Connections, inode_of, raise_file_limit
 from slipstream_ipc.transport.curve import load_server_keys
-from slipstream_ipc.transport.sockets import Listener, bind_tcp_router
+from slipstream_ipc.transport.sockets import MAX_READ_AT_ONCE, Listener, bind_tcp_router
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,8 @@ class RemoteRanks:
         self._socket: zmq.Socket[bytes] | None = None
         self._fingerprint = b""
         self._refused = ""  # why a rank was refused last
+        self._ignored: set[str] = set()  # what was ignored so far
+        self._is_read = True  # whether the last look left nothing unread
         self._is_assigned = False
         self._is_closed = threading.Event()
         self._look: threading.Thread | None = None
@@ -201,7 +203,7 @@ class RemoteRanks:
     def _wait_for_input(self) -> None:
         assert self._socket is not None
         # without the lock; another thread may have read what it would tell of, hence the timeout
-        select.select([self._socket.fileno()], [], [], _WAIT_S)
+        select.select([self._socket.fileno()], [], [], _WAIT_S if self._is_read else 0)
         with self._lock:
             self._read()
 
@@ -213,14 +215,14 @@ class RemoteRanks:
     # ---- reading, under the lock -----------------------------------------------------------
 
     def _read(self) -> None:
-        """Handle all that has come."""
+        """Handle what has come; of a flood a part."""
         for route, fd, body in self._received():
             rank = next((each for each in self._ranks if each.route == route), None)
             match body:
                 case Join():
                     self._join(body, route, fd)
                 case _ if rank is None:
-                    logger.warning("ignoring a rank that has not joined")
+                    self._ignore("a rank that has not joined")
                 case Joined():
                     rank.has_joined = True
                 case Released(num):
@@ -230,19 +232,29 @@ class RemoteRanks:
 
     def _received(self) -> Iterator[tuple[bytes, int, FromRank]]:
         socket = self._socket
-        while socket is not None and int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        self._is_read = socket is None
+        for _ in range(MAX_READ_AT_ONCE):
+            if socket is None or not int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                self._is_read = True
+                return
             route = socket.recv(zmq.NOBLOCK)
             part = socket.recv(zmq.NOBLOCK, copy=False)
             if part.more:
                 socket.recv_multipart(zmq.NOBLOCK)
-                logger.warning("ignoring a message of several parts")
+                self._ignore("a message of several parts")
                 continue
             try:
                 body = decode_from_rank(part.bytes)
-            except (msgspec.DecodeError, ValueError) as error:
-                logger.warning("ignoring a message that is none of a rank: %s", error)
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                self._ignore("a message that is none of a rank", str(error))
                 continue
             yield route, int(part.get(zmq.SRCFD)), body
+
+    def _ignore(self, what: str, why: str = "") -> None:
+        """Log it, the first time."""
+        if what not in self._ignored:
+            self._ignored.add(what)
+            logger.warning("ignoring %s%s", what, f": {why}" if why else "")
 
     def _join(self, join: Join, route: bytes, fd: int) -> None:
         why = self._refusal(join)

@@ -411,6 +411,34 @@ def test_garbage_harms_nothing(core: Core, model: Path, keys: Path) -> None:
         ranks.close()
 
 
+def test_a_flood_is_read_in_parts_and_logged_once(
+    core: Core, links: list[LeaderLink], keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever sends it has a key, and takes neither the lock nor the disk."""
+    ranks, patience = core.ranks, Patience()
+    ranks._is_closed.set()  # nothing else reads
+    assert ranks._look is not None
+    ranks._look.join()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        secure_client(peer, load_client_keys(keys))
+        peer.connect(core.nodes.address)
+        peer.send(b"\x82\xa4type\xa6Joined\xa1x" + b"\x91" * 60_000)  # beyond Python's recursion
+        for _ in range(3000):
+            peer.send(b"\xc1")
+        num_looks = 0
+        while num_looks < 2:
+            with ranks._lock:
+                ranks._read()
+            num_looks += not ranks._is_read
+            patience.check()
+        ranks.put(packed(plan(7)), timeout_s=PATIENCE_S)
+        assert [link.take().step for link in links] == [7] * len(links)
+    ranks._is_closed.clear()
+    [record] = [each for each in caplog.records if "none of a rank" in each.getMessage()]
+    assert record.levelname == "WARNING"
+
+
 def test_what_is_no_plan_is_refused(core: Core, links: list[LeaderLink]) -> None:
     route = core.ranks._ranks[0].route
     assert core.ranks._socket is not None
