@@ -270,6 +270,13 @@ def die_with_parent(parent: int) -> None:
         sys.exit(1)
 
 
+def go_on_after_parent() -> None:
+    """Have the kernel continue this process, where it is stopped, when the thread that started it
+    ends: it cannot notice its parent's death otherwise.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def freeze_gc(*, collects: bool = True) -> None:
     """Exempt what is loaded by now from garbage collection, as it lives as long as the process, and
     return free memory to the system.

@@ -13,7 +13,7 @@ import selectors
 from collections.abc import Callable
 from functools import partial
 
-from slipstream.stack.children.parent_death import go_on_after_parent
+from slipstream_ipc.process import go_on_after_parent
 
 STANDARD_INPUT = 0
 

@@ -1,6 +1,4 @@
-"""The parent-death signal: of a child that is executed, set before its first line of Python runs,
-and of one that ends by itself.
-"""
+"""The parent-death signal of a child that is executed, set before its first line of Python runs."""
 
 from __future__ import annotations
 
@@ -24,10 +22,3 @@ def die_with(parent: int) -> Callable[[], None]:
             os._exit(1)
 
     return in_the_child
-
-
-def go_on_after_parent() -> None:
-    """Have the kernel continue this process, where it is stopped, when the thread that started it
-    ends: it cannot notice its parent's death otherwise.
-    """
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
