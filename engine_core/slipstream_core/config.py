@@ -52,7 +52,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     that was not sent to it). None: no note is written.
     `predecessor_ended_s` is when that core ended (CLOCK_MONOTONIC); 0.0: there was none.
     `trace` is the path of the timeline; this process writes its part beside it.
-    `step_timeout_s` is how long a step may take before the device counts as stuck.
+    `step_timeout_s` is how long a step may take before the device counts as stuck, `hang_timeout_s`
+    how long a rank of this machine may be stopped.
     `max_waiting` and `max_waiting_tokens` bound the waiting requests of a tenant, and their tokens,
     while it is the only one. All tenants together have twice that; each may have no more than is
     still free of it. By default the tokens are what fits into a sixteenth of the machine's memory.
@@ -88,6 +89,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     logprobs_gib: Annotated[float, Meta(gt=0)] = 2.0
     response_store_mib: Annotated[float, Meta(ge=0)] = 64.0
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
+    hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     trust_remote_code: bool = False
     trace: str | None = None
     runtime_dir: str | None = None

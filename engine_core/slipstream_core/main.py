@@ -3,7 +3,7 @@
 - Imports take most of a start and happen before `Activate`, while another core may still be
   running. The model is loaded after it, as memory may not hold it twice.
 - A device that has worked on one step for `step_timeout_s` is stuck: the process exits. A rank that
-  a signal has stopped is killed instead, and the core with it.
+  a signal has stopped is killed instead, also after `hang_timeout_s`, and the core with it.
 """
 
 from __future__ import annotations
@@ -106,10 +106,11 @@ def _serve(
     while not stop.is_set:
         core.engine.run_once()
         now = time.monotonic()
-        if (
-            beats.beat(now, core.numbers, processes, news=core.load)
-            and core.engine.running_s(now) > step_timeout_s
-        ):
+        if not beats.beat(now, core.numbers, processes, news=core.load):
+            continue
+        if ranks is not None and ranks.stay_stopped(now) and ranks.kill_stopped():
+            ranks.wait_for_end(_END_S)
+        if core.engine.running_s(now) > step_timeout_s:
             words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"
             logger.error("%s; the core exits", words)
             if ranks is not None and ranks.kill_stopped():

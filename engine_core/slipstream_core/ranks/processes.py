@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,7 @@ from slipstream_core.ranks.watch import RankEnd, RankProcess, RankWatch, end_as_
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import OwnProcess
 from slipstream_ipc.own_process import start_own_process
+from slipstream_ipc.process import SILENT_S
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ class Ranks:
         self.are_ready = False
         self._started = [self._start(config, index) for index in range(1, config.num_local_ranks)]
         self._watch = RankWatch(self._started, self._note_end)
+        pids = [each.process.pid for each in self._started]
+        self._stopped = StoppedProcesses(pids, config.hang_timeout_s)
 
     def _start(self, config: CoreConfig, index: int) -> RankProcess:
         its = RankConfig(
@@ -104,6 +107,12 @@ class Ranks:
         """Wait for the end of one of them, and for what `on_end` does."""
         self._has_ended.wait(timeout_s)
 
+    def stay_stopped(self, now: float) -> bool:
+        """Whether a signal has stopped one of them, as long ago as a core that is stopped may be.
+        Call it with each beat.
+        """
+        return self._stopped.look(now)
+
     def kill_stopped(self) -> bool:
         """SIGKILL those that a signal has stopped, which ends the core as well; whether there are
         any.
@@ -133,6 +142,28 @@ class Ranks:
     def _note_end(self, end: RankEnd) -> None:
         self._on_end(end)
         self._has_ended.set()
+
+
+class StoppedProcesses:
+    """Finds processes that a signal has stopped and that stay so, while this one runs."""
+
+    def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
+        """pids: of processes of ours. timeout_s: from when one stays so."""
+        self._pids = pids
+        self._timeout_s = timeout_s
+        self._since: float | None = None  # when one was found stopped
+        self._looked_at = 0.0
+
+    def look(self, now: float) -> bool:
+        """Whether one of them has been stopped for `timeout_s`. Call it with each beat."""
+        was_stopped = now > self._looked_at + SILENT_S  # this process, perhaps with them
+        self._looked_at = now
+        if was_stopped or not any(map(_is_stopped, self._pids)):
+            self._since = None
+            return False
+        if self._since is None:
+            self._since = now
+        return now >= self._since + self._timeout_s
 
 
 def _is_stopped(pid: int) -> bool:

@@ -72,6 +72,7 @@ _CORE_OPTIONS = (
     "logprobs_gib",
     "response_store_mib",
     "step_timeout_s",
+    "hang_timeout_s",
     "trust_remote_code",
 )
 _WORKER_OPTIONS = (
