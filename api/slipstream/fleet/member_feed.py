@@ -101,7 +101,7 @@ class MemberFeed:
                     self._take(_LINE.decode(line))
                     num_lines += 1
                     self._has_said = True
-                except msgspec.MsgspecError:
+                except (msgspec.MsgspecError, RecursionError):
                     logger.warning("a line that is no list of members: %r", line[:100])
         code = process.wait()
         assert process.stdin is not None

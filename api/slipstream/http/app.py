@@ -332,5 +332,5 @@ def _decoded(statistics: bytes | None) -> Statistics | None:
     """What a replica has told; None where it is nothing, or not to be read."""
     try:
         return msgspec.json.decode(statistics, type=Statistics) if statistics else None
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None

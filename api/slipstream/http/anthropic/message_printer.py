@@ -120,7 +120,7 @@ def _input(block: Block) -> str:
     text = block.text if block.is_complete else whole_members(block.text)
     try:
         _object_decoder.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return _NO_INPUT
     return text
 
