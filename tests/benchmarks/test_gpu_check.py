@@ -722,12 +722,12 @@ def test_a_step_costs_its_launches_and_what_takes_longer() -> None:
 
 
 def test_launches_of_a_whole_model_are_counted_by_layer() -> None:
-    """A layer of Llama launches 11 kernels, 8 for one row (test_fuse_card); outside of layers
+    """A layer of Llama launches 10 kernels, 7 for one row (test_fuse_card); outside of layers
     there are few.
     """
     launches = prediction.launches_of("llama-3.1-8b")
-    assert 0 < launches.num - 32 * 11 < 40
-    assert 0 < launches.of_one_row - 32 * 8 < 40
+    assert 0 < launches.num - 32 * 10 < 40
+    assert 0 < launches.of_one_row - 32 * 7 < 40
 
 
 @pytest.mark.slow
