@@ -38,10 +38,8 @@ _QUICK_TIMEOUT_S = 400.0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    about = (
-        "of a test with more cases, run this many, from all over their list, and of Hypothesis' "
-    )
-    about += "of what Hypothesis tries"
+    about = "of a test with more cases, run this many, from all over their list, and a quarter "
+    about += "of a property's examples"
     parser.addoption("--cases", type=int, metavar="N", help=about)
 
 
@@ -80,7 +78,8 @@ def _try_fewer_examples(items: list[pytest.Item]) -> None:
     """Let Hypothesis try a quarter of what each test asks for."""
     # settings of a property, which nothing public changes afterwards, and of a state machine
     of_property, of_machine = "_hypothesis_internal_use_settings", "settings"
-    given = {item.obj for item in items if hasattr(item, "obj") and is_hypothesis_test(item.obj)}
+    functions = {getattr(item.obj, "__func__", item.obj) for item in items if hasattr(item, "obj")}
+    given = filter(is_hypothesis_test, functions)
     machines = {item.cls for item in items if hasattr(item, "cls")}
     for name, tests in ((of_property, given), (of_machine, machines)):
         for test in tests:

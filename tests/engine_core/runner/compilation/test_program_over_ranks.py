@@ -36,10 +36,7 @@ from slipstream_core.runner.sharding.rank import Rank
 
 torch.set_num_threads(1)
 FOUND = kernels()
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(FOUND is None, reason="there is no C compiler"),
-]
+pytestmark = pytest.mark.skipif(FOUND is None, reason="there is no C compiler")
 SLOT_BYTES = 1024  # 256 numbers, so that some sums take several turns
 WIDTH = 40
 LATE = "another rank has not come to an exchange in time"
@@ -267,6 +264,7 @@ def test_what_other_ranks_cannot_use_is_not_used(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [MemoryError, ExchangeFailed, ExchangeTimeoutError])
 @pytest.mark.parametrize("before", [0, 4])
 def test_a_rank_that_is_out_of_step_does_not_go_on(

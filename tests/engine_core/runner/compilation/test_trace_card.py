@@ -12,8 +12,6 @@ from slipstream_core.runner.compilation.trace import TRIALS, Forward, eager
 from slipstream_core.runner.compilation.trace_card import _Trial
 from slipstream_core.runner.model.loader import load_model
 
-pytestmark = pytest.mark.slow
-
 _CPU = torch.device("cpu")
 _DEEP = "random:qwen3-0.6b,hidden_size=256,intermediate_size=768,head_dim=32,vocab_size=500"
 _VOCAB = 500

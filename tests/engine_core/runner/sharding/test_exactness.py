@@ -109,7 +109,6 @@ def test_an_architecture_without_a_plan_is_refused_by_name(
         assert architecture.config_class.removesuffix("Config") in rank["error"]
 
 
-@pytest.mark.slow
 def test_sparse_gates_are_chosen_among_those_of_all_ranks(
     two_ranks: LockstepRanks, tmp_path: Path
 ) -> None:
@@ -128,7 +127,6 @@ def test_sparse_gates_are_chosen_among_those_of_all_ranks(
     check(two_ranks.serve(folder), expected)
 
 
-@pytest.mark.slow
 def test_an_embedding_that_the_plan_leaves_out_is_tied_to_a_cut_head(
     two_ranks: LockstepRanks, tmp_path: Path
 ) -> None:
