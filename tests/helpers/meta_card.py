@@ -198,9 +198,6 @@ class MetaAttention:
     ) -> torch.Tensor:
         return query.new_empty(*query.shape[:2], value.shape[2])
 
-    def cache_slots(self, layer: int) -> None:
-        return None
-
 
 def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.bfloat16) -> LoadedModel:
     """A model on the meta device, as the loader returns it."""

@@ -3,7 +3,8 @@
 A decode step is recorded, so it costs its launches and the bytes that it reads; a prefill costs its
 launches and its operations, or its bytes where they take longer. Launches are counted in the fused
 forward, recorded on the meta device with a few layers; a layer more adds what the largest one has.
-An operator of torch counts as one launch, attention as three, sampling as `_SAMPLING`.
+An operator of torch counts as one launch, attention as two, as three where it stores keys and
+values, sampling as `_SAMPLING`.
 
 The model leaves out what no count tells: how near a kernel comes to the card's limits, which
 kernels overlap, and what one of torch's operators launches beside its own kernel. `LAUNCH_US` is an

@@ -51,7 +51,6 @@ def operator_cases(device: torch.device, dtype: torch.dtype) -> dict[str, Callab
         "rotate": cases.rotate,
         "rotate, normed behind": cases.rotate_before_norm,
         "rotate, of own weights": cases.rotate_by_own_weights,
-        "rotate, stored": cases.rotate_and_store,
         "latent_rows": cases.latent_rows,
         "route": cases.route,
         "route_by_margin": cases.route_by_margin,
@@ -215,11 +214,8 @@ class _OperatorCases:
     def rotate_by_own_weights(self) -> float:
         return self._rotate(NormForm(_EPSILON, False, False, center=True), has_own=True)
 
-    def rotate_and_store(self) -> float:
-        return self._rotate(NormForm(_EPSILON, True, False), stores=True)
-
-    def _rotate(self, norm: NormForm, *, has_own: bool = False, stores: bool = False) -> float:
-        """has_own: each head has a weight. stores: keys and values go to slots of a cache."""
+    def _rotate(self, norm: NormForm, *, has_own: bool = False) -> float:
+        """has_own: each head has a weight."""
         query, key = (
             self._normal(1, _TOKENS, heads, _HEAD_DIM, seed=heads).transpose(1, 2)
             for heads in (_HEADS, 1)
@@ -232,19 +228,15 @@ class _OperatorCases:
         cosines, sines = (
             each.to(self._device, self._dtype) for each in (angles.cos(), angles.sin())
         )
-        given = cosines, sines, weights[0], weights[1], RopeForm(_HEAD_DIM, False, False, False)
-        errors = []
-        outputs: tuple[torch.Tensor, torch.Tensor | None]
-        if stores:
-            value, slots = self._normal(_TOKENS, 1, _HEAD_DIM, seed=6), self._slots(_HEAD_DIM)
-            rotated, *_ = self._ops.rotate_and_store(query, key, value, *given, norm, slots)
-            turned_key = slots.keys[slots.kv_slots].transpose(0, 1)[None]
-            outputs = rotated.transpose(0, 1)[None], turned_key
-            errors.append(relative_error(slots.values[slots.kv_slots], value.cpu().double()))
-        else:
-            outputs = self._ops.rotate(query, key, *given, norm)
+        form = RopeForm(_HEAD_DIM, False, False, False)
+        value, slots = self._normal(_TOKENS, 1, _HEAD_DIM, seed=6), self._slots(_HEAD_DIM)
+        turned = self._ops.rotate_and_store(
+            query, key, value, cosines, sines, weights[0], weights[1], form, norm, slots
+        )
+        keys, values = slots.keys[slots.kv_slots], slots.values[slots.kv_slots]
+        errors = [relative_error(values, value.cpu().double())]
+        outputs = (each.transpose(0, 1)[None] for each in (turned, keys))
         for x, output, weight in zip((query, key), outputs, weights, strict=True):
-            assert output is not None
             turning = x.cpu().double()
             if norm.center:
                 turning = turning - turning.mean(-1, keepdim=True)
@@ -270,7 +262,7 @@ class _OperatorCases:
         norm, keys = NormForm(_EPSILON, True, False), key[:, None]
         slots = self._slots(_HIDDEN + _HEAD_DIM)
         turning = query, keys, latent, cosines, sines, weight, form, norm
-        queries, *_ = self._ops.latent_rows(*turning, slots)
+        queries = self._ops.latent_rows(*turning, slots)
         rows = slots.keys[slots.kv_slots]
         errors = [relative_error(rows[:, 0, :_HIDDEN], _normed(latent[0].cpu().double(), weight))]
         for x, output in ((query, queries), (keys, rows)):

@@ -77,8 +77,8 @@ class AttentionContext(Protocol):
 class FusedContext(AttentionContext, Protocol):
     """What a fused forward needs: its kernels may store keys and values before attention."""
 
-    def cache_slots(self, layer: int) -> CacheSlots | None:
-        """Where keys and values are to be stored for `attend_stored`; None: `attend` takes them."""
+    def cache_slots(self, layer: int) -> CacheSlots:
+        """Where keys and values are to be stored for `attend_stored`."""
 
     def attend_stored(
         self, layer: int, query: torch.Tensor, params: AttentionParams

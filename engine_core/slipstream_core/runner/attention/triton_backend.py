@@ -4,9 +4,9 @@ This module decides which kernel runs on which rows, and with which tiles, one l
 Under Triton's interpreter (TRITON_INTERPRET=1) the same code runs on a CPU, slowly.
 
 A layer is one launch to store keys and values, unless what made them has stored them
-(`cache_slots`), two for its decode rows, whose keys are dealt out to
-programs by what there is of them, and one for its prefill rows, or two where their keys are split.
-What is dealt out depends on the rows alone: a launch in the first of all layers that see as much.
+(`cache_slots`), two for its decode rows, whose keys are dealt out to programs by what there is of
+them, and one for its prefill rows, or two where their keys are split. What is dealt out depends on
+the rows alone: a launch in the first of all layers that see as much.
 Rows are in the plan's order, of any length and in any blocks; nothing is gathered, sorted, padded
 or cleared.
 

@@ -113,16 +113,14 @@ def attend_by_its_context(
     return context.attend(layer, query, key, value, params)
 
 
-def slots_of_context(context: FusedContext, layer: int) -> CacheSlots | None:
-    """Where kernels of a recorded forward store a layer's keys and values; None: they do not."""
+def slots_of_context(context: FusedContext, layer: int) -> CacheSlots:
+    """Where a kernel of a recorded forward stores a layer's keys and values."""
     return context.cache_slots(layer)
 
 
 def attend_stored(
     context: FusedContext,
     query: torch.Tensor,
-    key: torch.Tensor | None,
-    value: torch.Tensor | None,
     layer: int,
     scale: float,
     window: int | None,
@@ -130,11 +128,9 @@ def attend_stored(
     sinks: torch.Tensor | None,
     is_latent: bool,
 ) -> torch.Tensor:
-    """As `attend_by_its_context`; keys and values are None where the context has slots for them."""
+    """As `attend_by_its_context`, with keys and values that a kernel has stored."""
     params = AttentionParams(scale, window, softcap, sinks, is_latent)
-    if key is None or value is None:
-        return context.attend_stored(layer, query, params)
-    return context.attend(layer, query, key, value, params)
+    return context.attend_stored(layer, query, params)
 
 
 def join(graph: GraphModule, kernels: Kernels) -> None:

@@ -6,7 +6,6 @@ product behind it. How latents are cached: see attention/latent_attention.py.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -53,11 +52,12 @@ def join_latents(graph: GraphModule, attend: AnyNode, ops: LatentOps) -> None:
     """Replace what makes an attention's queries and rows, and what makes values of its output."""
     nodes = graph.graph
     query, row = _query(attend.args[1], ops), _row(attend.args[2], attend.args[3], ops)
-    if query is not None and row is not None and query.rotation.args[2:] == row.rotation.args[2:]:
-        turning, (latent, weight, *norm) = query.rotation.args, row.norm.args
-        turned = turning[0], row.rotation.args[0]
-        arguments = (*turned, latent, *turning[2:4], weight, turning[6], NormForm(*norm))
-        begun, _, _ = store_before(graph, attend, ops.latent_rows, arguments)
+    if query is not None and row is not None and query.rotation.args[1:] == row.rotation.args[1:]:
+        end, cosines, sines, rope = query.rotation.args
+        latent, weight, *norm = row.norm.args
+        turning = end, row.rotation.args[0], latent, cosines, sines
+        arguments = (*turning, weight, rope, NormForm(*norm))
+        begun = store_before(graph, attend, ops.latent_rows, arguments)
         with nodes.inserting_before(attend):
             plain = nodes.call_function(_aten.select.int, (query.plain, 0, 0))
             whole = nodes.call_function(ops.absorb_query, (begun, plain, query.weight))
@@ -124,11 +124,9 @@ def _row(key: AnyNode, value: AnyNode, ops: LatentOps) -> _Row | None:
 
 
 def _rotation(turned: AnyNode, ops: LatentOps) -> AnyNode:
-    """The call of `rotate` that this is all of; its whole head turns, and nothing else."""
-    call: AnyNode = turned.args[0] if is_call(turned, operator.getitem) else None
-    if not is_call(call, ops.rotate) or turned.args[1] != 0 or call.args[1] is not None:
-        return None
-    return call if call.args[7] is None and call.args[6].width == shape_of(turned)[3] else None
+    """The call of `rotate` that turns a whole head, or None."""
+    is_whole = is_call(turned, ops.rotate) and turned.args[3].width == shape_of(turned)[3]
+    return turned if is_whole else None
 
 
 def _joined(node: AnyNode) -> tuple[AnyNode, AnyNode] | None:

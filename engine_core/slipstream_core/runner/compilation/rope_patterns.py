@@ -96,10 +96,9 @@ def as_rotation(graph: GraphModule, node: AnyNode, ops: RopeOps) -> None:
         kinds |= {dtype_of(found.cosines), dtype_of(found.sines)}
     if len(kinds) > 1:
         return
-    arguments = (found.x, None, found.cosines, found.sines, None, None, found.form, None)
+    arguments = (found.x, found.cosines, found.sines, found.form)
     with graph.graph.inserting_before(found.result):
-        both = graph.graph.call_function(ops.rotate, arguments)
-        new = graph.graph.call_function(operator.getitem, (both, 0))
+        new = graph.graph.call_function(ops.rotate, arguments)
     new.meta = dict(found.result.meta)
     found.result.replace_all_uses_with(new)
 
@@ -110,7 +109,7 @@ def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
     The same call stores key and value. Norms of whole queries and keys become one call.
     """
     of_query, of_key = (_rotated(attend.args[at], ops) for at in (1, 2))
-    if of_query is None or of_key is None or of_query.call.args[2:] != of_key.call.args[2:]:
+    if of_query is None or of_key is None or of_query.call.args[1:] != of_key.call.args[1:]:
         return
     xs = [each.call.args[0] for each in (of_query, of_key)]
     if shape_of(xs[0])[3] != shape_of(xs[1])[3]:
@@ -132,32 +131,22 @@ def join_rotations(graph: GraphModule, attend: AnyNode, ops: RopeOps) -> None:
             ]
     else:
         xs = _normed_whole(graph.graph, attend, xs, ops)
-    turning = of_query.call.args
-    store_before(
-        graph,
-        attend,
-        ops.rotate_and_store,
-        (*xs, attend.args[3], *turning[2:4], *weights, turning[6], form),
-    )
+    _, cosines, sines, rope = of_query.call.args
+    arguments = (*xs, attend.args[3], cosines, sines, *weights, rope, form)
+    store_before(graph, attend, ops.rotate_and_store, arguments)
 
 
 def store_before(
     graph: GraphModule, attend: AnyNode, op: Any, arguments: tuple[Any, ...]
-) -> tuple[AnyNode, ...]:
-    """Let `op` make an attention's query, and store its key and value where there are slots.
-
-    Returns the three, which are the attention's inputs.
-    """
-    nodes, (context, _, _, _, layer, *_) = graph.graph, attend.args
+) -> AnyNode:
+    """Let `op` make an attention's query, which is returned, and store its key and value."""
+    nodes, (context, query, _, _, layer, *others) = graph.graph, attend.args
     with nodes.inserting_before(attend):
         slots = nodes.call_function(slots_of_context, (context, layer))
         made = nodes.call_function(op, (*arguments, slots))
-        parts = tuple(nodes.call_function(operator.getitem, (made, at)) for at in range(3))
-    for at, new in enumerate(parts, 1):
-        new.meta = dict(attend.args[at].meta)
-        attend.update_arg(at, new)
-    attend.target = attend_stored
-    return parts
+    made.meta = dict(query.meta)
+    attend.target, attend.args = attend_stored, (context, made, layer, *others)
+    return made
 
 
 def _rotated(given: AnyNode, ops: RopeOps) -> _Rotated | None:
@@ -167,15 +156,13 @@ def _rotated(given: AnyNode, ops: RopeOps) -> _Rotated | None:
     heads_first = given.args[0]
     if not is_call(heads_first, _aten.select.int) or heads_first.args[1:] != (0, 0):
         return None
-    norm, part = None, heads_first.args[0]
-    if is_call(part, ops.rms_norm):
-        norm, part = part, part.args[0]
-    if not is_call(part, operator.getitem) or not is_call(part.args[0], ops.rotate):
+    norm, call = None, heads_first.args[0]
+    if is_call(call, ops.rms_norm):
+        norm, call = call, call.args[0]
+    if not is_call(call, ops.rotate):
         return None
-    call = part.args[0]
-    chain = [call, part, heads_first, given, *([] if norm is None else [norm])]
-    alone = all(only_user(each) is not None for each in chain)
-    return _Rotated(call, norm) if alone and call.args[1] is None else None
+    chain = [call, heads_first, given, *([] if norm is None else [norm])]
+    return _Rotated(call, norm) if all(only_user(each) is not None for each in chain) else None
 
 
 def _norm_form(norm: AnyNode, ops: RopeOps) -> tuple[NormForm, int]:

@@ -26,11 +26,7 @@ from typing import Any
 import torch
 
 from slipstream_core.runner.attention.cpu_backend import CpuContext
-from slipstream_core.runner.attention.interface import (
-    AttentionContext,
-    AttentionParams,
-    CacheSlots,
-)
+from slipstream_core.runner.attention.interface import AttentionContext, AttentionParams
 from slipstream_core.runner.compilation.fuse import attend_by_context, by_number_of_tokens, join
 from slipstream_core.runner.compilation.pack import pack
 from slipstream_core.runner.compilation.program import DecodeGraph, decode_graph, trial_context
@@ -97,10 +93,6 @@ class OwnValue:
         group = query.shape[1] // key.shape[1]
         scores = (query * key.repeat_interleave(group, dim=1)).sum(-1, keepdim=True) * params.scale
         return value.repeat_interleave(group, dim=1) * scores.tanh()
-
-    def cache_slots(self, layer: int) -> CacheSlots | None:
-        """None: there is no cache."""
-        return None
 
 
 def eager(module: Any) -> Forward:

@@ -101,7 +101,7 @@ class _RoundedAnew(OwnValue):
         return (output.float() * (1.0 + unit * shares)).to(output.dtype)
 
 
-class _OwnStored(OwnValue):
+class OwnStored(OwnValue):
     """Own values in slots, as of a paged cache, for layers that the model has attended with."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class _Trial:
 
         Raises ValueError if they have another shape.
         """
-        context = _OwnStored()
+        context = OwnStored()
         expected = self._logits(self._plain, num_tokens, context)
         given = self._logits(fused, num_tokens, context)
         if expected.shape != given.shape or expected.dtype != given.dtype:

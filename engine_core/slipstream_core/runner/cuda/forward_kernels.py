@@ -312,7 +312,7 @@ def _biased(value, bias, there, kind):
 @triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["kv_slots"])
 def rotate(
     query_output,  # [T, QUERY_HEADS, DIM]
-    key_output,  # [T, HEADS - QUERY_HEADS, DIM], if there are keys; [slots, ...], if stored
+    key_output,  # [slots, HEADS - QUERY_HEADS, DIM] of the paged cache, if there are keys
     query,  # [T, QUERY_HEADS, DIM]
     key,
     query_weight,  # [DIM], with NORM or BEHIND; [QUERY_HEADS, DIM], with OWN
@@ -326,12 +326,12 @@ def rotate(
     cosine_token,
     sine_token,
     num_tokens,
-    value,  # [T, HEADS - QUERY_HEADS, VALUE_DIM], if keys and values are stored
+    value,  # [T, HEADS - QUERY_HEADS, VALUE_DIM], if there are keys
     values,  # [slots, HEADS - QUERY_HEADS, VALUE_DIM]
     kv_slots,  # [T] int64
     value_token,
     value_head,
-    VALUE_DIM: tl.constexpr,  # 0: keys are not stored
+    VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,  # the next power of two
     epsilon,
     HEADS: tl.constexpr,  # of queries and keys
@@ -355,7 +355,7 @@ def rotate(
 ):
     """Turns the pairs of heads, and norms them before, with NORM, or behind it, with BEHIND.
 
-    With VALUE_DIM keys and values are written to their slots of the paged cache.
+    Keys and values are written to their slots of the paged cache.
     Grid: (blocks of T * QUERY_HEADS heads, then of the keys', then of the values',).
     """
     begin_early(EARLY)
@@ -370,22 +370,21 @@ def rotate(
             INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN, False,
             ROWS,
         )  # fmt: skip
-    elif block < query_blocks + key_blocks:
-        if HEADS > QUERY_HEADS:
-            block -= query_blocks
+    elif HEADS > QUERY_HEADS:
+        block -= query_blocks
+        if block < key_blocks:
             _rotate_block(
                 key_output, key, key_weight, cosines, sines, kv_slots, block, num_tokens,
                 key_token, key_head, cosine_token, sine_token, epsilon,
                 HEADS - QUERY_HEADS, DIM, HALF, PAD, REST_PAD,
-                INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN,
-                VALUE_DIM > 0, ROWS,
+                INTERLEAVED, BY_PAIR, WIDE, PARTS, NORM, BEHIND, ROUNDS, OFFSET, CENTER, OWN, True,
+                ROWS,
             )  # fmt: skip
-    elif VALUE_DIM > 0:
-        block -= query_blocks + key_blocks
-        _store_block(
-            values, value, kv_slots, block, num_tokens, value_token, value_head,
-            HEADS - QUERY_HEADS, VALUE_DIM, VALUE_PAD, ROWS,
-        )  # fmt: skip
+        else:
+            _store_block(
+                values, value, kv_slots, block - key_blocks, num_tokens, value_token, value_head,
+                HEADS - QUERY_HEADS, VALUE_DIM, VALUE_PAD, ROWS,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -464,14 +463,14 @@ def _rotate_block(
 @triton.jit(do_not_specialize_on_alignment=["kv_slots"])
 def latent_rows(
     queries,  # [T, HEADS, RANK + 2 * HALF], written from RANK on
-    rows,  # [T, RANK + 2 * HALF]; [slots, RANK + 2 * HALF], with STORE
+    rows,  # [slots, RANK + 2 * HALF], of the paged cache
     query,  # [T, HEADS, 2 * HALF]
     key,  # [T, 2 * HALF]
     latent,  # [T, RANK]
     weight,  # [RANK]
     cosines,  # [T, 2 * HALF], or half as many by pair
     sines,
-    kv_slots,  # [T] int64, with STORE
+    kv_slots,  # [T] int64
     query_token,
     query_head,
     key_token,
@@ -490,7 +489,6 @@ def latent_rows(
     PARTS: tl.constexpr,
     ROUNDS: tl.constexpr,
     OFFSET: tl.constexpr,
-    STORE: tl.constexpr,  # rows are the paged cache's
     EARLY: tl.constexpr = False,
 ):
     """Turns queries and keys, and norms latents. Grid: (T * (HEADS + 1),)."""
@@ -509,10 +507,7 @@ def latent_rows(
             INTERLEAVED, BY_PAIR, WIDE, PARTS, False, False, ROUNDS, OFFSET, False,
         )  # fmt: skip
     else:
-        place = token
-        if STORE:
-            place = tl.load(kv_slots + token)
-        row = rows + place * (RANK + 2 * HALF)
+        row = rows + tl.load(kv_slots + token) * (RANK + 2 * HALF)
         _rotate_heads(
             row + RANK + one, key + token * key_token + one,
             weight, cosines, sines, one == 0, epsilon, 2 * HALF, HALF, PAD, 1,

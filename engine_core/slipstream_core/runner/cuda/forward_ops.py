@@ -266,30 +266,18 @@ class ForwardOps:
         return output
 
     def rotate(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor | None,
-        cosines: torch.Tensor,
-        sines: torch.Tensor,
-        query_weight: torch.Tensor | None,
-        key_weight: torch.Tensor | None,
-        form: RopeForm,
-        norm: NormForm | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rotary embeddings of queries and keys [1, heads, T, D], normed before or behind it.
+        self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, form: RopeForm
+    ) -> torch.Tensor:
+        """Rotary embeddings of x [1, heads, T, D]. The result has its tokens first in memory.
 
-        cosines, sines: [1, T, width], or half as many by pair. norm: with weights [D] each, or
-        [heads, D]. The results lie in memory with their tokens first.
+        cosines, sines: [1, T, width], or half as many by pair.
         """
-        both = [None if x is None else _dense(x) for x in (query, key)]
-        outputs = [None if x is None else _tokens_first(x) for x in both]
-        arguments = rotation_arguments(
-            outputs, both, [query_weight, key_weight], [_dense(cosines), _dense(sines)], form, norm
-        )
-        _launch("rotate", query.shape[2], (rotation_blocks(arguments),), arguments)
-        turned, turned_keys = (None if x is None else x.transpose(0, 1)[None] for x in outputs)
-        assert turned is not None
-        return turned, turned_keys
+        x = _dense(x)
+        turned = _tokens_first(x)
+        angles = _dense(cosines), _dense(sines)
+        arguments = rotation_arguments([turned, None], [x, None], [None, None], angles, form, None)
+        _launch("rotate", x.shape[2], (rotation_blocks(arguments),), arguments)
+        return turned.transpose(0, 1)[None]
 
     def rotate_and_store(
         self,
@@ -302,22 +290,26 @@ class ForwardOps:
         key_weight: torch.Tensor | None,
         form: RopeForm,
         norm: NormForm | None,
-        slots: CacheSlots | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """As `rotate`, with values [T, num_kv_heads, dim] that are stored with the keys in slots.
+        slots: CacheSlots,
+    ) -> torch.Tensor:
+        """Queries [T, heads, D], turned as by `rotate`, and normed before or behind it.
 
-        Returns queries [T, heads, D]; and keys and values, None where they are stored.
+        Keys, turned and normed likewise, and values [T, num_kv_heads, dim] go to their slots.
+        norm: with weights [D] each, or [heads, D].
         """
-        query, key = _dense(query), _dense(key)
-        turned = _tokens_first(query)
-        stored = None if slots is None else Stored(_dense(value), slots)
-        keys = _tokens_first(key) if slots is None else slots.keys
-        weights, angles = [query_weight, key_weight], [_dense(cosines), _dense(sines)]
+        both = [_dense(query), _dense(key)]
+        turned = _tokens_first(both[0])
         arguments = rotation_arguments(
-            [turned, keys], [query, key], weights, angles, form, norm, stored
+            [turned, slots.keys],
+            both,
+            [query_weight, key_weight],
+            [_dense(cosines), _dense(sines)],
+            form,
+            norm,
+            Cached(_dense(value), slots),
         )
         _launch("rotate", query.shape[2], (rotation_blocks(arguments),), arguments)
-        return (turned, keys, value) if slots is None else (turned, None, None)
+        return turned
 
     def latent_rows(
         self,
@@ -329,34 +321,21 @@ class ForwardOps:
         weight: torch.Tensor,
         form: RopeForm,
         norm: NormForm,
-        slots: CacheSlots | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Queries [T, heads, rank + D] with their rotated end; rows [T, 1, rank + D] are cached.
+        slots: CacheSlots,
+    ) -> torch.Tensor:
+        """Queries [T, heads, rank + D] with their rotated end; rows [T, 1, rank + D] go to slots.
 
         query [1, heads, T, D] and key [1, 1, T, D] turn as in `rotate`. A row begins with the norm
         of its latent [1, T, rank]; the beginning of queries is for `absorb_query` to write.
-        Without slots returns the rows, too, and their beginnings [T, 1, rank].
         """
         query, key, latent = (_dense(each) for each in (query, key, latent))
         rank, (_, heads, tokens, dim) = latent.shape[2], query.shape
-        queries, rows = (
-            torch.empty((tokens, num, rank + dim), dtype=query.dtype, device=query.device)
-            for num in (heads, 0 if slots else 1)
-        )
-        arguments = latent_arguments(
-            queries,
-            slots.keys if slots else rows,
-            query,
-            key,
-            latent,
-            weight,
-            [_dense(cosines), _dense(sines)],
-            form,
-            norm,
-            slots.kv_slots if slots else None,
-        )
+        shape = (tokens, heads, rank + dim)
+        queries = torch.empty(shape, dtype=query.dtype, device=query.device)
+        angles = _dense(cosines), _dense(sines)
+        arguments = latent_arguments(queries, query, key, latent, weight, angles, form, norm, slots)
         _launch("latent_rows", tokens, (tokens * (heads + 1),), arguments)
-        return (queries, None, None) if slots else (queries, rows, rows[..., :rank])
+        return queries
 
     def absorb_query(
         self, queries: torch.Tensor, plain: torch.Tensor, weight: torch.Tensor
@@ -703,11 +682,11 @@ def rotation_arguments(
     angles: Sequence[torch.Tensor],
     form: RopeForm,
     norm: NormForm | None,
-    stored: Stored | None = None,
+    cached: Cached | None = None,
 ) -> dict[str, Any]:
-    """The kernel's arguments, of queries and keys; shapes as in `ForwardOps.rotate`.
+    """The kernel's arguments, of queries and keys; shapes as in `ForwardOps.rotate_and_store`.
 
-    stored: keys' output is the cache.
+    Without keys there is one output.
     """
     query, key = both
     assert query is not None
@@ -729,14 +708,14 @@ def rotation_arguments(
         "cosine_token": angles[0].stride(1),
         "sine_token": angles[1].stride(1),
         "num_tokens": query.shape[2],
-        **(_NOT_STORED if stored is None else stored.arguments()),
+        **(_NOT_CACHED if cached is None else cached.arguments()),
         **_rotation_form(heads, query_heads, dim, form, norm),
         "OWN": weights[0] is not None and weights[0].dim() == 2,
     }
 
 
-class Stored(NamedTuple):
-    """Values that are stored with keys, and where."""
+class Cached(NamedTuple):
+    """Values that go to the cache with keys, and where."""
 
     value: torch.Tensor  # [T, num_kv_heads, dim], with stride 1 in the last dimension
     slots: CacheSlots
@@ -755,7 +734,7 @@ class Stored(NamedTuple):
         }
 
 
-_NOT_STORED = {
+_NOT_CACHED = {
     "value": None,
     "values": None,
     "kv_slots": None,
@@ -795,8 +774,8 @@ def _rotation_form(
 def rotation_blocks(arguments: dict[str, Any]) -> int:
     """The programs of the kernel with these arguments: blocks of queries, of keys, of values."""
     tokens, queries, rows = (int(arguments[it]) for it in ("num_tokens", "QUERY_HEADS", "ROWS"))
-    keys = -(-tokens * (int(arguments["HEADS"]) - queries) // rows)
-    return -(-tokens * queries // rows) + keys * (2 if arguments["VALUE_DIM"] else 1)
+    keys = -(-tokens * (int(arguments["HEADS"]) - queries) // rows)  # and as many of values
+    return -(-tokens * queries // rows) + 2 * keys
 
 
 def _pairs_form(form: RopeForm) -> dict[str, Any]:
@@ -813,7 +792,6 @@ def _pairs_form(form: RopeForm) -> dict[str, Any]:
 
 def latent_arguments(
     queries: torch.Tensor,
-    rows: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     latent: torch.Tensor,
@@ -821,22 +799,19 @@ def latent_arguments(
     angles: Sequence[torch.Tensor],
     form: RopeForm,
     norm: NormForm,
-    kv_slots: torch.Tensor | None = None,
+    slots: CacheSlots,
 ) -> dict[str, Any]:
-    """The kernel's arguments; shapes as in `ForwardOps.latent_rows`.
-
-    rows: the cache, where there are kv_slots.
-    """
+    """The kernel's arguments; shapes as in `ForwardOps.latent_rows`."""
     return {
         "queries": queries,
-        "rows": rows,
+        "rows": slots.keys,
         "query": query,
         "key": key,
         "latent": latent,
         "weight": weight,
         "cosines": angles[0],
         "sines": angles[1],
-        "kv_slots": kv_slots,
+        "kv_slots": slots.kv_slots,
         "query_token": query.stride(2),
         "query_head": query.stride(1),
         "key_token": key.stride(2),
@@ -844,7 +819,6 @@ def latent_arguments(
         "cosine_token": angles[0].stride(1),
         "sine_token": angles[1].stride(1),
         **_latent_form(query.shape[1], latent.shape[2], form, norm),
-        "STORE": kv_slots is not None,
     }
 
 

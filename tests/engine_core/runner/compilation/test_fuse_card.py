@@ -5,6 +5,7 @@ What they compute is held by Triton's tests (tests/engine_core/runner/triton).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from tests.helpers.meta_card import META, Watch, meta_model
 from torch.fx import GraphModule
 
 from slipstream_bench.models.tiny_models import ARCHITECTURES, Architecture
+from slipstream_core.runner.attention.geometry import LayerGeometry
+from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.fuse_card import launches_by_layer
 from slipstream_core.runner.compilation.trace import compile_graph
 from slipstream_core.runner.compilation.trace_card import fused_graph
@@ -22,7 +25,7 @@ from slipstream_core.runner.model.loader import LoadedModel
 GOALS = 12, 25  # of a dense layer, of one with experts
 
 # Of the largest layer: as the model writes it, fused, and fused in a step of one row. Attention
-# counts as three: store, attend and combine.
+# counts as three, store, attend and combine; as two where the kernel that turns keys stores them.
 LAUNCHES = {
     "Llama": (40, 10, 7),
     "Llama, llama3 rope": (40, 10, 7),
@@ -83,13 +86,24 @@ OPS = ForwardOps()
 class Shapes:
     """An attention context that computes shapes."""
 
+    def __init__(self, geometry: Sequence[LayerGeometry]) -> None:
+        self._geometry = geometry
+
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _: Any
     ) -> torch.Tensor:
         return query.new_empty(*query.shape[:2], value.shape[2])
 
-    def cache_slots(self, layer: int) -> None:
-        return None
+    def cache_slots(self, layer: int) -> CacheSlots:
+        its = self._geometry[layer]
+        keys, values = (
+            torch.empty((16, its.num_kv_heads, dim), dtype=torch.bfloat16, device=META)
+            for dim in (its.key_dim, its.value_dim)
+        )
+        return CacheSlots(keys, values, torch.empty(16, dtype=torch.int64, device=META))
+
+    def attend_stored(self, layer: int, query: torch.Tensor, _: Any) -> torch.Tensor:
+        return query.new_empty(*query.shape[:2], self._geometry[layer].value_dim)
 
 
 def graphs(model: LoadedModel) -> tuple[GraphModule, GraphModule]:
@@ -119,7 +133,7 @@ def test_launches_of_a_layer(architecture: Architecture) -> None:
         for num_tokens in (1, 7):
             ids = torch.zeros((1, num_tokens), dtype=torch.int64, device=META)
             with torch.inference_mode(), Watch(uploads=False):
-                logits = forward(ids, ids, ids[0, :1], Shapes())
+                logits = forward(ids, ids, ids[0, :1], Shapes(model.geometry))
             assert logits.shape == (1, 1, model.vocab_size)
 
 

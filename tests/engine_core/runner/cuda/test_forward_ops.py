@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda import forward_ops
@@ -32,7 +33,9 @@ def step(num_tokens: int, num_layers: int = 3) -> None:
         query, key = empty(1, 4, num_tokens, 24), empty(1, 2, num_tokens, 24)
         angles = empty(1, num_tokens, 24), empty(1, num_tokens, 24)
         form, norm = RopeForm(24, False, False, True), NormForm(1e-6, True, False)
-        ops.rotate(query, key, *angles, empty(24), empty(24), form, norm)
+        slots = CacheSlots(empty(64, 2, 24), empty(64, 2, 24), empty(num_tokens))
+        value, weight = empty(num_tokens, 2, 24), empty(24)
+        ops.rotate_and_store(query, key, value, *angles, weight, weight, form, norm, slots)
         logits = empty(num_tokens, 8)
         ops.route(logits, None, RouteForm(2, "softmax", "sum", 1.0), torch.bfloat16)
 

@@ -51,7 +51,7 @@ from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
 from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
-    Stored,
+    Cached,
     activation_arguments,
     clamped_gate_arguments,
     combination_arguments,
@@ -381,28 +381,31 @@ def every_argument(*, has_early: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "clamped_gate", gated
     for dim, width in ((64, 64), (128, 128), (96, 48), (256, 256)):
         both = [half(1, heads, 2, dim) for heads in (4, 2)]
-        outputs = [half(2, heads, dim) for heads in (4, 2)]
         angles = [half(1, 2, width) for _ in range(2)]
         places = torch.empty(2, dtype=torch.int64)
-        stored = Stored(half(2, 2, dim), CacheSlots(half(64, 2, dim), half(64, 2, dim), places))
+        slots = CacheSlots(half(64, 2, dim), half(64, 2, dim), places)
+        outputs, cached = [half(2, 4, dim), slots.keys], Cached(half(2, 2, dim), slots)
         for norm in (None, NormForm(1e-6, True, False), NormForm(1e-6, True, False, True)):
             weights = [None, None] if norm is None else [half(dim), half(dim)]
             for interleaved, by_pair, wide in ((False, False, False), (True, True, True)):
                 form = RopeForm(width, interleaved, by_pair, wide)
                 turning = outputs, both, weights, angles, form, norm
-                yield "rotate", rotation_arguments(*turning, stored)
+                yield "rotate", rotation_arguments(*turning, cached)
                 if norm is None:
-                    yield "rotate", rotation_arguments(*turning)
+                    alone = ((each[0], None) for each in (outputs, both))
+                    yield "rotate", rotation_arguments(*alone, *turning[2:])
         own, form = [half(heads, dim) for heads in (4, 2)], RopeForm(width, True, False, True)
         norm = NormForm(1e-5, False, False, center=True)
-        yield "rotate", rotation_arguments(outputs, both, own, angles, form, norm, stored)
+        yield "rotate", rotation_arguments(outputs, both, own, angles, form, norm, cached)
     for heads, rank, dim in ((128, 512, 64), (40, 256, 32)):
         angles = [half(1, 2, dim // 2) for _ in range(2)]
         parts = half(1, heads, 2, dim), half(1, 1, 2, dim), half(1, 2, rank), half(rank)
-        rows = half(2, heads, rank + dim), half(2, 1, rank + dim)
+        rows = half(64, 1, rank + dim)
+        slots = CacheSlots(rows, rows[..., :rank], places)
         for form in (RopeForm(dim, True, True, False, True), RopeForm(dim, True, True, True)):
             norm = NormForm(1e-6, True, False)
-            yield "latent_rows", latent_arguments(*rows, *parts, angles, form, norm, places)
+            queries = half(2, heads, rank + dim)
+            yield "latent_rows", latent_arguments(queries, *parts, angles, form, norm, slots)
     for experts, chosen in ((8, 2), (128, 8), (256, 8), (32, 4)):
         ids = torch.empty((2, chosen), dtype=torch.int64)
         weights_of = half(2, chosen)

@@ -21,8 +21,8 @@ from slipstream_bench.models import tiny_models
 from slipstream_core.runner.attention.interface import CacheSlots
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
-from slipstream_core.runner.compilation.trace import OwnValue, eager
-from slipstream_core.runner.compilation.trace_card import trace_for_card
+from slipstream_core.runner.compilation.trace import eager
+from slipstream_core.runner.compilation.trace_card import OwnStored, trace_for_card
 from slipstream_core.runner.cuda import forward_ops
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.model.loader import load_model
@@ -354,24 +354,60 @@ def test_rotations_are_torchs(
     cosines, sines = (numbers(1, 5, width + 1, dtype=kind, seed=at, whole=False) for at in (1, 2))
     cosines, sines = cosines[..., :width], sines[..., :width]
     weights = [numbers(dim, dtype=dtype, seed=at, whole=False) for at in (3, 4)]
-    for keys in (key, None):
-        given = weights if norm is not None else [None, None]
-        found = ops.rotate(query, keys, cosines, sines, *given, form, norm)
-        for x, output, weight in zip((query, keys), found, weights, strict=True):
-            if x is None:
-                assert output is None
-                continue
-            if norm is not None and norm.behind:
-                expected = norm_of(rope_of(x, cosines, sines, form), weight, *norm[:3])
-            else:
-                normed = x if norm is None else norm_of(x, weight, *norm[:3])
-                expected = rope_of(normed, cosines, sines, form)
-            check_rotation(output, expected, exact=norm is None)
+    given = weights if norm is not None else [None, None]
+    found = rotated(ops, (query, key), (cosines, sines), given, form, norm)
+    for x, output, weight in zip((query, key), found, weights, strict=True):
+        if norm is not None and norm.behind:
+            expected = norm_of(rope_of(x, cosines, sines, form), weight, *norm[:3])
+        else:
+            normed = x if norm is None else norm_of(x, weight, *norm[:3])
+            expected = rope_of(normed, cosines, sines, form)
+        check_rotation(output, expected, exact=norm is None)
+    if norm is None:
+        alone = ops.rotate(query, cosines, sines, form)
+        check_rotation(alone, rope_of(query, cosines, sines, form), exact=True)
 
 
-def check_rotation(output: torch.Tensor | None, expected: torch.Tensor, *, exact: bool) -> None:
+def slots_of(
+    tokens: int, heads: int, dims: tuple[int, int], dtype: torch.dtype, *, is_latent: bool = False
+) -> CacheSlots:
+    """Slots of a cache of nothing but NaN, in an order that is not that of the tokens."""
+    keys, values = (torch.full((3 * tokens, heads, dim), torch.nan, dtype=dtype) for dim in dims)
+    if is_latent:
+        values = keys[..., : dims[1]]
+    slots = (torch.arange(tokens) * 2 + 1).flip(0)
+    return CacheSlots(keys.to(DEVICE), values.to(DEVICE), slots.to(DEVICE))
+
+
+def taken(cached: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """What the cache has in these slots; it has nothing elsewhere."""
+    others = torch.ones(len(cached), dtype=torch.bool, device=DEVICE)
+    others[slots] = False
+    assert cached[others].isnan().all()
+    return cached[slots]
+
+
+def rotated(
+    ops: ForwardOps,
+    both: tuple[torch.Tensor, torch.Tensor],
+    angles: tuple[torch.Tensor, torch.Tensor],
+    weights: list[torch.Tensor | None],
+    form: RopeForm,
+    norm: NormForm | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and keys, which are read in their slots, in the shapes that they are given in."""
+    query, key = both
+    _, heads, tokens, dim = key.shape
+    slots = slots_of(tokens, heads, (dim, 4), key.dtype)
+    value = numbers(tokens, heads, 4, dtype=key.dtype, seed=9, whole=False)
+    turned = ops.rotate_and_store(query, key, value, *angles, *weights, form, norm, slots)
+    assert torch.equal(taken(slots.values, slots.kv_slots), value)
+    keys = taken(slots.keys, slots.kv_slots)
+    return turned.transpose(0, 1)[None], keys.transpose(0, 1)[None]
+
+
+def check_rotation(output: torch.Tensor, expected: torch.Tensor, *, exact: bool) -> None:
     """exact: whether there is no norm."""
-    assert output is not None
     assert output.shape == expected.shape
     assert output[0].transpose(0, 1).is_contiguous()
     if expected.dtype == torch.float32:  # a card may round once where torch rounds twice
@@ -399,29 +435,10 @@ def test_heads_with_weights_of_their_own_and_without_their_mean_are_torchs(
         numbers(*([each.shape[2]] if has_own else []), dim, dtype=dtype, seed=3, whole=False)
         for each in heads
     ]
-    found = ops.rotate(both[0], both[1], cosines, sines, weights[0], weights[1], form, norm)
+    found = rotated(ops, (both[0], both[1]), (cosines, sines), weights, form, norm)
     for each, weight, output in zip(heads, weights, found, strict=True):
         normed = norm_of(each, weight, 1e-5, False, False, center).transpose(1, 2)
         check_rotation(output, rope_of(normed, cosines, sines, form), exact=False)
-
-
-def slots_of(
-    tokens: int, heads: int, dims: tuple[int, int], dtype: torch.dtype, *, is_latent: bool = False
-) -> CacheSlots:
-    """Slots of a cache of nothing but NaN, in an order that is not that of the tokens."""
-    keys, values = (torch.full((3 * tokens, heads, dim), torch.nan, dtype=dtype) for dim in dims)
-    if is_latent:
-        values = keys[..., : dims[1]]
-    slots = (torch.arange(tokens) * 2 + 1).flip(0)
-    return CacheSlots(keys.to(DEVICE), values.to(DEVICE), slots.to(DEVICE))
-
-
-def taken(cached: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """What the cache has in these slots; it has nothing elsewhere."""
-    others = torch.ones(len(cached), dtype=torch.bool, device=DEVICE)
-    others[slots] = False
-    assert cached[others].isnan().all()
-    return cached[slots]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -445,19 +462,14 @@ def test_keys_and_values_are_stored_by_the_rotation(
     )
     angles = [numbers(1, tokens, 6, dtype=dtype, seed=at, whole=False) for at in (2, 3)]
     weights = [None if norm is None else numbers(dim, dtype=dtype, seed=4, whole=False)] * 2
-    turned, turned_keys = ops.rotate(query, key, *angles, *weights, form, norm)
-    assert turned_keys is not None
     slots = slots_of(tokens, kv_heads, (dim, value_dim), dtype)
     values = value[0].transpose(0, 1)
-    found = ops.rotate_and_store(query, key, values, *angles, *weights, form, norm, slots)
-    assert found[1:] == (None, None)
-    assert torch.equal(found[0], turned[0].transpose(0, 1))
-    assert torch.equal(taken(slots.keys, slots.kv_slots), turned_keys[0].transpose(0, 1))
+    turned = ops.rotate_and_store(query, key, values, *angles, *weights, form, norm, slots)
     assert torch.equal(taken(slots.values, slots.kv_slots), values)
-    plain = ops.rotate_and_store(query, key, values, *angles, *weights, form, norm, None)
-    assert torch.equal(plain[0], found[0])
-    assert torch.equal(plain[1], turned_keys[0].transpose(0, 1))
-    assert plain[2] is values
+    keys = taken(slots.keys, slots.kv_slots).transpose(0, 1)[None]
+    for x, output in ((query, turned.transpose(0, 1)[None]), (key, keys)):
+        normed = x if norm is None else norm_of(x, weights[0], *norm[:3])
+        check_rotation(output, rope_of(normed, *angles, form), exact=norm is None)
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
@@ -473,13 +485,9 @@ def test_rows_of_latents_are_torchs(ops: ForwardOps, name: str, dtype: torch.dty
     width, kind = (6 if form.by_pair else 12), torch.float32 if form.wide else dtype
     angles = [numbers(1, tokens, width, dtype=kind, seed=at, whole=False) for at in (3, 4)]
     weight = numbers(rank, dtype=dtype, seed=5, whole=False)
-    queries, rows, begun = ops.latent_rows(query, key, latent, *angles, weight, form, norm)
-    assert torch.equal(begun, rows[..., :rank])
     slots = slots_of(tokens, 1, (rank + 12, rank), dtype, is_latent=True)
-    stored = ops.latent_rows(query, key, latent, *angles, weight, form, norm, slots)
-    assert torch.equal(stored[0][..., rank:], queries[..., rank:])
-    assert torch.equal(taken(slots.keys, slots.kv_slots), rows)
-    assert stored[1:] == (None, None)
+    queries = ops.latent_rows(query, key, latent, *angles, weight, form, norm, slots)
+    rows = taken(slots.keys, slots.kv_slots)
     ends = [rope_of(each, *angles, form)[0].transpose(0, 1) for each in (query, key)]
     for found, expected in zip((queries, rows), ends, strict=True):
         assert found.is_contiguous()
@@ -678,14 +686,15 @@ def test_fused_forwards_compute_what_the_model_does(
     before = {name: each.clone() for name, each in module.state_dict().items()}
     ids = torch.arange(6, device=DEVICE)[None] * 7 % tiny_models.VOCAB_SIZE
     keep = torch.tensor([5, 3], device=DEVICE)
+    context = OwnStored()
     with torch.inference_mode():
-        expected = eager(module)(ids, ids, keep, OwnValue())
+        expected = eager(module)(ids, ids, keep, context)
     weights: list[int] = []
     for _ in range(2):  # once more, as when the cache is sized first
         forward = trace_for_card(module, ops, tiny_models.VOCAB_SIZE, DEVICE)
         assert forward is not None
         with torch.inference_mode():
-            output = forward(ids, ids, keep, OwnValue())
+            output = forward(ids, ids, keep, context)
         limit = 1e-4 if dtype == "float32" else 0.05
         assert (output - expected).abs().max() <= limit * expected.abs().max()
         storages = {p.untyped_storage().data_ptr() for p in module.parameters()}
@@ -708,7 +717,8 @@ def test_bounds_of_queries_keys_and_values_bite(ops: ForwardOps, tmp_path: Path)
         forward = trace_for_card(module, ops, tiny_models.VOCAB_SIZE, DEVICE)
         assert forward is not None
         with torch.inference_mode():
-            expected = eager(module)(ids, ids, keep, OwnValue())
-            outputs[bound] = forward(ids, ids, keep, OwnValue())
+            context = OwnStored()
+            expected = eager(module)(ids, ids, keep, context)
+            outputs[bound] = forward(ids, ids, keep, context)
         assert (outputs[bound] - expected).abs().max() <= 1e-4 * expected.abs().max()
     assert (outputs[None] - outputs[0.01]).abs().max() > 1e-2 * outputs[None].abs().max()

@@ -30,10 +30,13 @@ def test_equals_generate(
 ) -> None:
     monkeypatch.setattr(tiny_models, "NUM_OUTPUTS", NUM_OUTPUTS)
     calls = []
-    attend = TritonContext.attend
-    monkeypatch.setattr(
-        TritonContext, "attend", lambda self, *args: (calls.append(1), attend(self, *args))[1]
-    )
+    for way in ("attend", "attend_stored"):
+        attend = getattr(TritonContext, way)
+        monkeypatch.setattr(
+            TritonContext,
+            way,
+            lambda self, *args, way=way, attend=attend: (calls.append(way), attend(self, *args))[1],
+        )
     traced: list[object] = []
     trace = torch_runner.trace_for_card
 
@@ -54,5 +57,6 @@ def test_equals_generate(
     (served,) = tiny_models.serve(model, tiny_models.CHUNKED)
     assert served.outputs == expected
     assert len(calls) > 4 * NUM_OUTPUTS, "Triton's kernels attended"
+    assert set(calls) == {"attend_stored" if is_fused else "attend"}
     assert [forward is not None for forward in traced] == [is_fused]
     assert len(norms) >= NUM_OUTPUTS * is_fused, "the fused forward ran in each step"

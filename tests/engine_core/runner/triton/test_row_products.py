@@ -17,8 +17,8 @@ if os.environ.get("TRITON_INTERPRET") != "1" and not torch.cuda.is_available():
     pytest.skip("needs a card, or TRITON_INTERPRET=1", allow_module_level=True)
 
 from slipstream_bench.models import tiny_models
-from slipstream_core.runner.compilation.trace import OwnValue, eager
-from slipstream_core.runner.compilation.trace_card import trace_for_card
+from slipstream_core.runner.compilation.trace import eager
+from slipstream_core.runner.compilation.trace_card import OwnStored, trace_for_card
 from slipstream_core.runner.cuda import forward_ops, row_products
 from slipstream_core.runner.cuda.forward_ops import ForwardOps
 from slipstream_core.runner.cuda.row_products import (
@@ -249,8 +249,9 @@ def test_a_forward_with_experts_is_the_models(
     ids = torch.arange(20, 20 + num_tokens, device=DEVICE)[None]
     keep = torch.arange(num_tokens, device=DEVICE)
     with torch.inference_mode():
-        expected = eager(module)(ids, keep[None], keep, OwnValue())
-        output = forward(ids, keep[None], keep, OwnValue())
+        context = OwnStored()
+        expected = eager(module)(ids, keep[None], keep, context)
+        output = forward(ids, keep[None], keep, context)
     assert difference(output, expected) <= 0.05
     assert bool(calls) == (num_tokens == 1 and name != "GPT-OSS")  # whose matrices are transposed
 
@@ -273,8 +274,9 @@ def test_a_forward_of_one_token_takes_it(
         lambda *given: calls.append(1) or arguments(*given),
     )
     with torch.inference_mode():
-        expected = eager(module)(ids, ids, keep, OwnValue())
-        output = forward(ids, ids, keep, OwnValue())
+        context = OwnStored()
+        expected = eager(module)(ids, ids, keep, context)
+        output = forward(ids, ids, keep, context)
     assert (output - expected).abs().max() <= 1e-4 * expected.abs().max()
     layers = module.config.num_hidden_layers
     assert len(calls) == 4 * layers + 1
