@@ -49,6 +49,7 @@ from slipstream_core.runner.attention.triton_backend import Launch, StepRows, Tr
 from slipstream_core.runner.attention.triton_kernels import attend, combine, deal, store
 from slipstream_core.runner.compilation.expert_patterns import RouteForm
 from slipstream_core.runner.compilation.rope_patterns import NormForm, RopeForm
+from slipstream_core.runner.compilation.trace import TRIALS
 from slipstream_core.runner.cuda import forward_kernels
 from slipstream_core.runner.cuda.forward_ops import (
     Cached,
@@ -510,6 +511,31 @@ def test_no_step_compiles_what_was_not_compiled_at_the_start() -> None:
             0, scene.query, scene.key, scene.value, scene.params
         )
         assert {launch.compile().hash for launch in launches} <= known
+
+
+def test_no_step_compiles_a_rotation_that_the_trial_did_not() -> None:
+    """Of parts of a joined product, with one key head, whose strides say nothing for one token."""
+    dim, heads = 72, 4
+
+    def compiled(num_tokens: int) -> str:
+        def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype)
+
+        joint = zeros(1, num_tokens, (heads + 2) * dim).split([heads * dim, dim, dim], -1)
+        query, key, value = (part.view(1, num_tokens, -1, dim).transpose(1, 2) for part in joint)
+        places = zeros(num_tokens + 1, dtype=torch.int64)[1:]  # in a packed buffer
+        slots = CacheSlots(zeros(64, 1, dim), zeros(64, 1, dim), places)
+        outputs, angles = [zeros(num_tokens, heads, dim), slots.keys], zeros(2, 1, num_tokens, dim)
+        cached = Cached(value[0].transpose(0, 1), slots)
+        form = RopeForm(dim, False, False, False)
+        of_both = outputs, [query, key], [None, None]
+        arguments = rotation_arguments(*of_both, [*angles], form, None, cached)
+        kernel: Any = forward_kernels.rotate
+        found: str = kernel.warmup(grid=(1,), **LATE, **arguments).hash
+        return found
+
+    known = {compiled(num_tokens) for num_tokens in TRIALS}
+    assert {compiled(num_tokens) for num_tokens in (2, 5, 16, 17, 33, 64)} <= known
 
 
 # ---- gpu-check's compiling in parallel ---------------------------------------------------------
