@@ -44,4 +44,5 @@ class Inspections:
         waiting, self._waiting = self._waiting, {}
         for client, number in waiting:
             if self._readers.is_here(client):
-                self._readers.port(client).enqueue(Inspected(number, encoded))
+                port = self._readers.port(client)
+                port.enqueue(Inspected(number, encoded), num_bytes=len(encoded))

@@ -68,6 +68,8 @@ class ClientPort:
         self._counters = counters
         self.number = number
         self._messages: deque[WorkerToClient] = deque()
+        self._message_bytes: deque[int] = deque()  # of each, see `enqueue`
+        self._num_unsent_bytes = 0  # their sum
         self._message_rows: deque[int] = deque()  # whose deltas each message is ahead of; 0: none
         self._num_queued = np.zeros(64, np.int64)  # by worker row: messages ahead of its deltas
         self._sending: list[int] = []  # rows of the streams being sent, ascending
@@ -82,9 +84,14 @@ class ClientPort:
         return self._session
 
     @property
-    def unsent(self) -> Sequence[WorkerToClient]:
+    def num_unsent(self) -> int:
         """State messages that wait for credit."""
-        return self._messages
+        return len(self._messages)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """What the answers among them take, see `enqueue`."""
+        return self._num_unsent_bytes
 
     @property
     def idle_link(self) -> tuple[Link[Receipt], LocalConnection, Int64s | None, int | None] | None:
@@ -114,13 +121,15 @@ class ClientPort:
             stream.reader.is_waiting = True
             stream.reader.awaited = None
 
-    def enqueue(self, body: WorkerToClient, worker_row: int = 0) -> None:
+    def enqueue(self, body: WorkerToClient, worker_row: int = 0, num_bytes: int = 0) -> None:
         """Queue a state message. worker_row: of a stream whose deltas have to follow it; 0: none,
-        or one that has no deltas from here on.
+        or one that has no deltas from here on. num_bytes: of the answer to a query.
         """
         if worker_row >= len(self._num_queued):
             self._num_queued = np.pad(self._num_queued, (0, worker_row))
         self._messages.append(body)
+        self._message_bytes.append(num_bytes)
+        self._num_unsent_bytes += num_bytes
         self._message_rows.append(worker_row)
         self._num_queued[worker_row] += 1
 
@@ -211,10 +220,13 @@ class ClientPort:
             if not self._acceptor.send(session, self._messages[0], []):
                 return
             self._messages.popleft()
+            self._num_unsent_bytes -= self._message_bytes.popleft()
             self._num_queued[self._message_rows.popleft()] -= 1
 
     def _drop_messages(self) -> None:
         self._messages.clear()
+        self._message_bytes.clear()
+        self._num_unsent_bytes = 0
         self._message_rows.clear()
         self._num_queued[:] = 0
 

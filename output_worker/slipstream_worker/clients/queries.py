@@ -10,14 +10,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
     Detokenize,
     Detokenized,
     Fault,
-    Inspected,
     KeptAnswer,
     Located,
     ModelCard,
@@ -26,7 +23,6 @@ from slipstream_ipc.messages import (
     Rendered,
     Tokenize,
     Tokenized,
-    WorkerToClient,
 )
 from slipstream_ipc.validation.chat_template import (
     MAX_QUERY_CHARS,
@@ -34,6 +30,7 @@ from slipstream_ipc.validation.chat_template import (
     MAX_SPELLED_TOKENS,
     check_token_ids,
 )
+from slipstream_worker.clients.ports import ClientPort
 from slipstream_worker.clients.query_queue import QueryQueue, QueuedQuery
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.tokenizer.client import RenderSource
@@ -105,17 +102,14 @@ class ClientQueries:
         self._send_waiting(queue)
         return True
 
-    def why_refused(self, client: bytes) -> Fault | None:
-        """Why no answer is looked up for this client: it has left much unread."""
-        is_refused = self._readers.is_here(client) and _leaves_much_unread(
-            self._readers.port(client).unsent
-        )
-        return _UNREAD if is_refused else None
+    def leaves_much_unread(self, client: bytes) -> bool:
+        """Whether an attached client keeps asking without reading the answers."""
+        return self._readers.is_here(client) and _leaves_much_unread(self._readers.port(client))
 
-    def respond(self, client: bytes, found: Recalled) -> None:
-        """Send the answer of a Recall."""
+    def respond(self, client: bytes, found: Recalled | Located) -> None:
+        """Send an answer that was looked up here."""
         if self._readers.is_here(client):
-            self._readers.port(client).enqueue(found)
+            self._readers.port(client).enqueue(found, num_bytes=_num_bytes(found))
 
     def withdraw(self, client: bytes) -> None:
         """Drop the queries of a client whose session has ended."""
@@ -155,20 +149,21 @@ class ClientQueries:
         if not self._readers.is_here(query.client):
             return  # its client has gone
         port = self._readers.port(query.client)
-        if _leaves_much_unread(port.unsent):
+        if _leaves_much_unread(port):
             answer = Rendered(0, fault=_UNREAD)
+        found: Detokenized | Tokenized
         if query.render.token_ids is not None:
-            port.enqueue(Detokenized(query.number, answer.text, answer.fault))
+            found = Detokenized(query.number, answer.text, answer.fault)
         else:
-            port.enqueue(Tokenized(query.number, answer.token_ids, answer.strings, answer.fault))
+            found = Tokenized(query.number, answer.token_ids, answer.strings, answer.fault)
+        port.enqueue(found, num_bytes=_num_bytes(found))
 
 
-def _leaves_much_unread(unsent: Sequence[WorkerToClient]) -> bool:
-    """Whether a client keeps asking without reading the answers."""
-    return len(unsent) > MAX_UNREAD or sum(map(_num_bytes, unsent)) > MAX_UNREAD_BYTES
+def _leaves_much_unread(port: ClientPort) -> bool:
+    return port.num_unsent > MAX_UNREAD or port.num_unsent_bytes > MAX_UNREAD_BYTES
 
 
-def _num_bytes(answer: WorkerToClient) -> int:
+def _num_bytes(answer: Tokenized | Detokenized | Located | Recalled) -> int:
     match answer:
         case Tokenized():
             return len(answer.token_ids) + sum(map(len, answer.strings))
@@ -176,8 +171,6 @@ def _num_bytes(answer: WorkerToClient) -> int:
             return len(answer.text)
         case Located():
             return 8 * len(answer.moves)
-        case Inspected():
-            return len(answer.statistics)
         case Recalled(_, KeptAnswer() as kept):
             num_chars = len(kept.text) + sum([len(event.text) for event in kept.events])
             return len(kept.keep.record) + num_chars

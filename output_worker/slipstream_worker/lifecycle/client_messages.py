@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 
 from msgspec import structs
 
@@ -34,7 +33,6 @@ from slipstream_ipc.messages import (
     ModelCard,
     Ping,
     Recall,
-    Recalled,
     Rejected,
     Render,
     Rendered,
@@ -53,6 +51,7 @@ from slipstream_worker.clients.queries import ClientQueries
 from slipstream_worker.clients.readers import StreamReaders
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import MAX_STRIKES, StreamLifecycle
+from slipstream_worker.lifecycle.recall_queue import RecallQueue
 from slipstream_worker.streams.registration import (
     BadWords,
     Submission,
@@ -70,8 +69,6 @@ from slipstream_worker.tokenizer.queue import RenderQueue
 
 logger = logging.getLogger(__name__)
 
-_MAX_RECALLS = 4096  # that wait
-_NOT_RESTORED = Fault("overloaded", "streams and kept answers are being restored")
 _CONFLICT = Fault("conflict", "this stream id is used by another request", "stream_id")
 
 
@@ -120,7 +117,7 @@ class ClientMessages:
         self._load_notices = load_notices
         self._queries = ClientQueries(readers, prompts)
         self.inspections = Inspections(readers)
-        self._recalls: deque[tuple[Session[Receipt], Recall]] = deque()  # not answered yet
+        self._recalls = RecallQueue(lifecycle, self._queries, retention)
         self.is_draining = False  # new requests are rejected
 
     def handle(self, session: Session[Receipt], body: ClientToWorker, card: ModelCard) -> None:
@@ -166,11 +163,10 @@ class ClientMessages:
             case Locate():
                 self._locate(session, body)
             case Inspect():
-                is_refused = self._queries.why_refused(session.identity) is not None
+                is_refused = self._queries.leaves_much_unread(session.identity)
                 self.inspections.ask(session.identity, body.number, is_refused=is_refused)
             case Recall():
-                self._recalls.append((session, body))
-                self._answer_recalls()
+                self._recalls.add(session, body)
             case Goodbye():
                 self._queries.withdraw(session.identity)
                 self._front.close(session)
@@ -198,32 +194,16 @@ class ClientMessages:
     @property
     def has_waiting(self) -> bool:
         """Whether `flush` has anything to do."""
-        return bool(self._recalls)
+        return len(self._recalls) > 0
 
     def flush(self) -> None:
-        """Answer Recalls that could not be answered when they came. Call it regularly."""
-        if self._recalls:
-            self._answer_recalls()
+        """Answer Recalls. Call it in each turn, behind `handle`."""
+        self._recalls.flush()
 
     def beat(self) -> None:
         """Drop queries of clients that have gone. Call it regularly."""
         self._queries.beat()
-
-    def _answer_recalls(self) -> None:
-        for _ in range(len(self._recalls)):
-            session, recall = self._recalls.popleft()
-            fault = self._queries.why_refused(session.identity)
-            if self._lifecycle.is_coming_back(recall.stream_id):
-                if len(self._recalls) < _MAX_RECALLS:
-                    self._recalls.append((session, recall))
-                    continue
-                fault = _NOT_RESTORED
-            found = Recalled(recall.number, fault=fault)
-            if fault is None:
-                scope = session.public_key or recall.scope
-                answer = self._lifecycle.recall(recall.stream_id, scope, forget=recall.forget)
-                found = Recalled(recall.number, answer)
-            self._queries.respond(session.identity, found)
+        self._recalls.beat()
 
     def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
         lifecycle = self._lifecycle
@@ -397,14 +377,14 @@ class ClientMessages:
 
     def _locate(self, session: Session[Receipt], locate: Locate) -> None:
         moves: list[int] = []
-        if self._queries.why_refused(session.identity) is None:
+        if not self._queries.leaves_much_unread(session.identity):
             scope = session.public_key or locate.scope
             found = [self._streams.get(stream_id) for stream_id in locate.stream_ids]
             moves = [
                 0 if stream is None or not stream.is_open_to(scope) else 1 + stream.moves
                 for stream in found
             ]
-        self._readers.port(session.identity).enqueue(Located(locate.number, tuple(moves)))
+        self._queries.respond(session.identity, Located(locate.number, tuple(moves)))
 
     def _reject(
         self, session: Session[Receipt], submit: Submit, fault: Fault, *, is_leaving: bool = False

@@ -159,7 +159,7 @@ class CoreMessages:
                 if self._spans is not None and not self.is_synced and self._predecessor_ended_s:
                     self._note_takeover(self._predecessor_ended_s)
                 if not self.is_synced and self._predecessor_ended_s and self._core_ended_s:
-                    lifecycle.await_lost_streams()
+                    lifecycle.expect_lost_streams()
                 self.is_synced = True
                 self._core.is_fresh = False
             case AttachRefused():

@@ -272,11 +272,11 @@ class StreamLifecycle:
         self.abort(stream)
         return "running"
 
-    def await_lost_streams(self) -> None:
+    def expect_lost_streams(self) -> None:
         """Worker and core have died: their streams come back from their clients."""
         self._lost_until = self._retention.now + _RETURN_S
 
-    def is_coming_back(self, stream_id: bytes) -> bool:
+    def is_undecided(self, stream_id: bytes) -> bool:
         """Whether what can be said of this stream is outdated soon: the core has yet to send what
         is kept, its client to submit it again, or its end waits for its prompt.
         """
@@ -285,7 +285,8 @@ class StreamLifecycle:
         stream = self._streams.get(stream_id)
         if stream is None:
             return self._retention.now < self._lost_until and not self.keeper.has(stream_id)
-        return stream.is_given_up and stream.stage is Stage.RENDERING
+        owes_end = stream.is_given_up and stream.stage is Stage.RENDERING
+        return owes_end and stream.keep is not None
 
     def recall(self, stream_id: bytes, scope: bytes, *, forget: bool) -> KeptAnswer | None:
         """What is kept under this id and scope. forget: keep it no longer; a stream that still runs

@@ -65,7 +65,7 @@ def test_a_flood_of_states_holds_up_no_deltas_of_other_streams() -> None:
         assert sum(isinstance(body, Deltas) for body in world.messages) == 1
         world.messages.clear()
         world.acknowledge()
-    while world.port.unsent:
+    while world.port.num_unsent:
         world.readers.flush()
         world.acknowledge()
     world.readers.flush()
@@ -73,6 +73,20 @@ def test_a_flood_of_states_holds_up_no_deltas_of_other_streams() -> None:
     kinds = [type(body) for body in world.messages]
     assert kinds.index(Accepted) < kinds.index(Deltas)
     assert not world.port.has_unsent
+
+
+def test_what_answers_take_is_counted_until_they_leave() -> None:
+    world = Flooded()
+    for number in range(100):
+        world.port.enqueue(Tokenized(number), num_bytes=number)
+    for _ in range(3):
+        world.readers.flush()
+        world.acknowledge()
+        sent = [body.number for body in world.messages]
+        assert world.port.num_unsent == 100 - len(sent)
+        assert world.port.num_unsent_bytes == sum(range(100)) - sum(sent)
+    world.readers.attach_client(world.port.session)
+    assert (world.port.num_unsent, world.port.num_unsent_bytes) == (0, 0)
 
 
 def test_a_new_attach_holds_nothing_back() -> None:

@@ -37,18 +37,19 @@ LONG = "x" * (LONG_CHARS + 1)
 
 class Port:
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.said: list[Any] = []  # nobody reads it
+        self.num_unsent_bytes = 0
         self.session = self
         self.is_open = True
         self.public_key = b""
 
-    def enqueue(self, body: Any) -> None:
+    def enqueue(self, body: Any, *, num_bytes: int = 0) -> None:
         self.said.append(body)
+        self.num_unsent_bytes += num_bytes
 
     @property
-    def unsent(self) -> list[Any]:
-        """Nobody reads."""
-        return self.said
+    def num_unsent(self) -> int:
+        return len(self.said)
 
 
 class Readers:

@@ -25,6 +25,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.transport.codec import encode_params
 from slipstream_worker.clients import queries
+from slipstream_worker.lifecycle import recall_queue
 
 GRACE_S = 12.0
 KEEP = KeepOptions(b"a record", b"a scope")
@@ -199,12 +200,27 @@ def test_what_is_forgotten_is_gone(stack: Any, client: Any, kept: Any) -> None:
     stack.until(lambda: core_holds(stack, 0))
 
 
-def test_who_leaves_answers_unread_forgets_nothing(
-    client: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_recall_waits_until_earlier_answers_are_read(
+    stack: Any, client: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it, answer = kept
     with monkeypatch.context() as patched:
         patched.setattr(queries, "MAX_UNREAD", -1)
+        number = client.send_recall(it.stream_id, KEEP.scope, forget=True)
+        stack.until(lambda: stack.worker._from_clients.has_waiting)
+        stack.let_pass(2.0)
+        assert number not in client.recalled
+        assert stack.worker.lifecycle.keeper.has(it.stream_id)
+    stack.until(lambda: number in client.recalled)
+    assert client.recalled[number].answer == answer
+
+
+def test_a_recall_that_finds_too_many_waiting_forgets_nothing(
+    client: Any, kept: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, answer = kept
+    with monkeypatch.context() as patched:
+        patched.setattr(recall_queue, "MAX_WAITING", 0)
         refused = client.recall(it.stream_id, KEEP.scope, forget=True)
     assert (refused.answer, refused.fault.code) == (None, "overloaded")
     assert recall(client, it) == answer
@@ -343,16 +359,23 @@ def test_what_both_have_lost_is_found_once_its_client_has_brought_it_back(
     assert other.recalled[number].answer.keep == KEEP
 
 
-def test_what_is_cancelled_while_it_comes_back_has_ended(make_stack: Any) -> None:
+@pytest.mark.parametrize("keep", [KEEP, None])
+def test_what_is_cancelled_while_it_comes_back_has_ended(
+    make_stack: Any, keep: KeepOptions | None
+) -> None:
+    """What is not kept is not waited for."""
     stack = make_stack(SLOW, grace_s=GRACE_S)
     client = stack.client()
-    it = ask(client, max_tokens=400)
+    it = ask(client, keep=keep, max_tokens=400)
     stack.until(lambda: len(it.token_ids) > 2)
     kill_and_replace(stack, "both")
     stack.prompts.is_held = True
     stack.until(lambda: stack.worker.streams.get(it.stream_id) is not None)
     client.send(Cancel(0, (it.stream_id,)))
     stack.until(lambda: stack.worker.streams.get(it.stream_id).is_given_up)
+    if keep is None:
+        assert recall(client, it) is None
+        return
     number = client.send_recall(it.stream_id, KEEP.scope)
     stack.until(lambda: stack.worker._from_clients.has_waiting)
     assert number not in client.recalled
