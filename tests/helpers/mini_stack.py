@@ -411,7 +411,7 @@ class MiniStack:
         self._now_s = self._looked_s = time.monotonic()
         self._is_clock_held = False
         self._incarnation = 0
-        self._core_ended_s = self._worker_ended_s = 0.0
+        self._core_ended_s = self.worker_ended_s = 0.0  # monotonic
         self.core: Core | None = None
         self.worker: Worker | None = None
         self.start_core()
@@ -448,7 +448,7 @@ class MiniStack:
             runtime_dir=str(self.directory),
             cache_dir=str(self.directory),
             incarnation=self._incarnation,
-            predecessor_ended_s=self._worker_ended_s,
+            predecessor_ended_s=self.worker_ended_s,
             **given,  # type: ignore[arg-type]
         )
 
@@ -463,7 +463,7 @@ class MiniStack:
         """Drop the worker, as kill -9 does."""
         assert self.worker is not None
         self.worker.close()
-        self._worker_ended_s = time.monotonic()
+        self.worker_ended_s = time.monotonic()
         self.prompts = InstantPrompts(self._tokenizer, self._answer, self._reasoning)
         self.worker = None
 

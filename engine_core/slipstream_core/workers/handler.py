@@ -123,6 +123,7 @@ class WorkerHandler:
         self._incarnation = incarnation
         self._suspects = suspects
         self._now = 0.0  # monotonic, of the last `receive`
+        self._serves_since_s = 0.0  # the same of the first one
         self._forgotten: deque[tuple[bytes, int]] = deque(maxlen=_MAX_FORGOTTEN)
 
     @property
@@ -177,6 +178,7 @@ class WorkerHandler:
         arrived: what a poller has reported; None asks the sockets.
         """
         self._now = now
+        self._serves_since_s = self._serves_since_s or now
         if arrived is None or self._acceptor.is_among(arrived):
             may_owe = MAY_OWE if self._num_in_flight else 0
             if not self._acceptor.take_acks(now, may_owe=may_owe):
@@ -333,7 +335,8 @@ class WorkerHandler:
         # streams that were admitted again have the strike in their registration
         suspects = tuple(id_ for id_ in self._suspects if self._streams.get(id_) is None)
         if suspects or self._predecessor_ended_s:
-            sender.enqueue(Suspects(self._incarnation, suspects, self._predecessor_ended_s))
+            times = self._predecessor_ended_s, self._serves_since_s
+            sender.enqueue(Suspects(self._incarnation, suspects, *times))
         if not session.fresh:
             return  # the worker states its positions next
         for stream in owned:

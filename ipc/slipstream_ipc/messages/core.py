@@ -239,7 +239,9 @@ class Suspects(Struct, array_like=True, frozen=True, tag=tags.SUSPECTS):
 
     incarnation: Count
     stream_ids: StreamIds
-    predecessor_ended_s: float = 0.0  # CLOCK_MONOTONIC; 0.0: there was none
+    # CLOCK_MONOTONIC
+    predecessor_ended_s: float = 0.0  # 0.0: there was none
+    serves_since_s: float = 0.0  # when this core could be attached to
 
 
 class ComputedPromptLogprobs(

@@ -60,6 +60,7 @@ from slipstream_worker.streams.stream_trace import StreamTrace
 logger = logging.getLogger(__name__)
 
 _POSITIONS_PER_MESSAGE = 16384
+_READMISSION_S = 2.0  # in which a worker has found a new core and told it of its streams
 
 Int64s = npt.NDArray[np.int64]
 
@@ -92,7 +93,8 @@ class CoreMessages:
         """
         self._spans = spans
         self._predecessor_ended_s = predecessor_ended_s
-        self._core_ended_s = 0.0  # when the core before this one ended; 0.0: unknown
+        # when the core before this one ended, and this one could be attached to; 0.0: unknown
+        self._core_ended_s = self._core_serves_since_s = 0.0
         self._tracer = tracer
         self._core = core
         self._lifecycle = lifecycle
@@ -150,6 +152,7 @@ class CoreMessages:
                 lifecycle.keeper.send_again(message.stream_ids)
             case Suspects():
                 self._core_ended_s = message.predecessor_ended_s
+                self._core_serves_since_s = message.serves_since_s
                 lifecycle.suspect(message.incarnation, message.stream_ids)
             case FirstToken():
                 stream = self._streams.get(message.stream_id)
@@ -158,7 +161,7 @@ class CoreMessages:
             case SyncDone():
                 if self._spans is not None and not self.is_synced and self._predecessor_ended_s:
                     self._note_takeover(self._predecessor_ended_s)
-                if not self.is_synced and self._predecessor_ended_s and self._core_ended_s:
+                if not self.is_synced and self._have_both_died:
                     lifecycle.expect_lost_streams()
                 self.is_synced = True
                 self._core.is_fresh = False
@@ -245,6 +248,15 @@ class CoreMessages:
         moves = u32(message.moves, "moves", num).tolist() if message.moves else [0] * num
         for stream_id, its_moves in zip(message.stream_ids, moves, strict=True):
             self._retention.add_tombstone(stream_id, its_moves)
+
+    @property
+    def _have_both_died(self) -> bool:
+        """Whether the worker before this one died before it could tell this core of its streams, as
+        it would have after the death of the core before.
+        """
+        if not (self._predecessor_ended_s and self._core_ended_s):
+            return False
+        return self._predecessor_ended_s < self._core_serves_since_s + _READMISSION_S
 
     def _note_takeover(self, since: float) -> None:
         """This worker has taken over the streams of one that ended at `since`."""

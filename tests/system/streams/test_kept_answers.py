@@ -359,6 +359,26 @@ def test_what_both_have_lost_is_found_once_its_client_has_brought_it_back(
     assert other.recalled[number].answer.keep == KEEP
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+def test_the_death_of_a_worker_alone_makes_no_recall_wait(make_stack: Any, is_late: bool) -> None:
+    """It had told the core of its streams before, unless it died as soon as that was there."""
+    stack = make_stack(SLOW, grace_s=GRACE_S)
+    client, other = stack.client(), stack.client()
+    it = ask(client, max_tokens=400)
+    stack.until(lambda: len(it.token_ids) > 2)
+    kill_and_replace(stack, "core")
+    stack.until(lambda: stack.core.handler.num_streams == 1)
+    stack.kill_worker()
+    stack.worker_ended_s += 60.0 * is_late
+    stack.start_worker()
+    client.is_reading = False
+    number = other.send_recall(bytes(16), KEEP.scope)
+    stack.until(lambda: stack.worker._from_core.is_synced)
+    stack.until(lambda: number in other.recalled or stack.worker._from_clients.has_waiting)
+    assert recall(other, it).keep == KEEP
+    assert (number in other.recalled) == is_late
+
+
 @pytest.mark.parametrize("keep", [KEEP, None])
 def test_what_is_cancelled_while_it_comes_back_has_ended(
     make_stack: Any, keep: KeepOptions | None
