@@ -12,9 +12,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 
-from slipstream_ipc.messages import KEPT_ENTRY_BYTES, MAX_KEPT_BYTES, KeptEntry
+from slipstream_ipc.messages import KEPT_ENTRY_BYTES, MAX_CALLS, MAX_KEPT_BYTES, KeptEntry
 
 _MIN_HEAP = 64
+_CALL_BYTES = 256  # what the events of a call take beside their text, with a long id
 MAX_ANSWERS = 2**20  # as many ids as a message may state
 
 
@@ -25,6 +26,8 @@ class KeptAnswers:
         """`max_bytes`: of all answers together; 0 keeps none."""
         self._max_bytes = max_bytes
         self.max_answer_bytes = min(max_bytes // 4, MAX_KEPT_BYTES)  # see `ModelCard`
+        most_bytes = 2 * self.max_answer_bytes + MAX_CALLS * _CALL_BYTES
+        self._max_encoded_bytes = min(most_bytes, max_bytes)  # of one of that size
         self._scopes: dict[bytes, bytes] = {}  # by stream id
         self._answers: dict[bytes, dict[bytes, bytes]] = {}  # by scope and id, used last at the end
         self._sizes: Counter[bytes] = Counter()  # by scope, in bytes
@@ -55,7 +58,7 @@ class KeptAnswers:
         """
         num_bytes = len(answer) + KEPT_ENTRY_BYTES
         self.remove(stream_id)
-        if num_bytes > 2 * self.max_answer_bytes:  # as it is encoded
+        if num_bytes > self._max_encoded_bytes:
             return [stream_id]
         dropped = []
         while self._num_bytes + num_bytes > self._max_bytes or len(self) >= MAX_ANSWERS:

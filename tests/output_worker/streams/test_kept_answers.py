@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream_ipc.messages import KEPT_ENTRY_BYTES, MAX_KEPT_BYTES, KeptEntry
+from slipstream_ipc.messages import (
+    KEPT_ENTRY_BYTES,
+    MAX_CALLS,
+    MAX_KEPT_BYTES,
+    AnswerEvent,
+    End,
+    EventKind,
+    KeepOptions,
+    KeptAnswer,
+    KeptEntry,
+)
 from slipstream_worker.streams import kept_answers as module
 from slipstream_worker.streams.kept_answers import KeptAnswers
 
@@ -15,7 +26,7 @@ SCOPES = (b"", b"a", b"b")
 
 IDS = st.integers(0, 15).map(lambda number: bytes([number]) * 16)
 OPERATIONS = st.one_of(
-    st.tuples(st.just("put"), IDS, st.sampled_from(SCOPES), st.integers(0, 9 * KEPT_ENTRY_BYTES)),
+    st.tuples(st.just("put"), IDS, st.sampled_from(SCOPES), st.integers(0, 17 * KEPT_ENTRY_BYTES)),
     st.tuples(st.just("get"), IDS, st.sampled_from(SCOPES), st.just(0)),
     st.tuples(st.just("remove"), IDS, st.just(b""), st.just(0)),
 )
@@ -37,7 +48,7 @@ class Model:
     def put(self, stream_id: bytes, scope: bytes, answer: bytes) -> list[bytes]:
         self.remove(stream_id)
         size = len(answer) + KEPT_ENTRY_BYTES
-        if size > 2 * (MAX_BYTES // 4):
+        if size > MAX_BYTES:
             return [stream_id]
         dropped = []
         while self.size() + size > MAX_BYTES:
@@ -118,7 +129,7 @@ def test_what_the_core_lacks_is_sent_again_if_it_is_still_kept() -> None:
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("max_bytes", [0, KEPT_ENTRY_BYTES, 2 * KEPT_ENTRY_BYTES - 1])
+@pytest.mark.parametrize("max_bytes", [0, KEPT_ENTRY_BYTES - 1])
 def test_a_store_without_room_keeps_nothing(max_bytes: int) -> None:
     assert KeptAnswers(max_bytes).put(bytes(16), b"", b"") == [bytes(16)]
 
@@ -126,10 +137,26 @@ def test_a_store_without_room_keeps_nothing(max_bytes: int) -> None:
 def test_an_answer_has_a_size_of_its_own() -> None:
     store = KeptAnswers(64 * MAX_KEPT_BYTES)
     assert store.max_answer_bytes == MAX_KEPT_BYTES
-    most = 2 * MAX_KEPT_BYTES - KEPT_ENTRY_BYTES
+    most = 2 * MAX_KEPT_BYTES + 2**18 - KEPT_ENTRY_BYTES
     assert store.put(bytes(16), b"", bytes(most)) == []
     assert store.put(bytes(16), b"", bytes(most + 1)) == [bytes(16)]
     assert len(store) == 0
+
+
+def test_a_small_store_has_room_for_many_calls() -> None:
+    """Their text is little, and what they take beside it is not counted."""
+    store = KeptAnswers(2**17)
+    events: list[AnswerEvent] = []
+    for call in range(MAX_CALLS):
+        events += (
+            AnswerEvent(EventKind.CALL_BEGINS, "f", call, "chatcmpl-tool-" + "0" * 32, 1, 3),
+            AnswerEvent(EventKind.CALL_ARGUMENTS, "{}", call, num_tokens=2),
+            AnswerEvent(EventKind.CALL_ENDS, "", call, num_before=3),
+        )
+    answer = KeptAnswer(KeepOptions(bytes(2**14)), 9, End("stop", 9216), events=tuple(events))
+    encoded = msgspec.msgpack.encode(answer)
+    assert len(encoded) > 2 * store.max_answer_bytes
+    assert store.put(bytes(16), b"", encoded) == []
 
 
 def test_there_are_no_more_than_a_message_can_state(monkeypatch: pytest.MonkeyPatch) -> None:
