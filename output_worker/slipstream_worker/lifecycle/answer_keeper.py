@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from slipstream_ipc.history.text_log import START
 from slipstream_ipc.messages import (
-    KEPT_ENTRY_BYTES,
     AnswerEvent,
     DropKept,
     EventKind,
@@ -32,6 +31,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.messages.budgets import MESSAGE_BUDGET_BYTES
 from slipstream_ipc.telemetry.logs import of_requests
+from slipstream_ipc.validation.kept_size import max_text_bytes, num_text_bytes
 from slipstream_worker.core_link import CoreLink
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.output.answer_output import AnswerOutput
@@ -221,7 +221,8 @@ class AnswerKeeper:
             answer = _with_text(answer, output)
         except Exception:
             logger.exception("an answer is kept without its text", extra=of_requests(stream.label))
-        if _num_bytes(answer) > self.max_answer_bytes:
+        texts = (answer.text, *[event.text for event in answer.events])
+        if num_text_bytes(texts) > max_text_bytes(len(keep.record), self.max_answer_bytes):
             self.cancel(stream)
             return
         self._settle(stream)
@@ -261,9 +262,3 @@ def _with_text(answer: KeptAnswer, output: StreamOutput) -> KeptAnswer:
         kind, call = EventKind(found & 0xFF), found >> 8
         events = (AnswerEvent(kind, text, call, num_tokens=log.num_tokens),)
     return replace(answer, events=events)
-
-
-def _num_bytes(answer: KeptAnswer) -> int:
-    """What an answer takes, as its reader can tell as well."""
-    texts = (answer.text, *[event.text for event in answer.events])
-    return KEPT_ENTRY_BYTES + len(answer.keep.record) + sum(len(text.encode()) for text in texts)

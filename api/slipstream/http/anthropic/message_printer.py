@@ -78,7 +78,7 @@ class MessagePrinter:
     ) -> Sequence[bytes]:
         return _event(MessageDelta(_stop(blocks, end), _usage(usage))), _event(MessageStop())
 
-    def fail(self, error: ApiError, number: int) -> bytes:
+    def fail(self, blocks: Sequence[Block], error: ApiError, number: int) -> bytes:
         return named_event("error", error.body_as(ErrorShape.ANTHROPIC))
 
     def whole(self, blocks: Sequence[Block], end: End, usage: Usage) -> AnsweredMessage:

@@ -79,8 +79,8 @@ class BlockPrinter(Protocol):
     ) -> Sequence[bytes]:
         """The events after all blocks."""
 
-    def fail(self, error: ApiError, number: int) -> bytes:
-        """The last event of an answer that fails."""
+    def fail(self, blocks: Sequence[Block], error: ApiError, number: int) -> bytes:
+        """The last event of an answer that fails. blocks: those so far."""
 
     def whole(self, blocks: Sequence[Block], end: End, usage: Usage) -> Struct:
         """The body of an answer that is not streamed."""
@@ -157,7 +157,7 @@ class BlockWriter:
 
     def fail(self, error: ApiError) -> bytes:
         """The event that ends a failed answer."""
-        return self._printer.fail(error, self.number + 1)
+        return self._printer.fail(self._reader.blocks, error, self.number + 1)
 
     def _print(self, parts: Sequence[BlockPart]) -> list[NumberedEvent]:
         found: list[NumberedEvent] = []

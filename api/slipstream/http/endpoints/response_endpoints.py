@@ -58,7 +58,7 @@ from slipstream.http.responses.response_printer import (
     ResponsePrinter,
     response_shape,
 )
-from slipstream.http.responses.response_record import KeptResponse, max_text_bytes, shown_item
+from slipstream.http.responses.response_record import KeptResponse, shown_item
 from slipstream.http.responses.responses_request import (
     ResponsesRequest,
     chat_of,
@@ -66,6 +66,7 @@ from slipstream.http.responses.responses_request import (
 )
 from slipstream.request.requests import new_resume
 from slipstream_ipc.messages import Cancel, End, Recalled, Tokenized
+from slipstream_ipc.validation.kept_size import max_text_bytes
 
 PATH = "/v1/responses"
 PREFIX = "/v1/responses/"
@@ -294,7 +295,7 @@ class ResponseEndpoints:
         response, most_text = kept.record.response, None
         if not kept.is_over:
             model = served_model(self._io, response.model)
-            most_text = max_text_bytes(kept.record_bytes, model)
+            most_text = max_text_bytes(kept.record_bytes, model.max_kept_bytes)
         return response_shape(response, most_text)
 
     def _with_kept(

@@ -21,11 +21,7 @@ from slipstream.http.responses.response_object import (
     ResponseObject,
 )
 from slipstream.http.responses.response_printer import ID_PREFIX, response_shape
-from slipstream.http.responses.response_record import (
-    KeptResponse,
-    ResponseRecord,
-    max_text_bytes,
-)
+from slipstream.http.responses.response_record import KeptResponse, ResponseRecord
 from slipstream.http.responses.responses_request import (
     CALLER_NAMES,
     ResponsesRequest,
@@ -33,6 +29,7 @@ from slipstream.http.responses.responses_request import (
     chat_of,
 )
 from slipstream_ipc.messages import KeepOptions, ModelCard
+from slipstream_ipc.validation.kept_size import max_text_bytes
 
 KIND = "resp"
 _RESPONSE_ID = re.compile(ID_PREFIX + "([0-9a-f]{32})")
@@ -99,8 +96,9 @@ def new_response(
     if before is not None:
         answer_id, created = AnswerId(KIND, before.answer.first), before.created
     response = structs.replace(echo_of(body, model), id=str(answer_id), created_at=created)
-    record = ResponseRecord(response, items).packed() if response.store else None
-    most_text = -1 if record is None else max_text_bytes(len(record), model)
+    is_kept = response.store and model.max_kept_bytes > 0
+    record = ResponseRecord(response, items).packed() if is_kept else None
+    most_text = -1 if record is None else max_text_bytes(len(record), model.max_kept_bytes)
     if record is None or most_text < 0:
         if body.background:
             why = "store is false, or it is too large"

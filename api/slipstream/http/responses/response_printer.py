@@ -29,6 +29,7 @@ from slipstream.http.responses.response_object import (
     ResponseUsage,
 )
 from slipstream_ipc.messages import End
+from slipstream_ipc.validation.kept_size import num_text_bytes
 
 ID_PREFIX = "resp_"
 _ITEM_PREFIXES = {BlockKind.CONTENT: "msg_", BlockKind.REASONING: "rs_", BlockKind.CALL: "fc_"}
@@ -108,14 +109,15 @@ class ResponsePrinter:
         kind = _LAST.get(response.status, events.ResponseIncomplete)
         return [events.named_event(kind(number, response))]
 
-    def fail(self, error: ApiError, number: int) -> bytes:
+    def fail(self, blocks: Sequence[Block], error: ApiError, number: int) -> bytes:
         given = error.body.error
         if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:  # the stream has, not the response
             code = given.code or given.type
             failed = events.StreamError(number, code, given.message, given.param)
             return events.named_event(failed)
         details = FailureDetails("server_error", given.message)
-        response = replace(self._response, status="failed", error=details)
+        store = self._response.store and self._has_room(blocks)
+        response = replace(self._response, store=store, status="failed", error=details)
         return events.named_event(events.ResponseFailed(number, response))
 
     def whole(self, blocks: Sequence[Block], end: End, usage: Usage) -> ResponseObject:
@@ -143,8 +145,8 @@ class ResponsePrinter:
     def _has_room(self, blocks: Sequence[Block]) -> bool:
         if self._max_text_bytes is None:
             return True
-        num_bytes = sum(len(f"{block.name}{block.text}".encode()) for block in blocks)
-        return num_bytes <= self._max_text_bytes
+        texts = [text for block in blocks for text in (block.name, block.text)]
+        return num_text_bytes(texts) <= self._max_text_bytes
 
     def _item_id(self, block: Block) -> str:
         return f"{_ITEM_PREFIXES[block.kind]}{self._key}{block.index:04x}"

@@ -19,13 +19,11 @@ from slipstream.http.responses.input_items import InputItem
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import ResponsePrinter
 from slipstream_ipc.messages import (
-    KEPT_ENTRY_BYTES,
     MAX_RECORD_BYTES,
     AnswerEvent,
     End,
     EventKind,
     KeptAnswer,
-    ModelCard,
 )
 
 _ITEM_PREFIXES = {
@@ -64,11 +62,6 @@ class ResponseRecord(Struct, frozen=True):
 
 
 _decoder = msgspec.msgpack.Decoder(ResponseRecord)
-
-
-def max_text_bytes(record_bytes: int, model: ModelCard) -> int:
-    """How large an answer may be that is kept with such a record; less than 0: none is."""
-    return model.max_kept_bytes - KEPT_ENTRY_BYTES - record_bytes
 
 
 class KeptResponse:

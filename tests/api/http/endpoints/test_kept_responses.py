@@ -367,6 +367,36 @@ def test_a_response_that_is_not_to_be_stored_is_not(client: OpenAI) -> None:
         client.responses.retrieve(response.id)
 
 
+@pytest.mark.slow
+def test_what_is_stored_is_kept_to_the_byte(tmp_path: Path) -> None:
+    """The front says the one, the worker decides the other. Record and text are varied."""
+    call = '<think>A city.</think>\n<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'
+    texts = {"first": '{"city": "Oslo"}', "same": '{"city": "Osö"}', "more": '{"city": "Oslö"}'}
+    lines = [{"text": call % text, "when": which} for which, text in texts.items()]
+    with playing_stack(tmp_path, lines=lines, response_store_mib=2**-6) as stack:
+
+        def is_stored(pad: int, which: str) -> bool:
+            given = f"{which:5}{' x' * (pad // 2)}{'.' * (pad % 2)}"
+            with Raw(port_of(stack)) as raw:
+                raw.post(PATH, {**BODY, "input": given})
+                response = raw.read().json
+                assert response["output"][1]["arguments"] == texts[which]
+                found = raw.get(f"{PATH}/{response['id']}")
+            assert found.status == (200 if response["store"] else 404)
+            return bool(response["store"])
+
+        least, most = 2**8, 2**12
+        while most - least > 1:
+            pad = (least + most) // 2
+            if is_stored(pad, "first"):
+                least = pad
+            else:
+                most = pad
+        found = [is_stored(least, which) for which in texts]
+        assert found == [True, True, False]
+        assert is_stored(least - 1, "more")
+
+
 def test_a_response_that_is_too_large_is_not_stored(client: OpenAI) -> None:
     thought = {"type": "reasoning", "summary": [], "encrypted_content": "x" * 2**20}
     given: Any = {"model": "played", "input": [thought, {"role": "user", "content": "snow"}]}

@@ -66,6 +66,15 @@ def test_a_response_that_has_become_too_large_to_be_kept_says_so() -> None:
         assert stored == [True, True, is_kept]
 
 
+def test_one_that_fails_says_so_as_well() -> None:
+    for most, is_kept in ((2, True), (1, False)):
+        answer = BlockWriter(ResponsePrinter(RESPONSE, most))
+        answer.begin(USAGE)
+        answer.write((AnswerEvent(CONTENT, "é"),))
+        failed = data_of(NumberedEvent(answer.number + 1, answer.fail(ApiError(500, "broken"))))
+        assert failed["response"]["store"] is is_kept
+
+
 def data_of(event: NumberedEvent) -> dict[str, Any]:
     """The data of an event, checked against its name and number."""
     [(_, found)] = response_events(event.data)
