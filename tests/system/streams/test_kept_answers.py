@@ -359,6 +359,19 @@ def test_what_both_have_lost_is_found_once_its_client_has_brought_it_back(
     assert other.recalled[number].answer.keep == KEEP
 
 
+def test_many_recalls_that_have_waited_are_answered_without_a_fault(stack: Any, kept: Any) -> None:
+    kill_and_replace(stack, "both")
+    other = stack.client()
+    num = queries.MAX_UNREAD + 200
+    numbers = [other.send_recall(number.to_bytes(16)) for number in range(num)]
+    recalls = stack.worker._from_clients._recalls
+    stack.until(lambda: len(recalls) == num)
+    assert not other.recalled
+    stack.let_pass(6.0)
+    stack.until(lambda: len(other.recalled) == num)
+    assert not any(other.recalled[number].fault for number in numbers)
+
+
 @pytest.mark.parametrize("is_late", [True, False])
 def test_the_death_of_a_worker_alone_makes_no_recall_wait(make_stack: Any, is_late: bool) -> None:
     """It had told the core of its streams before, unless it died as soon as that was there."""
