@@ -24,6 +24,7 @@ from typing import Protocol
 
 from slipstream.fleet.member_feed import MemberFeed
 from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.telemetry.recent_warnings import RecentWarnings
 from slipstream_ipc.transport.addresses import IPC, TCP
 
 MAX_MEMBERS = 64
@@ -133,7 +134,7 @@ class FileMembers(MemberSource):
         """Raises: BadRequest where the file cannot be read or an address is not allowed."""
         self._path = path
         self._check = check
-        self._faults = _Faults(f"in {path}")
+        self._warnings = RecentWarnings(logger)
         try:
             self._version = self._look()
             self._addresses = self._read()
@@ -149,9 +150,9 @@ class FileMembers(MemberSource):
                 self._version = version
                 # it is empty while it is written in place
                 self._addresses = self._read() or self._addresses
-                self._faults.end()
+                self._warnings.forget()
         except (BadRequest, OSError) as error:
-            self._faults.tell(error)
+            self._warnings.warn("the members in %s stay as they were: %s", self._path, error)
             self._version = None
         return self._addresses
 
@@ -187,7 +188,8 @@ class DnsMembers(MemberSource):
             raise BadRequest("address", address, "dns://NAME:PORT, with a port from 1 to 65535")
         check(f"{TCP}{host}:{port}")
         self._host, self._port = host, int(port)
-        self._faults = _Faults(f"at {address}")
+        self._name = address
+        self._warnings = RecentWarnings(logger)
         self._addresses: tuple[str, ...] = ()
         self._asked_at: float | None = None
         self._thread: threading.Thread | None = None
@@ -201,7 +203,7 @@ class DnsMembers(MemberSource):
             try:
                 thread.start()
             except RuntimeError as error:  # there may be no more threads
-                self._faults.tell(error)
+                self._warn(error)
             else:
                 self._thread = thread
         return self._addresses
@@ -211,11 +213,14 @@ class DnsMembers(MemberSource):
             hosts = sorted(set(self._resolve(self._host, self._port)))
             found = checked_members([_tcp_address(host, self._port) for host in hosts], self._check)
         except (BadRequest, OSError, UnicodeError) as error:
-            self._faults.tell(error)
+            self._warn(error)
             return
-        self._faults.end()
+        self._warnings.forget()
         if found:
             self._addresses = found
+
+    def _warn(self, error: Exception) -> None:
+        self._warnings.warn("the members at %s stay as they were: %s", self._name, error)
 
 
 class RayMembers(MemberSource):
@@ -232,7 +237,8 @@ class RayMembers(MemberSource):
         if command is _ASK_RAY and not has_ray():
             raise BadRequest("address", address, f"another one without Ray: {INSTALL_RAY}")
         self._check = check
-        self._faults = _Faults(f"of {address}")
+        self._name = address
+        self._warnings = RecentWarnings(logger)
         self._feed = MemberFeed([*command, name], self._take)
         self._addresses: tuple[str, ...] = ()
 
@@ -259,28 +265,9 @@ class RayMembers(MemberSource):
             found, why = (), str(error)
         if found:
             self._addresses = found
-            self._faults.end()
+            self._warnings.forget()
         else:
-            self._faults.tell(why)
-
-
-class _Faults:
-    """The faults of one source."""
-
-    def __init__(self, where: str) -> None:
-        """where: its members are."""
-        self._where = where
-        self._told = ""
-
-    def tell(self, why: object) -> None:
-        """Log a fault, unless it is the one that was logged last."""
-        if str(why) != self._told:
-            self._told = str(why)
-            logger.warning("the members %s stay as they were: %s", self._where, why)
-
-    def end(self) -> None:
-        """The source is well: what comes next is another fault."""
-        self._told = ""
+            self._warnings.warn("the members of %s stay as they were: %s", self._name, why)
 
 
 def has_ray() -> bool:

@@ -15,11 +15,11 @@ class ReplicaStatus(Struct, frozen=True):
     """A replica, seen from here.
 
     condition: away: not connected; refused: it cannot be used; else what the replica says of
-    itself, serving before it has said anything. why: it is away, where that is known, or refused.
-    name: as it is called among
-    replicas; empty: it has no name, or has not told it. is_namesake: another replica has the same
-    name, as the first ones of two fleets do. load: what it said last; None: nothing yet. model: the
-    name of the one that it serves; empty: not known yet.
+    itself, serving before it has said anything. why: the reason for away or refused; empty: not
+    known. name: as it is called among replicas; empty: it has no name, or has not told it.
+    is_namesake: another replica has the same name, as the first ones of two fleets do. load: what
+    it said last; None: nothing yet. model: the name of the one that it serves; empty: not known
+    yet.
     """
 
     address: str

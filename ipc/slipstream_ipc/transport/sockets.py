@@ -312,7 +312,7 @@ class DisconnectWatch:
             elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 refused = "one side uses CURVE keys here, the other does not"
             else:
-                trouble = "the handshake failed; with keys: server.key is not its own"
+                trouble = "the handshake failed; with keys, server.key may be another server's"
 
     def close(self) -> None:
         """Stop monitoring; to be called before the socket is closed."""

@@ -43,6 +43,7 @@ from slipstream.fleet.moves import MoveSettings
 from slipstream.request.requests import new_resume
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.crash_note import suspect_digests
+from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import (
     Abort,
     Cancel,
@@ -66,6 +67,7 @@ from slipstream_ipc.messages import (
     UnknownStreams,
     Welcome,
 )
+from slipstream_ipc.transport.curve import Access
 
 CARD = replace(MODEL, fingerprint=b"weights")
 OTHER = replace(MODEL, fingerprint=b"other weights")
@@ -995,6 +997,56 @@ def test_callers_wait_longer_for_a_replica_whose_model_is_not_known(monkeypatch)
     assert fleet.models == (CARD, TWO)
     late.is_attached = False
     assert connect(2.0).done(), "its model is known"
+
+
+def test_a_status_says_why_a_replica_is_away_now_and_the_log_says_each_reason_once(
+    monkeypatch, caplog
+) -> None:
+    address = "tcp://127.0.0.1:1"
+    errors = [BadRequest("keys", "none", "a folder")] * 2
+    stubs: list[StubSession] = []
+
+    def connect(*args: Any, **options: Any) -> StubSession:
+        if errors:
+            raise errors.pop()
+        stubs.append(StubSession(*args, **options))
+        stubs[-1].script, stubs[-1].is_attached = [], False
+        return stubs[-1]
+
+    monkeypatch.setattr(fleet_session, "StackSession", connect)
+    monkeypatch.setattr(StubSession, "by_address", {})
+    fleet = FleetSession(None, address, 10.0, None, 0.0, access=Access(insecure=True))  # type: ignore[arg-type]
+
+    def status_at(now: float) -> tuple[str, str]:
+        fleet.turn(now)
+        [status] = fleet.statuses()
+        return status.condition, status.why
+
+    cannot = ("away", "keys: got 'none', allowed: a folder")
+    assert [status_at(now) for now in (1.0, 21.0)] == [cannot] * 2
+    assert status_at(41.0) == ("away", ""), "it is tried, and nothing is known yet"
+    for trouble in ("no such key", "no such key", "no descriptors", "no such key", ""):
+        stubs[0].trouble = trouble
+        assert status_at(42.0) == ("away", trouble)
+    refused = partial(EngineError, Fault("engine", "x"))
+    stubs[0].script = [lambda: stubs[0].observer.refused(refused)]
+    assert [status_at(now) for now in (43.0, 44.0)] == [("refused", "x")] * 2
+    assert status_at(64.0) == ("away", "")
+    stubs[1].script = [lambda: stubs[1].observer.welcomed(Welcome(2, CARD))]
+    stubs[1].is_attached = True
+    assert status_at(65.0) == ("serving", "")
+    stubs[1].is_attached = False
+    assert status_at(66.0) == ("away", "")
+    stubs[1].trouble = "no such key"
+    assert status_at(67.0) == ("away", "no such key")
+    about = f"the replica at {address}"
+    assert caplog.messages == [
+        f"{about} cannot be used: {cannot[1]}",
+        f"{about} does not answer: no such key",
+        f"{about} does not answer: no descriptors",
+        f"{about} is left alone: x",
+        f"{about} does not answer: no such key",
+    ]
 
 
 def test_a_replica_that_is_refused_as_a_stream_arrives_is_closed_once_that_has_left(

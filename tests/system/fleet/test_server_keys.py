@@ -17,6 +17,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import BadRequestError, Client
 from slipstream.cli.keys import add_client, add_front, make_folder
 from slipstream.client.connection import fleet_members
+from slipstream.client.connection.stack_session import StackSession
 from slipstream.demo_model import MODEL_PATH
 
 
@@ -114,18 +115,21 @@ def test_a_replica_of_another_key_is_named_once_and_the_others_serve(
             stack = spareless_stack("simulated:step_ms=1", listen=address, **options)
             opened.enter_context(stack)
         client = opened.enter_context(Client(",".join(addresses), keys=str(own)))
-        members, seen = client._io._session._members, set()
+        members = client._io._session._members
         right, wrong, plain = addresses
+        tried: list[StackSession] = []  # kept, as the address of one that is gone is used again
+        whys: set[str] = set()
         patience = Patience()
-        while len(seen) < 20:
+        while len(tried) < 20 or not any("the other does not" in why for why in whys):
             found = {each.address: each for each in members.statuses()}
-            number = next(each.number for each in members.listed if each.address == plain)
-            seen.add((number, id(members._members[number].session)))
+            [session] = [each.session for each in members.listed if each.address == plain]
+            if session is not None and all(session is not each for each in tried):
+                tried.append(session)
+            whys.add(found[plain].why)
             assert len(client.generate([1, 2, 3], max_tokens=5, ignore_eos=True).token_ids) == 5
-            patience.check(seen)
+            patience.check(whys)
     assert found[right].condition == "serving"
     assert (found[wrong].condition, "server.key" in found[wrong].why) == ("away", True)
-    assert "the other does not" in found[plain].why
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == len(set(said))
     for address, nums in ((right, (0,)), (wrong, (1,)), (plain, (1, 2))):

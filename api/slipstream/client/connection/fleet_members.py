@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from math import inf
@@ -28,6 +28,7 @@ from slipstream.fleet.moves import Hold, Moves
 from slipstream.fleet.replica_status import ReplicaStatus
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.messages import ANSWERS_INSPECT, Fault, Load, ModelCard, Welcome
+from slipstream_ipc.telemetry.recent_warnings import RecentWarnings
 from slipstream_ipc.transport.addresses import IPC
 
 _SHUT_S = 10.0  # until a closed member is tried again
@@ -39,8 +40,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class FleetMember:
-    """A replica as this client knows it. session: None while it is closed. name: of the replica;
-    empty: it has none. said: the last load that it told.
+    """A replica as this client knows it. session: None while it is closed. why_unopened: the error
+    of the last attempt to open it; empty: it was opened. name: of the replica; empty: it has none.
+    said: the last load that it told.
     """
 
     number: int
@@ -55,7 +57,8 @@ class FleetMember:
     is_listed: bool = True
     away_since: float = 0.0  # while it is not attached
     shut_because: Callable[[], SlipstreamError] | None = None
-    fault: str = ""  # why it could not be used when that was last tried; empty: it could
+    why_unopened: str = ""
+    warnings: RecentWarnings = field(default_factory=lambda: RecentWarnings(logger))
     opens_at: float = inf
     can_locate: bool = False
     can_inspect: bool = False
@@ -66,11 +69,10 @@ class FleetMember:
         """Whether the machine says that nothing can answer there."""
         return self.address.startswith(IPC) and why_absent(self.address) is not None
 
-    def tell(self, fault: str) -> None:
-        """Log why it cannot be used, unless that was the reason the last time."""
-        if fault != self.fault:
-            logger.warning("the replica at %s %s", self.address, fault)
-            self.fault = fault
+    @property
+    def why_away(self) -> str:
+        """Why it is not attached; empty where that is not known."""
+        return self.why_unopened if self.session is None else self.session.trouble
 
     @property
     def model(self) -> str:
@@ -86,10 +88,10 @@ class FleetMember:
         """What is known of it, for those who look at the fleet."""
         name, model = self.name.decode(errors="replace"), self.model
         if self.shut_because is not None:
-            why = str(self.shut_because())
+            why = self.why_unopened or str(self.shut_because())
             return ReplicaStatus(self.address, "refused", name, why, model=model)
         if not self.is_attached:
-            return ReplicaStatus(self.address, "away", name, self.fault, model=model)
+            return ReplicaStatus(self.address, "away", name, self.why_away, model=model)
         condition = "serving" if self.said is None else self.said.state
         return ReplicaStatus(self.address, condition, name, load=self.said, model=model)
 
@@ -235,9 +237,11 @@ class FleetMembers:
         try:
             member.session = self._connect(member, now)
         except (BadRequest, OSError) as error:
-            member.tell(f"cannot be used: {error}")
+            member.why_unopened = str(error)
+            member.warnings.warn("the replica at %s cannot be used: %s", member.address, error)
             member.opens_at = now + _SHUT_S
         else:
+            member.why_unopened = ""
             member.shut_because, member.away_since = None, now
 
     def _drop(self, member: FleetMember, now: float) -> None:
@@ -300,8 +304,10 @@ class FleetMembers:
         assert session is not None
         is_attached = session.is_attached
         if not is_attached:
-            if session.trouble and not member.fault:
-                member.tell(f"does not answer: {session.trouble}")
+            if session.trouble and member.shut_because is None:
+                member.warnings.warn(
+                    "the replica at %s does not answer: %s", member.address, session.trouble
+                )
             self._moves.detached(member.number, now)
             self._moves.starting(member.number, session.is_starting)
             if (is_tick or member.is_attached) and member.has_attached:
@@ -333,7 +339,8 @@ class FleetMembers:
         member.name, member.incarnation = welcome.replica, welcome.incarnation
         member.can_locate = bool(welcome.model.fingerprint)
         member.can_inspect = bool(welcome.answers & ANSWERS_INSPECT)
-        member.has_attached, member.fault = True, ""
+        member.has_attached = True
+        member.warnings.forget()
         is_other_model = member.card is not None and member.model != welcome.model.name
         if member.session is not None and is_other_model:
             taken = member.session.take_queries(but_of_streams=True)
@@ -395,7 +402,7 @@ class FleetMembers:
     def refuse(self, member: FleetMember, error: Callable[[], SlipstreamError], now: float) -> None:
         """A member will not do: its streams leave it, and it is closed then."""
         if member.shut_because is None:
-            member.tell(f"is left alone: {error()}")
+            member.warnings.warn("the replica at %s is left alone: %s", member.address, error())
             member.shut_because = error
         self._moves.shut(member.number, now)
 
