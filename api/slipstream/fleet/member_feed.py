@@ -28,7 +28,7 @@ class MemberFeed:
     """Keeps the process, and hands on what it says in a thread of its own."""
 
     def __init__(self, command: Sequence[str], take: Callable[[list[str] | str], None]) -> None:
-        """take: called with each line."""
+        """take: called with each line, or with why there is none."""
         self._command = command
         self._take = take
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,12 +45,18 @@ class MemberFeed:
         return is_started and time.monotonic() < self._began_at + _BEGIN_S
 
     def start(self) -> None:
-        """Start the process. Idempotent, and never blocks."""
+        """Start the process, unless it was started. Never blocks. Where no thread can be started,
+        `take` is told, and a later call tries again.
+        """
         if self._thread is None:
+            thread = threading.Thread(target=self._run, name="slipstream-members", daemon=True)
             self._began_at = time.monotonic()
-            name = "slipstream-members"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # there may be no more threads
+                self._take(str(error))
+            else:
+                self._thread = thread
 
     def close(self) -> None:
         """End the process. Idempotent; waits for a few seconds at most."""

@@ -252,6 +252,27 @@ def test_a_process_tells_the_members_and_is_started_again(tmp_path: Path, caplog
     source.close()
 
 
+def test_a_process_for_which_there_is_no_thread_is_tried_again(
+    tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    source = teller(tmp_path / "lines", ["tcp://127.0.0.1:1"])
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "start", refuse)
+        for second in range(10):
+            assert source.addresses(10.0 * second) == ()
+        other = teller(tmp_path / "others", [])
+        assert other.addresses(0.0) == ()
+        other.close()  # there is nothing to wait for
+    for record in caplog.records:
+        assert "stay as they were: can't start new thread" in record.getMessage()
+    assert len(caplog.records) == 2
+    until(source, ["tcp://127.0.0.1:1"])
+    source.close()
+
+
 def test_a_source_that_is_not_asked_starts_nothing(tmp_path: Path) -> None:
     source = teller(tmp_path / "lines", [])
     source.close()
