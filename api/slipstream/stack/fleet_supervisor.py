@@ -25,7 +25,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,7 @@ from slipstream.stack.supervisor_events import (
     StackReady,
     SupervisorBeat,
 )
-from slipstream_ipc.process import BEAT_S, SILENT_S
+from slipstream_ipc.process import BEAT_S, SILENT_S, go_on_after_parent
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
 
 FIRST_BEAT_S = 60.0  # a supervisor imports for less than a second, on a busy machine for more
@@ -157,9 +158,7 @@ class FleetSupervisor:
         stack.due_at = None
         stack.ready_at = None
         stack.started_at = time.monotonic()
-        stack.may_be_silent(stack.started_at, FIRST_BEAT_S)
         stack.error = stack.detail = ""
-        cpus = stack.plan.cpus
         stack.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "slipstream.stack.supervisor"],
             stdin=subprocess.PIPE,
@@ -171,9 +170,9 @@ class FleetSupervisor:
                 **stack.plan.environment,
             },
             start_new_session=True,
-            # safe: this process has one thread
-            preexec_fn=(lambda: os.sched_setaffinity(0, cpus)) if cpus else None,
+            preexec_fn=partial(_before_exec, stack.plan.cpus),  # safe: this process has one thread
         )
+        stack.expect_beat(stack.started_at, FIRST_BEAT_S)
         assert stack.process.stdin is not None
         assert stack.process.stdout is not None
         stack.events = LineReader(os.dup(stack.process.stdout.fileno()))
@@ -206,7 +205,7 @@ class FleetSupervisor:
     def _on_event(self, stack: _SupervisedStack, event: StackEvent) -> None:
         match event:
             case SupervisorBeat():
-                stack.may_be_silent(time.monotonic())
+                stack.expect_beat(time.monotonic())
             case StackReady():
                 self._on_ready(stack)
             case StackFailed(error=error):
@@ -324,6 +323,13 @@ class FleetSupervisor:
                 folder.rmdir()
 
 
+def _before_exec(cpus: Collection[int] | None) -> None:
+    """Prepare a stack's supervisor between fork and exec."""
+    go_on_after_parent()  # one that is stopped while it imports, too
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
 class _SupervisedStack:
     """A stack and its supervisor process, while it has one."""
 
@@ -343,8 +349,8 @@ class _SupervisedStack:
         self.how_ended: str | None = None  # the last one
         self.ended_at = 0.0
 
-    def may_be_silent(self, now: float, at_least_s: float = 0.0) -> None:
-        """Wait for its next beat, for `hang_timeout_s` or longer."""
+    def expect_beat(self, now: float, at_least_s: float = 0.0) -> None:
+        """Allow it `hang_timeout_s` for its next beat, and no less than `at_least_s`."""
         self.timeout_s = max(self.plan.config.hang_timeout_s, at_least_s)
         self.silent_until = now + self.timeout_s
 

@@ -2,7 +2,7 @@
 
 The request is the end of standard input, after the config line. Death is detected by a pidfd as
 well, as a fork of the parent may hold the pipe open; kernels without pidfds rely on the pipe. Each
-is reported once. A process that is stopped goes on when its parent dies.
+is reported once. A process that is stopped notices neither: see `go_on_after_parent`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import os
 import selectors
 from collections.abc import Callable
 from functools import partial
-
-from slipstream_ipc.process import go_on_after_parent
 
 STANDARD_INPUT = 0
 
@@ -28,7 +26,6 @@ def watch_parent(
 
     selector: its keys' data are the callbacks. cleanup: closes the pidfd.
     """
-    go_on_after_parent()
     os.set_blocking(STANDARD_INPUT, False)
     on_input = partial(_on_input, selector, on_gone)
     selector.register(STANDARD_INPUT, selectors.EVENT_READ, on_input)

@@ -6,11 +6,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.stack import fleet_supervisor
 from slipstream.stack.fleet_supervisor import FleetSupervisor
@@ -56,7 +59,7 @@ def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) 
     silent, heard, *_ = fleet._stacks
     fleet._check_beats(100.0)
     for stack in (silent, heard):
-        stack.may_be_silent(100.0)
+        stack.expect_beat(100.0)
         stack.process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     assert silent.process is not None
     assert heard.process is not None
@@ -65,7 +68,7 @@ def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) 
         for at in range(10):
             fleet._check_beats(200.0 + at)
             assert silent.process.poll() is heard.process.poll() is None
-            heard.may_be_silent(200.0 + at)
+            heard.expect_beat(200.0 + at)
         fleet._check_beats(210.0)
         assert silent.process.wait() == -signal.SIGKILL
         assert silent.error == "hung: no heartbeat for 10 s"
@@ -97,6 +100,36 @@ def test_one_that_hangs_before_its_first_beat_is_ended(plan: FleetPlan) -> None:
         process.wait()
 
 
+def test_one_that_is_stopped_before_it_runs_goes_on_when_its_parent_ends(
+    plan: FleetPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent is the thread that has started it, as the kernel has it."""
+    program = tmp_path / "stops"
+    program.write_text("#!/bin/sh\nkill -STOP $$\nexit 7\n")
+    program.chmod(0o700)
+    fleet = FleetSupervisor(plan, lambda _: None)
+    stack, *_ = fleet._stacks
+
+    def start() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(fleet_supervisor.sys, "executable", str(program))
+            fleet._start(stack)
+        assert stack.process is not None
+        patience, process = Patience(), psutil.Process(stack.process.pid)
+        while process.status() != psutil.STATUS_STOPPED:
+            patience.wait()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert stack.process is not None
+    try:
+        assert stack.process.wait(PATIENCE_S) == 7
+    finally:
+        stack.process.kill()
+        stack.process.wait()
+
+
 @pytest.mark.parametrize(
     "error", [BlockingIOError(11, "no processes"), subprocess.SubprocessError("preexec_fn")]
 )
@@ -123,7 +156,7 @@ def test_one_that_cannot_be_started_again_is_tried_again_and_then_left_out(
                 pauses.append(lost.due_at - now)
                 now = lost.due_at
         assert len(pauses) == 2
-        assert lost.process is None
+        assert lost.process is lost.silent_until is None
         assert all(each.process is not None and each.process.poll() is None for each in others)
         assert not fleet._is_ending
         # the last replica: the fleet ends, with a drain

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.supervisor_events import (
@@ -831,6 +831,31 @@ if holder:
     print(supervisor.pid, holder, flush=True)
 signal.pause()
 """
+
+
+LEAVING_IT_UNTOLD = """
+import signal, subprocess, sys
+command = [sys.executable, "-m", "slipstream.stack.supervisor"]
+supervisor = subprocess.Popen(command, stdin=subprocess.PIPE)
+print(supervisor.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_one_that_is_stopped_before_it_has_its_configuration_ends_with_its_parent() -> None:
+    parent = subprocess.Popen([sys.executable, "-c", LEAVING_IT_UNTOLD], stdout=subprocess.PIPE)
+    with parent:
+        supervisor = psutil.Process(int(parent.stdout.readline()))
+        patience = Patience()
+        while not supervisor.name().startswith("slip:"):  # it imports
+            patience.wait()
+        supervisor.suspend()
+        parent.kill()
+    try:
+        wait_for_end_of(supervisor.pid)
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            supervisor.kill()
 
 
 def test_a_supervisor_does_without_numpy() -> None:
