@@ -40,6 +40,7 @@ from slipstream_core.ranks.rank_messages import (
 from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import BEAT_S, Beats, report
+from slipstream_ipc.telemetry.recent_warnings import RecentWarnings
 from slipstream_ipc.transport.curve import Access, keys_for, load_client_keys
 from slipstream_ipc.transport.sockets import DisconnectWatch, beat_below, new_dealer
 
@@ -89,7 +90,7 @@ class LeaderLink:
         Raises RankRefusedError.
         """
         self._say(join)
-        said = ""
+        warnings = RecentWarnings(logger)
         while True:
             on_turn()
             self._poller.poll(_BEAT_MS)
@@ -106,9 +107,8 @@ class LeaderLink:
             if seen.refused:
                 raise RankRefusedError(f"{self._nodes.address}: {seen.refused}")
             trouble = trouble or seen.trouble
-            if trouble and trouble != said:
-                said = trouble
-                logger.warning("%s: %s", self._nodes.address, trouble)
+            if trouble:
+                warnings.warn("%s: %s", self._nodes.address, trouble)
             if seen.is_broken:  # a core that ended before all ranks were there
                 self._close()
                 self._open()

@@ -48,6 +48,7 @@ from slipstream_core.runner.fingerprint import fingerprint_of_files
 from slipstream_core.runner.load_error import RanksMissingError
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import installed_version
+from slipstream_ipc.telemetry.recent_warnings import RecentWarnings
 from slipstream_ipc.transport.addresses import host_of
 from slipstream_ipc.transport.connections import Connections, inode_of, raise_file_limit
 from slipstream_ipc.transport.curve import load_server_keys
@@ -60,6 +61,7 @@ _LOOK_S = 1.0  # between two looks at what nothing waits for
 _CLOSING_S = 5.0  # from when a connection has ended until its descriptor is closed
 _LOOK_CLOSED_S = 0.001  # between two looks whether it is
 _WAIT_S = 0.05  # at most, until what has come is looked at
+_NUM_LAST_READS = 256  # at most, for the last words of a rank behind what others send
 
 
 class RemoteRank:
@@ -102,6 +104,7 @@ class RemoteRanks:
         self._socket: zmq.Socket[bytes] | None = None
         self._fingerprint = b""
         self._refused = ""  # why a rank was refused last
+        self._refusals = RecentWarnings(logger)
         self._ignored: set[str] = set()  # what was ignored so far
         self._is_read = True  # whether the last look left nothing unread
         self._is_assigned = False
@@ -273,10 +276,8 @@ class RemoteRanks:
         rank.inode = inode_of(fd)
 
     def _refuse(self, join: Join, route: bytes, refuse: Refuse) -> None:
-        refused = f"rank {join.index} (process {join.pid}): {refuse.why}"
-        if refused != self._refused:
-            logger.warning("refused %s", refused)
-        self._refused = refused
+        self._refused = f"rank {join.index} (process {join.pid}): {refuse.why}"
+        self._refusals.warn("refused %s", self._refused)
         self._send(route, refuse)
 
     def _refusal(self, join: Join) -> str:
@@ -313,11 +314,14 @@ class RemoteRanks:
         It is told before the descriptor is closed, and handled perhaps after a rank has got the
         same one.
         """
-        with self._lock:
-            if self._is_closed.is_set():
-                return
-            self._read()  # a rank's last words, or the Join of one that has ended since
-            rank = next((each for each in self._ranks if each.fd == fd), None)
+        for _ in range(_NUM_LAST_READS):
+            with self._lock:
+                if self._is_closed.is_set():
+                    return
+                self._read()  # a rank's last words, or the Join of one that has ended since
+                rank = next((each for each in self._ranks if each.fd == fd), None)
+                if self._is_read or (rank is not None and rank.failed is not None):
+                    break
         if rank is None:
             return
         end = time.monotonic() + _CLOSING_S

@@ -147,6 +147,14 @@ def links(core: Core) -> Iterator[list[LeaderLink]]:
     ranks.close()
 
 
+def end_looks(ranks: RemoteRanks) -> None:
+    """Leave what comes unread until the test, or the end of a connection, has it read."""
+    assert ranks._look is not None
+    ranks._is_closed.set()
+    ranks._look.join()
+    ranks._is_closed.clear()
+
+
 def plan(step: int, rows: int = 1) -> StepPlan:
     return replace(plan_of([Row()] * rows), step=step)
 
@@ -412,29 +420,30 @@ def test_garbage_harms_nothing(core: Core, model: Path, keys: Path) -> None:
 
 
 def test_a_flood_is_read_in_parts_and_logged_once(
-    core: Core, links: list[LeaderLink], keys: Path, caplog: pytest.LogCaptureFixture
+    core: Core,
+    links: list[LeaderLink],
+    keys: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever sends it has a key, and takes neither the lock nor the disk."""
-    ranks, patience = core.ranks, Patience()
-    ranks._is_closed.set()  # nothing else reads
-    assert ranks._look is not None
-    ranks._look.join()
+    """Its sender has a key, and takes neither the lock nor the disk."""
+    ranks, has_come = core.ranks, threading.Event()
+    end_looks(ranks)
+    monkeypatch.setattr(remote_ranks, "MAX_READ_AT_ONCE", 8)
+    monkeypatch.setattr(ranks._connections, "_on_closed", lambda _: has_come.set())
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-        peer.setsockopt(zmq.LINGER, 0)
         secure_client(peer, load_client_keys(keys))
         peer.connect(core.nodes.address)
         peer.send(b"\x82\xa4type\xa6Joined\xa1x" + b"\x91" * 60_000)  # beyond Python's recursion
-        for _ in range(3000):
+        for _ in range(30):  # fewer than are received ahead
             peer.send(b"\xc1")
-        num_looks = 0
-        while num_looks < 2:
-            with ranks._lock:
-                ranks._read()
-            num_looks += not ranks._is_read
-            patience.check()
-        ranks.put(packed(plan(7)), timeout_s=PATIENCE_S)
-        assert [link.take().step for link in links] == [7] * len(links)
-    ranks._is_closed.clear()
+    assert has_come.wait(PATIENCE_S), "the end of a connection comes after all that it has sent"
+    for _ in range(2):
+        with ranks._lock:
+            ranks._read()
+        assert not ranks._is_read
+    ranks.put(packed(plan(7)), timeout_s=PATIENCE_S)
+    assert [link.take().step for link in links] == [7] * len(links)
     [record] = [each for each in caplog.records if "none of a rank" in each.getMessage()]
     assert record.levelname == "WARNING"
 
@@ -471,6 +480,23 @@ def test_a_rank_that_fails_says_why(core: Core) -> None:
     end = core.ends.get(timeout=PATIENCE_S)
     assert (end.rank, end.code) == (2, 1)
     assert end.status.last_words == "RuntimeError: as it was told"
+    core.ranks.close()
+    other.close()
+
+
+def test_the_last_words_of_a_rank_behind_a_flood_are_read(
+    core: Core, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = Ranks(core)
+    core.gather()
+    failing, other = ranks.joined()
+    end_looks(core.ranks)
+    monkeypatch.setattr(remote_ranks, "MAX_READ_AT_ONCE", 1)
+    for _ in range(30):
+        failing._socket.send(b"\xc1")
+    failing.fail(RankFailed(words="RuntimeError: as it was told"))
+    end = core.ends.get(timeout=PATIENCE_S)
+    assert (end.rank, end.code) == (2, 1)
     core.ranks.close()
     other.close()
 
