@@ -53,7 +53,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `predecessor_ended_s` is when that core ended (CLOCK_MONOTONIC); 0.0: there was none.
     `trace` is the path of the timeline; this process writes its part beside it.
     `step_timeout_s` is how long a step may take before the device counts as stuck, `hang_timeout_s`
-    how long a rank of this machine may be stopped.
+    how long a rank of this machine may be stopped by a signal, once the core serves.
     `max_waiting` and `max_waiting_tokens` bound the waiting requests of a tenant, and their tokens,
     while it is the only one. All tenants together have twice that; each may have no more than is
     still free of it. By default the tokens are what fits into a sixteenth of the machine's memory.

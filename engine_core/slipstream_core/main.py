@@ -2,8 +2,10 @@
 
 - Imports take most of a start and happen before `Activate`, while another core may still be
   running. The model is loaded after it, as memory may not hold it twice.
-- A device that has worked on one step for `step_timeout_s` is stuck: the process exits. A rank that
-  a signal has stopped is killed instead, also after `hang_timeout_s`, and the core with it.
+- A device that has worked on one step for `step_timeout_s` is stuck: the process exits. Where a
+  signal has stopped a rank of this machine meanwhile, that rank is killed, and the core ends with
+  it, as after the death of any rank. So does a rank that has been stopped for `hang_timeout_s`,
+  whether a step runs or not. Only while the core serves: it waits for ranks that import or load.
 """
 
 from __future__ import annotations
@@ -108,7 +110,7 @@ def _serve(
         now = time.monotonic()
         if not beats.beat(now, core.numbers, processes, news=core.load):
             continue
-        if ranks is not None and ranks.stay_stopped(now) and ranks.kill_stopped():
+        if ranks is not None and ranks.kill_hung(now):
             ranks.wait_for_end(_END_S)
         if core.engine.running_s(now) > step_timeout_s:
             words = f"a step did not finish within {step_timeout_s:g} s (step_timeout_s)"

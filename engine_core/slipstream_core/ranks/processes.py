@@ -107,21 +107,24 @@ class Ranks:
         """Wait for the end of one of them, and for what `on_end` does."""
         self._has_ended.wait(timeout_s)
 
-    def stay_stopped(self, now: float) -> bool:
-        """Whether a signal has stopped one of them, as long ago as a core that is stopped may be.
-        Call it with each beat.
+    def kill_hung(self, now: float) -> bool:
+        """SIGKILL those of this machine that a signal has stopped for `hang_timeout_s`, which ends
+        the core as well; whether there are any. Call it with each beat.
         """
-        return self._stopped.look(now)
+        return self._kill(self._stopped.overdue(now))
 
     def kill_stopped(self) -> bool:
-        """SIGKILL those that a signal has stopped, which ends the core as well; whether there are
-        any.
+        """SIGKILL all of this machine that a signal has stopped, however long ago; whether there
+        are any.
         """
-        stopped = [each for each in self._started if _is_stopped(each.process.pid)]
-        for each in stopped:
-            logger.error("rank %d (process %d) is stopped", each.rank, each.process.pid)
-            each.process.kill()
-        return bool(stopped)
+        return self._kill(self._stopped.now())
+
+    def _kill(self, pids: Sequence[int]) -> bool:
+        for each in self._started:
+            if each.process.pid in pids:
+                logger.error("rank %d (process %d) is stopped", each.rank, each.process.pid)
+                each.process.kill()
+        return bool(pids)
 
     def close(self) -> None:
         """End them; what they compute is lost. Idempotent."""
@@ -145,25 +148,29 @@ class Ranks:
 
 
 class StoppedProcesses:
-    """Finds processes that a signal has stopped and that stay so, while this one runs."""
+    """Which processes a signal has stopped, and which of them for too long while this one runs.
+
+    One that goes on for a moment between two beats counts as stopped throughout.
+    """
 
     def __init__(self, pids: Sequence[int], timeout_s: float) -> None:
-        """pids: of processes of ours. timeout_s: from when one stays so."""
+        """pids: of processes of ours. timeout_s: for which one may be stopped."""
         self._pids = pids
         self._timeout_s = timeout_s
-        self._since: float | None = None  # when one was found stopped
-        self._looked_at = 0.0
+        self._since: dict[int, float] = {}  # pid: when it was first found stopped
+        self._asked_at = 0.0
 
-    def look(self, now: float) -> bool:
-        """Whether one of them has been stopped for `timeout_s`. Call it with each beat."""
-        was_stopped = now > self._looked_at + SILENT_S  # this process, perhaps with them
-        self._looked_at = now
-        if was_stopped or not any(map(_is_stopped, self._pids)):
-            self._since = None
-            return False
-        if self._since is None:
-            self._since = now
-        return now >= self._since + self._timeout_s
+    def now(self) -> list[int]:
+        """The pids of those that are stopped."""
+        return [pid for pid in self._pids if _is_stopped(pid)]
+
+    def overdue(self, now: float) -> list[int]:
+        """The pids of those that have been stopped for `timeout_s`. Call it with each beat."""
+        if now > self._asked_at + SILENT_S:  # this process was stopped, perhaps with them
+            self._since = {}
+        self._asked_at = now
+        self._since = {pid: self._since.get(pid, now) for pid in self.now()}
+        return [pid for pid, since in self._since.items() if now >= since + self._timeout_s]
 
 
 def _is_stopped(pid: int) -> bool:
