@@ -116,7 +116,9 @@ def test_what_nests_within_another_type_is_not_quoted() -> None:
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(max_size=60) | st.binary(max_size=9) | st.floats(),
-        lambda some: st.lists(some) | st.lists(some).map(tuple) | st.dictionaries(st.text(), some),
+        lambda some: (
+            st.lists(some) | st.lists(some).map(tuple) | st.dictionaries(st.text(max_size=60), some)
+        ),
     )
 )
 def test_a_value_is_quoted_as_python_writes_it(value: Any) -> None:
