@@ -54,6 +54,7 @@ from slipstream_core.runner.model.rope import freeze_frequencies
 from slipstream_core.runner.model.sliced_head import slice_head
 from slipstream_core.runner.model.unsupported import (
     class_name,
+    needs_values,
     refusal,
     refuse_kind,
     refuse_larger,
@@ -382,14 +383,12 @@ def _geometry(
     cache_latents(shell)
     try:
         layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
-    except NotImplementedError as error:  # of the meta device
-        raise refusal(
-            name, config, f"needs the values of its tensors to know their shapes ({brief(error)})"
-        ) from error
     except Exception as error:
-        raise refusal(
-            name, config, f"does not attend in a supported way ({brief(error)})"
-        ) from error
+        if needs_values(error):
+            problem = "needs the values of its tensors, which its trial does not have"
+        else:
+            problem = "does not attend in a supported way"
+        raise refusal(name, config, f"{problem} ({brief(error)})") from error
     return layers, shell
 
 

@@ -6,6 +6,7 @@ class, the reason and what would work.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,10 +25,23 @@ _SERVED = (
     "alone, such as Llama, Qwen3, Mistral, Gemma 3, GPT-OSS or DeepSeek V3"
 )
 
+# what torch says of such tensors; an operator of another library may lack a form there that needs
+# no values
+_NEEDS_VALUES = re.compile(
+    r"called on meta tensors|repeat_interleave a meta tensor|copy out of meta tensor"
+    r"|register_meta function|meta device type tensor"
+    r"|^aten::\S+: attempted to run this operator with Meta tensors"
+)
+
 
 def refusal(name: str, config: PreTrainedConfig, problem: str) -> ModelLoadError:
     """The error for a whole architecture: its class, the problem, what is served."""
     return ModelLoadError(name, f"{class_name(config)} {problem}; {_SERVED}")
+
+
+def needs_values(error: Exception) -> bool:
+    """Whether a forward on the meta device has failed as tensors have no values there."""
+    return _NEEDS_VALUES.search(str(error)) is not None
 
 
 def class_name(config: PreTrainedConfig) -> str:

@@ -481,7 +481,36 @@ def test_longrope_within_its_short_range_only(tmp_path: Path) -> None:
 def test_shapes_that_depend_on_values(tmp_path: Path) -> None:
     sizes = {"num_local_experts": 2, "kv_channels": 8}
     said = problem(save(tmp_path, transformers.JetMoeConfig(**SETTINGS | sizes)))
-    assert "JetMoeForCausalLM needs the values of its tensors to know their shapes" in said
+    assert "JetMoeForCausalLM needs the values of its tensors" in said
+
+
+def not_there(_: torch.Tensor) -> None:
+    raise NotImplementedError("no such attention")
+
+
+@pytest.mark.parametrize(
+    ("compute", "needs_values"),
+    [
+        (lambda states: states.sum().item(), True),
+        (lambda states: bool((states > 0).any()), True),
+        (lambda states: states[states > 0], True),
+        (lambda states: states.unique(), True),
+        (lambda states: states.tolist(), True),
+        (lambda states: states.float().numpy(), True),
+        (lambda states: states.flatten().repeat_interleave(states.flatten().long()), True),
+        (not_there, False),
+        (lambda states: states @ states, False),
+    ],
+)
+def test_a_forward_that_needs_values_is_told_from_one_that_is_not_supported(
+    tiny: str, monkeypatch: pytest.MonkeyPatch, compute: Any, needs_values: bool
+) -> None:
+    attention = transformers.models.llama.modeling_llama.LlamaAttention
+    monkeypatch.setattr(attention, "forward", lambda _, **given: compute(given["hidden_states"]))
+    said = problem(tiny)
+    reason = "needs the values of its tensors, which its trial does not have"
+    assert (reason in said) == needs_values
+    assert ("does not attend in a supported way" in said) != needs_values
 
 
 def test_attention_calls_that_do_not_match_the_layers(
