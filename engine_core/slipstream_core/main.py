@@ -2,10 +2,11 @@
 
 - Imports take most of a start and happen before `Activate`, while another core may still be
   running. The model is loaded after it, as memory may not hold it twice.
-- A device that has worked on one step for `step_timeout_s` is stuck: the process exits. Where a
-  signal has stopped a rank of this machine meanwhile, that rank is killed, and the core ends with
-  it, as after the death of any rank. So does a rank that has been stopped for `hang_timeout_s`,
-  whether a step runs or not. Only while the core serves: it waits for ranks that import or load.
+- A device that has worked on one step for `step_timeout_s` is stuck: the process exits. If a signal
+  has stopped ranks of this machine, they are killed instead, and the core ends as after the death
+  of any rank.
+- A rank of this machine that a signal has stopped for `hang_timeout_s` is killed in the same way,
+  once the core serves. One that is stopped while it imports or loads is waited for.
 """
 
 from __future__ import annotations

@@ -76,13 +76,7 @@ from slipstream.stack.supervisor_events import (
 from slipstream.stack.throughput_log import ThroughputLog
 from slipstream_ipc.crash_note import read_note
 from slipstream_ipc.fork_server import Preload
-from slipstream_ipc.process import (
-    BEAT_S,
-    SILENT_S,
-    go_on_after_parent,
-    name_process,
-    role_of,
-)
+from slipstream_ipc.process import BEAT_S, SILENT_S, go_on_after_parent, name_process, role_of
 from slipstream_ipc.telemetry.logs import configure_logging
 
 FAILED = 1  # exit codes
@@ -574,7 +568,7 @@ class Supervisor:
 
 def main() -> int:
     """Run under a `Stack`: read the config from standard input, write events to standard output."""
-    go_on_after_parent()  # one that has ended by now closes standard input, or is not `parent_pid`
+    go_on_after_parent()  # before the checks that notice a parent that is dead already
     configure_logging(SUPERVISOR)
     name_process(f"slip:{SUPERVISOR}")
     line = b""

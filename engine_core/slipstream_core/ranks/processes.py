@@ -117,7 +117,7 @@ class Ranks:
         """SIGKILL all of this machine that a signal has stopped, however long ago; whether there
         are any.
         """
-        return self._kill(self._stopped.now())
+        return self._kill(self._stopped.current())
 
     def _kill(self, pids: Sequence[int]) -> bool:
         for each in self._started:
@@ -160,7 +160,7 @@ class StoppedProcesses:
         self._since: dict[int, float] = {}  # pid: when it was first found stopped
         self._asked_at = 0.0
 
-    def now(self) -> list[int]:
+    def current(self) -> list[int]:
         """The pids of those that are stopped."""
         return [pid for pid in self._pids if _is_stopped(pid)]
 
@@ -169,7 +169,7 @@ class StoppedProcesses:
         if now > self._asked_at + SILENT_S:  # this process was stopped, perhaps with them
             self._since = {}
         self._asked_at = now
-        self._since = {pid: self._since.get(pid, now) for pid in self.now()}
+        self._since = {pid: self._since.get(pid, now) for pid in self.current()}
         return [pid for pid, since in self._since.items() if now >= since + self._timeout_s]
 
 

@@ -58,11 +58,11 @@ def test_one_that_stays_stopped_is_found_while_this_process_runs(pids: tuple[int
     late = [(at, [other]) for at in (203.0, 203.5, 204.0, 204.5)]
     assert found(stopped, 200.0) == late, "this process was stopped, too"
     stop(one)
-    assert stopped.now() == [one, other]
+    assert stopped.current() == [one, other]
     assert found(stopped, 205.0)[5:7] == [(207.5, [other]), (208.0, [one, other])]
     go_on(other)
     go_on(one)
-    assert stopped.now() == []
+    assert stopped.current() == []
     assert found(stopped, 210.0) == []
 
 
