@@ -61,7 +61,7 @@ _LOOK_S = 1.0  # between two looks at what nothing waits for
 _CLOSING_S = 5.0  # from when a connection has ended until its descriptor is closed
 _LOOK_CLOSED_S = 0.001  # between two looks whether it is
 _WAIT_S = 0.05  # at most, until what has come is looked at
-_NUM_LAST_READS = 256  # at most, for the last words of a rank behind what others send
+_NUM_LAST_READS = 64  # at most, for the last words of a rank behind what others send
 
 
 class RemoteRank:
