@@ -37,7 +37,7 @@ LONG = "x" * (LONG_CHARS + 1)
 
 class Port:
     def __init__(self) -> None:
-        self.said: list[Any] = []  # nobody reads it
+        self.said: list[Any] = []  # what is sent stays here, unread
         self.num_unsent_bytes = 0
         self.session = self
         self.is_open = True
