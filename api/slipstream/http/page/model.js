@@ -30,6 +30,11 @@ export class Model {
     return this.#served.length > 1 ? { model: this.#known.id } : {};
   }
 
+  // The longest request, in tokens, prompt and answer; null while it is not known.
+  get longest() {
+    return this.#known?.max_model_len ?? null;
+  }
+
   // name: as /live has it, of several their names; null while the server starts.
   async show(name) {
     if (name) byId("model").textContent = name;

@@ -3,16 +3,17 @@
 import { Conversation, Turn } from "./conversation/conversation.js";
 import { History } from "./conversation/history.js";
 import { Settings } from "./conversation/settings.js";
-import { chunksOf, endAnswer, Refused } from "./conversation/stream.js";
+import { chunksOf, endAnswer, Refused, streamed } from "./conversation/stream.js";
 import { Candidates } from "./conversation/tokens.js";
 import { sends, TurnView } from "./conversation/turn_view.js";
 import { byId, element } from "./elements.js";
 import { Live, time } from "./live/live.js";
 import { Model } from "./model.js";
-import { load, onChange, save } from "./storage.js";
+import { load, onChange, save, saveForTab, takeOfTab } from "./storage.js";
 import { switchTheme } from "./theme.js";
 
 const KEY = "slipstream-key";
+const LEFT = "left"; // by the page before, in this tab
 const SAID_CHARS = 400; // of an answer, to those who hear the page
 const form = byId("ask");
 const prompt = byId("prompt");
@@ -34,7 +35,7 @@ const model = new Model({
 });
 let conversation = new Conversation();
 let views = []; // of its turns
-let running = null; // {controller, key, id, isStopped, turn, conversation}
+let running = null; // {controller, key, request, id, isStopped, turn, conversation}
 
 function key() {
   return byId("key").value.trim();
@@ -115,8 +116,9 @@ function showConversations() {
   byId("delete").disabled = running !== null || !conversation.turns.length;
 }
 
+// Whether this browser has the conversation now.
 function keep() {
-  if (!conversation.turns.length) return;
+  if (!conversation.turns.length) return false;
   const isKept = history.save(conversation);
   showConversations();
   if (!isKept)
@@ -124,6 +126,7 @@ function keep() {
       "This browser has no room for this conversation: it is gone when the page is closed.",
       "bad",
     );
+  return isKept;
 }
 
 // ---- an answer ----------------------------------------------------------------------------------
@@ -135,16 +138,8 @@ async function ask(text, again = null, turnMode = again?.mode ?? mode()) {
   const before = conversation.turns;
   const turn = new Turn(turnMode, text);
   conversation.turns = [...before.slice(0, again ? before.indexOf(again) : before.length), turn];
-  const mine = {
-    controller: new AbortController(),
-    key: key(),
-    ofModel: model.ofRequest,
-    id: null,
-    isStopped: false,
-    turn,
-    conversation,
-  };
-  running = mine;
+  const { path, content } = conversation.requestOf(turn, settings.values, model.longest);
+  const mine = begin(turn, streamed(path, { ...content, ...model.ofRequest }));
   if (again) showTurns();
   else {
     addView(turn);
@@ -157,6 +152,27 @@ async function ask(text, again = null, turnMode = again?.mode ?? mode()) {
   follow();
   say("");
   keep();
+  await finish(mine, before, again);
+}
+
+// What runs from now on: the answer of a turn of this conversation.
+function begin(turn, request) {
+  running = {
+    controller: new AbortController(),
+    key: key(),
+    request,
+    id: null,
+    isStopped: false,
+    turn,
+    conversation,
+  };
+  return running;
+}
+
+// Reads the answer of what runs to its end. before: the turns where nothing comes; again: the one
+// that was asked anew.
+async function finish(mine, before, again = null) {
+  const { turn } = mine;
   const shown = views.at(-1);
   const error = await read(mine, shown);
   if (mine.isStopped) turn.answer.reason = "stopped";
@@ -173,9 +189,27 @@ async function ask(text, again = null, turnMode = again?.mode ?? mode()) {
   else history.save(mine.conversation);
 }
 
+// Leaves what runs to the page that is loaded next in this tab, as by a reload. Where there is none
+// the server ends it, as for any reader that does not come back. False: there is no room.
+function leave() {
+  const { turn, request, id } = running;
+  return saveForTab(LEFT, { of: conversation.id, begin: turn.answer.begin, request, id });
+}
+
+// Goes on with what the page before has left, where it is this conversation's.
+function goOn(left) {
+  if (left?.of !== conversation.id) return;
+  const turn = conversation.turns.at(-1);
+  turn.answer.goOn(left.begin);
+  const mine = begin(turn, left.request);
+  mine.id = left.id;
+  showTurns();
+  setBusy(true);
+  finish(mine, conversation.turns.slice(0, -1));
+}
+
 // Reads the answer of what runs. The error that ended it, or null.
 async function read(mine, shown) {
-  const { path, content } = mine.conversation.requestOf(mine.turn, settings.values);
   let lostAt = 0;
   const told = {
     lost: (hasBegun) => {
@@ -189,7 +223,7 @@ async function read(mine, shown) {
       say(`Connection lost, and gone on with after ${time((performance.now() - lostAt) / 1000)}.`),
   };
   try {
-    for await (const chunk of chunksOf(path, { ...content, ...mine.ofModel }, {
+    for await (const chunk of chunksOf(mine.request, {
       key: mine.key,
       signal: mine.controller.signal,
       told,
@@ -266,9 +300,10 @@ document.addEventListener("keydown", (event) => {
 });
 stop.addEventListener("click", stopIt);
 addEventListener("pagehide", () => {
-  stopIt();
-  keep(); // `ask` may not come to its end any more
+  const isKept = keep(); // `finish` may not come to its end any more
+  if (running && !(isKept && leave())) stopIt();
 });
+addEventListener("pageshow", () => takeOfTab(LEFT)); // this page itself goes on with it
 byId("view").addEventListener("change", () => {
   for (const each of views) each.answer.show(view());
   save("view", view());
@@ -308,7 +343,9 @@ byId("key-row").hidden = !key();
 switchTheme(byId("theme"));
 choose("mode", load("mode"));
 choose("view", load("view"));
-const [newest] = history.list();
-open((newest && history.load(newest.id)) ?? new Conversation());
+const left = takeOfTab(LEFT);
+const shownFirst = left?.of ?? history.list()[0]?.id;
+open((shownFirst && history.load(shownFirst)) ?? new Conversation());
+goOn(left);
 byId("view").dispatchEvent(new Event("change"));
 new Live((name) => model.show(name));

@@ -1,5 +1,5 @@
-// What this browser keeps of the page, as JSON, in localStorage. Where a browser keeps nothing, it
-// holds until the page is closed.
+// What this browser keeps of the page, as JSON: in localStorage for all tabs, in sessionStorage for
+// this one. Where a browser keeps nothing, it holds until the page is closed.
 
 const PREFIX = "slipstream.";
 
@@ -14,8 +14,29 @@ export function load(name) {
 
 // Whether there was room.
 export function save(name, value) {
+  return saveIn(() => localStorage, name, value);
+}
+
+// As `save`, for the next page of this tab alone.
+export function saveForTab(name, value) {
+  return saveIn(() => sessionStorage, name, value);
+}
+
+// What the page before in this tab has saved for this one, once; null if nothing.
+export function takeOfTab(name) {
   try {
-    localStorage.setItem(PREFIX + name, JSON.stringify(value));
+    const body = sessionStorage.getItem(PREFIX + name);
+    sessionStorage.removeItem(PREFIX + name);
+    return JSON.parse(body);
+  } catch {
+    return null;
+  }
+}
+
+// storage: a function, as a browser may refuse to name it.
+function saveIn(storage, name, value) {
+  try {
+    storage().setItem(PREFIX + name, JSON.stringify(value));
     return true;
   } catch {
     return false;

@@ -186,16 +186,50 @@ def test_stop_ends_the_answer_here_and_in_the_engine(look, slow):
     assert viewer.text == text
 
 
-def test_a_reload_ends_the_answer_in_the_engine_and_keeps_what_came(look, slow):
+@pytest.mark.parametrize("mode", ["completion", "chat"])
+def test_a_reload_goes_on_with_the_answer(look, slow, mode):
+    content = {"max_tokens": 400, "temperature": 0}
+    if mode == "chat":
+        content["messages"] = [{"role": "user", "content": "Once"}]
+        expected = post(slow, "/v1/chat/completions", content)["choices"][0]["message"]["content"]
+    else:
+        expected = completed(slow, "Once", 400)["text"]
+    viewer = look(slow)
+    viewer.ask("Once", mode=mode, max_tokens="400", temperature="0")
+    for num in (20, 5):  # the second time an answer that was gone on with already
+        viewer.wait_for_tokens(num)
+        viewer.page.reload()
+        viewer.wait_for("document.querySelector('.turn')")
+        assert viewer.page.locator("#send").is_disabled()
+    os.kill(slow.pids["http"], signal.SIGKILL)
+    viewer.wait_for_end()
+    assert viewer.text == expected
+    assert viewer.page.inner_text(".numbers").startswith("400 tokens · first after")
+    assert "max tokens reached" in viewer.page.inner_text(".numbers")
+    viewer.page.reload()  # what has ended is not asked for again
+    viewer.wait_for("document.querySelector('.turn')")
+    assert viewer.page.locator("#send").is_enabled()
+    assert viewer.text == expected
+
+
+def test_an_answer_that_was_gone_on_with_can_be_stopped(look, slow):
     viewer = look(slow)
     viewer.ask("Once", max_tokens="4000")
-    viewer.wait_for_tokens(50)
+    viewer.wait_for_tokens(10)
     viewer.page.reload()
-    viewer.wait_for("document.querySelector('.turn')")
-    text = viewer.text
-    assert len(text) >= 50
-    assert completed(slow, "Once", 1500)["text"].startswith(text)
+    viewer.wait_for_tokens(3)
+    viewer.page.keyboard.press("Escape")
+    viewer.wait_for_end()
+    assert viewer.page.inner_text("#notice") == "Stopped."
     viewer.wait_for("document.querySelector('#requests .value').textContent === '0'")
+    assert completed(slow, "Once", 1500)["text"].startswith(viewer.text)
+
+
+def test_a_completion_is_longer_than_the_apis_default(look, slow):
+    viewer = look(slow)
+    viewer.ask("Once", max_tokens="")
+    viewer.wait_for_tokens(17)
+    viewer.page.keyboard.press("Escape")
 
 
 def test_enter_sends_and_what_runs_is_shown(look, slow):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from msgspec.structs import replace
-from tests.helpers.browser import BROWSER_TESTS
+from tests.helpers.browser import BROWSER_TESTS, Viewer
 from tests.helpers.fake_worker import MODEL, FakeWorker
 from tests.helpers.http_front import Front
 
@@ -47,3 +47,40 @@ def test_the_model_that_is_asked_is_chosen_among_those_there_are(look, front):
     assert "(one)" in rows
     assert "(two)" in rows
     assert viewer.errors == []
+
+
+# visible controls whose words do not fit
+OVERFLOWING = """
+[...document.querySelectorAll("button, select, .choice, .choice label:not(.unseen) span")]
+  .filter((it) => it.checkVisibility() && it.scrollWidth > it.clientWidth)
+  .map((it) => [it.id || it.textContent, it.scrollWidth, it.clientWidth])
+"""
+# controls below the prompt that cover one another
+COVERED = """
+(() => {
+  const boxes = [...document.querySelectorAll("#ask .buttons > *")].filter((it) => it.checkVisibility())
+    .map((it) => [it.id || it.className, it.getBoundingClientRect()]);
+  return boxes.flatMap(([name, box], at) => boxes.slice(at + 1).filter(([, other]) =>
+    box.left < other.right - 0.5 && other.left < box.right - 0.5
+    && box.top < other.bottom - 0.5 && other.top < box.bottom - 0.5
+  ).map(([other]) => [name, other]));
+})()
+"""
+
+
+def assert_controls_fit(viewer: Viewer) -> None:
+    assert viewer.page.evaluate(OVERFLOWING) == []
+    assert viewer.page.evaluate(COVERED) == []
+    width = "document.documentElement"
+    assert viewer.page.evaluate(f"{width}.scrollWidth - {width}.clientWidth") == 0
+
+
+@pytest.mark.parametrize("width", [360, 390, 768, 1280])
+def test_controls_fit_with_one_model_and_with_two(look, front, width):
+    viewer = look(front, is_fed=True, viewport={"width": width, "height": 800})
+    viewer.wait_for("document.getElementById('models').options.length === 2")
+    assert viewer.page.locator("#models").is_visible()
+    assert_controls_fit(viewer)
+    viewer.page.evaluate("document.getElementById('models').hidden = true")
+    assert viewer.page.locator("#models").is_hidden()
+    assert_controls_fit(viewer)

@@ -15,6 +15,11 @@ const REASONS = {
   lost: "broken off",
 };
 
+// In ms since 1970, which other pages understand, and never set back within one.
+function clock() {
+  return performance.timeOrigin + performance.now();
+}
+
 export class Answer {
   text = "";
   reasoning = "";
@@ -26,7 +31,7 @@ export class Answer {
   perS = null; // tokens a second, after the first
 
   #reader = new TokenReader();
-  #begin = performance.now();
+  #begin = clock();
   #first = null;
 
   // Of what `toJSON` gave. Throws where it is something else.
@@ -43,6 +48,21 @@ export class Answer {
     made.firstS = kept.firstS === null ? null : Number(kept.firstS);
     made.perS = kept.perS === null ? null : Number(kept.perS);
     return made;
+  }
+
+  // An answer of which more comes than was kept, the next chunk behind the last one. begin: as
+  // another page had it.
+  goOn(begin) {
+    this.reason = null;
+    this.#begin = begin;
+    this.#first = this.firstS === null ? null : begin + this.firstS * 1000;
+    this.#reader = new TokenReader(this.text);
+    if (this.text) this.pieces.push({ text: this.text, token: null });
+  }
+
+  // When it was asked for, as `clock` has it.
+  get begin() {
+    return this.#begin;
   }
 
   toJSON() {
@@ -79,7 +99,7 @@ export class Answer {
   }
 
   #count(num, isSome) {
-    const now = performance.now();
+    const now = clock();
     this.numTokens += num;
     if (isSome || !this.isEmpty) this.#first ??= now;
     if (this.#first === null) return;

@@ -6,6 +6,7 @@
 import { Answer } from "./answer.js";
 
 const NUM_LOGPROBS = 5;
+const COMPLETION_TOKENS = 512; // the API's default of 16 looks like a fault
 const TITLE_CHARS = 48;
 const MODES = ["chat", "completion"];
 
@@ -49,11 +50,13 @@ export class Conversation {
     return chars.length <= TITLE_CHARS ? first : `${chars.slice(0, TITLE_CHARS - 1).join("")}…`;
   }
 
-  // {path, content} that asks for the answer of a turn. fields: sampling parameters.
-  requestOf(turn, fields) {
+  // {path, content} that asks for the answer of a turn. fields: sampling parameters. longest: of
+  // prompt and answer, in tokens; null if it is not known.
+  requestOf(turn, fields, longest) {
     const shared = { ...fields, stream_options: { include_usage: true } };
     if (turn.mode === "completion") {
-      const content = { ...shared, prompt: turn.prompt, logprobs: NUM_LOGPROBS };
+      const max_tokens = Math.min(COMPLETION_TOKENS, Math.ceil((longest ?? Infinity) / 2));
+      const content = { max_tokens, ...shared, prompt: turn.prompt, logprobs: NUM_LOGPROBS };
       return { path: "/v1/completions", content };
     }
     const messages = this.#messagesTo(turn);

@@ -41,27 +41,31 @@ function eventOf(block) {
   return event;
 }
 
-// The chunks of a streamed answer. told: what is called when the connection is lost (`lost`, with
-// whether anything had come) and when it goes on (`resumed`). Throws: Refused; AbortError by
-// `signal`.
-export async function* chunksOf(path, content, { key, signal, told }) {
-  const body = JSON.stringify({ ...content, stream: true });
-  let lastId = null;
+// What is sent for a streamed answer, {path, body, lastId}. lastId: of the last event that has come,
+// null before there is one; as JSON it is all that another page needs to go on.
+export function streamed(path, content) {
+  return { path, body: JSON.stringify({ ...content, stream: true }), lastId: null };
+}
+
+// The chunks of a streamed answer, behind `request.lastId`, which goes along. told: what is called
+// when the connection is lost (`lost`, with whether anything had come) and when it goes on
+// (`resumed`). Throws: Refused; AbortError by `signal`.
+export async function* chunksOf(request, { key, signal, told }) {
   let isLost = false;
   for (let tries = 0; tries < MOST_TRIES; tries += 1) {
     try {
-      const response = await fetch(path, {
+      const response = await fetch(request.path, {
         method: "POST",
         headers: headersOf(key, {
           Accept: "text/event-stream",
-          ...(lastId && { "Last-Event-ID": lastId }),
+          ...(request.lastId && { "Last-Event-ID": request.lastId }),
         }),
-        body,
+        body: request.body,
         signal,
       });
       if (!response.ok) {
         const refusal = await refusalOf(response);
-        if (lastId === null || response.status !== 503) throw refusal;
+        if (request.lastId === null || response.status !== 503) throw refusal;
         throw new Error(refusal.message); // the engine is on its way
       }
       for await (const event of eventsIn(response.body)) {
@@ -71,13 +75,13 @@ export async function* chunksOf(path, content, { key, signal, told }) {
         if (event.data === "[DONE]") return;
         const chunk = JSON.parse(event.data);
         if (chunk.error) throw new Refused(0, chunk.error);
-        lastId = event.id ?? lastId;
+        request.lastId = event.id ?? request.lastId;
         yield chunk;
       }
     } catch (error) {
       if (error instanceof Refused || signal.aborted) throw error;
     }
-    if (!isLost) told.lost(lastId !== null);
+    if (!isLost) told.lost(request.lastId !== null);
     isLost = true;
     await pause(Math.min(LONGEST_PAUSE_MS, 100 * 2 ** tries), signal);
   }

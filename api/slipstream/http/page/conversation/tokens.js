@@ -10,8 +10,13 @@ const LEAST = -9999; // how minus infinity is told
 // The tokens of a chunk's choice: {token, logprob, top: [[token, logprob], …], end}; end: where its
 // text ends within the chunk's, in characters; the last one's is the chunk's.
 export class TokenReader {
-  #shown = 0; // characters
+  #shown; // characters
   #decoder = new TextDecoder(); // of a chat's tokens, which may be parts of characters
+
+  // text: of the answer, as far as another reader has read it.
+  constructor(text = "") {
+    this.#shown = Array.from(text).length;
+  }
 
   read(choice) {
     const text = choice.delta ? (choice.delta.content ?? "") : choice.text;
