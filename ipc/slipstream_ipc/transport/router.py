@@ -65,7 +65,7 @@ _MAX_QUEUED_HELLOS = 2**16
 @dataclass(eq=False, slots=True)
 class Session(Generic[Receipt]):
     """One attach of one peer. public_key: of the peer, in Z85; empty for a peer without
-    CURVE, and for a front.
+    CURVE, and for a front. identity: the one in its Hello, and the public key.
     wants: see `Hello`. take: receives an encoded frame that need not be decoded, or returns False
     without effect; at first it takes acknowledgements alone.
     """
@@ -268,9 +268,10 @@ class Router(Generic[Out, In, Receipt]):
                 self._is_acceptable(route, frame.epoch, hello)
                 and len(self._queued_hellos) < _MAX_QUEUED_HELLOS
             ):
-                before = self._queued_hellos.get(hello.identity)
+                identity = hello.identity + key
+                before = self._queued_hellos.get(identity)
                 if before is None or before[1] < frame.epoch:
-                    self._queued_hellos[hello.identity] = (route, frame.epoch, hello, key)
+                    self._queued_hellos[identity] = (route, frame.epoch, hello, key)
                 self._answer(route, frame.epoch, Starting())
 
     def welcome(
@@ -485,7 +486,8 @@ class Router(Generic[Out, In, Receipt]):
     ) -> Session[Receipt] | None:
         if not self._is_acceptable(route, epoch, hello):
             return None
-        before = self._identities.get(hello.identity)
+        identity = hello.identity + key  # one that another key knows is not its own
+        before = self._identities.get(identity)
         if before is not None:
             if epoch <= before.link.epoch:
                 return None
@@ -501,8 +503,8 @@ class Router(Generic[Out, In, Receipt]):
             dead_after_s=self._dead_after_s,
             stalled_after_s=self._stalled_after_s,
         )
-        session = Session(route, hello.identity, link, hello.fresh, key, hello.wants)
-        self._routes[route] = self._identities[hello.identity] = session
+        session = Session(route, identity, link, hello.fresh, key, hello.wants)
+        self._routes[route] = self._identities[identity] = session
         return session
 
     def _refuse(self, route: Route, why: str, epoch: int = 0, field: str | None = None) -> None:

@@ -207,13 +207,10 @@ class ClientMessages:
 
     def _submit_all(self, session: Session[Receipt], submit: Submit, card: ModelCard) -> None:
         lifecycle = self._lifecycle
-        if session.public_key:  # a client with a key cannot choose its tenant
-            submit = structs.replace(submit, tenant=session.public_key)
-            if submit.keep is not None:
-                keep = structs.replace(submit.keep, scope=session.public_key)
-                submit = structs.replace(submit, keep=keep)
-            if submit.scope:
-                submit = structs.replace(submit, scope=session.public_key)
+        if session.public_key:  # a client with a key cannot choose its tenant and scope
+            key, keep = session.public_key, submit.keep
+            keep = None if keep is None else structs.replace(keep, scope=key)
+            submit = structs.replace(submit, tenant=key, scope=key, keep=keep)
         if self._is_traced:  # all answers are in one trace
             submit = structs.replace(submit, trace=trace_of(submit, 0.0).context)
         submission = _read(submit)

@@ -393,6 +393,31 @@ def test_a_session_has_the_key_that_its_client_came_with(
         assert (body, session.public_key) == (hello, expected)
 
 
+@pytest.mark.parametrize("is_held", [False, True], ids=["", "held"])
+def test_an_identity_that_another_key_knows_is_not_its_own(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, folder: Path, is_held: bool
+) -> None:
+    server, client, bob = load_server_keys(folder), load_client_keys(folder), pair()
+    write_key(folder / "bob.key", bob.public)
+    tcp = free_tcp()
+    socket = bind_router(context, address, Listener(tcp, server))
+    router: Router[Any, Any, Any] = Router(socket, front_codec(), window=4)
+    hello = Hello(PROTOCOL_VERSION, os.urandom(16))
+    sessions = []
+    for epoch, keys in enumerate((client, ClientKeys(client.server, bob)), 1):
+        dealer = new_dealer(context, tcp, os.urandom(16), Access(keys))
+        dealer.send(client_codec().encode(Frame(epoch, 0, 0, hello)))
+        assert socket.poll(POLL_MS)
+        if is_held:
+            router.queue_hellos()
+        else:
+            sessions += [session for session, _ in router.receive(0.0)]
+    sessions += [session for session, _ in router.receive(0.0)]
+    assert [it.public_key for it in sessions] == [client.pair.public, bob.public]
+    assert [it.is_open for it in sessions] == [True, True]
+    assert sessions[0].identity != sessions[1].identity
+
+
 def strangers(server: ServerKeys, client: ClientKeys) -> dict[str, Access]:
     return {
         "a key that is not let in": Access(ClientKeys(server.pair.public, pair())),

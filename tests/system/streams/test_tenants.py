@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 from tests.helpers.ports import free_port
 
-from slipstream.cli.keys import add_client, make_folder
-from slipstream_ipc.messages import Submit, Tokenize
+from slipstream.cli.keys import add_client, add_front, make_folder
+from slipstream_ipc.messages import Cancel, Locate, Submit, Tokenize
 from slipstream_ipc.transport.curve import Access, load_client_keys
 
 
@@ -90,6 +90,49 @@ def test_over_tcp_a_tenant_is_a_key_however_many_clients_have_it(
     stack.until(lambda: len(asked) == 3)
     keys = [mine.pair.public] * 2 + [others.pair.public]
     assert sorted(query.tenant for query in asked.values()) == sorted(keys)
+
+
+def test_over_tcp_a_stream_is_its_keys_whatever_scope_is_named(make_stack, tmp_path: Path) -> None:
+    """Ana has a key, and so have Bob and a front; what no key has asked for is anybody's by id."""
+    make_folder(tmp_path / "keys")
+    _, bobs = add_client(tmp_path / "keys", "bob")
+    _, fronts = add_front(tmp_path / "keys", "route")
+    mine, bobs, fronts = (load_client_keys(path) for path in (tmp_path / "keys", bobs, fronts))
+    address = f"tcp://127.0.0.1:{free_port()}"
+    stack = make_stack(listen=address, keys=str(tmp_path / "keys"), grace_s=60)
+    ana, anas_other, bob = (stack.client(address, Access(keys)) for keys in (mine, mine, bobs))
+    front, local = stack.client(address, Access(fronts)), stack.client()
+    others = (bob, front, local)
+    for client in (ana, *others):
+        client.resubmits = False
+    it = ana.submit("the password is swordfish", max_tokens=400)
+    stack.until(lambda: len(it.token_ids) > 3)
+    asked = [client.take_over(it, scope=mine.pair.public[:1]) for client in others]
+    asked += [client.take_over(it) for client in others]
+    again = [
+        client.send_submit(structs.replace(it.submit, handle=9, was_accepted=accepted))
+        for client, accepted in zip(others, (False, True, False), strict=True)
+    ]
+    for client in others:
+        client.send(Cancel(1, (it.stream_id,)))
+        client.send(Locate(2, (it.stream_id,)))
+    stack.until(lambda: all(1 in client.cancelled and 2 in client.located for client in others))
+    assert {client.cancelled[1].found for client in others} == {("unknown",)}
+    assert {client.located[2].moves for client in others} == {(0,)}
+    stack.until(lambda: all(each.fault is not None for each in again))
+    assert {each.fault.code for each in again} == {"conflict"}
+    stack.until(lambda: all(each.is_unknown for each in asked))
+    assert not any(each.accepted or each.text for each in asked)
+    assert not it.is_superseded
+    its = anas_other.take_over(it)  # which names no scope, and has the key
+    stack.until(lambda: its.is_over and it.is_superseded)
+    assert (its.end.reason, its.accepted) == ("length", 1)
+    for client in (front, local):
+        open_to_all = client.submit("nobody's in particular", max_tokens=4)
+        stack.until(lambda it=open_to_all: it.is_over)
+        read = bob.take_over(open_to_all)
+        stack.until(lambda read=read: read.is_over)
+        assert read.text == open_to_all.text
 
 
 def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -> None:
