@@ -38,25 +38,6 @@ SAMPLING_PARAMS: dict[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
 }
-SETTINGS: dict[str, tuple[Any, ...]] = {
-    "cpu_offload_gb": (0,),
-    "data_parallel_size": (1,),
-    "disable_log_stats": (True, False),  # there are none in a batch
-    "distributed_executor_backend": ("mp", "uni"),
-    "download_dir": (),
-    "enable_chunked_prefill": (True,),
-    "enable_lora": (False,),
-    "kv_cache_dtype": ("auto",),
-    "load_format": ("auto", "safetensors"),
-    "pipeline_parallel_size": (1,),
-    "quantization": (),
-    "revision": (),
-    "root_path": ("",),
-    "seed": (),
-    "speculative_config": (),
-    "swap_space": (0, 4),  # a preempted request is computed again, and 4 is vLLM's default
-    "tokenizer_mode": ("auto",),
-}
 LLM_MEMBERS = frozenset(
     {
         "beam_search",

@@ -22,8 +22,7 @@ from slipstream.http.endpoints.chat import read_chat
 from slipstream.http.endpoints.completions import read_completion
 from slipstream.http.endpoints.openapi import ENDPOINTS
 from slipstream.request.requests import checked_params
-from slipstream.stack.settings import settings_from
-from slipstream.vllm_names import CALL_OPTIONS, LLM_MEMBERS, SAMPLING_PARAMS, SETTINGS
+from slipstream.vllm_names import CALL_OPTIONS, LLM_MEMBERS, SAMPLING_PARAMS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "from-vllm.md").read_text()
 MISSING = "\N{EN DASH}"
@@ -43,7 +42,7 @@ def lines(title: str, number: int = 0) -> list[Any]:
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in table.splitlines()[2:]]
     found = []
     for theirs, ours, _note in rows:
-        name = theirs.strip("`")
+        name = theirs.split("` `")[0].strip("`")
         same = {"same": name, MISSING: None}
         found.append(pytest.param(Line(name, same.get(ours, ours.strip("`"))), id=name))
     return found
@@ -127,18 +126,6 @@ def test_every_missing_option_of_a_call_is_known() -> None:
     called = re.findall(r"LLM\.\w+\((\w+)=\)", " ".join(missing("Offline")))
     assert set(called) == set(CALL_OPTIONS)
     assert missing("SamplingParams") - {"output_kind"} == set(SAMPLING_PARAMS)
-
-
-def test_every_missing_setting_is_known() -> None:
-    assert {name[2:].replace("-", "_") for name in missing("Server")} == set(SETTINGS)
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_settings_that_are_not_supported(name: str) -> None:
-    for value in (None, *SETTINGS[name]):
-        assert settings_from({name: value, "threads": 1}) == settings_from({"threads": 1})
-    with pytest.raises(slipstream.BadRequestError, match=f"^{name}: not supported yet: got 5, "):
-        settings_from({name: 5})
 
 
 VLLMS_DEFAULTS: dict[str, Any] = {

@@ -53,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     arguments = _parser().parse_args(argv)
     try:
+        if arguments.command != "serve":  # whose log has them
+            for note in arguments.notes:
+                print(f"{arguments.prog}: {note}", file=sys.stderr)
         code: int = arguments.run(arguments)
         if sys.stdout is not None:  # None after `>&-`
             sys.stdout.flush()

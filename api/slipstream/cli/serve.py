@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from slipstream.cli.event_printer import EventPrinter, key_hint, write_line
@@ -29,6 +30,7 @@ from slipstream_ipc.telemetry.logs import configure_logging
 from slipstream_ipc.transport.sockets import private_directory
 
 DEFAULT_HTTP_PORT = 8000
+_logger = logging.getLogger(__name__)
 
 
 def add_serve(parser: Parser) -> None:
@@ -89,10 +91,11 @@ def serve(arguments: argparse.Namespace) -> int:
     else:
         folder = Path(arguments.runtime_dir).absolute()
     if settings.node_rank and num_replicas is None:
-        return _serve_ranks(settings, folder, arguments.option_names)
+        return _serve_ranks(settings, folder, arguments)
     fleet = None if num_replicas is None else plan_fleet(settings, folder, num_replicas)
     config = plan_stack(settings, folder) if fleet is None else None
     configure_logging(SUPERVISOR, settings.log_format)
+    _log_notes(arguments)
     printer = EventPrinter(
         settings.model or MODEL_NAME,
         arguments.option_names,
@@ -110,14 +113,20 @@ def serve(arguments: argparse.Namespace) -> int:
     return _traced(Supervisor(config, printer), () if trace is None else (trace,))
 
 
-def _serve_ranks(settings: StackSettings, folder: Path, names: Mapping[str, str]) -> int:
+def _log_notes(arguments: argparse.Namespace) -> None:
+    for note in arguments.notes:
+        _logger.warning("%s", note)
+
+
+def _serve_ranks(settings: StackSettings, folder: Path, arguments: argparse.Namespace) -> int:
     """Run this machine's ranks of a model that another one serves."""
     config = plan_node(settings, folder)
     configure_logging(SUPERVISOR, settings.log_format)
+    _log_notes(arguments)
     ranks = [str(index) for index in local_ranks(settings)]
     which = f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(ranks)}"
     about = f"{which} of {settings.model or MODEL_NAME}"
-    printer = EventPrinter(about, names, serves=False, form=settings.log_format)
+    printer = EventPrinter(about, arguments.option_names, serves=False, form=settings.log_format)
     return Supervisor(config, printer).run()
 
 

@@ -5,7 +5,9 @@ The Python API and the command line both take them from here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -14,7 +16,7 @@ from msgspec import Meta, Struct, inspect
 
 from slipstream.errors import unknown_option, wrong_option
 from slipstream.stack.children.listeners import MAX_FRONTS
-from slipstream.vllm_names import SETTINGS, without_unsupported
+from slipstream.vllm_flags import as_written_here, translated
 from slipstream_ipc.messages import MAX_OUTPUT_WORKERS
 from slipstream_ipc.telemetry.logs import LogFormat
 from slipstream_ipc.validation.field_types import values_of
@@ -579,26 +581,69 @@ SHORT_LIVED: StackOptions = {
     "log_stats_interval_s": 0.0,
 }
 
+_logger = logging.getLogger(__name__)
+_SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SUFFIXES |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _FIELDS = {field.name: field for field in msgspec.structs.fields(StackSettings)}
 
 
 def settings_from(options: Mapping[str, Any], *, from_text: bool = False) -> StackSettings:
     """Settings from keyword options, or from the strings of a command line (`from_text`).
 
-    Settings of vLLM's that are not supported yet are left out where they change nothing.
+    Settings of vLLM's that have another name here, or none, are taken where they mean the same or
+    change nothing; the log says what became of them.
 
     Raises: BadRequestError (a ValueError) with the option, its value and what is allowed.
     """
-    options = without_unsupported(options, SETTINGS)
-    for name, value in options.items():
+    settings, notes = translated(options, _FIELDS)
+    for name, value in settings.items():
         if name not in _FIELDS:
             raise unknown_option(name, _FIELDS)
-        try:
-            msgspec.convert(value, _FIELDS[name].type, strict=not from_text)
-        except msgspec.ValidationError:
-            allowed = allowed_values(name, in_python=not from_text)
-            raise wrong_option(name, value, allowed) from None
-    return msgspec.convert(options, StackSettings, strict=not from_text)
+        settings[name] = _converted(name, value, from_text)
+    for note in notes:
+        _logger.warning("%s", note)
+    return msgspec.convert(settings, StackSettings)
+
+
+def _converted(name: str, value: Any, from_text: bool) -> Any:
+    """The value of a setting. Raises: BadRequestError."""
+    meant = as_written_here(name, value)
+    if meant is None and value is not None:
+        return _FIELDS[name].default
+    if from_text and isinstance(meant, str):
+        meant = _whole_number(meant) if _takes_integers(name) else meant
+    try:
+        return msgspec.convert(meant, _FIELDS[name].type, strict=not from_text)
+    except msgspec.ValidationError:
+        allowed = allowed_values(name, in_python=not from_text)
+        raise wrong_option(name, value, allowed) from None
+
+
+@cache
+def _takes_integers(name: str) -> bool:
+    return any(isinstance(each, inspect.IntType) for each in _members(_type_info(name)))
+
+
+def _members(info: inspect.Type) -> Iterator[inspect.Type]:
+    """The types that a union is made of, without what is said about them."""
+    while isinstance(info, inspect.Metadata):
+        info = info.type
+    if isinstance(info, inspect.UnionType):
+        for each in info.types:
+            yield from _members(each)
+    else:
+        yield info
+
+
+def _whole_number(text: str) -> int | str:
+    """A number with a suffix, as vLLM reads it: 32k is 32,000, 32K is 32,768 and 25.6k is 25,600.
+    Other text as it is.
+    """
+    match = re.fullmatch(r"\s*(\d+)(\.\d+)?([kmgtKMGT])\s*", text)
+    if match is None or (match[2] and match[3].isupper()):
+        return text
+    number = float(match[1] + match[2]) if match[2] else int(match[1])
+    return int(number * _SUFFIXES[match[3]])
 
 
 @cache  # the command line reads each option once for each command

@@ -11,16 +11,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from slipstream.cli.options.foreign_options import hint_for
+from slipstream.cli.options.foreign_options import here, hint_for
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.cli.options.stack_options import Several, switch
 from slipstream.errors import BadRequestError, wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.settings import DIAGNOSIS, HTTP, NETWORK, StackSettings, group_of
+from slipstream.vllm_flags import Meaning, meaning, names_of_vllm, spelled
 
 PREFIX = "SLIPSTREAM_"
 # variables that are no options, or mean something else than the option of their name
@@ -90,6 +91,7 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
     options = _options(parser)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
+    notes: list[str] = []
     try:
         option, file = "--config", _file_in(words)
         if file is None and "config" in environment:
@@ -97,11 +99,31 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
         for given_in in (_read(option, file) if file else (), _variables(environment)):
             seen: dict[str, str] = {}
             for given in given_in:
-                action = options.get(given.key.replace("-", "_"))
+                key = given.key.replace("-", "_")
+                ours = here(f"--{_dashed(given.key)}")
+                if (
+                    key not in options
+                    and ours is not None
+                    and ours[2:].replace("-", "_") in options
+                ):
+                    notes.append(f"{given.name} is {ours} here")
+                    key = ours[2:].replace("-", "_")
+                action = options.get(key)
+                if action is None and parser.translate is not None:
+                    meant = _of_vllm(given, options)
+                    if meant is not None:
+                        is_variable = given.source.startswith("$")
+                        if is_variable and meant.name not in (None, *environment):
+                            continue
+                        notes += [meant.note] if meant.note else []
+                        if meant.name is None:
+                            continue
+                        action = options[meant.name]
+                        given = given._replace(value=_as_text(meant.value))
                 if action is None:
                     dashed = {f"--{_dashed(name)}" for name in options}
                     key = f"--{_dashed(given.key)}"
-                    hint = hint_for(key, dashed) or did_you_mean(key, dashed)
+                    hint = hint_for(key) or did_you_mean(key, dashed)
                     hint = hint.replace("--", "")  # as they are written in a file
                     allowed = f"an option of `{parser.prog}`{hint or ' (see its --help)'}"
                     raise wrong_option(f"{given.source}: key", given.key, allowed)
@@ -114,7 +136,31 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
     except BadRequestError as error:
         parser.error(one_line(error))
     _warn(parser, environment)
-    return Configured(values, sources)
+    return Configured({**values, "notes": notes}, sources)
+
+
+def _of_vllm(given: _Given, options: Container[str]) -> Meaning | None:
+    """What an option of vLLM's means here; None where it is none. Raises: BadRequestError."""
+    spelling = spelled(f"--{given.key.replace('_', '-')}")
+    if spelling is None:
+        return None
+    value: Any = given.value
+    if spelling.flag.kind == "flag":
+        said = switch(value) if isinstance(value, str) else value
+        if not isinstance(said, bool):
+            raise wrong_option(given.name, value, "true or false")
+        value = said is (spelling.value is not False)
+    own = spelling.flag.name
+    if spelling.key is None and own not in names_of_vllm():
+        return Meaning(own, value) if own in options else None
+    names = {own: given.name}
+    return meaning(spelling, value, options, named=lambda name: names.get(name, _dashed(name)))
+
+
+def _as_text(value: Any) -> str | list[str]:
+    if isinstance(value, list):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _options(parser: Parser) -> dict[str, argparse.Action]:
@@ -181,7 +227,8 @@ def _read(option: str, path: str) -> Iterator[_Given]:
 
 def _variables(names: Iterable[str]) -> Iterator[_Given]:
     """The variables of these names that are set and not empty."""
-    for name in sorted(set(names) - {"config"}):
+    of_vllm = {name for name in names_of_vllm() if f"{PREFIX}{name.upper()}" in os.environ}
+    for name in sorted((set(names) | of_vllm) - {"config"} - {each.lower() for each in _OTHERS}):
         variable = f"{PREFIX}{name.upper()}"
         if text := os.environ.get(variable):
             yield _Given(name, text, f"${variable}")
@@ -217,7 +264,8 @@ def _converted(action: argparse.Action, given: _Given) -> Any:
 
 def _warn(parser: Parser, environment: frozenset[str]) -> None:
     """Name the variables that look like options and are none, in one line."""
-    known = {name.upper() for name in (*environment, *SETTINGS, *_OF_SERVE)} | _OTHERS
+    names = (*environment, *SETTINGS, *_OF_SERVE, *names_of_vllm())
+    known = {name.upper() for name in names} | _OTHERS
     found = []
     for name in sorted(os.environ):
         bare = name.removeprefix(PREFIX)

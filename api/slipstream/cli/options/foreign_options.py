@@ -1,19 +1,17 @@
-"""Options of vLLM, SGLang and llama.cpp under other names here, or without a counterpart."""
+"""Options of SGLang, llama.cpp and vLLM's clients under other names here, or without a counterpart.
+
+Those of vLLM's server are in `slipstream.vllm_flags`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 _OURS = {
-    # vLLM
+    # vLLM's clients
     "--url": "--address",
     "--base-url": "--address",
-    "--api-server-count": "--http-workers",
-    "--num-gpu-blocks-override": "--num-blocks",
-    "--cudagraph-capture-sizes": "--cuda-graph-sizes",
     "--system-prompt": "--system",
-    "--tool-call-parser": "--tool-format",
-    "--reasoning-parser": "--reasoning-format",
     # SGLang
     "--tp": "--tensor-parallel-size",
     "--tp-size": "--tensor-parallel-size",
@@ -42,42 +40,42 @@ _QUANTISED = (
     "a checkpoint says how its weights are quantised: FP8, MXFP4 and compressed-tensors are "
     "dequantised when it is loaded, others are not supported"
 )
-_QUANTISED_CACHE = "quantised caches are not supported yet"
 _LORA = "LoRA is not supported yet"
 _SPECULATIVE = "speculative decoding is not supported yet"
 _MISSING = {
-    "--pipeline-parallel-size": _SEVERAL_DEVICES,
-    "--data-parallel-size": "--replicas runs whole servers side by side",
-    "--distributed-executor-backend": _SEVERAL_DEVICES,
-    "--enable-expert-parallel": _SEVERAL_DEVICES,
     "--tensor-split": _SEVERAL_DEVICES,
-    "--headless": "a machine whose --node-rank is not 0 has no HTTP server",
-    "--quantization": _QUANTISED,
-    "--kv-cache-dtype": _QUANTISED_CACHE,
     "--load-in-4bit": _QUANTISED,
     "--load-in-8bit": _QUANTISED,
-    "--enable-lora": _LORA,
     "--lora": _LORA,
-    "--lora-modules": _LORA,
     "--lora-paths": _LORA,
-    "--speculative-config": _SPECULATIVE,
     "--speculative-algorithm": _SPECULATIVE,
     "--draft-model": _SPECULATIVE,
     "--model-draft": _SPECULATIVE,
-    "--cpu-offload-gb": "weights are not offloaded",
-    "--swap-space": "a preempted request is computed again, not swapped",
     "--n-gpu-layers": "layers are not divided between a card and the CPU: see --device",
-    "--enable-auto-tool-choice": "tool calls are read wherever the model's format is known",
-    "--chat-template": "the chat template is the tokenizer's own",
-    "--load-format": "weights are read from safetensors",
 }
 
 
-def hint_for(name: str, options: Container[str]) -> str:
-    """What another engine's option is here, to follow `unknown option NAME`; empty if not known.
+def here(name: str) -> str | None:
+    """The option here that is another engine's of this name; None if not known."""
+    return _OURS.get(name)
 
-    options: those of the command.
+
+def renamed(words: Iterable[str], options: Container[str]) -> tuple[list[str], list[str]]:
+    """The words of a command line with options of other engines as those here, and lines for the
+    log that say so. options: those of the command.
     """
-    if (ours := _OURS.get(name)) in options:
-        return f"; here it is {ours}"
+    found, notes = [], []
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        ours = None if name in options else here(name)
+        if ours is not None and ours in options:
+            notes.append(f"{name} is {ours} here")
+            word = f"{ours}{equals}{value}"
+        found.append(word)
+    return found, notes
+
+
+def hint_for(name: str) -> str:
+    """Why there is no such option, to follow `unknown option NAME`; empty if not known."""
     return f": {_MISSING[name]}" if name in _MISSING else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
-from slipstream.cli.options.foreign_options import hint_for
+from slipstream.cli.options.foreign_options import hint_for, renamed
 from slipstream.cli.options.option_names import option_names
 from slipstream.spelling import did_you_mean
 
@@ -60,9 +60,10 @@ class Parser(argparse.ArgumentParser):
 
     - Errors name the command whose help page explains them, and suggest the nearest name.
     - Options may be written with underscores, as in vLLM: `--max_num_seqs`.
-    - Options of other engines get a suggestion, too.
+    - Options of other engines are taken by their names there, where they mean the same.
     - Without a command, the help page says which there are.
-    - The namespace gets `prog`, the name of the innermost command, and its `option_names`.
+    - The namespace gets `prog`, the name of the innermost command, its `option_names`, and `notes`,
+      lines for the log.
 
     target: see `Command`.
     """
@@ -73,6 +74,8 @@ class Parser(argparse.ArgumentParser):
         self._target = target
         self.preset: Callable[[Sequence[str]], argparse.Namespace] | None = None
         """Makes a namespace with values for options that are not on the command line, from it."""
+        self.translate: Callable[[Sequence[str]], tuple[list[str], list[str]]] | None = None
+        """Replaces words of the command line, and says what is to be logged about it."""
 
     def load(self) -> None:
         """Import the target and let it add its options. Idempotent."""
@@ -93,9 +96,13 @@ class Parser(argparse.ArgumentParser):
         """
         self.load()
         words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
+        words, notes = renamed(words, self._option_string_actions)
         if not words and self._has_commands:
             self.print_help(sys.stderr)
             self.exit(2)
+        if self.translate is not None:
+            words, more = self.translate(words)
+            notes += more
         if self.preset is not None:
             namespace = self.preset(words)
         namespace, unknown = super().parse_known_args(words, namespace)
@@ -103,6 +110,7 @@ class Parser(argparse.ArgumentParser):
             self.error(self._unknown(unknown[0]))
         if not hasattr(namespace, "prog"):
             namespace.prog = self.prog
+            namespace.notes = [*getattr(namespace, "notes", ()), *notes]
             namespace.option_names = option_names(self._actions, words, vars(namespace))
         return namespace, []
 
@@ -133,7 +141,7 @@ class Parser(argparse.ArgumentParser):
             if option.startswith("--")
         }
         shown = [option for option, is_shown in options.items() if is_shown]
-        hint = hint_for(name, options) or did_you_mean(name, shown)
+        hint = hint_for(name) or did_you_mean(name, shown)
         return f"unknown option {name}{hint or did_you_mean(name, options)}"
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from slipstream.errors import wrong_option
+from slipstream.cli.options.parser import Parser, one_line
+from slipstream.errors import BadRequestError, wrong_option
 from slipstream.stack.settings import (
     GROUPS,
     StackSettings,
@@ -27,7 +29,7 @@ _SWITCHES = {
 
 
 def add_settings(
-    parser: argparse.ArgumentParser,
+    parser: Parser,
     *,
     has_argument: bool = True,
     is_brief: bool = False,
@@ -59,11 +61,23 @@ def add_settings(
                 if name == "model":
                     about = "the same as MODEL" if has_argument else about
                 _add_setting(group, name, default, about)
+    if names is None:
+        parser.translate = partial(_translated, parser)
     if is_brief:
         parser.epilog = (
             "For a server that it starts it takes every option of `slipstream serve`: see "
             "`slipstream serve --help`."
         )
+
+
+def _translated(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    from slipstream.cli.options.vllm_options import translate  # which needs this module
+
+    arguments = [each.dest for each in parser._actions if not each.option_strings]
+    try:
+        return translate(words, parser._option_string_actions, arguments)
+    except BadRequestError as error:
+        parser.error(one_line(error))
 
 
 def given_settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -134,6 +148,7 @@ def _add_setting(
     }
     if default is False:
         group.add_argument(*options, action="store_true", **common)
+        _add_denial(group, name, dashed)
         return
     common["metavar"] = metavar_of(name)
     if name == "model":
@@ -142,16 +157,20 @@ def _add_setting(
         group.add_argument(*options, action=Several, **common)
     elif default is True:
         group.add_argument(*options, type=switch, **common)
-        group.add_argument(
-            f"--no-{dashed}",
-            dest=name,
-            action="store_const",
-            const=False,
-            default=argparse.SUPPRESS,
-            help=argparse.SUPPRESS,
-        )
+        _add_denial(group, name, dashed)
     else:
         group.add_argument(*options, **common)
+
+
+def _add_denial(group: argparse._ArgumentGroup, name: str, dashed: str) -> None:
+    group.add_argument(
+        f"--no-{dashed}",
+        dest=name,
+        action="store_const",
+        const=False,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
 
 
 def _joined(about: str, details: str) -> str:

@@ -209,10 +209,6 @@ def test_a_value_means_what_it_means_on_the_command_line(tmp_path_factory, text)
             "http_port: abc",
             "{0}, line 1: http_port: got 'abc', allowed: an integer >= 0 and <= 65535",
         ),
-        (
-            "ctx-size: 9",
-            "got 'ctx-size', allowed: an option of `slipstream serve`; here it is max-mo",
-        ),
         ("port: [1, 2]", "{0}, line 1: port: got ['1', '2'], allowed: a single value"),
         ("no-http: maybe", "{0}, line 1: no-http: got 'maybe', allowed: true or false"),
         ("native: maybe", "{0}, line 1: native: got 'maybe', allowed: true or false"),
