@@ -246,7 +246,7 @@ def test_wrong_settings_raise_before_anything_starts():
         LLM("simulated:", block_size=0)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_stack_that_ends_under_a_batch_is_told_at_once(monkeypatch):
     with LLM("simulated:step_ms=20", max_restarts=0) as llm:
         # the client by itself would wait for longer than this test does

@@ -138,7 +138,7 @@ def test_the_minimal_client_is_minimal() -> None:
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_minimal_client_streams_what_ours_does() -> None:
     with spareless_stack("simulated:step_ms=1") as stack, stack.client() as client:
         expected = client.generate("Hello there", temperature=0, max_tokens=40).text

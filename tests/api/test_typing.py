@@ -166,12 +166,12 @@ def complaints(
     return said
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_checkers_accept_users_programs(complaints: dict[str, list[str]]) -> None:
     assert complaints["right.py"] == complaints["elsewhere"] == []
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_checkers_accept_the_pages_programs_and_the_examples(
     complaints: dict[str, list[str]],
 ) -> None:
@@ -181,7 +181,7 @@ def test_checkers_accept_the_pages_programs_and_the_examples(
     assert not any(shown.values()), shown
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_checkers_find_each_mistake(complaints: dict[str, list[str]]) -> None:
     told = "\n".join(complaints["wrong.py"])
     found = {int(line) for line in re.findall(r"wrong\.py:(\d+):[^\n]*error", told)}

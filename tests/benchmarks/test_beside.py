@@ -72,7 +72,6 @@ def test_what_cannot_be_is_refused(capsys, option, value):
     assert option.lstrip("-").replace("-", "_") in capsys.readouterr().err.replace("-", "_")
 
 
-@pytest.mark.slow
 def test_the_command_tells_every_situation(tmp_path, capsys):
     file = tmp_path / "rows.json"
     sizes = ["--streams", "2", "--input-len", "4", "--output-len", "4", "--threads", "1"]

@@ -117,7 +117,6 @@ def test_the_mock_executor_is_there():
     assert (peer_process.FOLDER / "vllm_mock_executor.py").is_file()
 
 
-@pytest.mark.slow
 def test_the_command_tells_a_row_for_each_point(tmp_path, capsys):
     file = tmp_path / "rows.json"
     words = ["--quick", "--streams", "4", "--fronts", "1,2", "--output-len", "16"]

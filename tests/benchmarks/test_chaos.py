@@ -811,7 +811,6 @@ def test_a_series_goes_on_where_it_was_ended_and_repeats_what_was_bad(
         chaos_series.main([str(file), "--kinds", "core,cat"])
 
 
-@pytest.mark.slow
 def test_a_run_of_a_series_is_one_of_chaos(tmp_path):
     words = ["--quick", "--requests", "12", "--rounds", "1"]
     row = chaos_series.run_chaos("worker", 2, words, tmp_path)
@@ -854,7 +853,6 @@ def test_options_that_cannot_be_are_refused(capsys):
     assert "worker,core,front,client" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_chaos_quick_finds_no_difference(tmp_path, capsys):
     file = tmp_path / "chaos.json"
     code = main(
@@ -870,7 +868,6 @@ def test_chaos_quick_finds_no_difference(tmp_path, capsys):
     assert "identical        60 of 60" in shown
 
 
-@pytest.mark.slow
 def test_shortages_and_the_prompt_processs_deaths_make_no_difference(tmp_path, capsys):
     file = tmp_path / "chaos.json"
     words = "--quick --requests 30 --kill prompts --stop prompts --limit-files front --fill-disk"
@@ -883,7 +880,6 @@ def test_shortages_and_the_prompt_processs_deaths_make_no_difference(tmp_path, c
     assert set(result["blows"]) == (wanted - {"fill disk"} if result["left_out"] else wanted)
 
 
-@pytest.mark.slow
 def test_deaths_within_thoughts_and_calls_change_no_event(tmp_path, capsys):
     file = tmp_path / "chaos.json"
     words = "--quick --requests 30 --rounds 4 --answers hermes --seed 1"
@@ -897,7 +893,6 @@ def test_deaths_within_thoughts_and_calls_change_no_event(tmp_path, capsys):
     assert "deaths within" in shown
 
 
-@pytest.mark.slow
 def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):
     file = tmp_path / "chaos.json"
     words = "--quick --requests 24 --rounds 3 --kill front --http-workers 2"
@@ -910,7 +905,6 @@ def test_chaos_kills_one_of_several_fronts(tmp_path, capsys):
     assert result["commit"]
 
 
-@pytest.mark.slow
 def test_replicas_killed_silenced_and_drained_make_no_difference(tmp_path, capsys):
     file = tmp_path / "chaos.json"
     words = "--quick --replicas 2 --requests 40 --tokens 100-400 --rounds 3 --kill replica"

@@ -109,7 +109,7 @@ for name, module in sys.modules.items():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_every_command_of_a_wheel_has_help(installed: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(

@@ -204,7 +204,6 @@ def test_the_last_position_can_be_reached(model: Any, tokenizer: Any) -> None:
     assert torch.isfinite(logits).all()
 
 
-@pytest.mark.slow
 def test_corpus_is_a_function_of_its_seed_and_mixes_documents_with_chats() -> None:
     topics, others = corpus.topic_entries(), corpus.docstrings()
     documents, chats = corpus.epoch(topics, others, Random(7))
@@ -225,7 +224,6 @@ def test_a_name_belongs_to_one_topic() -> None:
     assert not {"clas", "pas", "i", "a"} & set(names)  # no singulars of keywords
 
 
-@pytest.mark.slow
 def test_tests_ask_as_training_never_does() -> None:
     topics, others = corpus.topic_entries(), corpus.docstrings()[:50]
     _, chats = corpus.epoch(topics, others, Random(3))
@@ -237,7 +235,6 @@ def test_tests_ask_as_training_never_does() -> None:
     assert "an assert statement" in names
 
 
-@pytest.mark.slow
 def test_topics_are_answered_from_the_right_topic() -> None:
     """Each topic, asked in every wording that training does not use, by a name in any form."""
     random = Random(17)
@@ -274,7 +271,6 @@ def test_what_the_readme_asks_is_answered_from_its_topic(model: Any, tokenizer: 
         assert tokenizer.decode(ids, skip_special_tokens=True).startswith(beginning)
 
 
-@pytest.mark.slow
 def test_corpus_knows_topics_by_keyword_and_docstrings_by_full_name() -> None:
     names = {name for entry in corpus.topic_entries() for name in entry.names}
     assert {"assert", "lambda", "and", "dictionary", "assert statement", "for loop"} <= names

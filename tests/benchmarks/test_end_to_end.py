@@ -59,7 +59,6 @@ def test_what_cannot_be_measured_is_refused(words, told, capsys):
     assert told in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_ours_and_transformers_are_measured(tmp_path):
     file = tmp_path / "rows.json"
     words = [str(MODEL_PATH), "--transformers", "--quick", "--streams", "4", "--json", str(file)]

@@ -23,7 +23,6 @@ MESSAGES = 20_000
 MIB = 2**20
 
 
-@pytest.mark.slow
 def test_twenty_thousand_messages_harm_nobody() -> None:
     result = fuzz(MESSAGES, seed=1)
     assert result.messages == MESSAGES
@@ -39,7 +38,6 @@ def test_twenty_thousand_messages_harm_nobody() -> None:
     assert result.is_good
 
 
-@pytest.mark.slow
 def test_the_command_tells_and_writes_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,7 +52,6 @@ def test_the_command_tells_and_writes_the_result(
     assert f"{told['total']} of {told['total']} identical" in shown
 
 
-@pytest.mark.slow
 def test_a_long_run_goes_on_where_it_was_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,7 +88,6 @@ def test_a_long_run_goes_on_where_it_was_ended(
     assert "2,500 messages" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_an_error_that_the_worker_survives_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,7 +115,6 @@ class ErrorOnce:
         return cls.num == 100
 
 
-@pytest.mark.slow
 def test_a_loop_that_dies_is_told_with_its_last_messages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

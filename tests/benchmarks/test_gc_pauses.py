@@ -50,7 +50,6 @@ def test_the_watch_leaves_no_trace():
     assert gc.callbacks == callbacks
 
 
-@pytest.mark.slow
 def test_the_command_tells_every_shape_frozen_and_not(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(workload, "_NUM_FILES", 3)
     json_file, png_file = tmp_path / "rows.json", tmp_path / "rows.png"

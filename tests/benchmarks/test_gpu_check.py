@@ -92,7 +92,6 @@ def rows_of(part: str, folder: Path, *more: str) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.slow
 def test_dry_run_of_exactness(tmp_path: Path) -> None:
     rows = rows_of("exactness", tmp_path)
     assert list(dict.fromkeys(row["section"] for row in rows)) == names_of("exactness")
@@ -111,7 +110,6 @@ def test_dry_run_of_exactness(tmp_path: Path) -> None:
     assert by_case["attention", "attention"]["skipped"]
 
 
-@pytest.mark.slow
 def test_dry_run_of_decode(tmp_path: Path) -> None:
     rows = rows_of("decode", tmp_path)
     assert list(dict.fromkeys(row["section"] for row in rows)) == names_of("decode")
@@ -142,7 +140,6 @@ def test_dry_run_of_decode(tmp_path: Path) -> None:
     assert "over_bare_loop_ms" in told
 
 
-@pytest.mark.slow
 def test_dry_run_of_prefill(tmp_path: Path) -> None:
     rows = rows_of("prefill", tmp_path)
     assert list(dict.fromkeys(row["section"] for row in rows)) == names_of("prefill")
@@ -177,7 +174,6 @@ def test_dry_run_of_prefill(tmp_path: Path) -> None:
         assert (row["num_frozen_objects"] > 1000) == ("not" not in row["case"])
 
 
-@pytest.mark.slow
 def test_dry_run_of_census(tmp_path: Path) -> None:
     rows = rows_of("census", tmp_path)
     assert list(dict.fromkeys(row["section"] for row in rows)) == names_of("census")
@@ -201,7 +197,6 @@ def test_dry_run_of_census(tmp_path: Path) -> None:
             assert step["idle_us"] == pytest.approx(step["step_us"] - step["busy_us"], abs=0.2)
 
 
-@pytest.mark.slow
 def test_dry_run_of_steady(tmp_path: Path) -> None:
     rows = rows_of("steady", tmp_path)
     assert list(dict.fromkeys(row["section"] for row in rows)) == names_of("steady")
@@ -220,7 +215,6 @@ def test_dry_run_of_steady(tmp_path: Path) -> None:
     assert all(row["source"].startswith("https://") for row in published)
 
 
-@pytest.mark.slow
 def test_dry_run_of_tiles(tmp_path: Path) -> None:
     """The kernels themselves: tests/engine_core/runner/triton."""
     rows = rows_of("tiles", tmp_path)
@@ -229,7 +223,6 @@ def test_dry_run_of_tiles(tmp_path: Path) -> None:
         assert rows[-1]["skipped"] == "Triton is not installed"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is not None, reason="it is there")
 def test_dry_run_of_sanitizer(tmp_path: Path) -> None:
     """The cases themselves: tests/engine_core/runner/triton."""
@@ -238,7 +231,6 @@ def test_dry_run_of_sanitizer(tmp_path: Path) -> None:
     assert {row["skipped"] for row in rows[-2:]} == {"there is no compute-sanitizer on the PATH"}
 
 
-@pytest.mark.slow
 def test_dry_run_of_ranks(tmp_path: Path) -> None:
     rows = rows_of("ranks", tmp_path, "--tensor-parallel-size", "2")
     measured = [row for row in rows if row["section"] == names_of("ranks")[1]]
@@ -371,7 +363,6 @@ def test_a_folder_that_is_not_named_is_asked_for() -> None:
     assert "--out needs a folder" in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it is about a machine without a card")
 def test_a_section_that_fails_stops_no_other_and_is_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -403,7 +394,6 @@ def test_a_part_that_there_is_not_is_told(
     assert told in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_what_ends_by_the_clock_keeps_what_it_found(tmp_path: Path) -> None:
     """As `timeout` ends it, amid a part."""
     command = [sys.executable, "-m", "slipstream_bench.gpu_check", "exactness", "--dry-run"]
@@ -730,7 +720,6 @@ def test_launches_of_a_whole_model_are_counted_by_layer() -> None:
     assert 0 < launches.of_one_row - 32 * 7 < 40
 
 
-@pytest.mark.slow
 def test_a_prediction_needs_no_card() -> None:
     done = run_script("--predict", "--card", "H200")
     assert done.returncode == 0, done.stderr

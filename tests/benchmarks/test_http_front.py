@@ -130,7 +130,6 @@ DELTAS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", DELTAS)
 def test_a_shapes_events_are_deltas_of_what_it_is_named_for(variant):
     with _stack(variant, 10.0, 1) as stack:
@@ -147,7 +146,6 @@ def test_a_shapes_events_are_deltas_of_what_it_is_named_for(variant):
     assert answer.count(b"\n\n") - num_deltas <= 10  # what begins and ends an answer
 
 
-@pytest.mark.slow
 def test_a_front_is_measured(tmp_path, capsys):
     file, picture = tmp_path / "rows.json", tmp_path / "bars.png"
     words = ["bench", "front", "--quick", "--streams", "3", "--events", "40"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from slipstream.cli.main import main
 from slipstream_bench.http_overhead import with_shares
 
@@ -19,7 +17,6 @@ def test_shares_are_those_of_the_same_load():
     assert whole["over_whole"] == 1
 
 
-@pytest.mark.slow
 def test_the_command_tells_a_row_for_each_way(tmp_path, capsys):
     file = tmp_path / "rows.json"
     words = ["--quick", "--model", "simulated:step_ms=1", "--json", str(file)]

@@ -85,7 +85,6 @@ def test_what_cannot_be_measured_is_refused(words, capsys):
     assert f"{words.split()[0]}: got" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["zmq", "http"])
 def test_intervals_are_measured(way, tmp_path, capsys):
     rows_file, picture = tmp_path / "rows.json", tmp_path / "bars.png"

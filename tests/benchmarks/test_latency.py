@@ -28,7 +28,6 @@ def test_the_spread_is_of_all_batches():
     assert len(row) == 1 + len(PERCENTILES)
 
 
-@pytest.mark.slow
 def test_batches_are_measured(address, tmp_path, capsys):
     file = tmp_path / "rows.json"
     words = "--batch-size 3 --input-len 7 --output-len 6 --num-iters 4 --num-iters-warmup 1"

@@ -175,7 +175,6 @@ def test_a_stopwatch_counts_what_a_stage_leaves_to_the_collector():
 # ---- the command ---------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_the_command_tells_a_row_for_each_batch_variant_and_way_of_reading(tmp_path, capsys):
     json_file, png_file = tmp_path / "rows.json", tmp_path / "rows.png"
     words = ["--batches", "1,3", "--variants", "plain,logprobs5", "--steps", "12", "--runs", "2"]
@@ -204,7 +203,6 @@ def test_the_command_tells_a_row_for_each_batch_variant_and_way_of_reading(tmp_p
     assert "us_per_token" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_two_workers_are_compared_with_one(tmp_path, capsys):
     json_file = tmp_path / "rows.json"
     words = ["--batches", "6", "--variants", "stop2", "--steps", "8", "--runs", "1"]

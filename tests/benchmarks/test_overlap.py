@@ -231,7 +231,6 @@ def test_what_cannot_be_measured_is_refused(words, complaint, capsys):
     assert complaint in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_every_mode_is_measured(tmp_path, capsys):
     rows_file, picture = tmp_path / "rows.json", tmp_path / "bars.png"
     words = "bench overlap --quick --batches 3 --steps-ms 2 --modes in_loop,in_loop_async,worker"
@@ -250,7 +249,6 @@ def test_every_mode_is_measured(tmp_path, capsys):
     assert "simulated" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_stops_and_latency_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(stops, "_BATCH", 4)
     monkeypatch.setattr(stops, "_STEP_MS", 1.0)
@@ -271,7 +269,6 @@ def test_stops_and_latency_are_measured(tmp_path, monkeypatch):
     assert all(row["num_tokens"] > 30 and row["from_host_p50_us"] > 0 for row in read)
 
 
-@pytest.mark.slow
 def test_arrivals_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(arrivals, "_BATCH", 3)
     kinds = (("prompt", "prompt", 3000), ("chat", "chat", 20))

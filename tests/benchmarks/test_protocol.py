@@ -129,7 +129,6 @@ def test_what_cannot_be_measured_is_refused(words, capsys):
     assert f"{words.split()[0]}: got" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_table_is_measured(tmp_path, capsys):
     rows_file, picture = tmp_path / "rows.json", tmp_path / "bars.png"
     words = "bench protocol --quick --batch 3 --output-len 40 --step-ms 2"

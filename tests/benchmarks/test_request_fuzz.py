@@ -76,7 +76,6 @@ def test_memory_is_told_without_what_the_allocator_keeps() -> None:
     libc.free(blocks[-1])
 
 
-@pytest.mark.slow
 def test_requests_that_ask_for_everything_harm_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_run, "_PART", 100)
     *_, whole = sittings = list(fuzz_requests(1, 1000, 1300))
@@ -97,7 +96,6 @@ def test_requests_that_ask_for_everything_harm_nobody(monkeypatch: pytest.Monkey
     assert whole.is_good
 
 
-@pytest.mark.slow
 def test_a_stream_that_is_passed_over_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_run, "MOST_STEPS", 0)
     monkeypatch.setattr(request_run, "_BATCHED", 32)  # tokens a step: prompts wait for each other
@@ -157,7 +155,6 @@ def test_a_run_goes_on_behind_what_it_has_on_whatever_commit(
     assert "100 of 100 identical" in told
 
 
-@pytest.mark.slow
 def test_the_command_tells_and_writes_the_sittings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,8 +17,6 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream.cli.main import main
 
-pytestmark = pytest.mark.slow
-
 DONE = b"data: [DONE]\n\n"
 
 

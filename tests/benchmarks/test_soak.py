@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 
-import pytest
 from tests.helpers.processes import started
 
 from slipstream.cli.main import main
@@ -72,7 +71,6 @@ def test_memory_of_a_files_pages_is_not_a_process_s_own(tmp_path):
     assert holding(process.pid) is None
 
 
-@pytest.mark.slow
 def test_memory_and_descriptors_stay_flat_over_short_requests(tmp_path, capsys):
     file = tmp_path / "soak.json"
     code = main(["bench", "soak", "--quick", "--json", str(file)])

@@ -10,7 +10,6 @@ import pytest
 from slipstream.cli.main import main
 
 
-@pytest.mark.slow
 def test_a_start_and_an_idle_stack_are_measured(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     arguments = ["--ways", "generate", "--settle-s", "0", "--idle-s", "0.5", "--json", str(file)]

@@ -20,7 +20,6 @@ def test_a_measured_plan_is_one_that_ranks_take() -> None:
     assert all(float(row[name] or 0) > 0 for name in ("put_us", "take_us"))
 
 
-@pytest.mark.slow
 def test_rows_of_one_rank_and_of_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     options = ["--runs", "1", "--rows", "8", "--batches", "1,2", "--steps", "4"]

@@ -90,7 +90,7 @@ def test_curl_is_asked_to_fail() -> None:
     assert all(each.startswith("curl --fail-with-body -s") for each in asked)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_launch_names_each_process_and_a_command_to_try(launched: str) -> None:
     assert re.search(r"^core ready ", launched, re.MULTILINE)
     assert re.search(r"^worker ready ", launched, re.MULTILINE)
@@ -113,7 +113,7 @@ def _run(command: list[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize(("command", "output"), shown_outputs())
 def test_shown_output_is_what_comes(
@@ -123,7 +123,7 @@ def test_shown_output_is_what_comes(
     assert shown.rstrip("\n") == output.rstrip("\n")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.name)
 def test_python_block(block: Block, environment: dict[str, str], port: str) -> None:
@@ -131,7 +131,7 @@ def test_python_block(block: Block, environment: dict[str, str], port: str) -> N
     _run([sys.executable, "-W", "error::ResourceWarning", "-c", program], environment)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.usefixtures("launched")
 @pytest.mark.parametrize(
     "command",

@@ -273,7 +273,7 @@ def test_an_end_that_comes_twice_stays_the_first(make_core) -> None:
 # ---- catching up ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_catch_up_is_a_flow_beside_the_steps(make_core, undisturbed, monkeypatch) -> None:
     """A turn of the loop sends a bounded part of what a fresh worker lacks."""
     monkeypatch.setattr(sender, "_LOGPROB_TOKEN_BUDGET", 100)

@@ -26,7 +26,7 @@ from slipstream_ipc.messages import (
     StructuredOutputs,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 END = 1  # the simulated model has no end of its own
 TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))

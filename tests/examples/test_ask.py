@@ -17,7 +17,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream.client.endpoints import address_in
 from slipstream.demo_model import MODEL_PATH
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 MODEL = f"simulated:step_ms=5,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
 

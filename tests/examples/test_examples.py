@@ -27,7 +27,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -14,7 +14,7 @@ from tests.helpers.patience import PATIENCE_S
 PATIENCE_MS = PATIENCE_S * 1000
 # The driver's event loop cannot go on where a timeout has interrupted it, and each test behind that
 # would hang, too: a timeout ends this process.
-BROWSER_TESTS = [pytest.mark.slow, pytest.mark.timeout(method="thread")]
+BROWSER_TESTS = [pytest.mark.process, pytest.mark.timeout(method="thread")]
 # The headless shell comes first: the whole browser takes four times as long for a page, and some
 # pages never open in it.
 CHROMIUM = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -57,18 +57,15 @@ WAIT = """
   look();
 })
 """
-# in place of the server's chats: requests in `asked`, the events that they go on from in `lastIds`,
-# the answer by `feed(chunk)` and `finish()`
+# in place of the server's chats: requests in `asked`, the answer by `feed(chunk)` and `finish()`
 FEED = """
 window.asked = [];
-window.lastIds = [];
 {
   const real = window.fetch;
   const encoder = new TextEncoder();
   window.fetch = async (path, options) => {
     if (path !== "/v1/chat/completions") return real(path, options);
     asked.push(JSON.parse(options.body));
-    lastIds.push(options.headers["Last-Event-ID"] ?? null);
     const body = new ReadableStream({
       start(controller) {
         const send = (data) => controller.enqueue(encoder.encode(`id: x\\ndata: ${data}\\n\\n`));

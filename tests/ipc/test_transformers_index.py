@@ -13,7 +13,7 @@ import pytest
 
 from slipstream_ipc.transformers_index import _index_path, _with_cache
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 # how many models' files are read, and a digest of what transformers then says that it exports
 IMPORT = """

@@ -17,8 +17,6 @@ from pathlib import Path
 import pytest
 from tests.helpers.patience import PATIENCE_S
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 PACKAGES = ["slipstream", "slipstream_bench", "slipstream_core", "slipstream_ipc"]
 PACKAGES += ["slipstream_worker"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """\
@@ -20,9 +20,9 @@ def test_many(number): ...
 @pytest.mark.parametrize("number", range(3))
 def test_few(number): ...
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("number", range(9))
-def test_slow(number): ...
+def test_long(number): ...
 
 def test_one(): ...
 """
@@ -65,11 +65,11 @@ def test_cases_are_from_all_over_their_list(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         return [line.rpartition("::")[2] for line in done.stdout.splitlines() if "::" in line]
 
-    few, slow = (
-        [f"test_{name}[{at}]" for at in range(num)] for name, num in (("few", 3), ("slow", 9))
+    few, long = (
+        [f"test_{name}[{at}]" for at in range(num)] for name, num in (("few", 3), ("long", 9))
     )
     many = [f"test_many[{at}]" for at in (0, 5, 10, 15)]
-    assert collected("--cases", "4") == [*many, *few, *slow, "test_one"]
+    assert collected("--cases", "4") == [*many, *few, *long, "test_one"]
     every = collected()
     assert len(every) == 20 + 3 + 9 + 1
     assert collected("--cases", "20") == every

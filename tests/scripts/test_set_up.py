@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).parents[2]
 HAS_CARD = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"

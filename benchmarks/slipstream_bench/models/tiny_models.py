@@ -40,7 +40,6 @@ class Architecture:
     config_class: str  # transformers' class name
     options: dict[str, Any]  # its arguments
     refused: str | None = None  # part of the error text, if it is refused
-    quick: bool = False  # among the few that every test run covers
 
     def config(self) -> transformers.PreTrainedConfig:
         """A fresh configuration."""
@@ -177,8 +176,8 @@ _BASE: dict[str, Any] = {
 }
 
 
-def _served(name: str, config_class: str, *, quick: bool = False, **options: Any) -> Architecture:
-    return Architecture(name, config_class, _BASE | options, quick=quick)
+def _served(name: str, config_class: str, **options: Any) -> Architecture:
+    return Architecture(name, config_class, _BASE | options)
 
 
 def _refused(name: str, config_class: str, reason: str, **options: Any) -> Architecture:
@@ -227,7 +226,7 @@ def _rope(rope_type: str, **options: float) -> dict[str, Any]:
 
 
 ARCHITECTURES: tuple[Architecture, ...] = (
-    _served("Llama", "LlamaConfig", quick=True),
+    _served("Llama", "LlamaConfig"),
     _served(
         "Llama, llama3 rope",
         "LlamaConfig",
@@ -256,7 +255,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         head_dim=16,
         rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=32),
     ),
-    _served("Qwen3-MoE", "Qwen3MoeConfig", quick=True, **_MOE, head_dim=16, num_experts=8),
+    _served("Qwen3-MoE", "Qwen3MoeConfig", **_MOE, head_dim=16, num_experts=8),
     _served("Mistral, sliding window", "MistralConfig", sliding_window=WINDOW),
     _served("Ministral, sliding window", "MinistralConfig", head_dim=16, sliding_window=WINDOW),
     _served("Mixtral", "MixtralConfig", num_local_experts=4, num_experts_per_tok=2),
@@ -264,7 +263,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served(
         "Gemma 2",
         "Gemma2Config",
-        quick=True,
         head_dim=16,
         sliding_window=WINDOW,
         query_pre_attn_scalar=16,
@@ -273,7 +271,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served(
         "Gemma 3",
         "Gemma3TextConfig",
-        quick=True,
         head_dim=16,
         sliding_window=WINDOW,
         query_pre_attn_scalar=16,
@@ -282,13 +279,12 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served("Phi", "PhiConfig", **_PARTLY_ROTARY),
     _served("Phi-3", "Phi3Config", sliding_window=WINDOW),
     _served("Phi-3.5-MoE", "PhimoeConfig", num_local_experts=4, num_experts_per_tok=2),
-    _served("GPT-2", "GPT2Config", quick=True, n_positions=MAX_MODEL_LEN, initializer_range=0.4),
+    _served("GPT-2", "GPT2Config", n_positions=MAX_MODEL_LEN, initializer_range=0.4),
     _served("GPT-BigCode", "GPTBigCodeConfig", n_positions=MAX_MODEL_LEN, initializer_range=0.4),
     _served("GPT-NeoX", "GPTNeoXConfig"),
     _served(
         "GPT-OSS",
         "GptOssConfig",
-        quick=True,
         head_dim=16,
         sliding_window=WINDOW,
         num_local_experts=4,
@@ -307,8 +303,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served("OLMo 3", "Olmo3Config", sliding_window=WINDOW),
     _served("OLMoE", "OlmoeConfig", num_experts=4, num_experts_per_tok=2),
     _served("DeepSeek V2 (MLA)", "DeepseekV2Config", **_DEEPSEEK),
-    _served("DeepSeek V3 (MLA)", "DeepseekV3Config", quick=True, **_DEEPSEEK),
-    _served("MiniCPM3 (MLA)", "MiniCPM3Config", quick=True, **_LATENT),
+    _served("DeepSeek V3 (MLA)", "DeepseekV3Config", **_DEEPSEEK),
+    _served("MiniCPM3 (MLA)", "MiniCPM3Config", **_LATENT),
     _served("GLM", "GlmConfig", head_dim=16),
     _served("GLM-4", "Glm4Config", head_dim=16),
     _served(

@@ -21,7 +21,7 @@ from slipstream.cli import chat as chat_command
 from slipstream.cli.main import main
 from slipstream.cli.options.parser import Parser
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 BRIEF = ("--max-tokens", "5", "--temperature", "0")
 

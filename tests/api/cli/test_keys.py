@@ -224,7 +224,7 @@ def test_a_folder_of_keys_that_others_may_write_to(
 # ---- a stack -----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_stack_with_keys(
     tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,21 +53,21 @@ def wait_for(process: subprocess.Popen[str]) -> tuple[str, str]:
 # ---- generate ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_generate_writes_the_text_and_nothing_else(address, texts, capsys):
     options = ["--prompt", "Once", "--max-tokens", "20", "--temperature", "0"]
     assert main(["generate", "--address", address, *options]) == 0
     assert capsys.readouterr() == (texts("Once", max_tokens=20), "")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_generate_reads_its_prompt_from_standard_input(address, texts, capsys, typed):
     typed("Once\nupon")
     assert main(["generate", "--address", address, "--prompt", "-", "--temperature", "0"]) == 0
     assert capsys.readouterr().out == texts("Once\nupon", max_tokens=256)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_generate_samples_as_it_is_told(address, capsys):
     def text(*options: str) -> str:
         common = ["--address", address, "--prompt", "Once", "--max-tokens", "12"]
@@ -82,7 +82,7 @@ def test_generate_samples_as_it_is_told(address, capsys):
     assert stopped == greedy[: greedy.index(stop)]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_generate_writes_json_lines_with_logprobs(address, texts, capsys):
     options = ["--prompt", "Once", "--max-tokens", "5", "--temperature", "0", "--logprobs", "2"]
     assert main(["generate", "--address", address, "--json", *options]) == 0
@@ -94,7 +94,7 @@ def test_generate_writes_json_lines_with_logprobs(address, texts, capsys):
     assert [token[0]["token_id"] for token in logprobs] == ids
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_generate_writes_the_prompts_logprobs_first(address, capsys):
     options = ["--prompt", "Once upon", "--max-tokens", "3", "--prompt-logprobs", "1"]
     options += ["--cache-salt", "mine", "--presence-penalty", "-0.5"]
@@ -105,7 +105,7 @@ def test_generate_writes_the_prompts_logprobs_first(address, capsys):
     assert sum(len(delta["token_ids"]) for delta in deltas) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_generate_says_why_nothing_was_written(address, texts, capsys):
     stop = texts("Once", max_tokens=1)
     options = ["--address", address, "--temperature", "0", "--max-tokens", "1"]
@@ -119,7 +119,7 @@ def test_generate_says_why_nothing_was_written(address, texts, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_generate_ends_when_nobody_reads_on(address):
     process = subprocess.Popen(
         [*COMMAND, "generate", "--address", address, "--prompt", "x", "--max-tokens", "3000"],
@@ -134,7 +134,7 @@ def test_generate_ends_when_nobody_reads_on(address):
     process.stderr.close()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_ctrl_c_ends_generate_in_one_line(address):
     process = subprocess.Popen(
         [*COMMAND, "generate", "--address", address, "--prompt", "x", "--max-tokens", "3000"],
@@ -301,14 +301,14 @@ def test_a_file_that_is_not_there_is_named(capsys):
     assert capsys.readouterr() == ("", said)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_what_the_server_refuses_is_one_line_and_code_2(address, capsys):
     options = ["--address", address, "--prompt", "x", "--max-tokens", "1000000"]
     assert main(["generate", *options]) == 2
     assert capsys.readouterr().err.startswith("slipstream generate: --max-tokens: got 1000000")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "generate", "simulated:vocab_size=5", "--prompt", "x"],
@@ -324,7 +324,7 @@ def test_a_stack_that_fails_is_one_line_and_code_1(tmp_path):
     assert error.startswith("slipstream generate: core: option 'vocab_size' is 5, but ")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_server_that_is_misconfigured_is_one_line_and_code_2(tmp_path):
     process = subprocess.Popen(
         [*COMMAND, "serve", "simulated:vocab_size=5", "--no-http"],
@@ -359,7 +359,7 @@ def test_version(capsys):
 # ---- chat ----------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_chat_answers_line_by_line_and_remembers(address, texts, capsys, typed):
     typed("What is a list?\n\nAnd a dict?\n")
     options = ["--max-tokens", "9", "--temperature", "0", "--system", "Be brief."]
@@ -377,7 +377,7 @@ def test_chat_answers_line_by_line_and_remembers(address, texts, capsys, typed):
     assert capsys.readouterr() == (f"{first}\n\n{second}\n", "")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_chat_forgets_its_oldest_turns_when_the_model_is_full(capsys, address, texts, typed):
     long = "word " * 1500  # 3,000 tokens: the model holds one such turn, and not two
     typed(f"{long}\n{long}\nshort\n")
@@ -388,7 +388,7 @@ def test_chat_forgets_its_oldest_turns_when_the_model_is_full(capsys, address, t
     assert shown.out.endswith("\n")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_chat_goes_on_after_a_line_that_cannot_be_answered(address, texts, capsys, typed):
     typed("word " * 6000 + "\nshort\n")
     options = ["--max-tokens", "4", "--temperature", "0"]
@@ -398,7 +398,7 @@ def test_chat_goes_on_after_a_line_that_cannot_be_answered(address, texts, capsy
     assert shown.out == texts([{"role": "user", "content": "short"}], max_tokens=4) + "\n"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_ctrl_c_ends_an_answer_but_not_the_chat(address):
     process = subprocess.Popen(
         [*COMMAND, "chat", "--address", address, "--ignore-eos"],
@@ -421,7 +421,7 @@ def test_ctrl_c_ends_an_answer_but_not_the_chat(address):
 # ---- bench ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_bench_tells_a_table_and_writes_rows(address, tmp_path, capsys):
     rows = tmp_path / "rows.json"
     load = ["--num-requests", "6", "--input-len", "9", "--output-len", "5", "--concurrency", "3"]
@@ -438,7 +438,7 @@ def test_bench_tells_a_table_and_writes_rows(address, tmp_path, capsys):
     assert not any(isinstance(value, dict | list) for value in row.values())
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_bench_refuses_a_load_that_the_model_cannot_hold(address, capsys):
     load = ["--input-len", "4000", "--output-len", "4000"]
     assert main(["bench", "throughput", "--address", address, *load]) == 2
@@ -448,7 +448,7 @@ def test_bench_refuses_a_load_that_the_model_cannot_hold(address, capsys):
 # ---- serve ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_serve_says_what_is_ready_and_how_to_use_it_and_ends_on_ctrl_c(tmp_path):
     folder = tmp_path / "run"
     serve = [*COMMAND, "serve", "simulated:step_ms=1", "--runtime-dir", str(folder)]

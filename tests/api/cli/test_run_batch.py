@@ -97,7 +97,7 @@ def test_every_request_has_its_answer(stack, tmp_path, capsys):
         assert (refused["status_code"], refused["body"]["error"]["param"]) == (400, param)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_run_that_was_killed_is_gone_on_with(stack, tmp_path):
     """No request is done twice, none is forgotten, and half a line is no answer."""
     num = 400

@@ -366,7 +366,7 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_serve_leaves_a_timeline_with_the_fronts_track(folder):
     file = folder / "t.json.gz"
     options = ["--http-port", "0", "--runtime-dir", str(folder / "run"), "--trace", str(file)]

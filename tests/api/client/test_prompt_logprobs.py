@@ -29,7 +29,7 @@ from slipstream.outputs import PromptTokenLogprobs, TokenLogprobs
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.validation.sampling_params import MAX_LOGPROB_BYTES, MAX_STOP_CHARS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 TOLERANCE = 2e-4
 IDS = np.random.default_rng(7).integers(300, 2000, 700).tolist()

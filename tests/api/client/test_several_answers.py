@@ -67,7 +67,7 @@ def test_a_stream_is_one_answer(worker: FakeWorker) -> None:
         Submission(submit)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_outputs_of_a_batch() -> None:
     with LLM("simulated:step_ms=1,mode=chain") as llm:
         params = SamplingParams(n=3, seed=5, max_tokens=8)

@@ -16,7 +16,7 @@ from slipstream.stack.supervisor_events import ProcessRestarted
 
 PROMPT = "The list type"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ def test_a_frame_fits_the_terminal(width, height, num_panes):
     assert "[gone]" in shown.replace("\n", "") or width < 60  # the end of the text is what is shown
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_demo_kill_tells_that_nothing_changed(capsys):
     code = main(["demo", "kill"])
     shown, progress = capsys.readouterr()

@@ -38,7 +38,7 @@ def test_homes_are_the_highest_hashes(key: int, salts: list[int], num: int) -> N
     assert homes(key, np.array(salts, np.uint64), num) == expected[:num]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(st.integers(0, 2**32), st.integers(2, 24))
 def test_rendezvous_moves_one_nth(seed: int, num: int) -> None:
     """A member less moves its own keys alone, to their second homes; a member more gets 1/n."""

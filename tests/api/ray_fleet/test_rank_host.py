@@ -72,7 +72,7 @@ def machine() -> Iterator[OtherMachine]:
     made.end(signal.SIGTERM)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_streams_outlive_ranks_that_are_started_again(machine: OtherMachine) -> None:
     with spareless_stack(device="cpu") as stack, stack.client() as client:
         expected = texts(client, lambda _: None)

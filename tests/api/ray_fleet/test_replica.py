@@ -25,7 +25,7 @@ from slipstream.ray_fleet.replica import LOWEST_PORT, RayReplica, listen_address
 from slipstream.ray_fleet.scaling import ReplicaBounds
 from slipstream.stack.settings import SHORT_LIVED, settings_from
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 GOAL = ScaleGoal(ReplicaBounds(1, 3), version=4)
 

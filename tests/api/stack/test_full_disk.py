@@ -49,7 +49,7 @@ def test_a_full_disk_is_told_by_the_supervisor(tmp_path: Path) -> None:
 
 
 @needs_mounts
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("num_files", [15, 16, 17])
 def test_a_disk_without_files_left_is_told_by_the_process_that_needs_one(
     tmp_path: Path, num_files: int

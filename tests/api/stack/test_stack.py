@@ -92,7 +92,7 @@ def folder_of(stack: Stack) -> Path:
     return Path(stack.address.removeprefix("ipc://")).parent
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_demo_model_streams_and_goes_on_deterministically(watched):
     with Stack() as stack:
         watched(*stack.pids.values())
@@ -128,7 +128,7 @@ def test_a_simulated_stack_streams_and_stops_while_it_does(watched):
     stack.stop()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_clients_see_the_format_of_answers_on_the_models_card(watched):
     """Of a worker's successor as well."""
     with spareless_stack(SIMULATED, tool_format="hermes") as stack:
@@ -249,7 +249,7 @@ def test_kill_9_of_the_process_that_owns_a_stack_ends_the_stack(watched, fakes):
     assert not Path(address.removeprefix("ipc://")).parent.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_kill_9_of_the_supervisor_leaves_nobody(watched):
     with Stack(SIMULATED) as stack:
         watched(*descendants(stack))

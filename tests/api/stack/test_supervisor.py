@@ -331,7 +331,7 @@ def test_the_end_of_standard_input_ends_it(start):
     assert "the parent requested it" in running.log()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_child_that_ignores_the_request_is_killed(start):
     running = start(core=GOOD, worker=STUBBORN)
     pids = running.pids_when_ready()

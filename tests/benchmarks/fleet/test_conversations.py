@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import msgspec
-import pytest
 
 from slipstream.cli.main import main
 from slipstream_bench.fleet.conversations import ChatTurn
@@ -35,7 +34,6 @@ def test_a_peers_router_needs_its_python(capsys):
     assert "--sglang-python" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_turns_find_what_came_before_at_their_replica(tmp_path):
     file = tmp_path / "rows.json"
     picture = tmp_path / "rows.png"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from slipstream.cli.main import main
 
 
-@pytest.mark.slow
 def test_every_replica_is_killed_and_every_text_is_the_same(tmp_path):
     file, png = tmp_path / "rows.json", tmp_path / "rates.png"
     words = ["--quick", "--steady-s", "0.5", "--json", str(file), "--png", str(png)]

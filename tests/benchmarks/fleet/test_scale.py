@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from slipstream.cli.main import main
 from slipstream_bench.fleet.scale import _compare
 
@@ -19,7 +17,6 @@ def test_throughput_is_compared_with_n_times_one():
     assert [row["over_n_times_one"] for row in rows] == [1.0, 0.975]
 
 
-@pytest.mark.slow
 def test_two_replicas_compute_more_than_one(tmp_path):
     file = tmp_path / "rows.json"
     words = ["--replicas", "1,2", "--streams", "4", "--output-len", "20", "--runs", "1"]

@@ -16,7 +16,7 @@ from slipstream_core.grammar.trial_client import GrammarTrial
 from slipstream_ipc.columns import pack_u32
 from slipstream_ipc.messages import Admit, End, SamplingParams, StructuredOutputs, Withdraw
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 END = 1  # the simulated model has no end of its own
 TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))

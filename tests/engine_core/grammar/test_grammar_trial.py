@@ -12,7 +12,7 @@ from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
 from slipstream_core.grammar.trial_client import GrammarTrial
 from slipstream_ipc.messages import StructuredOutputs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", 4100, (1, 0))
 GOOD = StructuredOutputs(regex="[a-z]{3}")

@@ -28,7 +28,7 @@ from slipstream_core.runner.sampling import slice_sampling
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.step.plan import Runner, StepFailed, StepPlan
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 ENDS: list[RankEnd] = []
 

@@ -22,7 +22,7 @@ from slipstream_core.runner import torch_runner
 from slipstream_core.runner.torch_factory import load_runner
 from slipstream_core.step.plan import Runner
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def outputs(runner: Runner) -> list[list[list[int]]]:

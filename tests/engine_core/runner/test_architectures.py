@@ -18,10 +18,7 @@ REFUSED = [each for each in tiny_models.ARCHITECTURES if each.refused is not Non
 
 @pytest.mark.parametrize(
     "architecture",
-    [
-        pytest.param(each, id=each.name, marks=[] if each.quick else [pytest.mark.slow])
-        for each in SERVED
-    ],
+    [pytest.param(each, id=each.name) for each in SERVED],
 )
 def test_equals_generate(architecture: Any, tmp_path: Path) -> None:
     torch.set_num_threads(1)  # threads that wait for one another crawl on a busy machine

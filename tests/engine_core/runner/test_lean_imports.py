@@ -83,7 +83,7 @@ def test_a_core_imports_none_of_what_it_does_not_use() -> None:
     assert run(LOAD) == ["[]"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_what_is_asked_of_a_stand_in_is_the_real_modules() -> None:
     assert run(ASK) == ["6 True", "True True", "True tensor([2.])"]
 

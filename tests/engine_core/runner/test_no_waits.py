@@ -44,10 +44,7 @@ BUCKETS = (16, 64)
 
 @pytest.mark.parametrize(
     "architecture",
-    [
-        pytest.param(each, id=each.name, marks=[] if each.quick else [pytest.mark.slow])
-        for each in SERVED
-    ],
+    [pytest.param(each, id=each.name) for each in SERVED],
 )
 def test_a_models_steps_are_enqueued_and_recorded(architecture: Any) -> None:
     model = meta_model(architecture.config())

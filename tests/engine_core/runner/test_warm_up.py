@@ -178,7 +178,7 @@ thread.close()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_steps_buffers_are_those_of_the_step_before() -> None:
     faults = {}
     for kind in ("kept", "given back"):

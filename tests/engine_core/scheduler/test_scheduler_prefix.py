@@ -583,6 +583,6 @@ def test_any_order() -> None:
     check_any_order(50)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_any_order_at_length() -> None:
     check_any_order(150)

@@ -758,6 +758,6 @@ def test_link_model_check() -> None:
     check(100, 50)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_link_model_check_at_length() -> None:
     check(500 if settings.default.derandomize else 2000, 80)

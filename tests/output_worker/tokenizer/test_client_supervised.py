@@ -376,7 +376,7 @@ def test_the_loop_beats_beside_a_long_prompt(make_real) -> None:
     assert len(u32(real.answers[key].token_ids)) > LONG_CHARS
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_long_prompt_that_never_ends_is_refused_and_harms_no_other(make_real) -> None:
     real = make_real(long_s=2.0)
     (real.model / "chat_template.jinja").write_text(
@@ -407,7 +407,7 @@ def test_a_long_prompt_that_never_ends_is_refused_and_harms_no_other(make_real) 
     assert real.pid != before
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_two_kills_of_an_idle_process_refuse_nobody(make_real) -> None:
     real = make_real()
     expected = real.ids("a prompt")
@@ -438,7 +438,7 @@ def test_a_process_that_is_killed_while_it_is_idle_and_asked_at_once(make_real) 
     assert u32(real.answer(key).token_ids).tolist() == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("is_broken", [False, True], ids=["vanished", "broken"])
 def test_a_tokenizer_that_is_gone_is_waited_for_and_prompts_are_refused_as_ours(
     make_real, is_broken: bool

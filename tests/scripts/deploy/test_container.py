@@ -150,7 +150,7 @@ class Image:
 
 @pytest.fixture(
     scope="module",
-    params=[True, pytest.param(False, marks=pytest.mark.slow)],
+    params=[True, False],
     ids=["packages-are-there", "packages-are-downloaded"],
 )
 def image(request: pytest.FixtureRequest) -> Iterator[Image]:
@@ -163,7 +163,6 @@ def image(request: pytest.FixtureRequest) -> Iterator[Image]:
         yield made
 
 
-@pytest.mark.slow
 def test_pip_brings_everything_that_the_server_needs(image: Image) -> None:
     shutil.rmtree(image.work)  # what is installed does not need it
     image.work.mkdir()
@@ -175,7 +174,6 @@ def test_pip_brings_everything_that_the_server_needs(image: Image) -> None:
     assert f"torch=={version} " in install
 
 
-@pytest.mark.slow
 def test_the_entry_point_serves_and_the_health_check_says_so(image: Image) -> None:
     port = free_port()
     entry = image.inner(json.loads(step("ENTRYPOINT")), port)
@@ -217,7 +215,6 @@ def test_the_entry_point_serves_and_the_health_check_says_so(image: Image) -> No
     )
 
 
-@pytest.mark.slow
 def test_its_user_is_not_root_and_its_port_is_the_servers() -> None:
     [make_user] = [rest for name, rest in STEPS if name == "RUN" and "useradd" in rest]
     words = shlex.split(make_user)

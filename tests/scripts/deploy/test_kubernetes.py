@@ -314,7 +314,7 @@ def test_a_group_is_found_and_lets_in_its_own_pods_and_routers() -> None:
         assert "emptyDir" in volumes[mounts[str(Path(given.runtime_dir).parent)]]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_commands_serve_and_end_at_sigterm(tmp_path: Path) -> None:
     """As in a pod, but for the model, the paths and the ports."""
     keys, http, streams = tmp_path / "keys", free_port(), free_port()

@@ -127,7 +127,6 @@ def test_the_sandbox_of_these_tests_restricts(folder: Path) -> None:
     assert json.loads(done.stdout) == {"chroot": 1, "netlink": 1, "tcp": "may", "umask": 0o77}
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("needs_sandbox")
 def test_a_server_runs_under_its_restrictions(folder: Path) -> None:
     port = free_port()
@@ -154,7 +153,6 @@ def test_a_server_runs_under_its_restrictions(folder: Path) -> None:
             server.kill()
 
 
-@pytest.mark.slow
 def test_a_proxy_of_the_group_reaches_the_http_socket_and_no_other(folder: Path) -> None:
     """With the drop-in of docs/deploying.md."""
     shared = folder / "run" / "s"

@@ -34,7 +34,7 @@ from slipstream.stack.supervisor_events import (
 from slipstream_bench.common import process_census
 from slipstream_ipc.messages import Status
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 HANG_TIMEOUT_S = 4  # of which other work on the machine may take a part
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(4)]

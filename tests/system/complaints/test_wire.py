@@ -138,7 +138,7 @@ def test_pickles_from_a_server_are_refused_cve_2025_30165(
     assert not made.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pickles_in_the_cache_folder_are_compiled_anew_cve_2026_3989(tmp_path, tokenizer) -> None:
     """There a file that somebody had left was unpickled; the table of tokens is our only one."""
     made = tmp_path / "made"
@@ -249,7 +249,7 @@ def test_a_message_that_waits_to_be_read_is_never_changed_vllm_24655_50053(
 # ---- garbage collection --------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("params", [{}, {"logprobs": 2}, {"stop": ("zq}",)}])
 def test_serving_calls_for_no_garbage_collection_vllm_30088_33575_trtllm_13910(
     make_stack, params

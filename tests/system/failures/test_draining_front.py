@@ -20,7 +20,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import Stack
 from slipstream.stack.supervisor_events import ProcessRestarted, StackDraining
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 COMPLETIONS = "/v1/completions"
 BODIES: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "b", "max_tokens": 2},

@@ -19,7 +19,7 @@ from slipstream import Stack, StackError
 from slipstream.stack.supervisor_events import ProcessRestarted
 from slipstream_bench.common.load.http_client import EventSplitter, HttpClient, RequestFailedError
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 FRONTS = ["http-0", "http-1"]
 NUM_STREAMS = 64

@@ -18,7 +18,7 @@ from slipstream import BadRequestError, SamplingParams, Stack, StructuredOutputs
 from slipstream.client.client import Client
 from slipstream.demo_model import MODEL_PATH
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 MODEL = f"simulated:step_ms=5,tokenizer={MODEL_PATH},mode=chain"
 END = 1  # the simulated model has no end of its own

@@ -34,7 +34,7 @@ def wait_until_it_computes(runtime_dir: Path) -> None:
         patience.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_request_that_hangs_every_core_ends_after_it_hung_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -53,7 +53,7 @@ def test_a_request_that_hangs_every_core_ends_after_it_hung_alone(
         assert stack.is_running
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_core_that_is_stopped_three_times_in_a_row_charges_no_stream(tmp_path: Path) -> None:
     settings = {"hang_timeout_s": 1.5, "max_restarts": 20, "spare_worker": False}
     # the step outlasts the test: no token comes between the stops, which would clear the stream
@@ -81,7 +81,7 @@ HARMFUL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_no_grammar_ends_a_process() -> None:
     model = f"simulated:step_ms=2,mode=chain,tokenizer={MODEL_PATH}"
     # less than the lock is held for, and more than other work keeps a sound loop from its beats

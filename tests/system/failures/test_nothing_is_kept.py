@@ -130,7 +130,7 @@ def test_a_submission_that_raises_after_it_was_taken_in(make_stack) -> None:
     stack.until(stack.holds_nothing)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_replayed_stream_that_cannot_be_taken_up_again(make_stack, expected) -> None:
     [plain] = expected(PROMPTS[:1], max_tokens=40)
     stack = make_stack(grace_s=5.0)

@@ -22,7 +22,7 @@ MODEL = "simulated:step_ms=5,mode=chain"
 PROMPTS = [f"Clause {n}: what is asked for before the end." for n in range(3)]
 PARAMS: dict[str, Any] = {"max_tokens": 700, "temperature": 0, "ignore_eos": True}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def start(folder: Path, **settings: Any) -> Stack:

@@ -25,7 +25,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import Client, SlipstreamError, Stack
 from slipstream.demo_model import MODEL_PATH
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 RAISING = """
 import os

@@ -27,7 +27,7 @@ from slipstream import Client, Stack
 from slipstream.cli.keys import make_folder
 from slipstream.demo_model import MODEL_PATH
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 HOST = "127.0.0.1"
 

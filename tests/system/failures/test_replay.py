@@ -16,7 +16,7 @@ MORE = 1500  # outputs that are computed meanwhile, or afterwards
 
 @pytest.mark.parametrize(
     ("num_streams", "num_outputs", "least_steps"),
-    [(64, 512, 4), pytest.param(1024, 8192, 500, marks=pytest.mark.slow)],
+    [(64, 512, 4), pytest.param(1024, 8192, 500, marks=pytest.mark.long)],
 )
 def test_replay_1024x8k_with_logprobs_never_reattaches_nor_stalls_core(
     make_stack, monkeypatch, num_streams, num_outputs, least_steps

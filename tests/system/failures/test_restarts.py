@@ -34,7 +34,7 @@ from slipstream.stack.supervisor_events import (
     StackReady,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 CHAIN = "simulated:step_ms=5,mode=chain"
 NUM_TOKENS = 200

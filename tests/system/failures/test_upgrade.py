@@ -45,7 +45,7 @@ APPENDED = {
     ),
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def install_new(environment: Path) -> None:

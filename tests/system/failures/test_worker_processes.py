@@ -21,7 +21,7 @@ MODEL = "simulated:step_ms=5,mode=chain"
 PROMPTS = [f"Clause {n}: what is asked for." for n in range(12)]
 PARAMS: dict[str, Any] = {"max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 
 def texts(client: Client, disturb: Callable[[], object] | None = None) -> list[str]:

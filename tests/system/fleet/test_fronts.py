@@ -120,7 +120,7 @@ def answers(port: int) -> list[str]:
     return [answer.json["choices"][0]["message"]["content"] for answer in found]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replica_killed_under_chats(replicas: Replicas) -> None:
     stacks = replicas.stacks
     with ExitStack() as opened:

@@ -32,7 +32,7 @@ def value(text: str, name: str, **labels: str) -> float | None:
     return None
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_metrics_of_all_replicas(stacks: list[Stack]) -> None:
     addresses = [stack.address for stack in stacks]
     for num, stack in enumerate(stacks):

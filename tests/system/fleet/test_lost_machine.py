@@ -11,7 +11,7 @@ from tests.helpers.namespaces import skip_without_namespaces
 from tests.helpers.patience import PATIENCE_S
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_machine_lost_by_link_down() -> None:
     skip_without_namespaces("a lost machine")
     done = subprocess.run(

@@ -30,7 +30,7 @@ from slipstream_ipc.messages import (
     StructuredOutputs,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(6)]
 EVERYTHING = {"max_tokens": 60, "logprobs": 1, "stop": ("q}",)}

@@ -16,7 +16,7 @@ NUM_REPLICAS = 3
 PATH = "/v1/completions"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_full_replica_sends_requests_to_others_and_a_full_fleet_answers_503() -> None:
     with ExitStack() as opened:
         stacks = [

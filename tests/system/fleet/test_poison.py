@@ -27,7 +27,7 @@ def num_deaths(stack: Stack) -> int:
     return count
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_poison_request_ends_alone_after_three_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stack_module, "plan_stack", with_poisoned_core("os.abort()"))
     with ExitStack() as opened:

@@ -53,7 +53,7 @@ def texts_at(stack: Stack, model: str) -> list[str]:
         return [output.text for output in client.generate_many(PROMPTS, **given)]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_replica_killed_under_load_moves_its_own_models_streams_alone(
     stacks: dict[str, list[Stack]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

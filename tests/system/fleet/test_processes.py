@@ -30,7 +30,7 @@ def kill(stack: Stack) -> None:
     os.kill(stack.pids["supervisor"], signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replica_killed_under_a_client(stacks: list[Stack]) -> None:
     with stacks[1].client() as alone:
         plain = alone.generate_many(PROMPTS, max_tokens=120, seed=1)
@@ -60,7 +60,7 @@ async def _texts(address: str, stacks: list[Stack]) -> tuple[list[str], list[int
         return texts, [stream._state.moves for stream in streams]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replica_killed_under_an_asyncio_client(stacks: list[Stack]) -> None:
     with stacks[1].client() as alone:
         plain = alone.generate_many(PROMPTS, max_tokens=120, seed=1)

@@ -108,7 +108,7 @@ def lose(stack: Stack) -> None:
     os.kill(stack.pids["supervisor"], signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["post", "get"])
 def test_last_event_id_at_another_front_after_a_move(fleet: Fleet, method: str) -> None:
     expected = whole_text(fleet.stacks[0])
@@ -130,7 +130,7 @@ def test_last_event_id_at_another_front_after_a_move(fleet: Fleet, method: str) 
     assert elsewhere.is_done
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replica_and_front_lost_at_once(fleet: Fleet) -> None:
     """A POST computes the answer again and skips what the client has; a GET cannot."""
     expected = whole_text(fleet.stacks[0])
@@ -151,7 +151,7 @@ def test_replica_and_front_lost_at_once(fleet: Fleet) -> None:
     assert again.is_done
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replica_and_front_lost_python_client_goes_on(fleet: Fleet) -> None:
     expected = whole_text(fleet.stacks[0])
     front = fleet.front()
@@ -163,7 +163,7 @@ def test_replica_and_front_lost_python_client_goes_on(fleet: Fleet) -> None:
         assert text + "".join([delta.text for delta in stream]) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_two_fronts_one_stream_superseded_over_replicas(fleet: Fleet) -> None:
     """The reader that came last reads, also after the replica was lost."""
     expected = whole_text(fleet.stacks[0])
@@ -181,7 +181,7 @@ def test_two_fronts_one_stream_superseded_over_replicas(fleet: Fleet) -> None:
     assert later.is_done
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_reader_back_at_the_same_front_as_its_replica_dies(fleet: Fleet) -> None:
     """Its old connection is still open: its stream would move, too."""
     expected = whole_text(fleet.stacks[0])

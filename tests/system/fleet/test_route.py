@@ -57,7 +57,7 @@ def status(port: int) -> int:
         return raw.get("/ready").status
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_answers_over_a_file_of_servers_that_come_and_go(tmp_path: Path) -> None:
     file = tmp_path / "members"
     with spareless_stack(MODEL) as first, spareless_stack(MODEL) as second:
@@ -72,7 +72,7 @@ def test_answers_over_a_file_of_servers_that_come_and_go(tmp_path: Path) -> None
             assert process.wait() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_router_tells_of_its_replicas(tmp_path: Path) -> None:
     with spareless_stack(MODEL) as first, spareless_stack(MODEL) as second:
         address = f"{first.address},{second.address}"
@@ -105,7 +105,7 @@ def test_a_router_tells_of_its_replicas(tmp_path: Path) -> None:
             assert get(port, "/health")["status"] == "recovering"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_moves_are_counted(tmp_path: Path) -> None:
     with ExitStack() as opened:
         first, second = (opened.enter_context(spareless_stack(MODEL)) for _ in range(2))
@@ -130,7 +130,7 @@ def running(port: int) -> set[str]:
     return {labels[0] for labels, number in found.items() if number}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_one_server_that_is_gone_leaves_the_fronts(tmp_path: Path) -> None:
     with spareless_stack(MODEL) as stack, routing(tmp_path, stack.address) as (process, port):
         completion(port)

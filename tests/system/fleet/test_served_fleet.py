@@ -120,7 +120,7 @@ def streamed_through(fleet: Served, signal_: signal.Signals) -> tuple[list[str],
     return texts, moves
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replica_killed_under_load_comes_back_and_texts_are_the_same() -> None:
     with served() as fleet:
         plain = fleet.texts()
@@ -130,7 +130,7 @@ def test_replica_killed_under_load_comes_back_and_texts_are_the_same() -> None:
         assert post(fleet.port) == plain[0]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_client_of_one_replica_goes_on_at_the_other() -> None:
     with served() as fleet:
         plain = fleet.texts()
@@ -160,7 +160,7 @@ def said_by(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replicas_are_shown_and_one_is_drained_by_its_name() -> None:
     with served() as fleet:
         code, table = said_by("replicas", *fleet.address.split(","))
@@ -206,7 +206,7 @@ def test_of_replicas_that_are_not_there_no_command_makes_a_table(tmp_path: Path)
     assert error.count("away") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> None:
     with served("--drain-s", "0.1") as fleet:
         plain = fleet.texts()
@@ -214,7 +214,7 @@ def test_replica_drained_under_load_starts_again_and_texts_are_the_same() -> Non
         assert fleet.texts() == plain
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_replica_whose_supervisor_hangs_is_replaced_and_texts_are_the_same() -> None:
     with served("--hang-timeout-s", "2") as fleet:
         plain = fleet.texts()
@@ -223,7 +223,7 @@ def test_a_replica_whose_supervisor_hangs_is_replaced_and_texts_are_the_same() -
         assert fleet.texts() == plain
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_server_whose_own_supervisor_hangs_is_unhealthy_until_it_goes_on() -> None:
     """No lost replica would be started again."""
     with served("--hang-timeout-s", "2") as fleet:
@@ -247,7 +247,7 @@ def until_health_is(port: int, code: int, status: str) -> None:
         patience.wait(f"/health is {found}")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_rolling_update_under_load_loses_nothing() -> None:
     """One replica after another is drained, while answers are asked for."""
     with served("--drain-s", "0.1") as fleet:
@@ -278,7 +278,7 @@ def test_rolling_update_under_load_loses_nothing() -> None:
         assert all(texts == plain for texts in found)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_replicas_that_used_up_their_restarts_are_left_out_and_the_last_ends_the_fleet() -> None:
     with served("--max-restarts", "0") as fleet:
         plain = fleet.texts()
@@ -290,7 +290,7 @@ def test_replicas_that_used_up_their_restarts_are_left_out_and_the_last_ends_the
     assert not fleet.folder.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_every_stack_ends_with_the_process_that_was_started() -> None:
     with served() as fleet:
         processes = psutil.Process(fleet.process.pid).children(recursive=True)
@@ -301,7 +301,7 @@ def test_every_stack_ends_with_the_process_that_was_started() -> None:
         fleet.process.wait(PATIENCE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_every_process_of_a_replica_has_its_share_of_the_cores() -> None:
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
@@ -328,7 +328,7 @@ def test_replicas_that_cannot_be_are_refused_before_anything_starts() -> None:
         assert done.stdout == ""
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_stack_that_cannot_start_ends_the_fleet() -> None:
     with served() as fleet:
         command = [sys.executable, "-m", "slipstream.cli.main", "serve", MODEL, "--replicas", "2"]

@@ -21,7 +21,7 @@ from slipstream.client.connection.stack_session import StackSession
 from slipstream.demo_model import MODEL_PATH
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_each_replica_has_a_key_pair_of_its_own(tmp_path: Path) -> None:
     client_keys = tmp_path / "client"
     make_folder(client_keys)
@@ -62,7 +62,7 @@ def response(port: int, api_key: str, path: str = "", **body: object) -> tuple[i
     return answer.status, answer.json
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_api_keys_of_fronts_are_tenants_and_those_of_clients_are_not(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,7 +95,7 @@ def test_api_keys_of_fronts_are_tenants_and_those_of_clients_are_not(
         assert capfd.readouterr().err.count("give it a front's key") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_replica_of_another_key_is_named_once_and_the_others_serve(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from tests.helpers.versions import install, packages_of_commit
 
 from slipstream.demo_model import MODEL_PATH
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 MODEL = f"simulated:step_ms=10,prefill_us=20,tokenizer={MODEL_PATH},mode=chain"
 PROMPTS = [f"Chapter {n}: how names are bound, and where." for n in range(4)]

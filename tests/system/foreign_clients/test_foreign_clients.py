@@ -26,8 +26,6 @@ from tests.system.foreign_clients.programs import scenario
 
 from slipstream import Stack
 
-pytestmark = pytest.mark.slow
-
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 ENVIRONMENTS = ROOT / ".venv-clients"

@@ -50,7 +50,7 @@ def told(process: subprocess.Popen[str]) -> str:
     return process.communicate(timeout=PATIENCE_S)[1]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("is_low", [True, False])
 def test_bare_connections_end_neither_the_worker_nor_a_stream(tmp_path: Path, is_low: bool) -> None:
     """libzmq ends a process that has no descriptor left when a client connects over ipc://."""
@@ -85,7 +85,7 @@ def test_bare_connections_end_neither_the_worker_nor_a_stream(tmp_path: Path, is
     assert "another one replaces it" not in log
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_more_clients_of_ones_own_than_there_can_be(tmp_path: Path) -> None:
     folder = tmp_path / "stack"
     address = f"ipc://{folder}/client.sock"

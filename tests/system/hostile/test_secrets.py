@@ -93,7 +93,7 @@ def served(tmp_path: Path) -> Served:
         served.process.wait(PATIENCE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_nothing_secret_is_in_logs_at_debug_level(served: Served, tmp_path: Path) -> None:
     ids = []
     make_folder(tmp_path / "others")

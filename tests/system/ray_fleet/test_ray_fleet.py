@@ -28,7 +28,6 @@ from slipstream.demo_model import MODEL_PATH
 from slipstream.fleet.members import has_ray
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not has_ray(), reason="Ray is not installed here: scripts/ray-tests"),
 ]
 

@@ -19,7 +19,6 @@ import slipstream
 from slipstream.fleet.members import has_ray
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not has_ray(), reason="Ray is not installed here: scripts/ray-tests"),
 ]
 

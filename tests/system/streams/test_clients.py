@@ -246,7 +246,7 @@ def test_a_server_that_loads_its_model_is_there(make_stack, expected) -> None:
     assert (stream.text, stream.token_ids) == (plain.text, plain.token_ids)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_that_is_nowhere_is_given_up(make_stack) -> None:
     stack = make_stack()
     client = Client(stack, 10.0)

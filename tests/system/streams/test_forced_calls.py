@@ -90,7 +90,7 @@ def streamed(client: OpenAI, pid: int | None = None, **options: Any) -> Calls:
     return calls, content or None, reason
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_named_function_is_called_whatever_dies(stack: Stack, client: OpenAI) -> None:
     expected = whole(client, tool_choice=NAMED)
     [(name, arguments)], content, reason = expected
@@ -118,7 +118,7 @@ def test_a_call_of_any_function_is_required(client: OpenAI, seed: int) -> None:
     assert streamed(client, **options) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "fields"), [("qwen3_coder", {"stop_token_ids": [0]}), ("harmony", {})]
 )
@@ -147,7 +147,7 @@ def test_calls_are_forced_in_formats_that_are_not_json(
         assert streamed(client, stack.pids["worker"], seed=seed, **options) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_structured_output_of_channels_is_their_content(tmp_path: Path) -> None:
     """Behind a header, as the model was trained to write."""
     write_tokenizer(tmp_path / "model", PLAYED_FORMATS["harmony"])
@@ -179,7 +179,7 @@ def test_structured_output_of_channels_is_their_content(tmp_path: Path) -> None:
         assert num_whole
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("what", ["forced", "strict", "structured"])
 def test_a_budget_holds_where_all_of_a_channels_answer_is_in_a_grammar(
     tmp_path: Path, what: str

@@ -19,7 +19,7 @@ PROMPTS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_64_streams_on_the_demo_model_have_the_text_of_each_alone() -> None:
     params = slipstream.SamplingParams(temperature=0, max_tokens=40)
     with (
@@ -33,7 +33,7 @@ def test_64_streams_on_the_demo_model_have_the_text_of_each_alone() -> None:
     assert all(c.text for c in together)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("mode", ["playback", "chain"])
 def test_1024_streams_on_the_simulated_model_have_the_right_text(mode: str) -> None:
     from tokenizers import Tokenizer

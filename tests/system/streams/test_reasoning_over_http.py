@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer
 from slipstream import BadRequestError, Stack
 from slipstream.demo_model import MODEL_PATH
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 THOUGHT = "I think about it for a long while, and then about something else"
 OBJECT = '{"name": "Ada"}'

@@ -16,7 +16,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import LLM, Client, RepetitionDetection, SamplingParams, Stack
 from slipstream.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 LOOP = " la la" * 100
 LINES = [

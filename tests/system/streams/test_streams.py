@@ -103,7 +103,7 @@ def test_auto_sends_first_tokens_and_ends_to_a_reader_that_has_no_room(make_stac
     assert first.num_deltas < 350
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_abort_races_submit_tokenising_preemption_and_final_one_end(make_stack) -> None:
     for num_steps in range(0, 60, 2):
         stack = make_stack(num_blocks=34, max_num_batched_tokens=64, grace_s=0.0)

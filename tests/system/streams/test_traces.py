@@ -21,7 +21,7 @@ from tests.helpers.stacks import spareless_stack
 from slipstream import BadRequestError, Stack
 from slipstream.stack.supervisor_events import ProcessRestarted
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 MODEL = "simulated:step_ms=5,max_model_len=4096"
 MARK = "plover"

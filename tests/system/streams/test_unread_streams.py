@@ -273,6 +273,6 @@ def test_in_any_order(machine: type[Unread]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=12, stateful_step_count=25))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_in_any_order_at_length(machine: type[Unread]) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=40))

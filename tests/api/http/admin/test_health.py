@@ -146,7 +146,7 @@ def test_a_process_that_was_replaced_is_healthy(stack, name):
         return
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_tokenizer_process_that_was_killed_is_told_and_replaced(stack):
     wait_until_well(stack)
     before = pid_of(stack, "tokenizer")
@@ -165,7 +165,7 @@ def test_a_tokenizer_process_that_was_killed_is_told_and_replaced(stack):
     wait_until_well(stack)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_only_a_supervisor_that_hangs_is_a_reason_for_a_restart():
     """Nothing else of the stack could mend that."""
     with spareless_stack("simulated:step_ms=1", http_port=0, hang_timeout_s=6.0) as stack:

@@ -116,7 +116,7 @@ def complete(stack: Stack, **fields: Any) -> Any:
         return answer.read().decode() if given.get("stream") else json.load(answer)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_counts_are_what_was_sent(stack: Stack) -> None:
     """Answers are long enough to come in several deltas on a busy machine, as times need."""
     before = quiet(stack)
@@ -156,7 +156,7 @@ def test_counts_are_what_was_sent(stack: Stack) -> None:
     assert more("e2e_request_latency_seconds_sum") > more("time_to_first_token_seconds_sum")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_front_tells_of_its_answers(stack: Stack) -> None:
     before = scrape(stack)
     text = complete(stack, stream=True, max_tokens=30)
@@ -181,7 +181,7 @@ def test_the_front_tells_of_its_answers(stack: Stack) -> None:
     assert value(after, "http_open_streams") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_open_streams_running_and_cache_use_are_seen(stack: Stack) -> None:
     with stack.client() as client:
         # it cannot end before it is seen: its worker has to hear of each 64 tokens
@@ -197,7 +197,7 @@ def test_open_streams_running_and_cache_use_are_seen(stack: Stack) -> None:
     assert value(after, "num_preemptions_total") > 0, "three of 200 tokens, room for one and a half"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_as_many_run_as_streams_run() -> None:
     """From when all of them have begun until the first of them ends, whichever step it is."""
     num = 32
@@ -220,7 +220,7 @@ def test_as_many_run_as_streams_run() -> None:
             patience.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_prefix_hits_are_counted(stack: Stack) -> None:
     before = quiet(stack)
     for _ in range(2):
@@ -234,7 +234,7 @@ def test_prefix_hits_are_counted(stack: Stack) -> None:
     assert hits >= queries / 2 - 16
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_reader_that_is_slow_gets_more_at_a_time(stack: Stack) -> None:
     before = quiet(stack)
     front = stack.pids["http"]
@@ -271,7 +271,7 @@ def falls(before: Samples, after: Samples) -> list[Any]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["worker", "core", "http"])
 def test_counters_outlive_a_process(stack: Stack, name: str) -> None:
     for _ in range(3):
@@ -307,7 +307,7 @@ def test_counters_outlive_a_process(stack: Stack, name: str) -> None:
     assert falls(last, after) == []
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_new_front_names_the_model_before_a_worker_has_told_it(stack: Stack) -> None:
     """Else its first samples would be other series, and all counters seem to begin anew."""
     names = {dict(labels)["model_name"] for _, labels in quiet(stack)}
@@ -328,7 +328,7 @@ def test_a_new_front_names_the_model_before_a_worker_has_told_it(stack: Stack) -
     wait_for(stack, lambda samples: value(samples, "process_up", process="http") == 1)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_wedged_front_stops_nobody(stack: Stack) -> None:
     front, worker = stack.pids["http"], stack.pids["worker"]
     os.kill(front, signal.SIGSTOP)
@@ -353,7 +353,7 @@ def test_a_wedged_front_stops_nobody(stack: Stack) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_cpu_and_memory_of_every_process(stack: Stack) -> None:
     samples = quiet(stack)
     for name in ("core", "worker", "tokenizer", "http", "supervisor"):
@@ -363,7 +363,7 @@ def test_cpu_and_memory_of_every_process(stack: Stack) -> None:
     assert {dict(labels)["model_name"] for _, labels in samples} == {"simulated:step_ms=1"}
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_dashboard_asks_for_what_there_is(stack: Stack) -> None:
     with pytest.raises(urllib.error.HTTPError):
         complete(stack, max_tokens=10_000)  # so that something was refused

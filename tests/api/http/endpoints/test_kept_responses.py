@@ -367,7 +367,7 @@ def test_a_response_that_is_not_to_be_stored_is_not(client: OpenAI) -> None:
         client.responses.retrieve(response.id)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_what_is_stored_is_kept_to_the_byte(tmp_path: Path) -> None:
     """The front says the one, the worker decides the other. Record and text are varied."""
     call = '<think>A city.</think>\n<tool_call>\n{"name": "weather", "arguments": %s}\n</tool_call>'

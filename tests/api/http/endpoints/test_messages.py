@@ -165,7 +165,7 @@ def test_an_event_of_another_request_or_path_is_refused(stack: Stack) -> None:
     assert (refused.status, refused.error["param"]) == (400, "last-event-id")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("dead", [["worker"], ["core"], ["http"], ["http", "worker", "core"]])
 def test_deaths_in_the_middle_of_an_input_change_nothing(stack: Stack, dead: list[str]) -> None:
     body = {**NOTE, "stream": True}

@@ -114,7 +114,7 @@ def test_a_streamed_chat(client, native):
     assert chunks[-1].choices[0].finish_reason == "length"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_chat_goes_on_to_the_models_length(client):
     options = {"model": MODEL, "temperature": 0, "messages": TURNS}
     answer = client.chat.completions.create(**options)
@@ -258,7 +258,7 @@ def test_models(client):
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_who_leaves_makes_room(tmp_path):
     """One request runs at a time: the second answers only because the first one was aborted."""
     with (

@@ -17,7 +17,7 @@ from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, SamplingParams, Stack, StructuredOutputs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 PROMPT = "In Python, a list is"
 TURNS = [{"role": "user", "content": "What is a list?"}]

@@ -16,7 +16,7 @@ from tests.helpers.response_events import response_events, with_joined_deltas
 
 from slipstream import Stack
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 LONG = "It is cold 🏔, and windy. " * 40
 NOTE = f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{LONG}"}}}}\n</tool_call>'

@@ -130,7 +130,7 @@ def whole(stack: Stack, ask: str, *headers: str) -> list[Event]:
     return events_of(answer.body)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("ask", ASKS)
 def test_last_event_id_gets_the_rest_whichever_event_it_was(stack, ask):
     events = whole(stack, ask)
@@ -147,7 +147,7 @@ def test_last_event_id_gets_the_rest_whichever_event_it_was(stack, ask):
                 assert rest == events[-1:]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("ask", ASKS)
 def test_the_same_request_again_gets_the_rest(stack, ask):
     events = whole(stack, ask)
@@ -156,7 +156,7 @@ def test_the_same_request_again_gets_the_rest(stack, ask):
     assert told_by(events[:middle] + rest) == told_by(events)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("change", [{"seed": 6}, {"max_tokens": 5}, {"n": 2}])
 def test_another_body_does_not_get_the_events_stream(stack, change):
     events = whole(stack, "chat")
@@ -168,7 +168,7 @@ def test_another_body_does_not_get_the_events_stream(stack, change):
     assert "another request" in refused.error["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_the_id_of_an_answer_gets_it_from_the_beginning(stack):
     events = whole(stack, "chat, logprobs")
     expected = told_by(events)
@@ -182,7 +182,7 @@ def test_the_id_of_an_answer_gets_it_from_the_beginning(stack):
     assert told_by(events[:3] + rest) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_who_does_not_ask_for_events_with_ids_gets_one_line_to_an_event(stack):
     """Benchmark clients take every line for data."""
     path, body = ASKS["completion"]
@@ -202,7 +202,7 @@ def read_some(raw: Raw, num: int) -> bytes:
     return body
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_client_that_comes_back_in_the_middle_gets_the_rest(stack):
     path, body = ASKS["completion"]
     body = {**body, "max_tokens": 400, "ignore_eos": True}
@@ -229,7 +229,7 @@ def test_a_client_that_comes_back_in_the_middle_gets_the_rest(stack):
     assert said[0, "end"] == ["length"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_streams_go_on_from_a_front_that_never_heard_of_them(stack):
     path, body = ASKS["chat, logprobs"]
     body = {**body, "max_tokens": 600, "ignore_eos": True}
@@ -289,7 +289,7 @@ def after(last: Event) -> str:
     return f"Last-Event-ID: {last.id}"
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     "ask",
     DEATHS,
@@ -326,7 +326,7 @@ def test_a_lost_stream_is_computed_again_for_the_same_request(stack, ask):
     assert said == again
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_another_text_is_never_put_behind_the_one_that_was_read(stack):
     path, body = DEATHS["chat"]
     body = {**body, "max_tokens": 1800}
@@ -356,7 +356,7 @@ def test_another_text_is_never_put_behind_the_one_that_was_read(stack):
     assert "another request" in refused.error["message"]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["GET", "POST", "POST at another front"])
 def test_a_stream_that_was_come_back_to_outlives_worker_and_core(stack, method):
     """Its front submits it again; of a GET it knows the request from the one that began it."""
@@ -390,7 +390,7 @@ def test_a_stream_that_was_come_back_to_outlives_worker_and_core(stack, method):
     assert said == expected
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_an_id_of_an_earlier_version_is_refused_and_says_so(stack):
     path, body = ASKS["completion"]
     with Raw(port_of(stack)) as raw:
@@ -420,7 +420,7 @@ def test_a_request_is_known_again_whoever_sends_it_and_whatever_it_is_called():
     assert checksum_of([structs.replace(submit, text="Twice")], 1) != checksum_of([submit], 1)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "headers", "status", "param"),
     [
@@ -441,7 +441,7 @@ def test_wrong_ids_are_refused(stack, path, headers, status, param):
     assert (answer.status, answer.error["param"]) == (status, param)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_an_event_of_a_chat_is_none_of_a_completion(stack):
     events = whole(stack, "chat")
     path, body = ASKS["completion"]
@@ -467,7 +467,7 @@ def begun(played: Any, front: Front) -> tuple[bytes, str]:
     return parse_event_id(event.id).answer.first, event.id
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_who_left_is_waited_for_and_then_its_streams_end(played):
     front = Front(played.address, limits=Limits(resume_s=0.05))
     try:
@@ -478,7 +478,7 @@ def test_who_left_is_waited_for_and_then_its_streams_end(played):
     played.expect(Goodbye)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_who_comes_back_in_time_finds_its_streams_running(played):
     front = Front(played.address, limits=Limits(resume_s=1000.0))
     try:
@@ -493,7 +493,7 @@ def test_who_comes_back_in_time_finds_its_streams_running(played):
     played.expect(Goodbye)
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_get_whose_stream_is_lost_before_it_goes_on_is_one_of_an_unknown_stream(played):
     """As worker and core die behind another front than the one that the request was sent to."""
     before = Front(played.address, limits=Limits(resume_s=1000.0))

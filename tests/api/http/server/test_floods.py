@@ -16,7 +16,7 @@ MALFORMED = [b"nonsense\r\n\r\n", b"\x16\x03\x01\0\0", b"GET / HTTP/1.1\r\n\r\n"
 MIB = 2**20
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_malformed_requests_and_half_heads_harm_no_stream(worker):
     front = Front(worker.address, limits=Limits(linger_s=0.1))
     try:

@@ -435,7 +435,7 @@ def whole(worker: FakeWorker, raw: Raw, text: str) -> None:
     worker.send(deltas(Entry(worker.expect_and_accept(), text, ids=[1], end=end)))
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("reads", ["nothing", "a little"])
 def test_who_takes_no_whole_answer_is_dropped_and_hinders_nobody(worker, reads):
     """Also a client that takes a few bytes now and then: the kernel passes on a third of its buffer

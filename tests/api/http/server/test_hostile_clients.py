@@ -220,7 +220,7 @@ def test_what_runs_holds_no_body(crowded, worker):
             assert raw.read_until(b"\r\n\r\n").startswith(b"HTTP/1.1 200 OK")
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize("piece", [b"2;\r\nxx\r\n", b"2\r\nxx\r\n"])
 def test_a_body_of_tiny_chunks_takes_no_more_than_its_bytes(plain, piece):
     seen(plain)

@@ -119,10 +119,7 @@ def launches(plain: GraphModule, fused: GraphModule) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize(
     "architecture",
-    [
-        pytest.param(each, id=each.name, marks=[] if each.quick else [pytest.mark.slow])
-        for each in SERVED
-    ],
+    [pytest.param(each, id=each.name) for each in SERVED],
 )
 def test_launches_of_a_layer(architecture: Architecture) -> None:
     model = meta_model(architecture.config())

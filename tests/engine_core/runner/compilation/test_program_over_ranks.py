@@ -197,11 +197,11 @@ def test_a_list_that_failed_leaves_the_team_free(ours: Kernels, threads: int) ->
         "Llama",
         "Qwen3",
         "Llama with biases",
-        pytest.param("Llama, tied embeddings", marks=pytest.mark.slow),
-        pytest.param("Qwen2, sliding window", marks=pytest.mark.slow),
-        pytest.param("Ministral, sliding window", marks=pytest.mark.slow),
-        pytest.param("SmolLM3", marks=pytest.mark.slow),
-        pytest.param("Seed-OSS", marks=pytest.mark.slow),
+        pytest.param("Llama, tied embeddings", marks=pytest.mark.long),
+        pytest.param("Qwen2, sliding window", marks=pytest.mark.long),
+        pytest.param("Ministral, sliding window", marks=pytest.mark.long),
+        pytest.param("SmolLM3", marks=pytest.mark.long),
+        pytest.param("Seed-OSS", marks=pytest.mark.long),
     ],
 )
 def test_a_rank_decodes_by_one_call_what_its_recording_computes(
@@ -264,7 +264,7 @@ def test_what_other_ranks_cannot_use_is_not_used(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("error", [MemoryError, ExchangeFailed, ExchangeTimeoutError])
 @pytest.mark.parametrize("before", [0, 4])
 def test_a_rank_that_is_out_of_step_does_not_go_on(

@@ -89,7 +89,7 @@ def _state(task: Path) -> str:
     return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_a_helper_without_a_core_stays_away_until_there_is_one(ours: Kernels) -> None:
     packed = ours.pack(torch.randn(4000, WIDTH))

@@ -91,7 +91,6 @@ def make(model: LoadedModel) -> Iterator[MakeRunner]:
         runner.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (3,), (16,)], ids=str)
 def test_the_same_tokens_as_generate(
     make: MakeRunner, expected: list[list[int]], sizes: tuple[int, ...]
@@ -127,7 +126,6 @@ def mixed_requests() -> list[Request]:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("group", [slice(None), slice(0, None, 3), slice(1, None, 4), slice(2, 3)])
 def test_the_same_samples_and_log_probabilities_as_without(make: MakeRunner, group: slice) -> None:
     recorder = OpRecorder()
@@ -186,7 +184,6 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [(16, 32), (32,), (8, 16, 64)], ids=str)
 @pytest.mark.parametrize(("budget", "depth"), [(9, 1), (32, 0), (31, 2)])
 def test_arrivals_are_recorded(
@@ -213,7 +210,6 @@ def test_arrivals_are_recorded(
         assert any(not plan.samples.any() for plan in mixed), "a chunk that samples nothing"
 
 
-@pytest.mark.slow
 def test_arrivals_with_samples_and_log_probabilities(
     make: MakeRunner, mixed: list[StepPlan]
 ) -> None:
@@ -283,7 +279,6 @@ def test_token_buckets() -> None:
     assert token_buckets(1) == (16,)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["llama", "mistral", "minicpm3"], indirect=True)
 @pytest.mark.parametrize("rubbish", [torch.nan, torch.inf])
 @pytest.mark.parametrize("buckets", [(), (16, 32)], ids=str)

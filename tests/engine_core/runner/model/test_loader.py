@@ -146,7 +146,7 @@ for limit in sys.argv[4:]:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.parametrize(("saved", "loaded"), [("float32", "float32"), ("bfloat16", "float32")])
 def test_loading_holds_the_weights_once(tiny: str, tmp_path: Path, saved: str, loaded: str) -> None:
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 3}

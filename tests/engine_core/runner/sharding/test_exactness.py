@@ -15,7 +15,7 @@ from slipstream_bench.models import tiny_models
 from slipstream_core.runner.compilation.trace import TRIALS
 from slipstream_core.runner.model.loader import load_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 PLANLESS = ("GPT-2", "GPT-BigCode", "OPT")
 SHARED_KEY_HEADS = ("Llama", "Qwen2", "Qwen3-MoE", "Gemma 2", "Cohere, normed heads")

@@ -167,7 +167,7 @@ LAYERS = {
 CASES = [(torch.bfloat16, name) for name in LAYERS]
 CASES += [(torch.float16, "Llama 3.1 8B")]
 CASES += [(torch.float32, name) for name in ("Llama 3.1 8B", "Gemma 2 9B", "GPT-OSS, window")]
-SLOW = [pytest.mark.slow]
+LONG = [pytest.mark.long]
 QUICK = {"Llama 3.1 8B", "GPT-OSS, window", "Gemma 2 9B, window", "DeepSeek V3, latent"}
 
 
@@ -178,7 +178,7 @@ QUICK = {"Llama 3.1 8B", "GPT-OSS, window", "Gemma 2 9B, window", "DeepSeek V3, 
             dtype,
             name,
             id=f"{name}, {str(dtype).removeprefix('torch.')}",
-            marks=[] if dtype == torch.bfloat16 and name in QUICK else [pytest.mark.slow],
+            marks=[] if dtype == torch.bfloat16 and name in QUICK else [pytest.mark.long],
         )
         for dtype, name in CASES
     ],
@@ -231,9 +231,9 @@ def most_shared(launch: Launch, layer: LayerGeometry, dtype: torch.dtype) -> int
     ("capability", "limit", "dtype"),
     [
         pytest.param(89, 101_376, torch.bfloat16, id="8.9"),
-        pytest.param(89, 101_376, torch.float32, id="8.9, float32", marks=pytest.mark.slow),
-        pytest.param(80, 166_912, torch.bfloat16, id="8.0", marks=pytest.mark.slow),
-        pytest.param(120, 101_376, torch.bfloat16, id="12.0", marks=pytest.mark.slow),
+        pytest.param(89, 101_376, torch.float32, id="8.9, float32", marks=pytest.mark.long),
+        pytest.param(80, 166_912, torch.bfloat16, id="8.0", marks=pytest.mark.long),
+        pytest.param(120, 101_376, torch.bfloat16, id="12.0", marks=pytest.mark.long),
     ],
 )
 def test_fits_cards_with_less_shared_memory(
@@ -255,7 +255,7 @@ def test_fits_cards_with_less_shared_memory(
 @pytest.mark.parametrize(
     "capability",
     [
-        pytest.param(each, id=f"{each // 10}.{each % 10}", marks=[] if each == 90 else SLOW)
+        pytest.param(each, id=f"{each // 10}.{each % 10}", marks=[] if each == 90 else LONG)
         for each in (80, 89, 90, 100, 120)
     ],
 )
@@ -273,7 +273,7 @@ def test_sampling_fits(vocab_size: int, capability: int, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "capability",
     [
-        pytest.param(each, id=f"{each // 10}.{each % 10}", marks=[] if each in (90, 120) else SLOW)
+        pytest.param(each, id=f"{each // 10}.{each % 10}", marks=[] if each in (90, 120) else LONG)
         for each in (80, 89, 90, 100, 120)
     ],
 )

@@ -1,0 +1,184 @@
+"""The ledger: what tests cost, and what they read when they last were green.
+
+`tests/durations.json` has a line for each file of tests and one for each test that is long or
+starts processes. `scripts/test --all` writes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+from tests.ledger.tools import tool_of
+
+ROOT = Path(__file__).parents[2]
+PATH = ROOT / "tests" / "durations.json"
+AT_ONCE = 3  # as scripts/test runs them
+CORES = 2
+LONG_S = 15.0  # a case above is `long`
+_LISTED_S = 5.0  # tests below have no line of their own
+_QUICK_CASES = 2  # of a test, in the quick suite
+_UNKNOWN_S = 0.5  # a case that is not in the ledger
+
+
+class Entry(msgspec.Struct, omit_defaults=True):
+    """What one test cost in all its cases, or one file in all its tests.
+
+    wall, cpu: seconds; cpu counts ended children. cases: how many. longest: wall seconds of the
+    longest case. starts: it starts processes; a file, where all of its tests do. quick: of a file,
+    the wall seconds of its part of the quick suite. digest: of a file, what it read when it last
+    was green.
+    """
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    cases: int = 0
+    longest: float = 0.0
+    starts: bool = False
+    quick: float = 0.0
+    digest: str = ""
+
+    @property
+    def is_long(self) -> bool:
+        return self.longest > LONG_S
+
+    @property
+    def is_quick(self) -> bool:
+        return not (self.starts or self.is_long)
+
+
+def test_of(nodeid: str) -> str:
+    """A test without its case."""
+    return nodeid.partition("[")[0]
+
+
+def file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+class Ledger:
+    """Entries by file and by test (`FILE::NAME`)."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self.entries = dict(entries)
+
+    @classmethod
+    def read(cls, path: Path = PATH) -> Ledger:
+        """The ledger of a file; an empty one where there is none."""
+        if not path.exists():
+            return cls({})
+        return cls(msgspec.json.decode(path.read_bytes(), type=dict[str, Entry]))
+
+    def dump(self) -> str:
+        """A line an entry, sorted, so that two branches' lines merge."""
+        lines = (
+            f"{json.dumps(name)}: {msgspec.json.encode(entry, order='sorted').decode()}"
+            for name, entry in sorted(self.entries.items())
+        )
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def files(self) -> dict[str, Entry]:
+        return {name: entry for name, entry in self.entries.items() if "::" not in name}
+
+    def is_marked(self, nodeid: str) -> tuple[bool, bool]:
+        """Whether a case starts processes, and whether it is long."""
+        entry = self.entries.get(test_of(nodeid)) or Entry()
+        file = self.entries.get(file_of(nodeid)) or Entry()
+        return file.starts or entry.starts, entry.is_long
+
+    def starting(self) -> set[str]:
+        """The files with tests that start processes."""
+        return {file_of(name) for name, entry in self.entries.items() if entry.starts}
+
+    def seconds(self, nodeids: Iterable[str]) -> dict[str, float]:
+        """Wall seconds that each case is expected to take; the cases of a test share its time, and
+        tests without a line what is left of their file's.
+        """
+        expected: dict[str, float] = {}
+        others: dict[str, list[str]] = {}
+        for nodeid in nodeids:
+            if entry := self.entries.get(test_of(nodeid)):
+                expected[nodeid] = entry.wall / max(entry.cases, 1)
+            else:
+                others.setdefault(file_of(nodeid), []).append(nodeid)
+        listed: dict[str, float] = {}
+        for name, entry in self.entries.items():
+            if "::" in name:
+                listed[file_of(name)] = listed.get(file_of(name), 0.0) + entry.wall
+        for file, cases in others.items():
+            known = self.entries.get(file)
+            left = max(0.0, known.wall - listed.get(file, 0.0)) if known else 0.0
+            each = left / len(cases) if known else _UNKNOWN_S
+            expected.update(dict.fromkeys(cases, each))
+        return expected
+
+    def replace(self, file: str, tests: Mapping[str, Entry], digest: str) -> None:
+        """Put in what a whole run of a file has measured. No digest keeps the one before, as does
+        a time that is within a half of the one before: lines are to change where facts do.
+        """
+        before = self.entries.get(file) or Entry()
+        gone = [name for name in self.entries if name.startswith(f"{file}::")]
+        old = {name: self.entries.pop(name) for name in gone}
+        all_start = all(entry.starts for entry in tests.values())
+        for name, entry in tests.items():
+            if entry.wall >= _LISTED_S or (entry.starts and not all_start):
+                self.entries[name] = _steadied(entry, old.get(name) or Entry())
+        quick = [] if tool_of(file) else [each for each in tests.values() if each.is_quick]
+        whole = Entry(
+            wall=sum(entry.wall for entry in tests.values()),
+            cpu=sum(entry.cpu for entry in tests.values()),
+            cases=sum(entry.cases for entry in tests.values()),
+            starts=all_start,
+            quick=sum(each.wall * min(_QUICK_CASES, each.cases) / each.cases for each in quick),
+            digest=digest or before.digest,
+        )
+        self.entries[file] = _steadied(whole, before)
+
+
+def _steadied(new: Entry, old: Entry) -> Entry:
+    times = {
+        name: _steady(getattr(new, name), getattr(old, name))
+        for name in ("wall", "cpu", "longest", "quick")
+    }
+    return msgspec.structs.replace(new, **times)
+
+
+def _steady(new: float, old: float) -> float:
+    return old if 2 * new <= 3 * old and 2 * old <= 3 * new else _rounded(new)
+
+
+def _rounded(seconds: float) -> float:
+    """Two digits, tenths at most."""
+    return round(seconds, 1) if seconds < 10 else float(f"{seconds:.2g}")
+
+
+def elapsed_s(entries: Iterable[Entry]) -> float:
+    """Seconds that files take together on two cores, three at a time."""
+    wall = cpu = 0.0
+    for entry in entries:
+        wall += entry.wall
+        cpu += entry.cpu
+    return max(wall / AT_ONCE, cpu / CORES)
+
+
+def update(
+    path: Path, files: Mapping[str, tuple[Mapping[str, Entry], str]], root: Path = ROOT
+) -> None:
+    """Replace files' entries in a ledger on the disk: what each test took, and the file's digest.
+
+    Runs that end at the same time take turns; what is no longer there loses its lines.
+    """
+    with path.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        ledger = Ledger.read(path) if path.stat().st_size else Ledger({})
+        for name, (tests, digest) in files.items():
+            ledger.replace(name, tests, digest)
+        kept = {
+            name: entry for name, entry in ledger.entries.items() if (root / file_of(name)).exists()
+        }
+        file.seek(0)
+        file.truncate()
+        file.write(Ledger(kept).dump())

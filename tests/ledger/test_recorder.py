@@ -1,0 +1,88 @@
+"""Runs of pytest that write the ledger, and are marked by it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.ledger.durations import Entry, Ledger
+
+ROOT = Path(__file__).parents[2]
+STARTING = """\
+import subprocess
+import sys
+
+import pytest
+
+def start():
+    subprocess.run([sys.executable, "-c", "sum(range(10**6))"], check=True)
+
+@pytest.fixture(scope="module")
+def started():
+    start()
+
+def test_plain(): ...
+
+@pytest.mark.parametrize("case", range(3))
+def test_itself(case):
+    if case == 2:
+        start()
+
+def test_by_a_fixture(started): ...
+
+def test_by_the_same_fixture(started): ...
+"""
+FAILING = "def test_right(): ...\n\ndef test_wrong():\n    assert False\n"
+
+
+def run(folder: Path, *options: str) -> str:
+    """What pytest says of the files in a folder, whose ledger it reads and may write."""
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    command += ["-c", "/dev/null", "--rootdir", str(folder), "--ledger", str(folder / "ledger")]
+    command += ["-q", "--import-mode=importlib", *options, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "test_starting.py").write_text(STARTING)
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    return tmp_path
+
+
+@pytest.mark.parametrize("options", [["-p", "no:xdist"], ["-n", "2", "--dist", "loadfile"]])
+def test_a_run_is_written_and_marks_the_next(folder: Path, options: list[str]) -> None:
+    run(folder, *options, "--write-durations")
+    entries = Ledger.read(folder / "ledger").entries
+    starting = {name.partition("::")[2] for name, entry in entries.items() if entry.starts}
+    assert starting == {"test_itself", "test_by_a_fixture", "test_by_the_same_fixture"}
+    assert entries["test_starting.py"].cases == 6
+    assert entries["test_starting.py"].cpu > 0
+    assert entries["test_starting.py"].digest
+    assert not entries["test_failing.py"].digest
+    assert "5 deselected" in run(folder, *options, "-m", "not process")
+
+
+def test_a_part_of_a_file_is_not_written(folder: Path) -> None:
+    for options in (["-k", "plain"], ["--cases", "2"], ["-x", "--deselect", "test_failing.py"]):
+        run(folder, *options, "--write-durations")
+        assert "test_failing.py" not in Ledger.read(folder / "ledger").entries
+    assert set(Ledger.read(folder / "ledger").files()) == {"test_starting.py"}
+
+
+def test_in_full_are_the_files_that_are_named_and_the_rest_where_it_is_quick(folder: Path) -> None:
+    entries = {
+        "test_starting.py": Entry(wall=9.0, cases=6),
+        "test_starting.py::test_itself": Entry(wall=9.0, cases=3, starts=True),
+        "test_failing.py::test_wrong": Entry(wall=90.0, cases=1, longest=90.0),
+    }
+    (folder / "ledger").write_text(Ledger(entries).dump())
+    (folder / "plan").write_text("test_failing.py\n")
+    options = ["--cases", "2", "--in-full", str(folder / "plan")]
+    assert "1 failed, 4 passed, 3 deselected" in run(folder, *options)
+    # and what is not quick is left where it would begin too late
+    assert "4 passed, 1 skipped, 3 deselected" in run(folder, *options, "--seconds", "0")
