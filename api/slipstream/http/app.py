@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from math import inf
@@ -26,9 +27,16 @@ from msgspec import UNSET
 from slipstream.client.connection.loop_io import LoopIO
 from slipstream.http.admin.health import StackHealth
 from slipstream.http.admin.live import LiveStatistics
-from slipstream.http.admin.metrics import Metrics
+from slipstream.http.admin.metrics import Metrics, MetricsOfAll
 from slipstream.http.admin.static import PAGE, page_handlers
-from slipstream.http.api_errors import ApiError, ErrorShape, error_shape, is_draining, not_ready
+from slipstream.http.api_errors import (
+    ApiError,
+    ErrorShape,
+    error_shape,
+    is_draining,
+    not_ready,
+    overloaded,
+)
 from slipstream.http.auth import ApiKeys
 from slipstream.http.config import Limits
 from slipstream.http.counters import OTHER
@@ -52,6 +60,8 @@ _NEEDS_KEY = ("/v1/", "/generate", "/abort", "/tokenize", "/detokenize")
 _MODEL = "/v1/models/"
 _LIVE = "/live"
 _INSPECT_S = 3.0  # for replicas to tell their statistics
+_INSPECTED_S = 1.0  # that what they have told is shown
+_MAX_INSPECTORS = 128  # requests that wait for it
 _RESTARTABLE = ("core", "worker")
 _HAS_SERVED = frozenset(("ready", "silent", "restarting"))
 _STREAMING = frozenset(
@@ -76,6 +86,7 @@ class App:
         is_traced: bool = False,
         strict_fields: bool = False,
         strict_finish: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """model_name, hang_timeout_s, is_traced, strict_fields, strict_finish: see
         `FrontConfig`.
@@ -101,6 +112,10 @@ class App:
         self.live = LiveStatistics()
         self._metrics = Metrics()
         self._inspectors: list[tuple[Exchange, str]] = []  # wait for the metrics of all replicas
+        self._is_inspecting = False
+        self._inspected: MetricsOfAll | None = None  # shown until `_inspected_until`
+        self._inspected_until = 0.0
+        self._clock = clock
         self.statistics = Statistics()  # latest of the whole stack; empty before the first report
         self._handlers: dict[str, dict[str, Handler]] = {
             "/health": {"GET": self._get_health},
@@ -153,6 +168,12 @@ class App:
             or self._check_draining(request)
             or _check_content_type(request)
         )
+
+    def tenant_of(self, request: HttpRequest) -> bytes | None:
+        """The tenant of a request whose head has been checked; None where it needs no key."""
+        if not request.path.startswith(_NEEDS_KEY):
+            return None
+        return self._keys.tenant(request.headers)
 
     def has_to_wait(self, request: HttpRequest) -> bool:
         """Whether the request needs a running engine, to which this front, which replaces another,
@@ -232,25 +253,39 @@ class App:
         model_name = self._metrics_label
         accept = request.headers.get(b"accept", b"").decode("latin-1")
         if self._io.replicas and parse_qs(request.query).get("replicas") == ["all"]:
-            self._inspectors.append((exchange, accept))
-            if len(self._inspectors) == 1:  # else the replicas are being asked already
-                self._io.inspect(_INSPECT_S, self._respond_with_all)
+            self._get_metrics_of_all(exchange, accept)
             return
         exchange.respond(
             self._metrics.response(self.statistics, model_name, accept, self._io.replicas)
         )
 
+    def _get_metrics_of_all(self, exchange: Exchange, accept: str) -> None:
+        """Answer with what the replicas have told within a second, or ask them.
+
+        Raises: ApiError.
+        """
+        if self._inspected is not None and self._clock() < self._inspected_until:
+            exchange.respond(self._inspected.response(accept))
+            return
+        self._inspectors = [each for each in self._inspectors if each[0].is_open]
+        if len(self._inspectors) >= _MAX_INSPECTORS:
+            raise overloaded(f"{_MAX_INSPECTORS} requests wait for the replicas' metrics already")
+        self._inspectors.append((exchange, accept))
+        if not self._is_inspecting:
+            self._is_inspecting = True
+            self._io.inspect(_INSPECT_S, self._respond_with_all)
+
     def _respond_with_all(self, found: dict[str, bytes | None]) -> None:
         """Answer those that wait for the metrics of all replicas."""
-        model_name = self._metrics_label
         inspected = {name: _decoded(each) for name, each in found.items()}
+        self._inspected = MetricsOfAll(
+            self.statistics, self._metrics_label, self._io.replicas, inspected
+        )
+        self._inspected_until = self._clock() + _INSPECTED_S
+        self._is_inspecting = False
         waiting, self._inspectors = self._inspectors, []
         for exchange, accept in waiting:
-            exchange.respond(
-                self._metrics.response_of_all(
-                    self.statistics, model_name, accept, self._io.replicas, inspected
-                )
-            )
+            exchange.respond(self._inspected.response(accept))
 
     def _get_ready(self, _request: HttpRequest, exchange: Exchange) -> None:
         if self.is_draining:

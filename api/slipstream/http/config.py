@@ -18,7 +18,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     body_bytes: int = 16 * 2**20  # of one request's body
     stray_body_bytes: int = 4096  # of a body that is discarded, as the method takes none
     write_buffer_bytes: int = 64 * 1024  # unsent, before a stream's chunks are held and merged
-    requests_bytes: int = 256 * 2**20  # of pending requests, over all connections
+    requests_bytes: int = 64 * 2**20  # of pending requests, over all connections
     held_bytes: int = 8 * 2**20  # held for a slow reader, before its connection is dropped
     idle_s: float = 75.0  # between two requests
     header_s: float = 15.0  # from a request's first byte to the end of its headers

@@ -14,6 +14,7 @@ from typing import Protocol
 from slipstream.http.api_errors import ApiError
 from slipstream.http.counters import CLIENT_CLOSED, HttpCounters
 from slipstream.http.response_encoding import Headers, Response
+from slipstream.http.shares import Share
 
 _IS_ID = re.compile(r"[!-~]{1,128}")
 
@@ -24,9 +25,18 @@ def given_id(headers: dict[bytes, bytes]) -> str | None:
     return given if _IS_ID.fullmatch(given) else None
 
 
+def nothing_to_free() -> None:
+    """The body is not counted, or not any more."""
+
+
 @dataclass(slots=True, eq=False)
 class HttpRequest:
-    """One request. Header names are in lower case; of repeated headers the last one counts."""
+    """One request. Header names are in lower case; of repeated headers the last one counts.
+
+    tenant: None for a path that needs no key. keeps_body: set by a handler that needs the body
+    after its return, and calls `free` itself. free: drops the body, whose bytes count among those
+    of pending requests until then.
+    """
 
     method: str = ""
     path: str = ""
@@ -36,6 +46,9 @@ class HttpRequest:
     body: bytes = b""
     id: str = ""  # X-Request-Id: the client's, or generated
     answer_headers: Headers = ()  # sent with any answer to this request
+    tenant: bytes | None = None
+    keeps_body: bool = False
+    free: Callable[[], None] = nothing_to_free
 
     def take_id(self, wanted: str | None) -> None:
         """Take the id that the body gives, unless the header gives one, or it cannot be one."""
@@ -67,7 +80,8 @@ class Exchange:
 
     send: writes a chunk that the caller has framed and counted; allowed while `is_ready`.
     on_disconnect: called when the client disconnects before the answer is complete. on_writable:
-    called when backpressure ends. After a disconnect, the methods do nothing.
+    called when backpressure ends. share: of the front's budget, given back once the answer is sent.
+    After a disconnect, the methods do nothing.
     """
 
     __slots__ = (
@@ -81,6 +95,7 @@ class Exchange:
         "on_writable",
         "request",
         "send",
+        "share",
     )
 
     def __init__(
@@ -94,6 +109,7 @@ class Exchange:
         self.has_begun = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_writable: Callable[[], None] | None = None
+        self.share: Share | None = None
         self._sink: Sink | None = sink
         self._is_chunked = request.version != "1.0"
 
@@ -101,6 +117,15 @@ class Exchange:
     def is_open(self) -> bool:
         """Whether the client is connected and the answer incomplete."""
         return self._sink is not None
+
+    def give_back(self, all_but: int = 0) -> None:
+        """Give the share back, all but so many bytes. Without any, the answer has left, or its
+        client has.
+        """
+        if self.share is not None:
+            self.share.shrink(all_but)
+            if not all_but:
+                self.share = None
 
     def respond(self, response: Response) -> None:
         """Send a complete answer."""
@@ -156,6 +181,8 @@ class Exchange:
             self.counters.ended()
         else:
             self.counters.answered(self.request.path, CLIENT_CLOSED)
+        self.request.free()
+        self.give_back()
         if self.on_disconnect is not None:
             self.on_disconnect()
 

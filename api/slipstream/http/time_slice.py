@@ -2,19 +2,24 @@
 
 - A turn of the loop runs parts until `SLICE_S` is used up, so other callbacks are delayed by at
   most that and one part.
-- Scheduling is round-robin, one part at a time: short work does not wait for long work to finish.
+- Work waits in lanes, one for each party that asks for work. The next part is of the lane that has
+  used the least time: a lane with much work, or with long parts, delays another by one part.
+- Within a lane, scheduling is round-robin, one part at a time: short work does not wait for long
+  work to finish.
 - Work handles its own exceptions and raises none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from typing import TypeVar
 
 SLICE_S = 0.002  # of a turn
+_MAX_IDLE_LANES = 1024  # whose used time is remembered
 
 Result = TypeVar("Result")
 Parts = Generator[None, None, Result]  # yields between parts
@@ -33,25 +38,62 @@ def run_all(parts: Parts[Result]) -> Result:
 class TimeSlicedQueue:
     """A queue of work that takes up to `SLICE_S` seconds of each turn of the running event loop."""
 
-    def __init__(self) -> None:
-        self._work: deque[Callable[[], bool]] = deque()
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """clock: seconds."""
+        self._clock = clock
+        self._lanes: dict[Hashable, deque[Callable[[], bool]]] = {}  # those with work
+        self._next: list[tuple[float, int, Hashable]] = []  # a heap: used time, tie-break, lane
+        self._used: dict[Hashable, float] = {}  # seconds, by lane; see `_start`
+        self._now_used = 0.0  # by the lane that was picked last
+        self._num_picked = 0
         self._is_due = False  # `_turn` is scheduled
 
-    def add(self, work: Callable[[], bool]) -> None:
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is work left."""
+        return bool(self._lanes)
+
+    def add(self, work: Callable[[], bool], lane: Hashable = None) -> None:
         """Queue `work`: each call runs one part and returns whether any is left."""
-        self._work.append(work)
+        waiting = self._lanes.get(lane)
+        if waiting is None:
+            self._lanes[lane] = waiting = deque()
+            self._push(lane, max(self._now_used, self._used.get(lane, 0.0)))
+        waiting.append(work)
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        deadline = time.perf_counter() + SLICE_S
-        while self._work:
-            work = self._work.popleft()
+        begin = self._clock()
+        deadline = begin + SLICE_S
+        while self._next:
+            used, _, lane = heapq.heappop(self._next)
+            self._now_used = used
+            waiting = self._lanes[lane]
+            work = waiting.popleft()
             if work():
-                self._work.append(work)
-            if time.perf_counter() >= deadline:
+                waiting.append(work)
+            end = self._clock()
+            used += end - begin
+            begin = end
+            if waiting:
+                self._push(lane, used)
+            else:
+                del self._lanes[lane]
+                self._remember(lane, used)
+            if end >= deadline:
                 break
-        self._is_due = bool(self._work)
+        self._is_due = bool(self._next)
         if self._is_due:
             asyncio.get_running_loop().call_soon(self._turn)
+
+    def _push(self, lane: Hashable, used: float) -> None:
+        self._num_picked += 1
+        heapq.heappush(self._next, (used, self._num_picked, lane))
+
+    def _remember(self, lane: Hashable, used: float) -> None:
+        """An idle lane keeps what it has used more than the others, and gains nothing by idling."""
+        self._used[lane] = used
+        if len(self._used) > _MAX_IDLE_LANES:
+            self._used = {each: at for each, at in self._used.items() if at > self._now_used}

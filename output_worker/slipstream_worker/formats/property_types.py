@@ -13,13 +13,28 @@ from slipstream_ipc.formats.tool_types import LIST_ITEM, nested_key
 
 _JSON_TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _MAX_DEPTH = 8  # of references and alternatives within a property's schema
-_MAX_LOOKS = 2**14  # at schemas within others, of one function
+_MAX_LOOKS = 2**15  # at schemas, of all functions of a request
 _MAX_WITHIN_CHARS = 2**14  # of the names in `ToolTypes` of one function's nested properties
 
 
-def property_types(function: Mapping[str, Any], *, is_nested: bool = False) -> dict[str, str]:
+class Looks:
+    """How often schemas may still be looked at, for all functions of a request together."""
+
+    def __init__(self, num: int = _MAX_LOOKS) -> None:
+        self.num_left = num
+
+    def take(self) -> bool:
+        """Whether one more schema may be looked at."""
+        self.num_left -= 1
+        return self.num_left >= 0
+
+
+def property_types(
+    function: Mapping[str, Any], *, is_nested: bool = False, looks: Looks | None = None
+) -> dict[str, str]:
     """The types of a function's properties by name, see `ToolTypes`. is_nested: also of properties
-    of properties, those that are least deep if there are very many.
+    of properties, those that are least deep if there are very many. looks: of the request; what is
+    not looked at has no type.
     """
     parameters = function.get("parameters")
     if not isinstance(parameters, dict):
@@ -27,12 +42,12 @@ def property_types(function: Mapping[str, Any], *, is_nested: bool = False) -> d
     properties = parameters.get("properties")
     if not isinstance(properties, dict):
         return {}
-    schemas = _Schemas(parameters)
+    schemas = _Schemas(parameters, Looks() if looks is None else looks)
     found = {name: _joined(schemas.types(schema)) for name, schema in properties.items()}
     if is_nested:
         waiting = deque(properties.items())
         num_chars = 0
-        while waiting:
+        while waiting and schemas.has_looks:
             path, schema = waiting.popleft()
             for step, inner in schemas.within(schema):
                 inner_path = nested_key(path, step)
@@ -78,39 +93,58 @@ def type_of(value: object) -> str:
 
 
 class _Schemas:
-    """The schemas within `root`. Each is looked at once: references can make many paths to it."""
+    """The schemas within `root`. What each says is found once: references make many paths to it."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], looks: Looks) -> None:
         self._root = root
-        self._num_left = _MAX_LOOKS
+        self._looks = looks
         self._found: dict[int, frozenset[str] | None] = {}
+        self._within: dict[int, list[tuple[str, object]]] = {}
+
+    @property
+    def has_looks(self) -> bool:
+        """Whether further schemas may be looked at."""
+        return self._looks.num_left > 0
 
     def types(self, schema: object, depth: int = 0) -> frozenset[str] | None:
         """The types that a schema allows; None for any."""
         if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return None
         if id(schema) not in self._found:
+            if not self._looks.take():
+                return None
             self._found[id(schema)] = None  # to itself, if it refers to itself
             self._found[id(schema)] = self._types(schema, depth)
         return self._found[id(schema)]
 
-    def within(self, schema: object, depth: int = 0) -> Iterator[tuple[str, object]]:
+    def within(self, schema: object) -> list[tuple[str, object]]:
         """The schemas of a list's items and of an object's properties, by the names that
-        `nested_key` takes; none once very many schemas were looked at.
+        `nested_key` takes; not all once very many schemas were looked at.
         """
-        self._num_left -= 1
-        if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._num_left < 0:
+        found = self._within.get(id(schema))
+        if found is None:
+            found = self._within[id(schema)] = list(self._walk(schema, 0, {}))
+        return found
+
+    def _walk(
+        self, schema: object, depth: int, walked: dict[int, int]
+    ) -> Iterator[tuple[str, object]]:
+        """walked: the schemas so far, and the least depth of each."""
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
             return
+        if walked.get(id(schema), _MAX_DEPTH + 1) <= depth or not self._looks.take():
+            return
+        walked[id(schema)] = depth
         if isinstance(properties := schema.get("properties"), dict):
             yield from properties.items()
         if "items" in schema:
             yield LIST_ITEM, schema["items"]
         if isinstance(path := schema.get("$ref"), str):
-            yield from self.within(referred(path, self._root), depth + 1)
+            yield from self._walk(referred(path, self._root), depth + 1, walked)
         for word in ("anyOf", "oneOf", "allOf"):
             if isinstance(branches := schema.get(word), list):
                 for each in branches:
-                    yield from self.within(each, depth + 1)
+                    yield from self._walk(each, depth + 1, walked)
 
     def _types(self, schema: dict[str, Any], depth: int) -> frozenset[str] | None:
         given = schema.get("type")

@@ -33,7 +33,7 @@ from slipstream_worker.formats.call_grammar import (
 from slipstream_worker.formats.channel_grammar import ROLE
 from slipstream_worker.formats.compiled_format import CompiledFormat, compile_format
 from slipstream_worker.formats.places import Place
-from slipstream_worker.formats.property_types import property_types
+from slipstream_worker.formats.property_types import Looks, property_types
 from slipstream_worker.formats.reasoning_ids import (
     Spellings,
     channel_headers,
@@ -249,8 +249,9 @@ def compact_tools(
     """
     if not tools:
         return ""
+    looks = Looks()
     types = {
-        each["function"]["name"]: property_types(each["function"], is_nested=is_nested)
+        each["function"]["name"]: property_types(each["function"], is_nested=is_nested, looks=looks)
         for each in tools
     }
     text = encode_tool_types(types)

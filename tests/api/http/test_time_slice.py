@@ -67,3 +67,65 @@ def test_all_parts_at_once_have_the_same_result():
     assert run_all(parts(None)) == "all"
     with pytest.raises(KeyError):
         run_all(parts(KeyError()))
+
+
+def told_of_lanes(*works: tuple[str, float, int]) -> list[str]:
+    """Which lane's parts are done in which order. works: lane, seconds of a part, how many."""
+    now, told = [0.0], []
+
+    def work(lane: str, part_s: float, num_parts: int) -> Callable[[], bool]:
+        left = [num_parts]
+
+        def part() -> bool:
+            told.append(lane)
+            now[0] += part_s
+            left[0] -= 1
+            return left[0] > 0
+
+        return part
+
+    async def main() -> None:
+        slices = TimeSlicedQueue(lambda: now[0])
+        for lane, part_s, num_parts in works:
+            slices.add(work(lane, part_s, num_parts), lane)
+        while len(told) < sum([num for _, _, num in works]):  # noqa: ASYNC110  (it has the loop turn)
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    return told
+
+
+def test_a_lane_waits_for_one_part_of_another_however_much_work_that_has():
+    hundred = [("large", 0.2, 1)] * 100
+    assert told_of_lanes(*hundred, ("small", 0.001, 1))[:2] == ["large", "small"]
+
+
+def test_lanes_have_equal_time_not_equal_parts():
+    told = told_of_lanes(*[("large", 0.2, 1)] * 4, *[("small", 0.001, 1)] * 300)
+    second = told.index("large", told.index("large") + 1)
+    assert told[:second].count("small") == 200
+
+
+def test_an_idle_lane_gains_nothing_by_idling_and_lanes_are_forgotten():
+    now = [0.0]
+    slices, told = TimeSlicedQueue(lambda: now[0]), []
+
+    def part(lane: str, part_s: float) -> Callable[[], bool]:
+        def run() -> bool:
+            told.append(lane)
+            now[0] += part_s
+            return False
+
+        return run
+
+    async def main() -> None:
+        for number in range(5000):
+            slices.add(part(f"lane {number}", 0.001), f"lane {number}")
+            await asyncio.sleep(0)
+        slices.add(part("late", 0.001), "late")
+        slices.add(part("lane 4999", 0.001), "lane 4999")
+        while told[-1] != "lane 4999" or told[-2] != "late":  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert len(slices._used) <= time_slice._MAX_IDLE_LANES

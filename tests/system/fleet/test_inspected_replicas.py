@@ -55,10 +55,12 @@ def test_metrics_of_all_replicas(stacks: list[Stack]) -> None:
             plain = raw.get("/metrics").body.decode()
             assert value(plain, "generation_tokens_total", process="core") is None
             os.kill(stacks[1].pids["worker"], signal.SIGSTOP)
-            text = raw.get("/metrics?replicas=all").body.decode()
+            patience, inspected = Patience(), [1.0, 1.0]
+            while inspected != [1.0, 0.0]:  # what was told before is shown for a second
+                patience.wait()
+                text = raw.get("/metrics?replicas=all").body.decode()
+                inspected = [value(text, "replica_inspected", replica=each) for each in addresses]
             os.kill(stacks[1].pids["worker"], signal.SIGCONT)
-            inspected = [value(text, "replica_inspected", replica=each) for each in addresses]
-            assert inspected == [1.0, 0.0]
             names = [value(text, "process_up", replica=each) for each in addresses]
             assert names == [1.0, None]
     finally:

@@ -408,21 +408,32 @@ class Metrics:
             body = self._rendered[content_type] = _render(registry, is_open=is_open)
         return Response(200, body, content_type=content_type)
 
-    def response_of_all(
+
+class MetricsOfAll:
+    """The metrics of this front's stack and of the replicas', with a label that names the replica.
+    Rendered once in each format, for however many requests.
+    """
+
+    def __init__(
         self,
         statistics: Statistics,
         model_name: str,
-        accept: str,
         replicas: Sequence[ReplicaStatus],
         inspected: Mapping[str, Statistics | None],
-    ) -> Response:
-        """The metrics of this front's stack and of the replicas', with a label that names the
-        replica. inspected: by their names; None for one that has not told them.
-        """
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(statistics, model_name, replicas, inspected))
+    ) -> None:
+        """inspected: by the names of replicas; None for one that has not told them."""
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(statistics, model_name, replicas, inspected))
+        self._rendered: dict[bool, Response] = {}
+
+    def response(self, accept: str) -> Response:
+        """The metrics, as OpenMetrics if `accept`, the request's header, names it; else as text."""
         is_open = _is_open(accept)
-        return Response(200, _render(registry, is_open=is_open), content_type=_TYPES[is_open])
+        found = self._rendered.get(is_open)
+        if found is None:
+            body = _render(self._registry, is_open=is_open)
+            found = self._rendered[is_open] = Response(200, body, content_type=_TYPES[is_open])
+        return found
 
 
 def _is_open(accept: str) -> bool:

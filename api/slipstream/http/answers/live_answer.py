@@ -47,6 +47,7 @@ from slipstream.http.openai.response_bodies import (
 )
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import event
+from slipstream.http.shares import Shares
 from slipstream.http.time_slice import Parts, TimeSlicedQueue
 from slipstream.prompt_logprobs import PromptTokenLogprobs
 from slipstream_ipc.columns import u32
@@ -70,7 +71,8 @@ class StreamEngine(Protocol):
 class AnswerContext:
     """What all answers of a front share.
 
-    broadcast: writes the deltas of all streams. slices: the queue of long answers.
+    broadcast: writes the deltas of all streams. slices: the queue of long answers. shares: what
+    those may hold.
     """
 
     engine: StreamEngine
@@ -78,6 +80,7 @@ class AnswerContext:
     limits: Limits
     broadcast: Broadcast = field(default_factory=Broadcast)
     slices: TimeSlicedQueue = field(default_factory=TimeSlicedQueue)
+    shares: Shares = field(default_factory=Shares)
 
 
 class LiveAnswer:
@@ -89,6 +92,7 @@ class LiveAnswer:
         self.plan = plan
         self.id = str(plan.id)
         self.exchange = exchange
+        self.tenant = exchange.request.tenant  # whose lane its time slices are in
         self.context = context
         self.texts = context.texts.of(plan.model)
         self.num_unwritten = len(plan.states)

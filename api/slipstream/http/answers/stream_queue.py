@@ -70,7 +70,7 @@ class StreamQueue:
             if state.deltas or state.is_over:
                 self._is_preparing = True
                 parts = self._preparation()
-                self._live.context.slices.add(partial(self._go_on, parts))
+                self._live.context.slices.add(partial(self._go_on, parts), self._live.tenant)
             return
         try:
             if exchange.is_paused:

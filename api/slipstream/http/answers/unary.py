@@ -56,7 +56,7 @@ class UnaryAnswer:
             return
         parts = self._write(prompt)
         if live.plan.has_logprobs:
-            live.context.slices.add(partial(self._go_on, parts))
+            live.context.slices.add(partial(self._go_on, parts), live.tenant)
         else:
             run_all(parts)
 

@@ -94,7 +94,7 @@ class ModelEndpoints:
         self._keys = keys
         self._context = AnswerContext(io, texts, limits)
         self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
-        self.responses = ResponseEndpoints(io, keys, self._read, self._start)
+        self.responses = ResponseEndpoints(io, keys, self._read, self._start, self._context)
         self.posts: dict[str, Handler] = {
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
@@ -113,8 +113,12 @@ class ModelEndpoints:
         """POST `body` to `path`, one of `posts`, from within this process. Not for streams."""
         request = HttpRequest("POST", path, body=body)
         answered: Future[Response] = asyncio.get_running_loop().create_future()
-        self.handle(self.posts[path], request, Exchange(request, _InProcessSink(answered)))
-        return await answered
+        exchange = Exchange(request, _InProcessSink(answered))
+        self.handle(self.posts[path], request, exchange)
+        try:
+            return await answered
+        finally:
+            exchange.give_back()
 
     def handle(self, handler: Handler, request: HttpRequest, exchange: Exchange) -> None:
         """Call a handler; an exception becomes the answer."""

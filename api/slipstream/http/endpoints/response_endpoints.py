@@ -3,12 +3,13 @@
 - A response that runs is read by attaching to its stream, from its beginning; the reader before is
   told that it is superseded. One that has ended is printed from what the worker has kept.
 - A response that is not kept, and another key's, are the same 404.
+- What is recalled is held by shares of the front's budget (`shares`): a request that waits for one
+  holds its body as it was sent.
 - A response in the background does not depend on a reader: it runs to its end without one.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -31,9 +32,10 @@ from slipstream.http.blocks.block_printer import NOTHING, BlockShape, BlockWrite
 from slipstream.http.endpoints.chat import prompt_query
 from slipstream.http.endpoints.response_plan import (
     KIND,
+    MAX_RECALLED_BYTES,
+    Named,
     context_of,
     echo_of,
-    named_streams,
     new_response,
     stream_id_of,
     unknown_response,
@@ -64,8 +66,9 @@ from slipstream.http.responses.responses_request import (
     chat_of,
     read_response_request,
 )
+from slipstream.http.shares import Share
 from slipstream.request.requests import new_resume
-from slipstream_ipc.messages import Cancel, End, Recalled, Tokenized
+from slipstream_ipc.messages import Cancel, End, KeptAnswer, Recalled, Tokenized
 from slipstream_ipc.validation.kept_size import max_text_bytes
 
 PATH = "/v1/responses"
@@ -79,7 +82,8 @@ _LISTED = 20
 _MAX_DIGITS = 10
 
 Starter = Callable[[AnswerPlan, Exchange, AnswerContext], None]
-Then = Callable[[dict[str, KeptResponse]], None]
+Found = Callable[[str, KeptResponse], None]  # a stream, and what is kept of it
+Then = Callable[[], None]
 
 
 class ReadBody(Protocol):
@@ -109,7 +113,16 @@ class StartAnswer(Protocol):
 class ResponseEndpoints:
     """The endpoints of responses. by_prefix: handlers by method, of all paths below `PREFIX`."""
 
-    def __init__(self, io: LoopIO, keys: ApiKeys, read: ReadBody, start: StartAnswer) -> None:
+    def __init__(
+        self,
+        io: LoopIO,
+        keys: ApiKeys,
+        read: ReadBody,
+        start: StartAnswer,
+        context: AnswerContext,
+    ) -> None:
+        self._shares = context.shares
+        self._slices = context.slices
         self._io = io
         self._keys = keys
         self._read = read
@@ -122,15 +135,11 @@ class ResponseEndpoints:
 
     def create(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/responses. Raises: ApiError, BadRequestError."""
-        body = self._read(read_response_request, request)
-        served_model(self._io, body.model)
-        self._with_named(body, request, exchange, partial(self._create, body, request, exchange))
+        self._with_named(request, exchange, self._create)
 
     def count(self, request: HttpRequest, exchange: Exchange) -> None:
         """POST /v1/responses/input_tokens. Raises: ApiError, BadRequestError."""
-        body = self._read(read_response_request, request)
-        model = served_model(self._io, body.model)
-        self._with_named(body, request, exchange, partial(self._count, body, model.name, exchange))
+        self._with_named(request, exchange, self._count)
 
     def retrieve(self, request: HttpRequest, exchange: Exchange) -> None:
         """GET /v1/responses/ID and …/input_items. Raises: ApiError."""
@@ -158,13 +167,13 @@ class ResponseEndpoints:
         if rest:
             raise _no_such_path(request)
 
-        def deleted(_: dict[str, KeptResponse]) -> None:
+        def deleted() -> None:
             exchange.respond(json_response(200, DeletedResponse(response_id)))
 
         def found(_: KeptResponse) -> None:
             stream_id = stream_id_of(response_id)
             assert stream_id is not None
-            self._recall((stream_id,), request, exchange, deleted, forget=True)
+            self._recall((stream_id,), request, exchange, _ignore, deleted, forget=True)
 
         # looked for first: a worker that dies behind its deletion leaves another to find nothing
         self._with_kept(response_id, request, exchange, found)
@@ -197,59 +206,86 @@ class ResponseEndpoints:
         """GET /v1/streams/ID of a response, whose events repeat its request if it is kept."""
         stream_id = plan.id.first.hex()
 
-        def found(kept: dict[str, KeptResponse]) -> None:
-            resumed = plan
-            if stream_id in kept:
-                known = kept[stream_id]
-                resumed = replace(
-                    plan,
-                    shape=self._shape(known),
-                    created=known.record.response.created_at,
-                    is_background=known.is_background,
-                )
-            self._start(resumed, request, exchange)
+        resumed = plan
 
-        self._recall((stream_id,), request, exchange, found)
+        def found(_: str, known: KeptResponse) -> None:
+            nonlocal resumed
+            resumed = replace(
+                plan,
+                shape=self._shape(known),
+                created=known.begun.created_at,
+                is_background=known.is_background,
+            )
+
+        def recalled() -> None:
+            self._start(resumed, request, exchange)
+            exchange.give_back()
+
+        def recall() -> None:
+            self._recall((stream_id,), request, exchange, found, recalled)
+
+        self._with_share(request, exchange, recall)
 
     # ---- within ------------------------------------------------------------------------------
 
     def _with_named(
-        self, body: ResponsesRequest, request: HttpRequest, exchange: Exchange, then: Then
+        self,
+        request: HttpRequest,
+        exchange: Exchange,
+        then: Callable[[ResponsesRequest, Named, HttpRequest, Exchange], None],
     ) -> None:
-        """Call `then` with the responses that the body names, as far as they are kept."""
-        streams = named_streams(body)
-        if streams:
-            self._recall(streams, request, exchange, then)
-        else:
-            then({})
+        """Call `then` with the body, and what it names of kept responses, as far as they are kept.
+
+        Raises: ApiError, BadRequestError.
+        """
+        answer_headers = request.answer_headers
+        body = self._read(read_response_request, request)
+        served_model(self._io, body.model)
+        named = Named(body)
+        if not named.stream_ids:
+            then(body, named, request, exchange)
+            return
+        read = [(body, named)]
+        del body, named
+
+        def recall() -> None:
+            try:
+                if not read:
+                    request.answer_headers = answer_headers
+                    again = self._read(read_response_request, request)
+                    read.append((again, Named(again)))
+            finally:
+                request.free()
+            body, named = read.pop()
+            use = partial(then, body, named, request, exchange)
+            self._recall(named.stream_ids, request, exchange, named.add, use)
+
+        request.keeps_body = True
+        if not self._with_share(request, exchange, recall):
+            read.clear()  # it takes more than what was sent, and is read again
 
     def _count(
-        self,
-        body: ResponsesRequest,
-        model: str,
-        exchange: Exchange,
-        kept: dict[str, KeptResponse],
+        self, body: ResponsesRequest, named: Named, _request: HttpRequest, exchange: Exchange
     ) -> None:
         def response_of(found: Tokenized) -> Response:
             return json_response(200, InputTokenCount(len(ids_of(found))))
 
-        query = prompt_query(chat_of(body, context_of(body, kept)))
+        model = served_model(self._io, body.model).name
+        query = prompt_query(chat_of(body, context_of(body, named)))
         respond_when_done(self._io.ask(query, model), exchange, response_of, {"prompt": "input"})
+        exchange.give_back()
 
     def _create(
-        self,
-        body: ResponsesRequest,
-        request: HttpRequest,
-        exchange: Exchange,
-        kept: dict[str, KeptResponse],
+        self, body: ResponsesRequest, named: Named, request: HttpRequest, exchange: Exchange
     ) -> None:
         model = served_model(self._io, body.model)
         event_id = last_event_id(request)
         before = None if event_id is None else parse_event_id(event_id)
-        options: Any = {"scope": self._scope(request), "kept": kept}
+        options: Any = {"scope": self._scope(request), "named": named}
         if body.background and not body.stream:
             plan, response = new_response(body, model, **options)
             self._start(plan, request, exchange, partial(start_in_background, response))
+            exchange.give_back(all_but=named.num_bytes)
             return
         new: AnswerPlan | None = None
 
@@ -262,6 +298,7 @@ class ResponseEndpoints:
         shape = response_shape(echo_of(body, model)) if new is None else new.shape
         plan = replace(plan, shape=shape, is_background=bool(body.background))
         self._start(plan, request, exchange)
+        exchange.give_back(all_but=named.num_bytes)
 
     def _stream(
         self, kept: KeptResponse, cursor: StreamCursor, request: HttpRequest, exchange: Exchange
@@ -271,7 +308,7 @@ class ResponseEndpoints:
         if kept.end is not None:
             _print(kept, kept.end, after, exchange)
             return
-        response = kept.record.response
+        response = kept.begun
         stream_id = response.id.removeprefix(ID_PREFIX)
         last = last_event_id(request)
         plan = AnswerPlan(
@@ -290,9 +327,10 @@ class ResponseEndpoints:
             is_background=kept.is_background,
         )
         self._start(plan, request, exchange)
+        exchange.give_back()
 
     def _shape(self, kept: KeptResponse) -> BlockShape:
-        response, most_text = kept.record.response, None
+        response, most_text = kept.begun, None
         if not kept.is_over:
             model = served_model(self._io, response.model)
             most_text = max_text_bytes(kept.record_bytes, model.max_kept_bytes)
@@ -311,24 +349,53 @@ class ResponseEndpoints:
         if stream_id is None:
             raise unknown_response(response_id)
 
-        def found(kept: dict[str, KeptResponse]) -> None:
-            if stream_id not in kept:
-                raise unknown_response(response_id)
-            then(kept[stream_id])
+        known: KeptResponse | None = None
 
-        self._recall((stream_id,), request, exchange, found)
+        def found(_: str, kept: KeptResponse) -> None:
+            nonlocal known
+            known = kept
+
+        def recalled() -> None:
+            if known is None:
+                raise unknown_response(response_id)
+            then(known)
+
+        def recall() -> None:
+            self._recall((stream_id,), request, exchange, found, recalled)
+
+        self._with_share(request, exchange, recall)
+
+    def _with_share(self, request: HttpRequest, exchange: Exchange, recall: Then) -> bool:
+        """Call `recall` once there is room for what it finds; whether there is now.
+
+        The exchange has the share until the answer has been sent, or does not need it any more.
+        """
+        if exchange.share is not None:  # of what the same request has recalled before
+            recall()
+            return True
+
+        def ready(share: Share) -> None:
+            exchange.share = share
+            if exchange.is_open:
+                guarded(exchange, recall)
+            else:
+                exchange.give_back()
+
+        return self._shares.take(self._scope(request), MAX_RECALLED_BYTES, ready).is_taken
 
     def _recall(
         self,
         stream_ids: Sequence[str],
         request: HttpRequest,
         exchange: Exchange,
+        found: Found,
         then: Then,
         *,
         forget: bool = False,
     ) -> None:
-        """Call `then` with those of these streams that are kept, one query after the other."""
-        found: dict[str, KeptResponse] = {}
+        """Call `found` with each of these streams that is kept, one query after the other; `then`
+        behind the last.
+        """
         scope = self._scope(request)
         left = list(reversed(stream_ids))
 
@@ -339,23 +406,40 @@ class ResponseEndpoints:
 
         def answered(future: Future[Recalled]) -> None:
             if not future.cancelled():
-                guarded(exchange, partial(take, future))
+                self._slices.add(partial(_guarded_part, exchange, partial(take, future)), scope)
 
         def take(future: Future[Recalled]) -> None:
             answer, stream_id = future.result().answer, left.pop()
             if answer is not None:
-                with contextlib.suppress(msgspec.MsgspecError, RecursionError):  # another version's
-                    found[stream_id] = KeptResponse(answer)
+                kept = _kept(answer)
+                if kept is not None:
+                    found(stream_id, kept)
             if left:
                 ask()
             elif exchange.is_open:
                 exchange.on_disconnect = None
-                then(found)
+                then()
 
         ask()
 
     def _scope(self, request: HttpRequest) -> bytes:
         return self._keys.tenant(request.headers)
+
+
+def _kept(answer: KeptAnswer) -> KeptResponse | None:
+    try:
+        return KeptResponse(answer)
+    except (msgspec.MsgspecError, RecursionError):  # another version's
+        return None
+
+
+def _ignore(_stream_id: str, _kept: KeptResponse) -> None:
+    """What is deleted is not looked at."""
+
+
+def _guarded_part(exchange: Exchange, call: Then) -> bool:
+    guarded(exchange, call)
+    return False
 
 
 def _cancel(future: Future[Any]) -> None:
@@ -372,7 +456,7 @@ def _show(kept: KeptResponse, exchange: Exchange) -> None:
 
 def _print(kept: KeptResponse, end: End, after: int, exchange: Exchange) -> None:
     """Write the events of a response that has ended."""
-    writer = BlockWriter(ResponsePrinter(kept.record.response), after)
+    writer = BlockWriter(ResponsePrinter(kept.begun), after)
     usage = kept.usage(end)
     found = writer.begin(usage)
     found += writer.write(kept.events)
@@ -383,7 +467,7 @@ def _print(kept: KeptResponse, end: End, after: int, exchange: Exchange) -> None
 
 
 def _list_items(kept: KeptResponse, query: dict[str, str], exchange: Exchange) -> None:
-    ids, items = kept.record.input_ids(), kept.record.items
+    items = kept.input()
     order, limit = query.get("order", "desc"), query.get("limit", str(_LISTED))
     if order not in ("asc", "desc"):
         raise bad_field("order", "order: allowed: asc, desc")
@@ -393,13 +477,13 @@ def _list_items(kept: KeptResponse, query: dict[str, str], exchange: Exchange) -
     places = range(len(items)) if order == "asc" else range(len(items) - 1, -1, -1)
     after = query.get("after")
     if after is not None:
-        begin = next((number for number, at in enumerate(places, 1) if ids[at] == after), None)
-        if begin is None:
+        at = items.find(after)
+        if at is None:
             raise bad_field("after", "after: allowed: the id of an item of this input")
-        places = places[begin:]
-    page = places[: int(limit)]
-    shown = [shown_item(items[at], ids[at]) for at in page]  # there may be thousands of others
-    first, last = (ids[page[0]], ids[page[-1]]) if page else (None, None)
+        places = places[places.index(at) + 1 :]
+    page = [items.item(at) for at in places[: int(limit)]]  # there may be thousands of others
+    shown = [shown_item(item, item_id) for item_id, item in page]
+    first, last = (page[0][0], page[-1][0]) if page else (None, None)
     found = InputItemList(shown, first, last, has_more=len(page) < len(places))
     exchange.respond(json_response(200, found))
 

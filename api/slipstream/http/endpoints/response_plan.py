@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.answers.event_ids import AnswerId, EventId
 from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.endpoints.chat import plan_chat
+from slipstream.http.response_encoding import json_raw
 from slipstream.http.responses.input_items import InputItem, check_items, input_items
 from slipstream.http.responses.response_object import (
+    NO_TOOLS,
     EchoedFormat,
     EchoedReasoning,
     EchoedText,
@@ -28,7 +30,7 @@ from slipstream.http.responses.responses_request import (
     TextFormat,
     chat_of,
 )
-from slipstream_ipc.messages import KeepOptions, ModelCard
+from slipstream_ipc.messages import MAX_CHAT_TURNS, KeepOptions, ModelCard
 from slipstream_ipc.validation.kept_size import max_text_bytes
 
 KIND = "resp"
@@ -40,7 +42,85 @@ _GONE = (
     "it never existed, was not kept, is no longer kept (the server keeps those that were used last)"
 )
 
-KeptResponses = Mapping[str, KeptResponse]  # by stream id, 32 hexadecimal digits
+MAX_RECALLED_BYTES = 2**22  # of a request: as large as one kept answer may be
+
+
+class Named:
+    """What a body names of kept responses. Holds of each what is named, and nothing else.
+
+    num_bytes: what that takes.
+    """
+
+    def __init__(self, body: ResponsesRequest) -> None:
+        """Raises: ApiError."""
+        self._body = body
+        self._previous: tuple[InputItem, ...] = ()
+        self._is_found = False
+        self._items: dict[str, InputItem] = {}  # by id
+        self.num_bytes = 0
+        self._of: dict[str, set[str]] = {}  # ids of items that are named, by stream
+        if body.previous_response_id is not None:
+            stream_id = stream_id_of(body.previous_response_id)
+            if stream_id is None:
+                raise unknown_response(body.previous_response_id, "previous_response_id")
+            self._of[stream_id] = set()
+        for index, item in enumerate(input_items(body.input or ())):
+            if _is_reference(item):
+                self._of.setdefault(_stream_of_item(item, index), set()).add(item.id or "")
+        if len(self._of) > _MAX_NAMED:
+            what = (
+                f"input: got references to items of {len(self._of)} responses, allowed: "
+                f"{_MAX_NAMED}; send previous_response_id, or the items themselves"
+            )
+            raise bad_field("input", what)
+
+    @property
+    def stream_ids(self) -> tuple[str, ...]:
+        """The streams of the responses that are named."""
+        return tuple(self._of)
+
+    def add(self, stream_id: str, kept: KeptResponse) -> None:
+        """Take what is named of a response that is kept. Raises: ApiError."""
+        previous = self._body.previous_response_id
+        wanted = self._of[stream_id]
+        outputs = kept.output_items() if wanted or kept.is_over else ()
+        if previous is not None and stream_id_of(previous) == stream_id:
+            if not kept.is_over:
+                what = f"previous_response_id: {previous} has not ended"
+                raise bad_field("previous_response_id", what)
+            self._is_found = True
+            self._charge(kept.record_bytes + kept.num_text_bytes)
+            self._previous = (*kept.input_items(), *outputs)
+        for item in outputs:
+            if item.id in wanted:
+                self._charge(len(msgspec.json.encode(item)))
+                self._items[item.id] = item
+
+    def previous(self) -> tuple[InputItem, ...]:
+        """The items before those of the body. Raises: ApiError."""
+        previous = self._body.previous_response_id
+        if previous is not None and not self._is_found:
+            raise unknown_response(previous, "previous_response_id")
+        return self._previous
+
+    def take(self, item: InputItem, index: int) -> InputItem:
+        """The item that a reference means, each once: a body could name the longest ever again.
+
+        Raises: ApiError.
+        """
+        found = self._items.pop(item.id or "", None)
+        if found is None:
+            raise _unknown_item(item, index)
+        return found
+
+    def _charge(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if self.num_bytes > MAX_RECALLED_BYTES:
+            what = (
+                f"input: what it names of kept responses takes more than {MAX_RECALLED_BYTES} "
+                "bytes, allowed: as much; name fewer items"
+            )
+            raise bad_field("input", what)
 
 
 def stream_id_of(response_id: str) -> str | None:
@@ -55,41 +135,21 @@ def unknown_response(response_id: str, param: str | None = None) -> ApiError:
     return ApiError(404, what, param=param, code="response_not_found")
 
 
-def named_streams(body: ResponsesRequest) -> tuple[str, ...]:
-    """The streams of the responses that a body refers to. Raises: ApiError."""
-    found: dict[str, None] = {}
-    if body.previous_response_id is not None:
-        stream_id = stream_id_of(body.previous_response_id)
-        if stream_id is None:
-            raise unknown_response(body.previous_response_id, "previous_response_id")
-        found[stream_id] = None
-    for index, item in enumerate(input_items(body.input or ())):
-        if _is_reference(item):
-            found[_stream_of_item(item, index)] = None
-    if len(found) > _MAX_NAMED:
-        what = (
-            f"input: got references to items of {len(found)} responses, allowed: {_MAX_NAMED}; "
-            "send previous_response_id, or the items themselves"
-        )
-        raise bad_field("input", what)
-    return tuple(found)
-
-
 def new_response(
     body: ResponsesRequest,
     model: ModelCard,
     *,
     scope: bytes = b"",
-    kept: KeptResponses | None = None,
+    named: Named | None = None,
     before: EventId | None = None,
 ) -> tuple[AnswerPlan, ResponseObject]:
     """The stream of a new response, and the response as it is at the beginning.
 
-    scope: of its `KeepOptions`. kept: the responses that the body refers to, as far as they are
-    known. before: an event of the response, where this computes it again: so it has its id, and was
-    created when it says. Raises: ApiError, BadRequestError.
+    scope: of its `KeepOptions`. named: what the body names of kept responses. before: an event of
+    the response, where this computes it again: so it has its id, and was created when it says.
+    Raises: ApiError, BadRequestError.
     """
-    items = context_of(body, {} if kept is None else kept)
+    items = context_of(body, Named(body) if named is None else named)
     plan = plan_chat(chat_of(body, items), model, param_names=CALLER_NAMES)
     _check_logprobs(plan.num_logprobs, body, model)
     answer_id, created = AnswerId(KIND, plan.id.first), plan.created
@@ -145,55 +205,30 @@ def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
         temperature=_first(body.temperature, defaults.temperature, 1.0),
         text=_echoed_text(body),
         tool_choice=_echoed_choice(body.tool_choice),
-        tools=tuple([_echoed_tool(tool) for tool in body.tools or ()]),
+        tools=json_raw([_echoed_tool(tool) for tool in body.tools]) if body.tools else NO_TOOLS,
         top_logprobs=body.top_logprobs or 0,
         top_p=_first(body.top_p, defaults.top_p, 1.0),
         user=body.user,
     )
 
 
-def context_of(body: ResponsesRequest, kept: KeptResponses) -> tuple[InputItem, ...]:
+def context_of(body: ResponsesRequest, named: Named) -> tuple[InputItem, ...]:
     """All items that the model is to see. Raises: ApiError."""
     given = input_items(body.input or ())
     check_items(given)
-    found: list[InputItem] = []
-    previous = body.previous_response_id
-    if previous is not None:
-        before = kept.get(stream_id_of(previous) or "")
-        if before is None:
-            raise unknown_response(previous, "previous_response_id")
-        if not before.is_over:
-            what = f"previous_response_id: {previous} has not ended"
-            raise bad_field("previous_response_id", what)
-        found += (*before.record.items, *before.output_items())
-    outputs: dict[str, dict[str | None, InputItem]] = {}
+    found = list(named.previous())
     for index, item in enumerate(given):
-        found.append(_referenced(item, index, kept, outputs) if _is_reference(item) else item)
+        found.append(named.take(item, index) if _is_reference(item) else item)
+    if len(found) > MAX_CHAT_TURNS:
+        what = f"input: got {len(found)} items, allowed: at most {MAX_CHAT_TURNS}"
+        if len(given) < len(found):
+            what += ", those of the responses before included"
+        raise bad_field("input", what)
     return tuple(found)
 
 
 def _is_reference(item: InputItem) -> bool:
     return item.kind == "item_reference"
-
-
-def _referenced(
-    item: InputItem,
-    index: int,
-    kept: KeptResponses,
-    outputs: dict[str, dict[str | None, InputItem]],
-) -> InputItem:
-    """The item that is meant, each once: a body could name the longest ever again.
-
-    outputs: items of responses that no reference before has named, by response and id. Raises:
-    ApiError.
-    """
-    stream_id = _stream_of_item(item, index)
-    if stream_id in kept and stream_id not in outputs:
-        outputs[stream_id] = {each.id: each for each in kept[stream_id].output_items()}
-    found = outputs.get(stream_id, {}).pop(item.id, None)
-    if found is None:
-        raise _unknown_item(item, index)
-    return found
 
 
 def _stream_of_item(item: InputItem, index: int) -> str:
@@ -255,5 +290,6 @@ def _echoed_text(body: ResponsesRequest) -> EchoedText:
     text = body.text
     given = None if text is None else text.format
     wanted = TextFormat("text") if given is None else given
-    kept = EchoedFormat(wanted.type, wanted.name, wanted.schema, wanted.description, wanted.strict)
+    schema = None if wanted.schema is None else json_raw(wanted.schema)
+    kept = EchoedFormat(wanted.type, wanted.name, schema, wanted.description, wanted.strict)
     return EchoedText(kept, (None if text is None else text.verbosity) or "medium")

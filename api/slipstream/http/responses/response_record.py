@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 
 from slipstream.http.blocks.block_printer import blocks_of
 from slipstream.http.blocks.blocks import Block
@@ -25,7 +26,9 @@ from slipstream_ipc.messages import (
     EventKind,
     KeptAnswer,
 )
+from slipstream_ipc.validation.kept_size import num_text_bytes
 
+_MADE_ID = re.compile("i([0-9a-f]{4,8})$")
 _ITEM_PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -43,33 +46,60 @@ class ResponseRecord(Struct, frozen=True):
     items: tuple[InputItem, ...]
 
     def packed(self) -> bytes | None:
-        """As bytes; None if it takes more than may be kept, or has numbers beyond 64 bits (in a
-        schema, say) or lists beyond Python's recursion.
-        """
+        """As bytes; None if it takes more than may be kept, or is nested too deeply."""
         try:
-            packed = msgspec.msgpack.encode(self)
-        except (OverflowError, RecursionError):
+            packed = msgspec.json.encode(self)
+        except RecursionError:
             return None
         return packed if len(packed) <= MAX_RECORD_BYTES else None
 
-    def input_ids(self) -> list[str]:
-        """The ids of the input's items as clients are shown them."""
-        key = self.response.id.rpartition("_")[2]
-        return [
-            item.id or f"{_ITEM_PREFIXES[item.kind]}{key}i{index:04x}"
-            for index, item in enumerate(self.items)
-        ]
+
+class _ReadRecord(Struct, frozen=True):
+    """A record whose items are not read: they may be thousands, and take ten times their bytes."""
+
+    response: ResponseObject
+    items: Raw
 
 
-_decoder = msgspec.msgpack.Decoder(ResponseRecord)
+_decoder = msgspec.json.Decoder(_ReadRecord)
+_items_decoder = msgspec.json.Decoder(tuple[InputItem, ...])
+_pieces_decoder = msgspec.json.Decoder(list[Raw])
+_item_decoder = msgspec.json.Decoder(InputItem)
+
+
+class KeptInput:
+    """The input of a kept response. Reads the items that are asked for, and only those."""
+
+    def __init__(self, response_id: str, items: Raw) -> None:
+        self._key = response_id.rpartition("_")[2]
+        self._pieces = _pieces_decoder.decode(items)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def item(self, index: int) -> tuple[str, InputItem]:
+        """An item, with the id that clients are shown."""
+        item = _item_decoder.decode(self._pieces[index])
+        return item.id or f"{_ITEM_PREFIXES[item.kind]}{self._key}i{index:04x}", item
+
+    def find(self, item_id: str) -> int | None:
+        """The place of an item; None if there is none with this id."""
+        made = _MADE_ID.search(item_id)
+        places = [int(made[1], 16)] if made is not None else []
+        given = msgspec.json.encode(item_id)  # as it stands in an item that has it
+        if not (places and places[0] < len(self) and self.item(places[0])[0] == item_id):
+            places = [at for at, piece in enumerate(self._pieces) if given in bytes(piece)]
+        return next((at for at in places if self.item(at)[0] == item_id), None)
 
 
 class KeptResponse:
-    """A kept answer, with its record. response: as it is now."""
+    """A kept answer, with its record. response: as it is now. begun: as it was at the beginning."""
 
     def __init__(self, answer: KeptAnswer) -> None:
         """Raises: msgspec.MsgspecError if the record is another version's."""
-        self.record = _decoder.decode(answer.keep.record)
+        record = _decoder.decode(answer.keep.record)
+        self.begun = record.response
+        self._items = record.items
         self.record_bytes = len(answer.keep.record)
         self.is_background = answer.keep.is_background
         self.end = answer.end
@@ -77,6 +107,19 @@ class KeptResponse:
         self.events = answer.events
         if answer.text:
             self.events = (AnswerEvent(EventKind.CONTENT, answer.text),)
+
+    @property
+    def num_text_bytes(self) -> int:
+        """What its answer's texts take."""
+        return num_text_bytes([event.text for event in self.events])
+
+    def input(self) -> KeptInput:
+        """Its input, to read single items of it."""
+        return KeptInput(self.begun.id, self._items)
+
+    def input_items(self) -> tuple[InputItem, ...]:
+        """All items of its input."""
+        return _items_decoder.decode(self._items)
 
     @property
     def is_over(self) -> bool:
@@ -88,8 +131,8 @@ class KeptResponse:
         """The response as it is now; without output while it runs."""
         if self.end is None:
             status = "in_progress" if self.num_prompt_tokens else "queued"
-            return structs.replace(self.record.response, status=status)
-        printer = ResponsePrinter(self.record.response)
+            return structs.replace(self.begun, status=status)
+        printer = ResponsePrinter(self.begun)
         return printer.whole(self._blocks(self.end), self.end, self.usage(self.end))
 
     def usage(self, end: End) -> Usage:

@@ -83,7 +83,7 @@ class ConnectionServer(Protocol):
     def hold(self, connection: Connection, num_bytes: int) -> None:
         """A connection now holds `num_bytes` of pending requests."""
 
-    def check_head(self, request: HttpRequest) -> ApiError | None:
+    def check_head(self, connection: Connection, request: HttpRequest) -> ApiError | None:
         """The refusal of a request, as far as its head decides; None if its body may be read."""
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
@@ -120,6 +120,7 @@ class Connection(web.RequestHandler):
         self._linger_ended: asyncio.Future[None] | None = None  # while it lingers
         # input
         self.num_held = 0  # bytes of pending requests, as reported to the server
+        self.tenant: bytes | None = None  # of the request that was read last; set by the server
         self._ignores_input = False
         self._error: ApiError | None = None  # the input could not be parsed
         self._num_raw_bytes = 0  # of the head or the body that is being read
@@ -134,6 +135,7 @@ class Connection(web.RequestHandler):
         self._closes_http_1_0 = False  # it is HTTP/1.0, and does not ask to keep the connection
         self._aiohttp_request: web.BaseRequest | None = None  # while an exchange may answer it
         self._exchange: Exchange | None = None
+        self._answered: Exchange | None = None  # the last one, until its answer has been sent
         self._response: asyncio.Future[web.StreamResponse] | None = None  # the complete answer
         self._stream_response: web.StreamResponse | None = None  # the head of a streamed answer
 
@@ -294,7 +296,7 @@ class Connection(web.RequestHandler):
         if self._transport.is_closing():
             return self._unsent()
         try:
-            refusal = self._protocol_refusal(request) or self._server.check_head(request)
+            refusal = self._protocol_refusal(request) or self._server.check_head(self, request)
             if refusal is not None:
                 return self._refusal(refusal, request)
             request.body = await self._read_body(message.content, request)
@@ -306,7 +308,7 @@ class Connection(web.RequestHandler):
         self._hold(rest if self._messages else self._num_head_bytes)
         self.phase, self.deadline = "answer", inf
         self._response = self._loop.create_future()
-        self._exchange = exchange = Exchange(request, self, self._server.counters)
+        self._exchange = self._answered = exchange = Exchange(request, self, self._server.counters)
         exchange.is_paused = self.writing_paused
         self._aiohttp_request = message
         self._server.handle(request, exchange)
@@ -340,11 +342,16 @@ class Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, then wait for the next request or linger."""
-        resp, is_lost = await super().finish_response(request, resp, start_time)
-        if is_lost:
-            return resp, is_lost
-        if self.writing_paused:
-            await request.writer.drain()
+        exchange, self._answered = self._answered, None
+        try:
+            resp, is_lost = await super().finish_response(request, resp, start_time)
+            if is_lost:
+                return resp, is_lost
+            if self.writing_paused:
+                await request.writer.drain()
+        finally:
+            if exchange is not None:
+                exchange.give_back()
         self.idle_since = time.monotonic()
         if not resp.keep_alive:
             await self._linger()

@@ -1,11 +1,12 @@
 """The HTTP server: accepts connections, checks their deadlines, bounds their memory, shuts down.
 
 - New requests are begun in time slices (`time_slice`): a thousand that arrive at once do not delay
-  running streams.
+  running streams. Each tenant has a lane for requests with small bodies and one for those with
+  large ones, and paths that need no key have lanes of their own.
 - `_RESERVED_DESCRIPTORS` are kept free of connections, for the process's other sockets and files.
 - At the limit of connections, a new one replaces the one that has been idle longest.
 - Pending requests are bounded over all connections (`requests_bytes`): above that, the connection
-  that holds most is refused.
+  that holds most is refused, of the tenant whose connections hold most.
 - While draining, connections are still accepted and answered, for /health, /metrics and the like.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
 from operator import attrgetter
@@ -27,7 +29,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from slipstream.http.api_errors import ApiError, overloaded
 from slipstream.http.config import Limits
 from slipstream.http.counters import HttpCounters
-from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.exchange import Exchange, HttpRequest, nothing_to_free
 from slipstream.http.server.connection import Connection
 from slipstream.http.server.socket_writer import load_native
 from slipstream.http.time_slice import TimeSlicedQueue
@@ -38,9 +40,12 @@ from slipstream_ipc.transport.connections import raise_file_limit
 
 _TICK_S = BEAT_S  # resolution of deadlines
 _RESERVED_DESCRIPTORS = 128  # libzmq aborts the process if it gets none for its sockets
+_LARGE_BODY_BYTES = 2**16  # of a request that waits in its tenant's second lane
 _MALFORMED = "UNKNOWN"  # the method that aiohttp gives a request it cannot parse
 _REQUEST_CODE = web.RequestHandler._handle_request.__code__
 _NO_HEADERS = CIMultiDictProxy(CIMultiDict[str]())  # aiohttp puts a dict into a malformed one
+
+Lane = tuple[bytes | None, bool]  # a tenant, and whether the body is large
 
 
 class Application(Protocol):
@@ -53,6 +58,9 @@ class Application(Protocol):
 
     def check_head(self, request: HttpRequest) -> ApiError | None:
         """The refusal of a request, as far as its head decides; None if its body may be read."""
+
+    def tenant_of(self, request: HttpRequest) -> bytes | None:
+        """The tenant of a request whose head has been checked; None where it needs no key."""
 
     def has_to_wait(self, request: HttpRequest) -> bool:
         """Whether the request is to be handled only after the next `Server.begin_waiting`."""
@@ -81,12 +89,13 @@ class Server:
         self._tls = tls
         self._connections: set[Connection] = set()
         self._new_requests = TimeSlicedQueue()  # requests to begin
-        self._waiting: list[tuple[HttpRequest, Exchange]] = []
+        self._waiting: list[tuple[HttpRequest, Exchange, Lane]] = []
         self._is_empty = asyncio.Event()
         self.is_draining = False
         self._is_drained = asyncio.Event()  # set while draining, once no connection is busy
         self._evicted: Connection | None = None  # being closed to make room for a new one
         self._num_held = 0  # bytes of pending requests
+        self._held: Counter[bytes | None] = Counter()  # of them, by tenant
         self._is_refusing = False
         self._loop = asyncio.get_running_loop()
         self._loop.set_task_factory(_task)
@@ -127,27 +136,38 @@ class Server:
 
     def hold(self, connection: Connection, num_bytes: int) -> None:
         """A connection now holds `num_bytes` of pending requests."""
-        self._num_held += num_bytes - connection.num_held
+        self._add_held(connection.tenant, num_bytes - connection.num_held)
         connection.num_held = num_bytes
         if self._num_held > self.limits.requests_bytes and not self._is_refusing:
             self._is_refusing = True
             self._refuse_largest()
             self._is_refusing = False
 
-    def check_head(self, request: HttpRequest) -> ApiError | None:
-        """See `Application`."""
-        return self._app.check_head(request)
+    def check_head(self, connection: Connection, request: HttpRequest) -> ApiError | None:
+        """See `Application`. What the connection holds counts as the tenant's from now on."""
+        refusal = self._app.check_head(request)
+        tenant = None if refusal is not None else self._app.tenant_of(request)
+        request.tenant = tenant
+        if tenant != connection.tenant:
+            num_bytes = connection.num_held
+            self._add_held(connection.tenant, -num_bytes)
+            connection.tenant = tenant
+            self._add_held(tenant, num_bytes)
+        return refusal
 
     def handle(self, request: HttpRequest, exchange: Exchange) -> None:
         """Queue a request; `app` handles it in a later time slice."""
-        self._num_held += len(request.body)
-        self._new_requests.add(partial(self._begin, request, exchange))
+        tenant, num_bytes = request.tenant, len(request.body)
+        self._add_held(tenant, num_bytes)
+        request.free = partial(self._free, request)
+        lane = tenant, num_bytes > _LARGE_BODY_BYTES
+        self._new_requests.add(partial(self._begin, request, exchange, lane), lane)
 
     def begin_waiting(self) -> None:
         """Let the application handle the requests that had to wait."""
         waiting, self._waiting = self._waiting, []
-        for request, exchange in waiting:
-            self._new_requests.add(partial(self._begin_now, request, exchange))
+        for request, exchange, lane in waiting:
+            self._new_requests.add(partial(self._begin_now, request, exchange), lane)
 
     async def drain(self) -> None:
         """Begin no more streams; wait until all running answers have been sent."""
@@ -177,19 +197,29 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
-    def _begin(self, request: HttpRequest, exchange: Exchange) -> bool:
+    def _begin(self, request: HttpRequest, exchange: Exchange, lane: Lane) -> bool:
         if self._app.has_to_wait(request):
-            self._waiting.append((request, exchange))
+            self._waiting.append((request, exchange, lane))
             return False
         return self._begin_now(request, exchange)
 
     def _begin_now(self, request: HttpRequest, exchange: Exchange) -> bool:
-        num_bytes = len(request.body)
         if exchange.is_open:
             self._app.handle(request, exchange)
-        request.body = b""  # free it: the answer may take long
-        self._num_held -= num_bytes
+        if not (request.keeps_body and exchange.is_open):
+            request.free()  # the answer may take long
         return False
+
+    def _free(self, request: HttpRequest) -> None:
+        num_bytes, request.body = len(request.body), b""
+        request.free = nothing_to_free
+        self._add_held(request.tenant, -num_bytes)
+
+    def _add_held(self, tenant: bytes | None, num_bytes: int) -> None:
+        self._num_held += num_bytes
+        self._held[tenant] += num_bytes
+        if not self._held[tenant]:
+            del self._held[tenant]
 
     def _evict_idlest(self) -> bool:
         """Close the connection that has been idle longest. Returns whether one is closing."""
@@ -203,9 +233,10 @@ class Server:
 
     def _refuse_largest(self) -> None:
         while self._num_held > self.limits.requests_bytes and self._connections:
-            largest = max(self._connections, key=attrgetter("num_held"))
-            if not largest.num_held:
+            holding = [each for each in self._connections if each.num_held]
+            if not holding:
                 break  # the rest is queued in `_new_requests`
+            largest = max(holding, key=lambda each: (self._held[each.tenant], each.num_held))
             largest.refuse(overloaded("the server holds too many bytes of pending requests"))
 
     def _call_tick(self) -> asyncio.TimerHandle:

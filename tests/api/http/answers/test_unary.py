@@ -177,10 +177,10 @@ def test_for_who_has_left_no_more_is_written(monkeypatch):
     async def test(asked: Asked) -> None:
         asked.say(0)
         await asyncio.sleep(0)
-        assert asked.slices._work
+        assert asked.slices.is_busy
         asked.exchange.disconnect()
         await asyncio.sleep(0)
-        assert not asked.slices._work
+        assert not asked.slices.is_busy
         assert asked.wire.writes == []
 
     run(test, "completion")
@@ -197,7 +197,7 @@ def test_one_stream_that_fails_is_the_answer_though_others_are_being_written(mon
         end = End("error", 0, fault=Fault("engine", "no"))
         asked.table.say(Entry(asked.plan.states[2].handle, "", ids=[], end=end))
         assert asked.body["error"]["message"] == "prompt[1]: no"
-        while asked.slices._work:  # noqa: ASYNC110  (it has the loop turn)
+        while asked.slices.is_busy:  # noqa: ASYNC110  (it has the loop turn)
             await asyncio.sleep(0)
         assert len(asked.wire.writes) == 1
 
@@ -247,11 +247,11 @@ def test_a_streamed_echo_is_made_in_slices_too(monkeypatch: pytest.MonkeyPatch) 
 def test_a_client_that_leaves_while_its_echo_is_made_costs_no_more() -> None:
     async def left(asked: Asked) -> None:
         asked.say(0)
-        assert asked.slices._work
+        assert asked.slices.is_busy
         asked.exchange.disconnect()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not asked.slices._work
+        assert not asked.slices.is_busy
 
     run(left, "echo, streamed")
 
@@ -261,7 +261,7 @@ def test_a_choice_that_fails_while_its_prompts_echo_is_made_waits_for_nothing() 
 
     async def failed(asked: Asked) -> list[Any]:
         asked.say(0)
-        assert asked.slices._work
+        assert asked.slices.is_busy
         await asyncio.sleep(0)
         state = asked.plan.states[1]
         asked.table.streams.accept(Accepted(state.handle, pack_u32(range(NUM))))

@@ -138,7 +138,7 @@ def test_an_item_is_named_once(client: OpenAI) -> None:
 def test_many_items_of_reasoning_take_no_front_along(stack: Stack) -> None:
     """Sent as bytes: openai's client takes 12 s of CPU time to make this body."""
     summary = [{"type": "summary_text", "text": "x" * 450}]
-    items: Any = [{"type": "reasoning", "id": "rs_1", "summary": summary}] * 30_000
+    items: Any = [{"type": "reasoning", "id": "rs_1", "summary": summary}] * 8000
     with Raw(port_of(stack)) as raw:
         raw.post(PATH, {"input": [*items, USER], **TOOLS}, key_line())
         response = raw.read().json

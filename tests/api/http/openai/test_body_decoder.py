@@ -72,18 +72,42 @@ def test_what_is_nested_too_deeply_is_said(levels: int) -> None:
 
 def test_the_values_of_a_body_are_counted_before_they_are_read():
     for few in (
-        b"," * 2**17,
-        b"{" * 2**17,
+        b"," * 2**16,
+        b"{" * 2**16,
         b"x" * 2**22,
         b"," * 2**20,
-        b"{" * 2**16 + b"x" * 2**17,
+        b'"' + b"{" * 2**20 + b'"',
+        b"{" * 2**14 + b"[" * 2**14 + b"x" * 2**17,
     ):
         check_num_values(few, 2048)
-    for many, shown in ((b"," * (2**20 + 1), "','"), (b"{" * (2**17 + 1), "'{'")):
-        with pytest.raises(ApiError, match=f"times {shown}") as caught:
-            check_num_values(many, 2048)
+    many = b"," * (2**20 + 1)
+    with pytest.raises(ApiError, match="times ','") as caught:
+        check_num_values(many, 2048)
+    assert caught.value.status == 413
+    check_num_values(many, 2**20)  # for a model that can take as much
+    for sign in (b"{", b"[", b"{[[", b'{"{":'):
+        with pytest.raises(ApiError, match="lists and objects") as caught:
+            check_num_values(sign * (2**15 + 1) + b"x" * 2**16, 2**20)
         assert caught.value.status == 413
-        check_num_values(many, 2**20)  # for a model that can take as much
+
+
+@given(
+    parts=st.lists(st.sampled_from(['"', "\\", "\\\\", '\\"', "{", "[", "x", "é"]), max_size=40),
+    pieces=st.integers(1, 20),
+)
+def test_lists_and_objects_are_counted_but_for_what_is_text(parts: list[str], pieces: int) -> None:
+    text = [{"".join(parts): ["".join(parts), {}, "[[[", parts]}, *[[]] * 3]
+    body, num = msgspec.json.encode(text), 0
+
+    def count(value: Any) -> int:
+        if isinstance(value, dict):
+            return 1 + sum(count(each) for each in value.values())
+        return 1 + sum(count(each) for each in value) if isinstance(value, list) else 0
+
+    num = count(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body_decoder, "_PIECE_BYTES", pieces)
+        assert body_decoder._num_containers(body) == num
 
 
 def test_defaults_are_openais():

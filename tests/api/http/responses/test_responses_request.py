@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given as examples
+from hypothesis import strategies as st
+from msgspec import structs
 from msgspec.structs import replace
 from openai.types.responses import Response
 from tests.helpers.fake_worker import MODEL
@@ -16,13 +21,26 @@ from slipstream.http.answers.answer_plan import AnswerPlan
 from slipstream.http.api_errors import ApiError
 from slipstream.http.endpoints import response_endpoints
 from slipstream.http.endpoints.chat import plan_chat, read_chat
-from slipstream.http.endpoints.response_plan import echo_of, new_response
+from slipstream.http.endpoints.response_plan import (
+    MAX_RECALLED_BYTES,
+    Named,
+    context_of,
+    echo_of,
+    new_response,
+)
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.response_encoding import Response as HttpResponse
 from slipstream.http.response_encoding import json_response
-from slipstream.http.responses.response_record import KeptResponse, ResponseRecord, shown_item
-from slipstream.http.responses.responses_request import read_response_request
-from slipstream_ipc.messages import KeepOptions, KeptAnswer
+from slipstream.http.responses.input_items import InputItem
+from slipstream.http.responses.response_object import ResponseObject
+from slipstream.http.responses.response_record import (
+    KeptInput,
+    KeptResponse,
+    ResponseRecord,
+    shown_item,
+)
+from slipstream.http.responses.responses_request import ResponsesRequest, read_response_request
+from slipstream_ipc.messages import MAX_CHAT_TURNS, End, KeepOptions, KeptAnswer
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 WEATHER = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
@@ -286,7 +304,7 @@ def test_the_response_repeats_the_request() -> None:
 def test_a_tool_as_chats_have_it_is_repeated_as_responses_do() -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {}}}
     body = read_response_request(json.dumps({"input": "x", "tools": [tool]}).encode())
-    [echoed] = echo_of(body, MODEL).tools
+    [echoed] = msgspec.json.decode(echo_of(body, MODEL).tools)
     assert echoed == {"type": "function", "name": "weather", "parameters": {}}
 
 
@@ -433,11 +451,26 @@ def test_of_a_wrong_choice_only_its_beginning_is_quoted() -> None:
 
 
 @pytest.mark.parametrize("number", [2**64, -(2**63) - 1])
-def test_numbers_beyond_64_bits_are_answered_and_not_kept(number: int) -> None:
+def test_numbers_beyond_64_bits_are_kept_as_they_are(number: int) -> None:
     tool = {**WEATHER, "parameters": {**PARAMETERS, "maximum": number}}
-    body = read_response_request(json.dumps({"input": "hi", "tools": [tool]}).encode())
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": {"a": number}}
+    given = [{"role": "user", "content": "hi"}, call]
+    body = read_response_request(json.dumps({"input": given, "tools": [tool]}).encode())
     _, response = new_response(body, MODEL)
-    assert response.store is False
+    assert response.store is True
+    kept = kept_of(response, body)
+    [echoed] = json.loads(bytes(kept.begun.tools))
+    assert echoed["parameters"]["maximum"] == number
+    assert kept.input_items()[1].arguments == {"a": number}
+
+
+def kept_of(response: ResponseObject, body: ResponsesRequest, text: str = "") -> KeptResponse:
+    """What is kept of a response whose answer is `text`."""
+    assert isinstance(body.input, tuple)
+    record = ResponseRecord(response, body.input).packed()
+    assert record is not None
+    end = End("stop", 1) if text else None
+    return KeptResponse(KeptAnswer(KeepOptions(record, b""), 1, end, text))
 
 
 def test_arguments_are_shown_as_text() -> None:
@@ -449,8 +482,9 @@ def test_arguments_are_shown_as_text() -> None:
     ]
     body = read_response_request(json.dumps({"input": items}).encode())
     _, response = new_response(body, MODEL)
-    record = ResponseRecord(response, body.input)
-    shown = [shown_item(*each) for each in zip(record.items, record.input_ids(), strict=True)]
+    kept = kept_of(response, body).input()
+    found = [kept.item(at) for at in range(len(kept))]
+    shown = [shown_item(item, item_id) for item_id, item in found]
     calls = [each["arguments"] for each in shown if each["type"] == "function_call"]
     assert calls == ['{"a":1}', "{}"]
 
@@ -463,9 +497,7 @@ def test_a_page_of_the_input_costs_what_it_shows(
     items = [{"role": "user", "content": f"{number}"} for number in range(250)]
     body = read_response_request(json.dumps({"input": items}).encode())
     _, response = new_response(body, MODEL)
-    record = ResponseRecord(response, body.input).packed()
-    assert record is not None
-    kept = KeptResponse(KeptAnswer(KeepOptions(record, b"")))
+    kept = kept_of(response, body)
     made: list[str] = []
 
     def shown(item: Any, item_id: str) -> dict[str, Any]:
@@ -473,17 +505,91 @@ def test_a_page_of_the_input_costs_what_it_shows(
         return shown_item(item, item_id)
 
     monkeypatch.setattr(response_endpoints, "shown_item", shown)
+    read: list[int] = []
+    item_of = KeptInput.item
+
+    def item(self: KeptInput, index: int) -> tuple[str, InputItem]:
+        read.append(index)
+        return item_of(self, index)
+
+    monkeypatch.setattr(KeptInput, "item", item)
     texts: list[str] = []
     query, has_more = {"limit": "100", "order": order}, True
     while has_more:
+        num_read = len(read)
         answers: list[HttpResponse] = []
         exchange: Any = SimpleNamespace(respond=answers.append)
         response_endpoints._list_items(kept, query, exchange)
         page = json.loads(answers[0].body)
         assert len(page["data"]) == len(made) <= 100
+        assert len(read) - num_read <= len(made) + 2
         assert (page["first_id"], page["last_id"]) == (made[0], made[-1])
         texts += [item["content"][0]["text"] for item in page["data"]]
         query, has_more = {**query, "after": page["last_id"]}, page["has_more"]
         made.clear()
     expected = [item["content"] for item in items]
     assert texts == (expected if order == "asc" else expected[::-1])
+
+
+@examples(given=st.lists(st.sampled_from(["", "x", "msg_1i0000", 'q"\\', "é"]), max_size=6))
+def test_an_item_of_the_input_is_found_by_the_id_that_is_shown(given: list[str]) -> None:
+    items = [{"role": "user", "content": "x", **({"id": each} if each else {})} for each in given]
+    body = read_response_request(json.dumps({"input": items}).encode())
+    kept = kept_of(structs.replace(echo_of(body, MODEL), id="resp_1"), body).input()
+    shown = [kept.item(at)[0] for at in range(len(kept))]
+    for item_id in {*shown, "nothing", "msg_1i00ff", "i0000"}:
+        found = kept.find(item_id)
+        if item_id in shown:
+            assert found is not None
+            assert shown[found] == item_id
+        else:
+            assert found is None
+
+
+def test_references_hold_what_they_name_and_nothing_else() -> None:
+    """32 references of 2.5 KB in all held 350 MiB: all items of the inputs of 32 responses."""
+    items = [{"type": "reasoning"}] * 10_000 + [{"role": "user", "content": "x"}]
+    body = read_response_request(json.dumps({"input": items}).encode())
+    references, answers = [], {}
+    for number in range(32):
+        stream_id = f"{number:032x}"
+        answers[stream_id] = kept_of(
+            structs.replace(echo_of(body, MODEL), id=f"resp_{stream_id}"), body, "a text"
+        )
+        references.append({"type": "item_reference", "id": f"msg_{stream_id}0000"})
+    naming = read_response_request(json.dumps({"input": references}).encode())
+    named = Named(naming)
+    assert named.stream_ids == tuple(answers)
+    tracemalloc.start()
+    try:
+        for stream_id, kept in answers.items():
+            named.add(stream_id, kept)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2**17
+    assert peak < 2**18
+    assert [item.content[0].text for item in context_of(naming, named)] == ["a text"] * 32
+    with pytest.raises(ApiError, match="one before names it"):
+        context_of(naming, named)
+
+
+def test_what_a_request_names_is_bounded_in_bytes() -> None:
+    body = read_response_request(b'{"input": [{"role": "user", "content": "x"}]}')
+    references = [{"type": "item_reference", "id": f"msg_{n:032x}0000"} for n in range(3)]
+    named = Named(read_response_request(json.dumps({"input": references}).encode()))
+    text = "x" * (MAX_RECALLED_BYTES // 2 - 200)
+    for number, stream_id in enumerate(named.stream_ids):
+        begun = structs.replace(echo_of(body, MODEL), id=f"resp_{stream_id}")
+        if number < 2:
+            named.add(stream_id, kept_of(begun, body, text))
+            continue
+        with pytest.raises(ApiError, match=f"takes more than {MAX_RECALLED_BYTES} bytes"):
+            named.add(stream_id, kept_of(begun, body, text))
+
+
+def test_a_context_has_as_many_items_as_a_chat_has_turns() -> None:
+    items = [{"type": "reasoning"}] * MAX_CHAT_TURNS + [{"role": "user", "content": "x"}]
+    body = read_response_request(json.dumps({"input": items}).encode())
+    with pytest.raises(ApiError, match=f"got {MAX_CHAT_TURNS + 1} items, allowed: at most"):
+        new_response(body, MODEL)

@@ -37,6 +37,9 @@ def begun_by(share_s: float, monkeypatch: Any, *, gone: int = -1) -> list[str]:
         def pattern_of(self, path: str) -> str:
             return path
 
+        def tenant_of(self, _request: HttpRequest) -> bytes:
+            return b""
+
         def has_to_wait(self, _request: HttpRequest) -> bool:
             return False
 
@@ -98,6 +101,9 @@ def test_connections_and_requests_leave_no_cycles_and_no_tasks(kind):
 
         def check_head(self, _request: HttpRequest) -> None:
             return None
+
+        def tenant_of(self, _request: HttpRequest) -> bytes:
+            return b""
 
         def has_to_wait(self, _request: HttpRequest) -> bool:
             return False
@@ -176,6 +182,9 @@ def test_the_answer_before_ends_before_a_client_may_send_its_body():
             if request.path == "/post":
                 read()
 
+        def tenant_of(self, _request: HttpRequest) -> bytes:
+            return b""
+
         def has_to_wait(self, _request: HttpRequest) -> bool:
             return False
 
@@ -232,6 +241,9 @@ def test_a_connection_that_is_closing_fails_nothing(closes_at: str) -> None:
 
         def check_head(self, _request: HttpRequest) -> None:
             return None
+
+        def tenant_of(self, _request: HttpRequest) -> bytes:
+            return b""
 
         def has_to_wait(self, _request: HttpRequest) -> bool:
             return False
