@@ -89,6 +89,7 @@ def assemble_worker(
         grace_s=config.grace_s,
         response_store_bytes=int(config.response_store_mib * 2**20),
         may_return=config.may_return,
+        share_prefix_cache=config.share_prefix_cache,
         tracer=open_tracer(config.trace, "worker"),
         spans=spans,
         predecessor_ended_s=config.predecessor_ended_s,

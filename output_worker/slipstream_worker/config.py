@@ -30,6 +30,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     replica: the stack's name among replicas, the same after a restart; empty: it has none.
     members: addresses of all replicas, for clients that know one of them.
     stack_incarnation: another one after each start of the stack.
+    share_prefix_cache: whether tenants that are named in requests share cached prompts.
     may_return: another stack may start at these addresses after this one has stopped, so clients
     are told to wait for it.
     """
@@ -58,5 +59,6 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     keys: str | None = None
     insecure: bool = False
     may_return: bool = False
+    share_prefix_cache: bool = False
     otlp_traces_endpoint: str | None = None
     predecessor_ended_s: Annotated[float, Meta(ge=0)] = 0.0

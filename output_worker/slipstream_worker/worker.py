@@ -65,6 +65,7 @@ class Worker:
         answer_format: str = "",
         response_store_bytes: int = 0,
         may_return: bool = False,
+        share_prefix_cache: bool = False,
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
         predecessor_ended_s: float = 0.0,
@@ -77,9 +78,9 @@ class Worker:
         """`sockets` are those that `front` accepts on; `tokenizer` is the folder or hub id that
         clients load, `answer_format` the format of answers as clients see it on the model's card.
 
-        response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, predecessor_ended_s,
-        index, num_workers, replica, members, stack_incarnation: see `WorkerConfig`. spans: of the
-        requests that are traced; None if none is.
+        response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, share_prefix_cache,
+        predecessor_ended_s, index, num_workers, replica, members, stack_incarnation: see
+        `WorkerConfig`. spans: of the requests that are traced; None if none is.
         """
         self._spans = spans
         self._may_return = may_return
@@ -149,6 +150,7 @@ class Worker:
             detokenizers,
             self._load_notices,
             may_return=may_return,
+            share_prefix_cache=share_prefix_cache,
             is_traced=spans is not None,
             index=index,
             num_workers=num_workers,

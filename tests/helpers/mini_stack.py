@@ -67,6 +67,14 @@ MODEL = f"simulated:step_ms=0.2,prefill_us=0,tokenizer={MODEL_PATH}"
 CHAIN = MODEL + ",mode=chain"  # each token depends on all tokens before it
 
 
+_OF_THE_WORKER = (
+    "grace_s",
+    "client_timeout_s",
+    "stream_interval",
+    "listen",
+    "keys",
+    "share_prefix_cache",
+)
 _LONGEST_TURN_S = 0.02
 _PIECE_S = 0.5  # of `let_pass`: shorter than any timeout that a test sets
 _TURNS_PER_PIECE = 8  # enough to send a ping, and for a second beat
@@ -397,7 +405,7 @@ class MiniStack:
         self._tokenizer = tokenizer
         self._worker_settings = {
             name: settings.pop(name)
-            for name in ("grace_s", "client_timeout_s", "stream_interval", "listen", "keys")
+            for name in _OF_THE_WORKER
             if name in settings
         }
         store = {name: settings[name] for name in ("response_store_mib",) if name in settings}

@@ -14,8 +14,10 @@ _SCHEME = b"bearer "
 class ApiKeys:
     """The accepted keys. With none, no request needs a key."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], priority_keys: Sequence[str] = ()) -> None:
+        """priority_keys: those whose priorities count among the requests of all tenants."""
         self._digests = tuple(_digest(key.encode()) for key in keys)
+        self._with_priority = frozenset(_tenant(key.encode()) for key in priority_keys)
 
     def check(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """The 401 for a missing or wrong key; None if it is accepted."""
@@ -33,7 +35,11 @@ class ApiKeys:
         A hash of the key: as hard to guess as the key, and the key cannot be derived from it.
         """
         given = _given_key(headers) if self._digests else None
-        return b"" if given is None else _digest(b"tenant " + given)[:16]
+        return b"" if given is None else _tenant(given)
+
+    def has_priority(self, tenant: bytes) -> bool:
+        """Whether this tenant's priorities count among all; else among its own requests."""
+        return not self._digests or tenant in self._with_priority
 
 
 def _given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
@@ -45,6 +51,10 @@ def _given_key(headers: Mapping[bytes, bytes]) -> bytes | None:
         return authorization[len(_SCHEME) :].strip()
     given = headers.get(b"x-api-key")
     return None if given is None else given.strip()
+
+
+def _tenant(key: bytes) -> bytes:
+    return _digest(b"tenant " + key)[:16]
 
 
 def _digest(key: bytes) -> bytes:

@@ -50,6 +50,7 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()  # none: no request needs a key
+    priority_keys: tuple[str, ...] = ()  # of these; see `ApiKeys`
     timeout_s: float = 10.0
     hang_timeout_s: float = 10.0
     limits: Limits = Limits()

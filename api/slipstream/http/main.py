@@ -157,7 +157,7 @@ async def _serve(
     )
     app = App(
         io,
-        ApiKeys(config.api_keys),
+        ApiKeys(config.api_keys, config.priority_keys),
         TextsByModel(partial(tokenizer_of, io, config.tokenizer)),
         config.limits,
         cors,

@@ -140,6 +140,15 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         str | None,
         _about(HTTP, "file with more such keys, one on each line, read at the start", "FILE"),
     ] = None
+    priority_key_file: Annotated[
+        str | None,
+        _about(
+            HTTP,
+            "file with those of the keys whose `priority` counts among the requests of all keys, "
+            "one on each line (default: of none, it counts among a key's own requests)",
+            "FILE",
+        ),
+    ] = None
     allowed_origins: Annotated[
         str | tuple[str, ...],
         _about(
@@ -265,6 +274,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     enable_prefix_caching: Annotated[
         bool, _about(MEMORY, "reuse the cache of equal beginnings of prompts")
     ] = True
+    share_prefix_cache: Annotated[
+        bool,
+        _about(
+            MEMORY,
+            "reuse it among all keys: usage tells each how far its prompts begin as another's "
+            "(default: a key reuses what it has sent itself)",
+        ),
+    ] = False
     max_logprobs: Annotated[
         int,
         Meta(ge=-1, le=2**31 - 1),
@@ -525,6 +542,7 @@ class StackOptions(TypedDict, total=False):
     cuda_graphs_over_ranks: bool
     enable_torch_symm_mem: bool
     enable_prefix_caching: bool
+    share_prefix_cache: bool
     num_blocks: int | None
     block_size: int
     threads: int | None
@@ -558,6 +576,7 @@ class StackOptions(TypedDict, total=False):
     host: str
     api_key: str | Sequence[str]
     api_key_file: str | None
+    priority_key_file: str | None
     allowed_origins: str | Sequence[str]
     allowed_hosts: str | Sequence[str]
     uds: str | None

@@ -74,6 +74,7 @@ class NewRequest:
     reasoning: ReasoningState | None = None  # None: its grammar, if any, applies from the start
     masked_ids: Collection[int] = ()  # not sampled while `reasoning.masks_ids`
     tenant: bytes = b""  # tenants of equal priority take turns
+    own_priority: int = 0  # among its tenant's requests of equal priority
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class RequestTable(RowTable):
     slot: Int64s = column(np.int64, NO_SLOT)  # NO_SLOT while it waits
     priority: Int64s = column(np.int64)
     arrival: Int64s = column(np.int64)
+    own_priority: Int64s = column(np.int64)  # among its tenant's requests
     turn: Int64s = column(np.int64)  # among tenants of equal priority; see `waiting_queue`
     prompt_len: Int64s = column(np.int64)
     limit: Int64s = column(np.int64)  # tokens, prompt included, that it may grow to
@@ -149,6 +151,7 @@ class RequestTable(RowTable):
         self.use_prefix_cache[row] = request.use_prefix_cache
         self.slot[row] = NO_SLOT
         self.priority[row] = request.priority
+        self.own_priority[row] = request.own_priority
         self.arrival[row] = self._arrivals
         self.turn[row] = 0
         self.tenants[row] = request.tenant

@@ -218,4 +218,5 @@ def new_request(
         reasoning=reasoning,
         masked_ids=() if reasoning is None else reasoning.masked_ids(end_ids),
         tenant=admit.tenant,
+        own_priority=admit.own_priority,
     )

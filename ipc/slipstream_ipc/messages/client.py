@@ -85,6 +85,7 @@ class Submit(Struct, array_like=True, frozen=True, tag=tags.SUBMIT):
     # id, a lower one is superseded
     moves: U32 = 0
     strikes: U32 = 0  # deaths of other replicas' cores of their own doing, see `Admit`
+    own_priority: int = 0  # among its tenant's requests of equal priority; lower runs first
 
 
 class Resume(Struct, array_like=True, frozen=True, tag=tags.RESUME):

@@ -98,6 +98,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     # these are of all that they apply to
     frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
     moves: U32 = 0  # of the Submit: registrations of one id with other moves are other streams
+    own_priority: I32 = 0  # of the Submit
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

@@ -59,6 +59,7 @@ from slipstream_worker.streams.registration import (
     check_answer,
     open_output,
     register,
+    salted,
     tenant_of,
 )
 from slipstream_worker.streams.retention import Retention
@@ -94,8 +95,10 @@ class ClientMessages:
         replica: bytes = b"",
         members: tuple[str, ...] = (),
         stack_incarnation: int = 0,
+        share_prefix_cache: bool = False,
     ) -> None:
         """`may_return`: requests rejected during a drain may be sent again, to the next stack.
+        share_prefix_cache: see `WorkerConfig`.
 
         is_traced: whether spans are made of requests. index, num_workers: this one among the
         stack's workers. replica, members, stack_incarnation: the stack's, see `Welcome`.
@@ -106,6 +109,7 @@ class ClientMessages:
         self._index = index
         self._num_workers = num_workers
         self._is_traced = is_traced
+        self._share_prefix_cache = share_prefix_cache
         self._front = front
         self._may_return = may_return
         self._lifecycle = lifecycle
@@ -211,8 +215,13 @@ class ClientMessages:
             key, keep = session.public_key, submit.keep
             keep = None if keep is None else structs.replace(keep, scope=key)
             submit = structs.replace(submit, tenant=key, scope=key, keep=keep)
+            if submit.priority:  # it counts among the key's own requests
+                own_priority = submit.own_priority or submit.priority
+                submit = structs.replace(submit, priority=0, own_priority=own_priority)
         if self._is_traced:  # all answers are in one trace
             submit = structs.replace(submit, trace=trace_of(submit, 0.0).context)
+        if submit.tenant and not self._share_prefix_cache:
+            submit = salted(submit)
         submission = _read(submit)
         for answer in answers_of(submit):
             known = self._streams.get(answer.stream_id)

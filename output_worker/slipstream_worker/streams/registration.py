@@ -17,6 +17,7 @@ from msgspec import structs
 from slipstream_ipc.columns import UInt32s, u32
 from slipstream_ipc.errors import BadRequest, Summary
 from slipstream_ipc.messages import (
+    MAX_LABEL_CHARS,
     MAX_RECORD_BYTES,
     Admit,
     AnswerSettings,
@@ -135,6 +136,17 @@ def tenant_of(submit: Submit, client: bytes) -> bytes:
     return submit.tenant or client
 
 
+def salted(submit: Submit) -> Submit:
+    """The Submit of a tenant with a salt that no other tenant's has; as it is, if its own salt is
+    not allowed.
+    """
+    if len(submit.cache_salt) > MAX_LABEL_CHARS:
+        return submit
+    parts = [submit.tenant, submit.cache_salt.encode("utf-8", "surrogatepass")]
+    digest = hashlib.blake2b(msgspec.msgpack.encode(parts), digest_size=16)
+    return structs.replace(submit, cache_salt=digest.hexdigest())
+
+
 def check_answer(answer: Submit) -> None:
     """Raise BadRequest for errors in one of the answers of a Submit."""
     if len(answer.stream_id) != _STREAM_ID_BYTES:
@@ -148,6 +160,7 @@ def _check_submit(submit: Submit) -> SamplingParams:
         allowed = "none for a stream that was accepted before"
         raise BadRequest("others", Summary(f"{len(submit.others)} of them"), allowed)
     check_label(submit.label, submit.priority)
+    check_label("", submit.own_priority)
     check_cache_salt(submit.cache_salt)
     params = decode_params(submit.params)
     check_params(params)
@@ -289,6 +302,7 @@ def register(
         frame=frame,
         moves=submit.moves,
         strikes=submit.strikes,
+        own_priority=submit.own_priority,
     )
 
 

@@ -141,6 +141,7 @@ def test_every_option_reaches_a_process(tmp_path):
         "cuda_graphs_over_ranks": True,
         "enable_torch_symm_mem": True,
         "enable_prefix_caching": False,
+        "share_prefix_cache": True,
         "num_blocks": 99,
         "block_size": 32,
         "threads": 3,
@@ -160,6 +161,7 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
     of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields", "openai_strict_finish"}
+    of_the_front.add("priority_key_file")
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere.add("log_format")  # in the environment of all processes
     elsewhere.add("output_workers")  # decides how many there are

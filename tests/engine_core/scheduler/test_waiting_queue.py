@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,12 +23,15 @@ from slipstream_ipc.messages import Admit, ModelCard, SamplingParams
 TENANTS = st.sampled_from([b"a", b"b", b"c"])
 
 
-def request(row: int, tenant: bytes, prompt_len: int, priority: int = 0) -> NewRequest:
+def request(
+    row: int, tenant: bytes, prompt_len: int, priority: int = 0, own_priority: int = 0
+) -> NewRequest:
     return NewRequest(
         row=row,
         prompt_len=prompt_len,
         max_tokens=4,
         priority=priority,
+        own_priority=own_priority,
         temperature=0.0,
         top_k=0,
         top_p=1.0,
@@ -50,10 +54,12 @@ class Line:
     def __post_init__(self) -> None:
         self.queue = WaitingQueue(self.requests)
 
-    def join(self, tenant: bytes, prompt_len: int = 10, priority: int = 0) -> int:
+    def join(
+        self, tenant: bytes, prompt_len: int = 10, priority: int = 0, own_priority: int = 0
+    ) -> int:
         row = self.num
         self.num += 1
-        new = request(row, tenant, prompt_len, priority)
+        new = request(row, tenant, prompt_len, priority, own_priority)
         self.requests.add(new, known=prompt_len, limit=prompt_len + 4, run_ahead=9)
         self.queue.join(row)
         self.waiting[row] = new
@@ -85,7 +91,18 @@ class Line:
         assert self.queue.peek(len(rows)) is None
         priorities = [self.waiting[row].priority for row in rows if row is not None]
         assert priorities == sorted(priorities)
-        assert self.requests.in_order(np.array(sorted(self.waiting), np.int64)).tolist() == rows
+        assert self.in_order() == rows
+
+    def in_order(self) -> list[int]:
+        """The rows as they would begin, if no other came."""
+        self.queue._order = None  # an iterator is not copied
+        queue, rows = copy.deepcopy(self.queue), []
+        while (row := queue.peek(0)) is not None:
+            rows.append(row)
+            queue.begin(row)
+        requests = queue._requests
+        assert requests.in_order(np.array(sorted(rows), np.int64)).tolist() == rows
+        return rows
 
 
 @given(st.lists(st.tuples(st.integers(-1, 2), st.integers(1, 1000)), max_size=40))
@@ -100,17 +117,31 @@ def test_one_tenant_has_the_order_of_priority_and_arrival(given_: list[tuple[int
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.integers(0, 9), TENANTS, st.integers(1, 500), st.integers(0, 1)), max_size=80
+        st.tuples(
+            st.integers(0, 9),
+            TENANTS,
+            st.integers(1, 500),
+            st.integers(0, 1),
+            st.integers(-1, 1),
+        ),
+        max_size=60,
     )
 )
-def test_what_waits_is_counted_and_in_order(actions: list[tuple[int, bytes, int, int]]) -> None:
+def test_what_waits_is_counted_and_in_order(
+    actions: list[tuple[int, bytes, int, int, int]],
+) -> None:
     """Arrivals, beginnings, preemptions, requests that are given up, of two priorities."""
     line = Line()
-    for kind, tenant, size, priority in actions:
+    for kind, tenant, size, priority, own_priority in actions:
         if kind < 5:
-            line.join(tenant, size, priority)
-        elif kind < 8 and line.waiting:
+            line.join(tenant, size, priority, own_priority)
+        elif kind < 7 and line.waiting:
             line.begin()
+        elif kind == 7 and line.waiting:  # the first was passed over
+            row = line.queue.peek(size % len(line.waiting))
+            assert row is not None
+            line.queue.begin(row)
+            line.waiting.pop(row)
         elif kind == 8 and line.began:
             again = line.began.pop()
             line.queue.add(again.row)
@@ -122,6 +153,57 @@ def test_what_waits_is_counted_and_in_order(actions: list[tuple[int, bytes, int,
     while line.waiting:
         line.begin()
     assert not line.queue._levels
+
+
+@given(st.lists(st.tuples(st.integers(-2, 2), st.integers(1, 1000)), max_size=40))
+def test_own_priorities_are_kept_among_a_tenants_requests(own: list[tuple[int, int]]) -> None:
+    line = Line()
+    for own_priority, prompt_len in own:
+        line.join(b"a", prompt_len, own_priority=own_priority)
+    found = [line.begin() for _ in own]
+    assert found == sorted(found, key=lambda it: (it.own_priority, it.row))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(1, 1000), st.integers(-(2**31), 2**31 - 1)),
+        max_size=40,
+    )
+)
+def test_own_priorities_take_no_turn_of_another_tenant(
+    steps: list[tuple[int, int, int]],
+) -> None:
+    """With priorities that counted among all, 60 requests of one key ran before one of another.
+
+    However another tenant orders its requests, one behind it waits for turns of no more tokens than
+    there were in its own, and one request's.
+    """
+    line, largest = Line(), 0
+    waits: dict[int, int] = {}  # rows of b, and what a has had since they are the first of b
+    for kind, size, own_priority in steps:
+        if kind:
+            line.join(b"a", size, own_priority=own_priority)
+            largest = max(largest, size + 4)
+        else:
+            waits[line.join(b"b", 100)] = 0
+    while line.waiting:
+        begun = line.begin()
+        if begun.tenant == b"a" and waits:
+            first = min(waits)
+            waits[first] += begun.prompt_len + 4
+            assert waits[first] <= 104 + 2 * largest
+        waits.pop(begun.row, None)
+
+
+@pytest.mark.parametrize("num", [100, 2000])
+def test_a_requests_own_priority_costs_the_same_however_many_wait(num: int) -> None:
+    """Each comes before all others of its tenant: their turns are not assigned anew."""
+    line = Line()
+    for number in range(num):
+        line.join(b"a", 10, own_priority=-number)
+    line.join(b"b", 10)
+    assert [line.begin().row for _ in range(4)] == [num - 1, num, num - 2, num - 3]
+    assert len(line.queue._levels[0].heads) <= num + 4
 
 
 @pytest.mark.parametrize("num_tenants", [1, 2, 7])

@@ -135,6 +135,47 @@ def test_over_tcp_a_stream_is_its_keys_whatever_scope_is_named(make_stack, tmp_p
         assert read.text == open_to_all.text
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_tenant_shares_no_cache_with_another_unless_all_do(make_stack, shares: bool) -> None:
+    """`usage.cached_tokens` told any key what another's prompts begin with, block by block."""
+    stack = make_stack(share_prefix_cache=shares)
+    client, prompt = stack.client(), "the code of the project is 7391, never tell anybody" * 4
+
+    def ended(tenant: bytes, salt: str = "") -> tuple[int, str]:
+        it = client.submit(prompt, max_tokens=2)
+        named = structs.replace(client._waiting[-1], tenant=tenant, cache_salt=salt)
+        client._waiting[-1] = named
+        stack.until(lambda: it.is_over)
+        return it.end.num_cached_tokens, stack.worker.streams.get(
+            it.stream_id
+        ).registration.cache_salt
+
+    assert ended(b"one")[0] == 0
+    again, salt = ended(b"one")
+    assert again > 0
+    other, others = ended(b"two")
+    assert (other > 0, salt == others) == (shares, shares)
+    assert ended(b"two", "own")[0] == 0
+    assert ended(b"one", "own")[0] == (again if shares else 0)
+    assert ended(b"")[0] == (again if shares else 0)  # a local client, that names none
+    assert ended(b"")[1] == ""
+
+
+def test_over_tcp_a_keys_priority_counts_among_its_own_requests(make_stack, tmp_path: Path) -> None:
+    make_folder(tmp_path / "keys")
+    address = f"tcp://127.0.0.1:{free_port()}"
+    stack = make_stack(listen=address, keys=str(tmp_path / "keys"))
+    keyed = stack.client(address, Access(load_client_keys(tmp_path / "keys")))
+    found = []
+    for client in (keyed, stack.client()):
+        it = client.submit("x", max_tokens=2)
+        client._waiting[-1] = structs.replace(client._waiting[-1], priority=-5)
+        stack.until(lambda: it.is_over)  # noqa: B023  (it is over before the next one)
+        registration = stack.worker.streams.get(it.stream_id).registration
+        found.append((registration.priority, registration.own_priority))
+    assert found == [(0, -5), (-5, 0)]
+
+
 def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -> None:
     stack = make_stack(client_timeout_s=5.0, grace_s=20.0)
     bad, good = stack.client(), stack.client()

@@ -69,16 +69,22 @@ class StreamState:
         if isinstance(self.request, Submit):
             self.resubmittable = self.request
 
-    def set_origin(self, tenant: bytes, label: str, trace: TraceContext | None) -> None:
+    def set_origin(
+        self, tenant: bytes, label: str, trace: TraceContext | None, *, has_priority: bool = True
+    ) -> None:
         """Set on whose behalf the request is made, its name in logs, and its trace.
 
-        A stream of a tenant's is for that tenant alone to read and to end.
+        A stream of a tenant's is for that tenant alone to read and to end. has_priority: whether
+        its priority counts among all tenants' requests, else among its own.
         """
         if self.resubmittable is not None:
             is_first = self.request is self.resubmittable
             self.resubmittable = replace(
                 self.resubmittable, tenant=tenant, label=label, trace=trace, scope=tenant
             )
+            if not has_priority:
+                own = self.resubmittable.priority
+                self.resubmittable = replace(self.resubmittable, priority=0, own_priority=own)
             if is_first:
                 self.request = self.resubmittable
         if isinstance(self.request, Resume):

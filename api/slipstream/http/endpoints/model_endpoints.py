@@ -249,9 +249,10 @@ class ModelEndpoints:
         if accepts_events(request) and plan.can_resume:
             plan = replace(plan, is_resumable=True)
         tenant = self._keys.tenant(request.headers)
+        has_priority = self._keys.has_priority(tenant)
         trace = _trace_of(request) if self._is_traced else None
         for state in plan.states:
-            state.set_origin(tenant, request.id, trace)
+            state.set_origin(tenant, request.id, trace, has_priority=has_priority)
             if state.resubmittable is not None:  # else it is looked for at the replicas of all
                 state.model = plan.model
         if plan.is_resumable or plan.is_background:

@@ -42,6 +42,7 @@ def front_specs(settings: StackSettings, front: dict[str, Any]) -> list[ChildSpe
         "host": settings.host,
         "port": settings.http_port or 0,
         "api_keys": api_keys(settings),
+        "priority_keys": priority_keys(settings),
         "hang_timeout_s": settings.hang_timeout_s,
         "allowed_origins": allowed_origins(settings),
         "allowed_hosts": allowed_hosts(settings),
@@ -115,7 +116,9 @@ def api_keys(settings: StackSettings) -> tuple[str, ...]:
     given = (settings.api_key,) if isinstance(settings.api_key, str) else settings.api_key
     if not all(map(_is_key, given)):
         raise wrong_option("api_key", given, _KEYS)
-    in_file = () if settings.api_key_file is None else _keys_in(settings.api_key_file)
+    in_file = (
+        () if settings.api_key_file is None else _keys_in("api_key_file", settings.api_key_file)
+    )
     from_environment = os.environ.get(API_KEY_VARIABLE) or None
     if from_environment is None:
         return (*given, *in_file)
@@ -124,19 +127,30 @@ def api_keys(settings: StackSettings) -> tuple[str, ...]:
     return (*given, *in_file, from_environment)
 
 
-def _keys_in(path: str) -> tuple[str, ...]:
+def priority_keys(settings: StackSettings) -> tuple[str, ...]:
+    """Those of the API keys whose priorities count among all. Raises: BadRequestError."""
+    path = settings.priority_key_file
+    if path is None:
+        return ()
+    found = _keys_in("priority_key_file", path)
+    if not set(found).issubset(api_keys(settings)):
+        raise wrong_option("priority_key_file", path, "keys that are API keys of this server too")
+    return found
+
+
+def _keys_in(option: str, path: str) -> tuple[str, ...]:
     """The keys in a file, which has one on each line. Raises: BadRequestError."""
     try:
         lines = Path(path).read_bytes().decode("ascii", "replace").splitlines()
     except OSError as error:
         allowed = f"a file that can be read ({error.strerror})"
-        raise wrong_option("api_key_file", path, allowed) from None
+        raise wrong_option(option, path, allowed) from None
     for number, line in enumerate(lines, start=1):
         if line.strip() and not _is_key(line):
-            raise wrong_option("api_key_file", path, f"a key on each line: {_KEYS} (line {number})")
+            raise wrong_option(option, path, f"a key on each line: {_KEYS} (line {number})")
     keys = tuple(line for line in lines if line.strip())
     if not keys:
-        raise wrong_option("api_key_file", path, "a file with at least one key")
+        raise wrong_option(option, path, "a file with at least one key")
     return keys
 
 

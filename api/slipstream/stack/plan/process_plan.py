@@ -76,6 +76,7 @@ _CORE_OPTIONS = (
     "trust_remote_code",
 )
 _WORKER_OPTIONS = (
+    "share_prefix_cache",
     "stream_interval",
     "client_timeout_s",
     "grace_s",
