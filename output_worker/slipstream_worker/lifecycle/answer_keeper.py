@@ -93,6 +93,10 @@ class AnswerKeeper:
         """Whether this answer is kept."""
         return stream_id in self._answers
 
+    def is_of_another(self, stream_id: bytes, scope: bytes) -> bool:
+        """Whether an answer is kept under this id for another scope."""
+        return self._answers.is_of_another(stream_id, scope)
+
     # ---- streams ---------------------------------------------------------------------------
 
     def why_full(self, keep: KeepOptions, *, was_accepted: bool) -> str:

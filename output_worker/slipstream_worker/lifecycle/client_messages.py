@@ -279,6 +279,10 @@ class ClientMessages:
             if why:
                 self._reject(session, submit, Fault("overloaded", why))
                 return
+        scope = submit.scope if submit.keep is None else submit.keep.scope
+        if lifecycle.keeper.is_of_another(submit.stream_id, scope):
+            self._reject(session, submit, _CONFLICT)
+            return
         if submit.keep is not None:
             why = lifecycle.keeper.why_full(submit.keep, was_accepted=submit.was_accepted)
             if why:

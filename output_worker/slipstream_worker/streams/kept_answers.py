@@ -1,6 +1,7 @@
 """The answers that a worker keeps for clients that ask for them later, bounded in bytes. Pure.
 
-- An answer belongs to a scope, and only that finds it.
+- An answer belongs to a scope, and only that finds it. Its id is the scope's while it is kept: what
+  another scope puts under it is not kept, and takes nothing away.
 - Where there is no room, the scope that holds the most loses the answer that was used longest ago:
   no scope pushes out what one that holds less has kept.
 - An answer that is added counts as unsent until it has been handed on to the core. All answers are
@@ -53,9 +54,11 @@ class KeptAnswers:
         return tuple(self._scopes)
 
     def put(self, stream_id: bytes, scope: bytes, answer: bytes) -> list[bytes]:
-        """Keep an answer. Returns the ids of those that are kept no longer; its own, if it is too
-        large.
+        """Keep an answer, unless its id is another scope's. Returns the ids of those that are kept no
+        longer; its own, if it is too large.
         """
+        if self.is_of_another(stream_id, scope):
+            return []
         num_bytes = len(answer) + KEPT_ENTRY_BYTES
         self.remove(stream_id)
         if num_bytes > self._max_encoded_bytes:
@@ -76,6 +79,10 @@ class KeptAnswers:
         answers = self._answers[scope]
         answer = answers[stream_id] = answers.pop(stream_id)
         return answer
+
+    def is_of_another(self, stream_id: bytes, scope: bytes) -> bool:
+        """Whether the answer with this id is another scope's."""
+        return self._scopes.get(stream_id, scope) != scope
 
     def remove(self, stream_id: bytes) -> bool:
         """Keep this answer no longer; whether it was kept."""

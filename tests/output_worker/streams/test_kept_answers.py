@@ -46,6 +46,8 @@ class Model:
         )
 
     def put(self, stream_id: bytes, scope: bytes, answer: bytes) -> list[bytes]:
+        if any(id_ == stream_id and its != scope for id_, its, _ in self.all):
+            return []
         self.remove(stream_id)
         size = len(answer) + KEPT_ENTRY_BYTES
         if size > MAX_BYTES:
@@ -167,3 +169,15 @@ def test_there_are_no_more_than_a_message_can_state(monkeypatch: pytest.MonkeyPa
     assert dropped == [[], [], [], ids[:1], ids[1:2]]
     assert answers.put(ids[4], b"scope", b"another") == []
     assert answers.stream_ids == tuple(ids[2:])
+
+
+def test_another_scopes_answer_of_the_same_id_is_left_alone() -> None:
+    """It was thrown away: whoever chose an id took what was kept under it from its owner."""
+    kept, stream_id = KeptAnswers(2**26), b"i" * 16
+    kept.put(stream_id, b"ana", b"answer of ana")
+    assert kept.put(stream_id, b"bob", b"x") == []
+    assert kept.get(stream_id, b"ana") == b"answer of ana"
+    assert kept.get(stream_id, b"bob") is None
+    assert kept.is_of_another(stream_id, b"bob")
+    assert not kept.is_of_another(stream_id, b"ana")
+    assert not kept.is_of_another(b"j" * 16, b"bob")
