@@ -57,15 +57,18 @@ WAIT = """
   look();
 })
 """
-# in place of the server's chats: requests in `asked`, the answer by `feed(chunk)` and `finish()`
+# in place of the server's chats: requests in `asked`, the events that they go on from in `lastIds`,
+# the answer by `feed(chunk)` and `finish()`
 FEED = """
 window.asked = [];
+window.lastIds = [];
 {
   const real = window.fetch;
   const encoder = new TextEncoder();
   window.fetch = async (path, options) => {
     if (path !== "/v1/chat/completions") return real(path, options);
     asked.push(JSON.parse(options.body));
+    lastIds.push(options.headers["Last-Event-ID"] ?? null);
     const body = new ReadableStream({
       start(controller) {
         const send = (data) => controller.enqueue(encoder.encode(`id: x\\ndata: ${data}\\n\\n`));

@@ -121,14 +121,34 @@ def test_what_was_said_is_there_after_a_reload(viewer):
     assert len(kept(viewer)) == 1
 
 
-def test_an_answer_that_a_reload_cuts_off_is_kept_as_far_as_it_came(viewer):
+def test_an_answer_that_a_reload_cuts_off_goes_on_behind_its_last_event(viewer):
+    viewer.ask("One?", mode="chat")
+    viewer.feed(reasoning_content="Hm.", content="half of")
+    viewer.wait_for("document.querySelector('.body').textContent === 'half of'")
+    asked = viewer.asked
+    viewer.page.reload()
+    viewer.feed(content=" it")
+    viewer.feed(finish_reason="stop")
+    viewer.finish()
+    assert turns(viewer) == [("One?", "half of it")]
+    assert viewer.page.locator(".reasoning .plain").text_content() == "Hm."
+    assert viewer.asked == asked
+    assert viewer.page.evaluate("lastIds") == ["x"]
+    assert "ended by itself" in viewer.page.inner_text(".numbers")
+    assert kept(viewer)[0]["turns"][0]["answer"]["text"] == "half of it"
+    assert viewer.page.evaluate("sessionStorage.length") == 0
+
+
+def test_an_answer_whose_page_has_gone_is_kept_as_far_as_it_came(viewer):
     viewer.ask("One?", mode="chat")
     viewer.feed(content="half of")
     viewer.wait_for("document.querySelector('.body').textContent === 'half of'")
-    viewer.page.reload()
+    viewer.page.goto("about:blank")
+    viewer.open_tab()
     viewer.wait_for("document.querySelectorAll('.turn').length === 1")
     assert turns(viewer) == [("One?", "half of")]
     assert "stopped" in viewer.page.inner_text(".numbers")
+    assert viewer.asked == []
 
 
 def test_stop_keeps_what_came_and_the_conversation_goes_on(viewer):

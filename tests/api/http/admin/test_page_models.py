@@ -58,8 +58,8 @@ OVERFLOWING = """
 # controls below the prompt that cover one another
 COVERED = """
 (() => {
-  const boxes = [...document.querySelectorAll("#ask .buttons > *")].filter((it) => it.checkVisibility())
-    .map((it) => [it.id || it.className, it.getBoundingClientRect()]);
+  const all = [...document.querySelectorAll("#ask .buttons > *")];
+  const boxes = all.filter((it) => it.checkVisibility()).map((it) => [it.id || it.className, it.getBoundingClientRect()]);
   return boxes.flatMap(([name, box], at) => boxes.slice(at + 1).filter(([, other]) =>
     box.left < other.right - 0.5 && other.left < box.right - 0.5
     && box.top < other.bottom - 0.5 && other.top < box.bottom - 0.5
