@@ -16,11 +16,11 @@ from slipstream.http.endpoints.chat import plan_chat
 from slipstream.http.response_encoding import json_raw
 from slipstream.http.responses.input_items import InputItem, check_items, input_items
 from slipstream.http.responses.response_object import (
-    NO_TOOLS,
     EchoedFormat,
     EchoedReasoning,
     EchoedText,
     ResponseObject,
+    no_tools,
 )
 from slipstream.http.responses.response_printer import ID_PREFIX, response_shape
 from slipstream.http.responses.response_record import KeptResponse, ResponseRecord
@@ -205,7 +205,7 @@ def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
         temperature=_first(body.temperature, defaults.temperature, 1.0),
         text=_echoed_text(body),
         tool_choice=_echoed_choice(body.tool_choice),
-        tools=json_raw([_echoed_tool(tool) for tool in body.tools]) if body.tools else NO_TOOLS,
+        tools=json_raw([_echoed_tool(tool) for tool in body.tools]) if body.tools else no_tools(),
         top_logprobs=body.top_logprobs or 0,
         top_p=_first(body.top_p, defaults.top_p, 1.0),
         user=body.user,

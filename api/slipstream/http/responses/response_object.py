@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from slipstream.http.openai.response_bodies import TokenLogprob
 
-NO_TOOLS = Raw(b"[]")
+_TOOLS = Meta(extra_json_schema={"type": "array", "items": {"type": "object"}, "default": []})
+_SCHEMA = Meta(extra_json_schema={"type": "object"})
+
+
+def no_tools() -> Raw:
+    """An empty list, as JSON."""
+    return Raw(b"[]")
+
+
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -109,7 +117,9 @@ class EchoedFormat(Struct, frozen=True, omit_defaults=True):
 
     type: str
     name: str | None = None
-    schema: Raw | None = None  # as JSON, which takes a tenth of its objects' memory
+    schema: Annotated[Raw, _SCHEMA] | None = (
+        None  # as JSON, which takes a tenth of its objects' memory
+    )
     description: str | None = None
     strict: bool | None = None
 
@@ -149,7 +159,8 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     text: EchoedText = EchoedText(EchoedFormat("text"), "medium")
     tool_choice: str | dict[str, Any] = "auto"
-    tools: Raw = NO_TOOLS  # a list, as JSON: see `EchoedFormat.schema`
+    # as JSON: see `EchoedFormat.schema`
+    tools: Annotated[Raw, _TOOLS] = field(default_factory=no_tools)
     top_logprobs: int = 0
     top_p: float | None = None
     truncation: str = "disabled"
