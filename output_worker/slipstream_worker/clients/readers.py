@@ -142,7 +142,7 @@ class StreamReaders:
         has_sent = False
         for port in self._clients.values():
             for stream in port.take_ended():
-                self._retention.expire_after_grace(stream)
+                self._retention.expire_once_read(stream)
             has_sent |= port.has_unsent and port.flush()
         return has_sent
 
@@ -205,7 +205,7 @@ class StreamReaders:
             self._columns.is_dirty[stream.worker_row] = True
             self._clients[reader.client].mark_due()
         else:
-            self._retention.expire_after_grace(stream)
+            self._retention.expire_once_read(stream)
 
     def accept(self, stream: WorkerStream) -> None:
         """Send Accepted to the stream's reader."""

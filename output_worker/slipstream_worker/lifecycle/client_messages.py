@@ -254,10 +254,12 @@ class ClientMessages:
         ):
             lifecycle.replaced(known, session.identity, submit.handle, moves=submit.moves)
             known = None
-        if known is not None:
+        if known is not None and not known.is_deleted:
             self._submit_again(session, submit, known, fingerprint)
             return
-        fault = self._retention.why_gone(submit.stream_id, submit.moves)
+        fault = self._retention.why_gone(submit.stream_id, submit.moves, submit.scope)
+        if known is not None and fault is None:
+            fault = _CONFLICT
         if fault is None and submit.strikes >= MAX_STRIKES:
             fault = Fault("engine", f"this request crashed the engine {submit.strikes} times")
         if fault is not None:
@@ -371,7 +373,11 @@ class ClientMessages:
     def _resume(self, session: Session[Receipt], resume: Resume) -> None:
         stream = self._streams.get(resume.stream_id)
         scope = session.public_key or resume.scope
-        if stream is None or not stream.is_open_to(scope) or stream.moves < resume.moves:
+        may_read = stream is not None and (
+            stream.is_open_to(scope)
+            or (stream.is_deleted and _is_its_reader(stream, session.identity, resume.handle))
+        )
+        if stream is None or not may_read or stream.moves < resume.moves:
             self._readers.port(session.identity).enqueue(UnknownStreams((resume.handle,)))
             return
         position = ResumePoint(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
@@ -434,6 +440,10 @@ def _render_of(submit: Submit, submission: Submission, card: ModelCard) -> Rende
         answer=submit.answer if submit.messages else None,
         structured=submission.structured_form,
     )
+
+
+def _is_its_reader(stream: WorkerStream, client: bytes, handle: int) -> bool:
+    return stream.reader is not None and stream.reader.is_called(client, handle)
 
 
 def _is_same(known: WorkerStream, submit: Submit, fingerprint: bytes) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from math import inf
 from time import monotonic
 
 import numpy as np
@@ -289,19 +290,41 @@ class StreamLifecycle:
         return owes_end and stream.keep is not None
 
     def recall(self, stream_id: bytes, scope: bytes, *, forget: bool) -> KeptAnswer | None:
-        """What is kept under this id and scope. forget: keep it no longer; a stream that still runs
-        is aborted.
+        """What is kept under this id and scope. forget: leave nothing of it, neither the answer nor
+        the stream, which is aborted if it still runs.
         """
         stream = self._streams.get(stream_id)
         answer = self.keeper.recall(stream_id, scope, stream)
-        if not forget or answer is None:
+        if not forget:
             return answer
-        if answer.end is not None:
+        if answer is not None:
             self.keeper.forget(stream_id)
-        elif stream is not None:
-            self.keeper.cancel(stream)
-            self.abort(stream)
+        elif stream is None or not self._is_left_of(stream, scope):
+            stream = None
+        self._retention.deleted(stream_id, scope)
+        if stream is not None:
+            self._delete(stream)
         return answer
+
+    def _is_left_of(self, stream: WorkerStream, scope: bytes) -> bool:
+        """Whether this is all that is left here of an answer of this scope."""
+        is_kept = stream.keep is not None or self.keeper.has(stream.stream_id)
+        return not is_kept and stream.scope == scope
+
+    def _delete(self, stream: WorkerStream) -> None:
+        """End a stream, and leave nothing but its tombstone in worker and core, once its reader, if
+        it has one, has acknowledged its end.
+        """
+        self.keeper.cancel(stream)
+        stream.is_deleted = True
+        self.abort(stream)
+        if stream.stage is not Stage.ENDED:
+            return  # it was rejected, or ends as soon as it is registered
+        if stream.expires_at != inf:  # else its reader has not acknowledged its end
+            self._retention.expire_at(stream, self._retention.now)
+        # at once, lest another worker be sent it
+        moves = pack_u32([stream.moves])
+        self._core.enqueue(Forget((stream.stream_id,), has_been=True, moves=moves))
 
     def fail(self, stream: WorkerStream, why: str) -> None:
         """End a stream whose handling raised, without using its detokeniser again."""

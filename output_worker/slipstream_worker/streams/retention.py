@@ -8,6 +8,8 @@
 - Ids of forgotten streams are remembered for long, so that an ended stream is not run again. The
   core remembers them too, and sends them to the next worker. Ids aborted before they were accepted
   are remembered by this worker alone, and so are the scopes of forgotten ones.
+- A stream that was deleted is remembered with its scope, as forgotten however often it moves, where
+  it was and where another replica may bring it. Nothing keeps it once its reader has its end.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ _MIN_EXPIRING = 1024
 MIN_UNREAD_S = 10.0
 _MIN_ABORTED = 2**12
 _MIN_SCOPED = 2**13
+_MIN_DELETED = 2**12
 ABORTED = Fault("bad_request", "aborted before it was accepted")
 _FORGOTTEN = Fault("unknown_stream", "this stream has ended, and its output is no longer kept")
 
@@ -68,6 +71,7 @@ class Retention:
         self._tombstones = Tombstones(_MIN_TOMBSTONES)
         self._aborted = Tombstones(_MIN_ABORTED)  # while their prompts were being tokenised
         self._scoped = Tombstones(_MIN_SCOPED)  # ids that have a scope, alone and with it
+        self._deleted = Tombstones(_MIN_DELETED)  # with their scopes
         self.grace_s = grace_s
         self.now = 0.0
 
@@ -88,6 +92,15 @@ class Retention:
             return
         least_s = 0.0 if stream.stage is Stage.ENDED else MIN_UNREAD_S
         self.expire_at(stream, self.now + max(least_s, self.grace_s))
+
+    def expire_once_read(self, stream: WorkerStream) -> None:
+        """Nothing of the stream is owed to a reader: give it up after the grace time, and one that
+        was deleted now.
+        """
+        if stream.is_deleted and stream.stage is Stage.ENDED:
+            self.expire_at(stream, self.now)
+        else:
+            self.expire_after_grace(stream)
 
     def ended(self, stream: WorkerStream, held_bytes: int) -> None:
         """A stream has ended; it takes `held_bytes` of memory until it is forgotten."""
@@ -123,11 +136,16 @@ class Retention:
         self._aborted.add(_key_of(stream.stream_id, stream.moves))
         self._remember_scope(stream)
 
-    def why_gone(self, stream_id: bytes, moves: int = 0) -> Fault | None:
+    def deleted(self, stream_id: bytes, scope: bytes) -> None:
+        """Remember a stream that was deleted, whether it was here or not."""
+        self._deleted.add(stream_id + scope)
+
+    def why_gone(self, stream_id: bytes, moves: int = 0, scope: bytes = b"") -> Fault | None:
         """The fault for a request of a stream that is gone; None if it is not known to be."""
         if _key_of(stream_id, moves) in self._aborted:
             return ABORTED
-        return _FORGOTTEN if moves <= self._tombstones.moves_of(stream_id) else None
+        is_gone = moves <= self._tombstones.moves_of(stream_id)
+        return _FORGOTTEN if is_gone or stream_id + scope in self._deleted else None
 
     def has_been(self, stream_id: bytes, scope: bytes = b"") -> bool:
         """Whether a stream of this id and scope is over and forgotten. Of the ids that an earlier

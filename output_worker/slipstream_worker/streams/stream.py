@@ -102,6 +102,7 @@ class WorkerStream:
     first_tokens: int = 0  # number of tokens sent then
     is_counted: bool = False  # its end was decided and counted by another worker
     is_given_up: bool = False  # to be aborted as soon as it is registered
+    is_deleted: bool = False  # for good: its reader gets what is under way, and no other reads it
     trace: StreamTrace | None = None  # until its spans are made; None unless it is traced
 
     @property
@@ -130,7 +131,7 @@ class WorkerStream:
 
     def is_open_to(self, scope: bytes) -> bool:
         """Whether messages with this scope may read and end it."""
-        return self.scope in (b"", scope)
+        return not self.is_deleted and self.scope in (b"", scope)
 
     @property
     def needs_reader(self) -> bool:

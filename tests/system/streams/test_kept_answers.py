@@ -19,6 +19,7 @@ from slipstream_ipc.messages import (
     ChatMessage,
     KeepOptions,
     KeptAnswer,
+    Locate,
     OtherAnswer,
     SamplingParams,
     Submit,
@@ -234,10 +235,120 @@ def test_what_is_forgotten_in_the_grace_time_stays_gone(
     stack.until(lambda: it.is_over)
     client.recall(it.stream_id, KEEP.scope, forget=is_forgotten)
     stack.until(lambda: core_holds(stack, not is_forgotten))
-    assert not stack.holds_nothing()
+    stack.until(lambda: stack.holds_nothing() == is_forgotten)
     stack.kill_worker()
     stack.start_worker()
     assert (recall(client, it) is None) == is_forgotten
+
+
+@pytest.mark.parametrize("state", ["read", "unread", "running", "unaccepted"])
+@pytest.mark.parametrize("dies", ["nobody", "worker"])
+def test_what_is_forgotten_is_no_stream_either(make_stack: Any, state: str, dies: str) -> None:
+    """Its own reader has its end; none that comes later gets a word, and it does not run again."""
+    stack = make_stack(SLOW, grace_s=GRACE_S)
+    client, other = stack.client(), stack.client()
+    other.resubmits = False
+    keep = structs.replace(KEEP, is_background=True)
+    it = ask(client, keep=keep, max_tokens=400 if state == "running" else 10)
+    if state == "unaccepted":
+        client.resubmits = False
+        stack.prompts.is_held = True
+        stack.until(lambda: stack.worker.streams.get(it.stream_id) is not None)
+    elif state == "running":
+        stack.until(lambda: len(it.token_ids) > 3)
+    elif state == "read":
+        stack.until(lambda: it.is_over)
+    else:
+        stack.until(lambda: it.accepted)
+        silence(stack, client)
+        stack.until(lambda: other.recall(it.stream_id, KEEP.scope).answer.end is not None)
+    assert other.recall(it.stream_id, KEEP.scope, forget=True).answer is not None
+    assert other.recall(it.stream_id, KEEP.scope).answer is None
+    early = other.take_over(it)
+    stack.until(lambda: early.is_unknown)
+    other.send(Locate(1, (it.stream_id,)))
+    other.send(Cancel(2, (it.stream_id,)))
+    if state != "unread":
+        stack.until(lambda: it.is_over)
+    stack.until(lambda: 1 in other.located and 2 in other.cancelled)
+    assert other.located[1].moves == (0,)
+    assert other.cancelled[2].found != ("running",)
+    stack.until(stack.holds_nothing)  # long before the grace time is over
+    early.is_superseded = True  # it is not asked for again
+    if dies == "worker":
+        before = other.welcome
+        stack.kill_worker()
+        stack.start_worker()
+        stack.until(lambda: other.welcome is not before)
+    stack.prompts.is_held = False
+    late = other.take_over(it)
+    stack.until(lambda: late.is_unknown)
+    if (state, dies) != ("unaccepted", "worker"):  # of which the core has not heard
+        again = other.send_submit(structs.replace(it.submit, handle=90, was_accepted=True))
+        stack.until(lambda: again.fault is not None)
+        assert again.fault.code in ("unknown_stream", "bad_request")
+    assert not any(each.text or each.accepted for each in (early, late))
+    assert other.recall(it.stream_id, KEEP.scope).answer is None
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_the_reader_of_what_is_forgotten_gets_what_is_under_way(
+    make_stack: Any, is_back: bool
+) -> None:
+    stack = make_stack(grace_s=GRACE_S)
+    client, other = stack.client(), stack.client()
+    it = ask(client)
+    stack.until(lambda: it.accepted)
+    client.is_reading = False
+    stack.until(lambda: recall(other, it).end is not None)
+    assert not it.is_over
+    assert other.recall(it.stream_id, KEEP.scope, forget=True).answer is not None
+    other.resubmits = False
+    early = other.take_over(it)
+    stack.until(lambda: early.is_unknown)
+    client.is_reading = True
+    if is_back:
+        client.hop.attach(stack.now())
+    stack.until(lambda: it.is_over)
+    assert (it.end.reason, len(it.token_ids)) == ("length", 30)
+    stack.until(stack.holds_nothing)
+
+
+def test_what_is_forgotten_does_not_come_from_another_replica(make_stack: Any) -> None:
+    """One that has nothing of a stream is told, too; other scopes and streams do not notice."""
+    stack = make_stack()
+    client = stack.client()
+    client.resubmits = False
+    stream_id = secrets.token_bytes(16)
+    for named in (stream_id, b"n" * 16):
+        assert client.recall(named, b"mine", forget=True).answer is None
+    its, mine = (
+        client.send_submit(
+            structs.replace(
+                ask(client, stream_id=id_).submit, scope=scope, handle=handle, keep=None, moves=2
+            )
+        )
+        for id_, scope, handle in ((b"n" * 16, b"theirs", 50), (stream_id, b"mine", 51))
+    )
+    del client._waiting[0], client._waiting[1]
+    stack.until(lambda: its.is_over and mine.is_over)
+    assert its.end is not None
+    assert mine.fault.code == "unknown_stream"
+
+
+def test_a_stream_that_another_worker_left_is_forgotten_with_its_answer(make_stack: Any) -> None:
+    """Where there was no room for the answer, the stream is all there is of it."""
+    stack = make_stack(grace_s=GRACE_S)
+    client = stack.client()
+    client.resubmits = False
+    its = client.submit("Another's.", max_tokens=10, scope=b"theirs")
+    mine = client.submit("My own.", max_tokens=10, scope=b"mine")
+    stack.until(lambda: its.is_over and mine.is_over)
+    for it in (its, mine):
+        assert client.recall(it.stream_id, b"mine", forget=True).answer is None
+    found = [client.take_over(it, scope=it.submit.scope) for it in (its, mine)]
+    stack.until(lambda: found[0].is_over and found[1].is_unknown)
+    assert found[0].text == its.text
 
 
 def test_a_running_stream_that_is_forgotten_ends_and_is_not_kept(make_stack: Any) -> None:
