@@ -21,7 +21,7 @@ from tests.helpers.rank_streams import core_ends, once_under_way, texts
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Stack
-from slipstream.cli.keys import make_folder
+from slipstream.cli.keys import add_rank, make_folder
 from slipstream.demo_model import MODEL_PATH
 
 HERE, THERE, PORT = "10.78.0.1", "10.78.0.2", 29501
@@ -48,6 +48,7 @@ def main() -> int:
     with ExitStack() as opened:
         folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="two-")))
         make_folder(folder / "keys")
+        add_rank(folder / "keys", "machine-1")
         inside = opened.enter_context(linked_machine(HERE, THERE))
         settings = nodes_of(HERE, PORT, folder / "keys")
         with spareless_stack(device="cpu") as stack, stack.client() as client:

@@ -23,6 +23,7 @@ from slipstream_ipc.transport.curve import (
     DEFAULT_CLIENT,
     FRONT,
     PUBLIC_SUFFIX,
+    RANK,
     SECRET_SUFFIX,
     SERVER,
 )
@@ -38,6 +39,7 @@ def add_keys(parser: Parser) -> None:
             "slipstream keys server-keys",
             "slipstream keys server-keys --client ana",
             "slipstream keys server-keys --front route",
+            "slipstream keys server-keys --rank machine-1",
         ),
     )
     parser.add_argument(
@@ -54,30 +56,39 @@ def add_keys(parser: Parser) -> None:
         help="the same for a `slipstream route`, whose API keys are tenants, as they are not of a "
         "client: it is trusted to say whose requests it passes on",
     )
+    parser.add_argument(
+        "--rank",
+        metavar="NAME",
+        help="the same for a machine that computes ranks (--node-rank): its key lets it take part, "
+        "and read and send no request",
+    )
     parser.set_defaults(run=keys)
 
 
 def keys(arguments: argparse.Namespace) -> int:
     """Make key pairs and print the purpose of each file."""
     folder = Path(arguments.folder).expanduser()
-    arguments.option_names |= {"client": "--client", "front": "--front"}
-    if arguments.client and arguments.front:
-        raise wrong_option("front", arguments.front, "nothing beside --client")
-    if arguments.front:
-        made = add_front(folder, arguments.front)
-    else:
-        made = add_client(folder, arguments.client) if arguments.client else make_folder(folder)
+    makers = {"client": add_client, "front": add_front, "rank": add_rank}
+    arguments.option_names |= {kind: f"--{kind}" for kind in makers}
+    given = [kind for kind in makers if getattr(arguments, kind)]
+    if len(given) > 1:
+        kind = given[-1]
+        raise wrong_option(kind, getattr(arguments, kind), f"nothing beside --{given[0]}")
+    kind = given[0] if given else "client"
+    made = makers[kind](folder, getattr(arguments, kind)) if given else make_folder(folder)
     name = made[-1].name
     lines = [f"made {', '.join(path.name for path in made)} in {folder}"]
-    if not arguments.client and not arguments.front:
+    if not given:
         lines.append(f"server: slipstream serve --listen tcp://ADDRESS:PORT --keys {folder}")
-    if arguments.front:
-        lines.append(f"front: slipstream route tcp://HOST:PORT --keys DIR/{name}, where DIR has")
-    else:
-        lines.append(f"client: Client('tcp://HOST:PORT', keys='DIR/{name}'), where DIR has")
+    use = {
+        "client": f"client: Client('tcp://HOST:PORT', keys='DIR/{name}'), where DIR has",
+        "front": f"front: slipstream route tcp://HOST:PORT --keys DIR/{name}, where DIR has",
+        "rank": f"rank: slipstream serve … --node-rank N --keys DIR/{name}, where DIR has",
+    }
     lines += [
+        use[kind],
         f"  copies of that file (a secret: mode 0600) and of {SERVER}{PUBLIC_SUFFIX}",
-        f"clients whose {PUBLIC_SUFFIX} file is in {folder} may connect, and no others:",
+        f"{kind}s whose {PUBLIC_SUFFIX} file is in {folder} may connect, and no others:",
         "  remove the file to shut one out",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
@@ -99,14 +110,21 @@ def add_client(folder: Path, name: str) -> list[Path]:
 
     Raises: BadRequestError for an invalid name, or where the folder has no server key; OSError.
     """
-    if name.endswith(FRONT):
-        raise bad_request(BadRequest("client", name, f"a name that does not end with {FRONT!r}"))
+    for ending in (FRONT, RANK):
+        if name.endswith(ending):
+            allowed = f"a name that does not end with {ending!r}"
+            raise bad_request(BadRequest("client", name, allowed))
     return _add("client", folder, name, name)
 
 
 def add_front(folder: Path, name: str) -> list[Path]:
     """Make the key pair of a front, as `add_client` does."""
     return _add("front", folder, name, f"{name}{FRONT}")
+
+
+def add_rank(folder: Path, name: str) -> list[Path]:
+    """Make the key pair of a machine's ranks, as `add_client` does."""
+    return _add("rank", folder, name, f"{name}{RANK}")
 
 
 def _add(field: str, folder: Path, name: str, file_name: str) -> list[Path]:

@@ -41,7 +41,7 @@ from slipstream_core.step.plan import StepPlan
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import BEAT_S, Beats, report
 from slipstream_ipc.telemetry.recent_warnings import RecentWarnings
-from slipstream_ipc.transport.curve import Access, keys_for, load_client_keys
+from slipstream_ipc.transport.curve import Access, keys_for, load_rank_keys
 from slipstream_ipc.transport.sockets import DisconnectWatch, beat_below, new_dealer
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class LeaderLink:
         self._nodes = nodes
         self._access = Access(insecure=nodes.insecure)
         if nodes.keys is not None:
-            keys = keys_for(load_client_keys(Path(nodes.keys)), nodes.address)
+            keys = keys_for(load_rank_keys(Path(nodes.keys)), nodes.address)
             self._access = Access(keys)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()

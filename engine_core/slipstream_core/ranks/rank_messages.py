@@ -18,7 +18,7 @@ PLAN_NUMBER = struct.Struct("<q")
 
 
 class Join(Struct, frozen=True, tag=True):
-    """A rank has come. fingerprint: of its model's files, as in `Assign`."""
+    """A rank has come. fingerprint: of its model's files, which have to be the core's."""
 
     version: str
     index: int  # among all ranks

@@ -61,6 +61,7 @@ _LOOK_S = 1.0  # between two looks at what nothing waits for
 _CLOSING_S = 5.0  # from when a connection has ended until its descriptor is closed
 _LOOK_CLOSED_S = 0.001  # between two looks whether it is
 _WAIT_S = 0.05  # at most, until what has come is looked at
+_FETCH = "with nnodes every machine needs them before it starts (`hf download MODEL`)"
 _NUM_LAST_READS = 64  # at most, for the last words of a rank behind what others send
 
 
@@ -116,9 +117,14 @@ class RemoteRanks:
         """Bind the address; its host. Raises RanksMissingError."""
         nodes = self._nodes
         self._fingerprint = fingerprint_of_files(self._config.model)
+        if not self._fingerprint:  # no rank could show that it has them
+            why = f"its files are not on this machine; {_FETCH}"
+            raise RanksMissingError(self._config.model, why)
         connections = Connections(raise_file_limit(), self._on_closed)
         try:
-            keys = None if nodes.keys is None else load_server_keys(Path(nodes.keys))
+            keys = None
+            if nodes.keys is not None:
+                keys = load_server_keys(Path(nodes.keys), for_ranks=True)
             self._socket = bind_tcp_router(
                 self._context,
                 Listener(nodes.address, keys, nodes.insecure),
@@ -293,7 +299,9 @@ class RemoteRanks:
             )
         if not self._ranks[0].index <= join.index < config.tensor_parallel_size:
             return f"rank {join.index} is not on another machine"
-        if join.fingerprint and self._fingerprint and join.fingerprint != self._fingerprint:
+        if not join.fingerprint:
+            return f"the files of its model are not on its machine; {_FETCH}"
+        if join.fingerprint != self._fingerprint:
             return "the files of its model are not those of the core's"
         return ""
 

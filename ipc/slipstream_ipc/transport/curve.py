@@ -8,6 +8,7 @@ pyzmq and czmq:
     server.key_secret    the server's secret key      never leaves the server
     NAME.key             a client's public key        admits that client
     NAME.front.key       a front's public key         admits a front, which names its own clients
+    NAME.rank.key        a rank's public key          admits it to its core, and to nothing else
     NAME.key_secret      that client's secret key     stays with the client
     servers/HOST:PORT.key   the public key of the server at tcp://HOST:PORT, where it is another one
 
@@ -15,6 +16,8 @@ pyzmq and czmq:
   with ZAP_ENFORCE_DOMAIN a socket refuses all clients if the gate fails.
 - The gate reads the folder at each handshake: copying a public key there admits a client, and
   removing it refuses the client from its next attach on.
+- Clients and fronts are let in where streams are read, ranks where plans are sent, and none where
+  the others are.
 - A secret file belongs to the user, mode 0600, or to root, mode 0640, as libpq has it: that is how
   Kubernetes mounts a Secret for a group. Only the user may write to the folder, or others could
   admit themselves. Secrets are never part of a repr, an error or a log.
@@ -28,7 +31,6 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,12 +39,14 @@ import zmq
 from zmq.utils import z85
 
 from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.secret_files import check_secret
 
 SERVER = "server"
 SERVERS = "servers"  # the folder of servers' own public keys
 DEFAULT_CLIENT = "client"
 PUBLIC_SUFFIX = ".key"
 FRONT = ".front"  # ends the names of fronts
+RANK = ".rank"  # ends the names of ranks
 SECRET_SUFFIX = ".key_secret"  # noqa: S105  (a file's suffix)
 
 _DOMAIN = b"slipstream"
@@ -64,10 +68,13 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """What a server's socket needs: its key pair, and the folder of the clients it admits."""
+    """What a server's socket needs: its key pair, and the folder of the keys it admits: those of
+    clients and fronts, or of ranks.
+    """
 
     folder: Path
     pair: KeyPair
+    for_ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +96,30 @@ class Access:
     insecure: bool = False
 
 
-def load_server_keys(folder: Path) -> ServerKeys:
-    """The server's keys. Raises: BadRequest, PermissionError, OSError."""
+def load_server_keys(folder: Path, *, for_ranks: bool = False) -> ServerKeys:
+    """The server's keys. for_ranks: it admits ranks, and has a key of one.
+
+    Raises: BadRequest, PermissionError, OSError.
+    """
     _check_folder(folder)
-    return ServerKeys(folder, _read_pair(folder / f"{SERVER}{SECRET_SUFFIX}"))
+    if for_ranks and not any(folder.glob(f"*{RANK}{PUBLIC_SUFFIX}")):
+        made = "(`slipstream keys DIR --rank NAME`)"
+        allowed = f"a folder with a rank's key, NAME{RANK}{PUBLIC_SUFFIX} {made}"
+        raise BadRequest("keys", str(folder), allowed)
+    return ServerKeys(folder, _read_pair(folder / f"{SERVER}{SECRET_SUFFIX}"), for_ranks)
+
+
+def load_rank_keys(path: Path) -> ClientKeys:
+    """A rank's keys; `path` is its secret file, or a folder with one NAME.rank.key_secret.
+
+    Raises: BadRequest, PermissionError, OSError.
+    """
+    ending = f"{RANK}{SECRET_SUFFIX}"
+    found = sorted(path.glob(f"*{ending}")) if path.is_dir() else [path]
+    if len(found) != 1 or not found[0].name.endswith(ending):
+        allowed = f"a rank's secret file, NAME{ending}, or a folder with one"
+        raise BadRequest("keys", str(path), allowed)
+    return load_client_keys(found[0])
 
 
 def load_client_keys(path: Path) -> ClientKeys:
@@ -161,19 +188,21 @@ def open_gate(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> thre
         socket.close()
         raise
     gate = threading.Thread(
-        target=_keep_gate, args=(socket, keys.folder), name="slipstream-gate", daemon=True
+        target=_keep_gate, args=(socket, keys), name="slipstream-gate", daemon=True
     )
     gate.start()
     return gate
 
 
-def admitted_as(folder: Path, public: bytes) -> bytes:
+def admitted_as(folder: Path, public: bytes, *, for_ranks: bool = False) -> bytes:
     """The id of the messages of the client with this public key (Z85): the key, or `_FRONT_ID`;
     empty where the folder does not admit it. What is a front's and a client's is a client's.
+    for_ranks: admit ranks, in place of clients and fronts.
     """
     found = b""
     for path in folder.glob(f"*{PUBLIC_SUFFIX}"):
-        if path.name == f"{SERVER}{PUBLIC_SUFFIX}":
+        is_rank = path.name.endswith(f"{RANK}{PUBLIC_SUFFIX}")
+        if path.name == f"{SERVER}{PUBLIC_SUFFIX}" or is_rank != for_ranks:
             continue
         try:
             if _read(path).get("public-key") == public:
@@ -196,8 +225,9 @@ def public_key_of(message: zmq.Frame) -> bytes:
     return b"" if found == _FRONT_ID else found
 
 
-def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
+def _keep_gate(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
     """Answer according to ZeroMQ RFC 27 (ZAP 1.0), until the context ends."""
+    folder, for_ranks = keys.folder, keys.for_ranks
     with socket:
         while True:
             try:
@@ -211,12 +241,13 @@ def _keep_gate(socket: zmq.Socket[bytes], folder: Path) -> None:
                 _check_folder(folder)
                 is_known = (domain, mechanism, len(credentials)) == (_DOMAIN, b"CURVE", 1)
                 if is_known and len(credentials[0]) == 32:
-                    user_id = admitted_as(folder, z85.encode(credentials[0]))
+                    user_id = admitted_as(folder, z85.encode(credentials[0]), for_ranks=for_ranks)
             except Exception:
                 logger.exception("checking a client's key failed")
             answer = (b"200", b"OK") if user_id else (b"400", b"this key is not accepted")
             if not user_id:
-                logger.warning("rejected a client: its key is not in %s", folder)
+                who = "rank" if for_ranks else "client"
+                logger.warning("rejected a %s: its key is not one of a %s in %s", who, who, folder)
             try:
                 socket.send_multipart((version, request, *answer, user_id, b""))
             except zmq.ContextTerminated:
@@ -238,11 +269,7 @@ def _check_folder(folder: Path) -> None:
 
 def _read_pair(path: Path) -> KeyPair:
     found = _read(path)
-    status = path.stat()
-    forbidden = 0o077 if status.st_uid == os.getuid() else 0o037
-    if status.st_uid not in (0, os.getuid()) or stat.S_IMODE(status.st_mode) & forbidden:
-        allowed = "the user's own, mode 0600, or root's, mode 0640"
-        raise PermissionError(f"{path}: must be {allowed}: it holds a secret")
+    check_secret(path)
     public, secret = found.get("public-key"), found.get("secret-key")
     if public is None or secret is None:
         raise _no_key(path, "secret-key" if public is not None else "public-key")

@@ -18,10 +18,16 @@ from slipstream import (
     ConnectionLostError,
     SlipstreamError,
 )
-from slipstream.cli.keys import add_client, make_folder
+from slipstream.cli.keys import add_client, add_rank, make_folder
 from slipstream.cli.main import main
 from slipstream.client.endpoints import server_endpoint
-from slipstream_ipc.transport.curve import admitted_as, load_client_keys, load_server_keys
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.transport.curve import (
+    admitted_as,
+    load_client_keys,
+    load_rank_keys,
+    load_server_keys,
+)
 
 SECRETS = ("server.key_secret", "client.key_secret")
 
@@ -258,3 +264,20 @@ def test_a_stack_without_keys_on_this_machine() -> None:
     ):
         assert stack.address.startswith("ipc://")
         assert client.generate("In Python,", max_tokens=5).num_tokens == 5
+
+
+def test_a_ranks_key_opens_its_own_door(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["keys", str(folder), "--rank", "machine-1"]) == 0
+    said = capsys.readouterr().out
+    assert "--node-rank N --keys DIR/machine-1.rank.key_secret" in said
+    rank, client = load_rank_keys(folder), load_client_keys(folder)
+    assert load_rank_keys(folder / "machine-1.rank.key_secret") == rank
+    assert admitted_as(folder, rank.pair.public) == b""
+    assert admitted_as(folder, rank.pair.public, for_ranks=True) == rank.pair.public
+    assert admitted_as(folder, client.pair.public, for_ranks=True) == b""
+    add_rank(folder, "machine-2")
+    with pytest.raises(BadRequest, match="or a folder with one"):
+        load_rank_keys(folder)
+    for words in (["--client", "x.rank"], ["--rank", "x", "--front", "y"], ["--rank", "../x"]):
+        assert main(["keys", str(folder), *words]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from slipstream.cli.keys import make_folder
+from slipstream.cli.keys import add_rank, make_folder
 from slipstream.demo_model import MODEL_PATH
 from slipstream.errors import BadRequestError
 from slipstream.stack.plan.fleet_plan import plan_fleet
@@ -25,7 +25,15 @@ SIZES = {"tensor_parallel_size": 4, "nnodes": 2}
 def keys(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("keys")
     make_folder(folder)
+    add_rank(folder, "machine-1")
     return str(folder)
+
+
+def with_clients_keys(given: dict[str, Any], folder: Path) -> None:
+    """Fill in a folder that has the keys of a server and a client alone."""
+    if given.get("keys") == "a client's":
+        given["keys"] = str(folder / "keys")
+        make_folder(folder / "keys")
 
 
 def core_of(folder: Path, **options: Any) -> CoreConfig:
@@ -98,11 +106,13 @@ def test_another_machine_runs_its_share_of_the_ranks_and_nothing_else(
         ({"insecure": False}, "master_addr: got '127.0.0.1', allowed: an IP address of machine 0"),
         ({"master_addr": "10.0.0.5"}, "insecure: got '?tcp://10.0.0.5:29501'?, allowed: a loop"),
         ({"insecure": False, "keys": "/nowhere"}, "keys: got '/nowhere'"),
+        ({"insecure": False, "keys": "a client's"}, "allowed: a folder with a rank's key"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, options: dict[str, Any], why: str) -> None:
     given = {**SIZES, "master_addr": "127.0.0.1", "insecure": True, **options}
     given = {name: value for name, value in given.items() if value is not None}
+    with_clients_keys(given, tmp_path)
     with pytest.raises(BadRequestError, match=why):
         plan_stack(settings_from(given), tmp_path)
 
@@ -113,6 +123,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path, options: dict[str, Any], why
         ({"master_addr": "machine-0"}, "insecure: got"),
         ({"insecure": False}, "master_addr: got '127.0.0.1', allowed: the address or the host"),
         ({"insecure": False, "keys": "/nowhere"}, "keys: got '/nowhere"),
+        ({"insecure": False, "keys": "a client's"}, "allowed: a rank's secret file, NAME.rank.key"),
         ({"model": "simulated:"}, "tensor_parallel_size: got 4, allowed: 1 with the model"),
     ],
 )
@@ -120,6 +131,7 @@ def test_what_another_machine_cannot_use_is_named(
     tmp_path: Path, options: dict[str, Any], why: str
 ) -> None:
     given = {**SIZES, "node_rank": 1, "master_addr": "127.0.0.1", "insecure": True, **options}
+    with_clients_keys(given, tmp_path)
     with pytest.raises(BadRequestError, match=why):
         plan_node(settings_from(given), tmp_path)
 

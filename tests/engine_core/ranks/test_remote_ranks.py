@@ -26,7 +26,7 @@ from tests.helpers.ports import free_port
 from tests.helpers.processes import started
 from tests.helpers.sampling_plans import Row, plan_of
 
-from slipstream.cli.keys import make_folder
+from slipstream.cli.keys import add_front, add_rank, make_folder
 from slipstream_core.config import CoreConfig, NodesConfig
 from slipstream_core.ranks import remote_ranks
 from slipstream_core.ranks.bus import NUM_SLOTS, BusStalledError
@@ -38,8 +38,9 @@ from slipstream_core.ranks.watch import RankEnd
 from slipstream_core.runner.fingerprint import fingerprint_of_files
 from slipstream_core.runner.load_error import RanksMissingError
 from slipstream_core.step.plan import StepPlan
+from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.process import installed_version
-from slipstream_ipc.transport.curve import load_client_keys, secure_client
+from slipstream_ipc.transport.curve import load_rank_keys, secure_client
 
 MEETING = "127.0.0.1", 1
 A_RANK = """
@@ -79,6 +80,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("keys")
     make_folder(folder)
+    add_rank(folder, "machine-1")
     return folder
 
 
@@ -254,13 +256,11 @@ def test_a_rank_that_does_not_fit_is_told_why(
     link.close()
 
 
-def test_a_model_that_is_not_there_yet_is_let_in(core: Core, model: Path) -> None:
-    ranks, link = Ranks(core), LeaderLink(core.nodes)
-    core.gather()
-    ranks.joined()
-    assert not core.ranks._refusal(replace(join_of(model, 2), fingerprint=b""))
-    link.close()
-    core.ranks.close()
+def test_a_core_without_the_models_files_lets_nothing_in(core: Core, tmp_path: Path) -> None:
+    config = replace(core.config, model=str(tmp_path / "not-there-yet"))
+    ranks = RemoteRanks(config, print)
+    with pytest.raises(RanksMissingError, match="its files are not on this machine; .*hf download"):
+        ranks.listen()
     ranks.close()
 
 
@@ -379,11 +379,47 @@ def test_a_key_that_is_not_in_the_folder_is_refused(
 ) -> None:
     strange = tmp_path / "strange"
     make_folder(strange)
+    add_rank(strange, "strange")
     (strange / "server.key").write_text((keys / "server.key").read_text())
     link = LeaderLink(replace(core.nodes, keys=str(strange)))
     with pytest.raises(RankRefusedError, match="does not accept this client's key"):
         link.join(join_of(model, 2), lambda: None)
     link.close()
+
+
+def test_a_clients_key_is_no_ranks(core: Core, keys: Path, tmp_path: Path) -> None:
+    """It may read its own streams, not the plans for all tenants'."""
+    with pytest.raises(BadRequest, match=r"keys: .*a rank's secret file"):
+        LeaderLink(replace(core.nodes, keys=str(keys / "client.key_secret")))
+    add_front(keys, "route")
+    for name in ("client", "route.front", "server"):
+        mine = tmp_path / name
+        mine.mkdir(mode=0o700)
+        (mine / "server.key").write_text((keys / "server.key").read_text())
+        secret = mine / "x.rank.key_secret"
+        secret.touch(0o600)
+        secret.write_text((keys / f"{name}.key_secret").read_text())
+        link = LeaderLink(replace(core.nodes, keys=str(mine)))
+        with pytest.raises(RankRefusedError, match="does not accept this client's key"):
+            link.join(join_of(Path(core.config.model), 2), lambda: None)
+        link.close()
+    assert core.ranks._missing() == "ranks 2, 3"
+
+
+@pytest.mark.parametrize("files", [b"", b"another's"])
+def test_a_rank_without_the_models_files_is_refused(core: Core, model: Path, files: bytes) -> None:
+    link = LeaderLink(core.nodes)
+    with pytest.raises(RankRefusedError, match="the files of its model"):
+        link.join(replace(join_of(model, 2), fingerprint=files), lambda: None)
+    link.close()
+
+
+def test_without_a_ranks_key_nothing_listens(core: Core, tmp_path: Path) -> None:
+    make_folder(tmp_path)
+    ranks = RemoteRanks(replace(core.config, nodes=replace(core.nodes, keys=str(tmp_path))), print)
+    with pytest.raises(RanksMissingError, match="--rank NAME"):
+        ranks.listen()
+    ranks.close()
 
 
 def test_garbage_harms_nothing(core: Core, model: Path, keys: Path) -> None:
@@ -397,8 +433,8 @@ def test_garbage_harms_nothing(core: Core, model: Path, keys: Path) -> None:
         for is_known in (False, True):
             peer = opened.enter_context(context.socket(zmq.DEALER))
             peer.setsockopt(zmq.LINGER, 0)
-            if is_known:  # a client with a key
-                secure_client(peer, load_client_keys(keys))
+            if is_known:  # a rank with a key
+                secure_client(peer, load_rank_keys(keys))
             peer.connect(core.nodes.address)
             for parts in (
                 [secrets.token_bytes(100)],
@@ -432,7 +468,7 @@ def test_a_flood_is_read_in_parts_and_logged_once(
     monkeypatch.setattr(remote_ranks, "MAX_READ_AT_ONCE", 8)
     monkeypatch.setattr(ranks._connections, "_on_closed", lambda _: has_come.set())
     with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
-        secure_client(peer, load_client_keys(keys))
+        secure_client(peer, load_rank_keys(keys))
         peer.connect(core.nodes.address)
         peer.send(b"\x82\xa4type\xa6Joined\xa1x" + b"\x91" * 60_000)  # beyond Python's recursion
         for _ in range(30):  # fewer than are received ahead

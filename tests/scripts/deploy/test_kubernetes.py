@@ -23,7 +23,7 @@ from tests.helpers.patience import PATIENCE_S
 from tests.helpers.ports import free_port
 from tests.helpers.processes import started
 
-from slipstream.cli.keys import make_folder
+from slipstream.cli.keys import add_rank, make_folder
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import given_settings
 from slipstream.cli.route import add_route
@@ -205,6 +205,8 @@ def test_the_guide_makes_the_secrets_that_are_named() -> None:
     guide = (DEPLOY.parents[1] / "docs" / "deploying.md").read_text()
     made = set(re.findall(r"create secret generic (\S+)", guide))
     volumes = [each for name in PODS for each in pod(name)["volumes"]]
+    for role in ("leader", "worker"):
+        volumes += group()[f"{role}Template"]["spec"]["volumes"]
     used = {each["secret"]["secretName"] for each in volumes if "secret" in each}
     used |= {
         each["valueFrom"]["secretKeyRef"]["name"]
@@ -212,6 +214,25 @@ def test_the_guide_makes_the_secrets_that_are_named() -> None:
         for each in container(name)["env"]
     }
     assert made == used
+
+
+def test_no_pod_has_a_secret_key_of_another_kind() -> None:
+    """A rank's pod speaks as no tenant, and a router's sees no plan."""
+    guide = (DEPLOY.parents[1] / "docs" / "deploying.md").read_text()
+    files = {
+        name: set(re.findall(r"--from-file=(\S+)", rest))
+        for name, rest in re.findall(r"create secret generic (\S+)(.*)", guide)
+    }
+    assert files["slipstream-server-keys"] == {
+        "keys/server.key_secret",
+        "keys/route.front.key",
+        "keys/pods.rank.key",
+    }
+    assert files["slipstream-rank-keys"] == {"keys/server.key", "keys/pods.rank.key_secret"}
+    assert files["slipstream-client-keys"] == {
+        "keys/server.key",
+        "client.key_secret=keys/route.front.key_secret",
+    }
 
 
 def test_replicas_are_added_at_three_quarters_of_what_they_run() -> None:
@@ -268,14 +289,15 @@ def test_the_machines_of_a_group_agree(tmp_path: Path) -> None:
         assert getattr(leader, name, None) == getattr(worker, name, None)
     assert int(leader.nnodes) == group()["size"]
     folders = {}
-    for role in ("server", "client"):  # as the guide makes the Secrets
+    for role in ("server", "rank"):  # as the guide makes the Secrets
         folders[role] = tmp_path / role
         make_folder(folders[role])
+        add_rank(folders[role], "pods")
     lead = settings_from(
         {**given_settings(leader), "model": str(MODEL_PATH), "keys": str(folders["server"])}
     )
     work = settings_from(
-        {**given_settings(worker), "model": str(MODEL_PATH), "keys": str(folders["client"])}
+        {**given_settings(worker), "model": str(MODEL_PATH), "keys": str(folders["rank"])}
     )
     assert plan_stack(lead, tmp_path).children[0].name == "core"
     assert [child.name for child in plan_node(work, tmp_path).children] == ["rank-1"]
@@ -310,7 +332,7 @@ def test_a_group_is_found_and_lets_in_its_own_pods_and_routers() -> None:
         assert set(mounts.values()) == set(volumes)
         given = of_group(role)
         secret = volumes[mounts[given.keys]]["secret"]["secretName"]
-        assert secret == f"slipstream-{'server' if role == 'leader' else 'client'}-keys"
+        assert secret == f"slipstream-{'server' if role == 'leader' else 'rank'}-keys"
         assert "emptyDir" in volumes[mounts[str(Path(given.runtime_dir).parent)]]
 
 

@@ -24,7 +24,7 @@ from tests.helpers.rank_streams import core_ends, once_under_way, texts
 from tests.helpers.stacks import spareless_stack
 
 from slipstream import Client, Stack
-from slipstream.cli.keys import make_folder
+from slipstream.cli.keys import add_rank, make_folder
 from slipstream.demo_model import MODEL_PATH
 
 pytestmark = pytest.mark.process
@@ -58,6 +58,7 @@ class TwoMachines(NamedTuple):
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoMachines]:
     folder, port = tmp_path_factory.mktemp("node"), free_port()
     make_folder(folder / "keys")
+    add_rank(folder / "keys", "machine-1")
     settings = nodes_of(HOST, port, folder / "keys")
     command = command_of(settings, folder, MODEL_PATH)
     with spareless_stack(device="cpu") as stack, stack.client() as client:

@@ -9,7 +9,7 @@ from slipstream.errors import bad_request, missing_option, wrong_option
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.transport.addresses import TCP, check_listen_address, check_server_address
-from slipstream_ipc.transport.curve import keys_for, load_client_keys, load_server_keys
+from slipstream_ipc.transport.curve import keys_for, load_rank_keys, load_server_keys
 
 _EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104  (refused)
 
@@ -66,9 +66,9 @@ def _check_access(settings: StackSettings, address: str, keys: Path | None) -> N
     try:
         check(address, has_keys=options[0], insecure=options[1])
         if keys is not None and leads:
-            load_server_keys(keys)
+            load_server_keys(keys, for_ranks=True)
         elif keys is not None:
-            keys_for(load_client_keys(keys), address)
+            keys_for(load_rank_keys(keys), address)
     except BadRequest as error:
         if error.field not in ("listen", "address"):
             raise bad_request(error) from None
