@@ -12,8 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from slipstream.client.endpoints import LOCK_NAME
+from slipstream.client.endpoints import LOCK_NAME, default_runtime_dir
 from slipstream_ipc.cache_folder import user_cache
+from slipstream_ipc.transport.addresses import check_unmovable
 from slipstream_ipc.transport.sockets import private_directory
 
 _NOTE_NAME = "core-in-flight"  # a core's note to its successor in the same stack
@@ -29,6 +30,8 @@ class RuntimeDirectory:
     Sockets and notes of an earlier stack are removed at the start. At the end those of this stack
     are removed, and the folder itself where it was made here.
 
+    The folders above a default one are checked as well: who could rename them could replace it.
+
     Raises: RuntimeDirectoryInUseError; PermissionError where other users may access the folder;
     OSError where it cannot be written.
     """
@@ -42,6 +45,9 @@ class RuntimeDirectory:
         what = "made"
         try:
             self._is_ours = not self.path.exists()
+            if self.path.parent == default_runtime_dir().parent:  # the path is our choice
+                private_directory(self.path.parent)
+                check_unmovable(self.path.parent.parent)
             private_directory(self.path)
             what = "written"
             while self._lock_fd < 0:

@@ -48,6 +48,25 @@ def check_private(folder: Path) -> None:
     )
 
 
+def check_unmovable(folder: Path) -> None:
+    """Check that no other user may rename or replace what lies in this folder: it is root's or this
+    user's, and others may write to it at most where it is sticky, as /tmp is.
+
+    Raises: PermissionError if not; FileNotFoundError if it does not exist.
+    """
+    status = folder.stat()
+    if status.st_uid not in (0, os.getuid()):
+        why = f"it belongs to user {status.st_uid}"
+    elif status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        why = f"its mode is {stat.S_IMODE(status.st_mode):04o}, so others may rename what is in it"
+    else:
+        return
+    raise PermissionError(
+        f"{folder}: {why}; what the sockets' folder lies in must belong to the user or root, with "
+        "mode 0755 or 1777 at most (another one by XDG_RUNTIME_DIR or --runtime-dir)"
+    )
+
+
 def check_socket_folder(address: str) -> None:
     """Raise PermissionError if other users may enter the folder of an ipc:// address.
 

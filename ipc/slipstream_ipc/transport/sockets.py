@@ -80,11 +80,14 @@ def check_address(address: str) -> str:
 def private_directory(path: Path | None = None) -> Path:
     """A directory that only this user may enter: `path`, created if missing, or a temporary one.
 
-    Raises: PermissionError if `path` exists and other users may enter it.
+    Folders above it that are missing are made so, too. Raises: PermissionError if `path` exists and
+    other users may enter it.
     """
     if path is None:
         return Path(tempfile.mkdtemp(prefix="slipstream-"))
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (*reversed(path.parents), path):  # `parents=True` would make them by the umask
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)
     check_private(path)
     return path
 
