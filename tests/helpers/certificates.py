@@ -17,6 +17,7 @@ class Certificate:
         self.authority, self.cert, self.key = (folder / name for name in ("ca", "cert", "key"))
         authority.cert_pem.write_to_path(self.authority)
         issued.private_key_pem.write_to_path(self.key)
+        self.key.chmod(0o600)
         for blob in issued.cert_chain_pems:
             blob.write_to_path(self.cert, append=True)
 

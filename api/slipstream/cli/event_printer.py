@@ -36,7 +36,7 @@ class EventPrinter:
 
     about: what is started. names: what errors call options, by keyword. key: an API key as a shell
     knows it. certificate: the file of the HTTP server's. command: the one that runs. serves:
-    whether clients can use what runs.
+    whether clients can use what runs. open_host: where everybody who reaches it is served.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class EventPrinter:
         certificate: str | None = None,
         listen: str | None = None,
         serves: bool = True,
+        open_host: str | None = None,
         form: LogFormat = "text",
     ) -> None:
         self._about = about
@@ -59,6 +60,7 @@ class EventPrinter:
         self._certificate = certificate
         self._listen = listen
         self._serves = serves
+        self._open_host = open_host
         self._is_logged = form == "json"
         self._http_address: str | None = None
 
@@ -83,6 +85,11 @@ class EventPrinter:
                 where = address if self._listen is None else f"{address} and {self._listen}"
                 self._say(f"\nserving at {where}; Ctrl-C ends it")
                 self._say(f"{_browse(self._http_address)}:{examples}")
+                if self._open_host is not None:
+                    self._warn(
+                        f"warning: --host {self._open_host} without an API key: everybody who "
+                        "reaches this address is served (--api-key-file FILE asks for a key)"
+                    )
             case ProcessRestarted(name=name, pid=pid, how=how, seconds=seconds):
                 about = f"process {pid}, {seconds:.2f} s after the end of the one before: {how}"
                 self._say(f"{name} restarted ({about})")
@@ -100,6 +107,12 @@ class EventPrinter:
             _logger.info("%s", text.strip())
         else:
             write_line(sys.stdout, text)
+
+    def _warn(self, text: str) -> None:
+        if self._is_logged:
+            _logger.warning("%s", text.removeprefix("warning: "))
+        else:
+            write_line(sys.stderr, text)
 
     def _fail(self, text: str) -> None:
         if self._is_logged:

@@ -12,13 +12,12 @@ from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.cli.serve import DEFAULT_HTTP_PORT
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir, server_endpoint
-from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys, open_host
 from slipstream.stack.plan.process_plan import plan_fronts
 from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import HTTP, group_of, settings_from
 from slipstream.stack.supervisor import Supervisor
 from slipstream_ipc.telemetry.logs import configure_logging
-from slipstream_ipc.transport.sockets import private_directory
 
 _OTHERS = {
     "tokenizer",
@@ -76,7 +75,6 @@ def route(arguments: argparse.Namespace) -> int:
     settings = settings_from(given)
     if arguments.runtime_dir is None:
         folder = _default_folder()
-        private_directory(folder.parent)
     else:
         folder = Path(arguments.runtime_dir).absolute()
     arguments.option_names["address"] = "ADDRESS"
@@ -92,6 +90,7 @@ def route(arguments: argparse.Namespace) -> int:
         if api_keys(settings)
         else None,
         certificate=settings.ssl_certfile,
+        open_host=open_host(settings),
         form=settings.log_format,
     )
     return Supervisor(config, printer).run()

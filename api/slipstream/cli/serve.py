@@ -18,7 +18,7 @@ from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import wrong_option
 from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import plan_fleet
-from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys, open_host
 from slipstream.stack.plan.node_plan import plan_node
 from slipstream.stack.plan.nodes import local_ranks
 from slipstream.stack.plan.process_plan import plan_stack
@@ -27,7 +27,6 @@ from slipstream.stack.settings import StackSettings, settings_from
 from slipstream.stack.supervisor import Supervisor
 from slipstream.tracing.part_files import checked_trace, discard_parts
 from slipstream_ipc.telemetry.logs import configure_logging
-from slipstream_ipc.transport.sockets import private_directory
 
 DEFAULT_HTTP_PORT = 8000
 _logger = logging.getLogger(__name__)
@@ -87,7 +86,6 @@ def serve(arguments: argparse.Namespace) -> int:
     settings = settings_from(given)
     if arguments.runtime_dir is None:
         folder = default_runtime_dir()
-        private_directory(folder.parent)  # otherwise its owner could replace the folder
     else:
         folder = Path(arguments.runtime_dir).absolute()
     if settings.node_rank and num_replicas is None:
@@ -103,6 +101,7 @@ def serve(arguments: argparse.Namespace) -> int:
         if api_keys(settings)
         else None,
         certificate=settings.ssl_certfile,
+        open_host=open_host(settings),
         listen=settings.listen if fleet is None else fleet.listen,
         form=settings.log_format,
     )

@@ -38,8 +38,9 @@ from slipstream.http.endpoints.served_model import tokenizer_of
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.server.access_log import AccessLog, access_logger
 from slipstream.http.server.cors import Cors
-from slipstream.http.server.hosts import hosts_of, is_loopback
+from slipstream.http.server.hosts import hosts_of
 from slipstream.http.server.server import Server
+from slipstream.loopback import is_loopback
 from slipstream.stack.children.listeners import Listeners
 from slipstream.tls import tls_context
 from slipstream.trusted_proxies import TrustedProxies

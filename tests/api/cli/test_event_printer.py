@@ -6,6 +6,7 @@ import errno
 import io
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,28 @@ def test_a_stack_that_serves_says_where_to_look(
     first = lines.index("serving at ipc:///run/client.sock; Ctrl-C ends it")
     assert lines[first + 1] == said
     assert len(lines[first + 2 :]) == (1 if detail is None else 2)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_server_that_is_open_to_others_says_so_last(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, form: Any
+) -> None:
+    """On standard error, with every level of logs but the errors alone."""
+    tell = EventPrinter("a-model", NAMES, open_host="0.0.0.0", form=form)
+    tell(ProcessReady("http", 12, "serving on http://0.0.0.0:8105", 0.5))
+    shown = capsys.readouterr()
+    assert "without an API key" not in shown.out + shown.err
+    tell(StackReady(default_address()))
+    said = "--host 0.0.0.0 without an API key: everybody who reaches this address is served"
+    shown = capsys.readouterr()
+    if form == "text":
+        assert shown.err.startswith(f"warning: {said}")
+        assert shown.err.count("\n") == 1
+    else:
+        assert caplog.records[-1].message.startswith(said)
+        assert caplog.records[-1].levelname == "WARNING"
+    EventPrinter("a-model", NAMES)(StackReady(default_address()))
+    assert capsys.readouterr().err == ""
 
 
 def test_the_example_over_http_works_as_it_is(

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import stat
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.helpers.certificates import Certificate
 
 from slipstream import BadRequestError
 from slipstream.cli.keys import make_folder
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
+from slipstream.stack.plan.front_plan import open_host
 from slipstream.stack.plan.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import StackSettings, allowed_values, description, settings_from
 from slipstream_core.config import CoreConfig
 from slipstream_ipc.process import role_of
+from slipstream_ipc.secret_files import check_secret
 from slipstream_worker.config import WorkerConfig
 
 DEMO = str(MODEL_PATH)
@@ -245,8 +251,25 @@ def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
     assert given.trace == trace
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "three")
     assert front(tmp_path, http_port=0, api_key="one").api_keys == ("one", "three")
-    monkeypatch.setenv("SLIPSTREAM_API_KEY", "")
-    assert front(tmp_path, http_port=0).api_keys == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"http_port": 0}, None),
+        ({"http_port": 0, "host": "localhost"}, None),
+        ({"http_port": 0, "host": "::1"}, None),
+        ({"host": "0.0.0.0"}, None),
+        ({"uds": "s", "host": "0.0.0.0"}, None),
+        ({"http_port": 0, "host": "0.0.0.0", "api_key": "one"}, None),
+        ({"http_port": 0, "host": "0.0.0.0"}, "0.0.0.0"),
+        ({"http_port": 81, "host": "::"}, "::"),
+        ({"http_port": 81, "host": "gpu1.example"}, "gpu1.example"),
+    ],
+)
+def test_where_everybody_who_reaches_it_is_served(monkeypatch, given, expected):
+    monkeypatch.delenv("SLIPSTREAM_API_KEY", raising=False)
+    assert open_host(settings_from(given)) == expected
 
 
 def test_several_fronts_share_what_the_supervisor_binds(tmp_path):
@@ -292,6 +315,7 @@ def test_keys_come_from_a_file_too(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_API_KEY", "three")
     file = tmp_path / "keys"
     file.write_text("one\n\ntwo\r\n")
+    file.chmod(0o600)
     given = front(tmp_path, http_port=0, api_key="zero", api_key_file=str(file))
     assert given.api_keys == ("zero", "one", "two", "three")
     command = plan_stack(settings_from({"http_port": 0, "api_key_file": str(file)}), tmp_path)
@@ -313,6 +337,7 @@ def test_a_file_of_keys_that_cannot_be_is_refused_without_being_shown(tmp_path, 
     file = tmp_path / "keys"
     if content is not None:
         file.write_bytes(content)
+        file.chmod(0o600)
     with pytest.raises(BadRequestError) as caught:
         plan_stack(settings_from({"api_key_file": str(file), "http_port": 0}), tmp_path)
     assert str(caught.value).startswith(f"api_key_file: got {str(file)!r}, allowed: ")
@@ -320,10 +345,47 @@ def test_a_file_of_keys_that_cannot_be_is_refused_without_being_shown(tmp_path, 
     assert "cret" not in str(caught.value)
 
 
-def test_a_key_in_the_environment_that_cannot_be_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("SLIPSTREAM_API_KEY", "se cret")
-    with pytest.raises(BadRequestError, match=r"\$SLIPSTREAM_API_KEY: got '\(not shown\)'"):
-        plan_stack(settings_from({"http_port": 0}), tmp_path)
+@pytest.mark.parametrize(
+    ("key", "shown"), [("se cret", r"\(not shown\)"), (" ", r"\(not"), ("", "'")]
+)
+@pytest.mark.parametrize("given", [{}, {"api_key": "another"}])
+def test_a_key_in_the_environment_that_cannot_be_is_refused(
+    tmp_path, monkeypatch, key, shown, given
+):
+    """An empty one is a secret that was not filled in: no server that serves everybody."""
+    monkeypatch.setenv("SLIPSTREAM_API_KEY", key)
+    with pytest.raises(BadRequestError, match=rf"\$SLIPSTREAM_API_KEY: got '{shown}"):
+        plan_stack(settings_from({"http_port": 0, **given}), tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o666, 0o660])
+@pytest.mark.parametrize("name", ["api_key_file", "ssl_keyfile", "ssl_certfile"])
+def test_a_secret_that_others_can_read_is_refused(tmp_path, name, mode):
+    """ssl_certfile holds the key where ssl_keyfile is not given."""
+    certificate = Certificate(tmp_path)
+    both = tmp_path / "both"
+    both.write_bytes(certificate.key.read_bytes() + certificate.cert.read_bytes())
+    keys = tmp_path / "keys"
+    keys.write_text("secret\n")
+    file = {"api_key_file": keys, "ssl_keyfile": certificate.key, "ssl_certfile": both}[name]
+    given = {"http_port": 0, name: str(file)}
+    if name == "ssl_keyfile":
+        given["ssl_certfile"] = str(certificate.cert)
+    file.chmod(0o600)
+    plan_stack(settings_from(given), tmp_path)
+    file.chmod(mode)
+    with pytest.raises(BadRequestError, match=rf"^{name}: .*mode {mode:04o} of user .*0600"):
+        plan_stack(settings_from(given), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_allowed"), [(0o440, True), (0o640, True), (0o444, False), (0o660, False)]
+)
+def test_a_secret_of_root_may_be_a_groups(tmp_path, monkeypatch, mode, is_allowed):
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, 0, 0, 0, 0, 0, 0))
+    with contextlib.nullcontext() if is_allowed else pytest.raises(PermissionError):
+        check_secret(tmp_path, status)
 
 
 @pytest.mark.parametrize("level", ["loud", "7", "debug "])

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream.cli.options.foreign_options import here, hint_for
@@ -22,6 +23,7 @@ from slipstream.errors import BadRequestError, wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.settings import DIAGNOSIS, HTTP, NETWORK, StackSettings, group_of
 from slipstream.vllm_flags import Meaning, meaning, names_of_vllm, spelled
+from slipstream_ipc.secret_files import check_secret
 
 PREFIX = "SLIPSTREAM_"
 # variables that are no options, or mean something else than the option of their name
@@ -32,6 +34,10 @@ _OTHERS = frozenset(
 _OF_SERVE = ("config", "no_http", "port", "runtime_dir")
 SETTINGS = frozenset(StackSettings.__struct_fields__) - {"api_key", "keys"}
 """The settings that `slipstream serve` takes from environment variables."""
+_OF_ACCESS = frozenset(
+    {"api_key", "api_key_file", "priority_key_file", "keys", "ssl_certfile", "ssl_keyfile"}
+)
+# given without a value they would open what they are to close: a secret that was not filled in
 
 
 def short_lived_settings() -> frozenset[str]:
@@ -96,7 +102,8 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
         option, file = "--config", _file_in(words)
         if file is None and "config" in environment:
             option, file = f"${PREFIX}CONFIG", os.environ.get(f"{PREFIX}CONFIG")
-        for given_in in (_read(option, file) if file else (), _variables(environment)):
+        in_file = () if file is None else _read(option, file)
+        for given_in in (in_file, _variables(environment)):
             seen: dict[str, str] = {}
             for given in given_in:
                 key = given.key.replace("-", "_")
@@ -213,6 +220,14 @@ def _read(option: str, path: str) -> Iterator[_Given]:
         raise wrong_option(f"{path}, line {root.start_mark.line + 1}", first, allowed)
     for key, value in root.value:
         source = f"{path}, line {key.start_mark.line + 1}"
+        name = str(key.value).replace("-", "_")
+        if name in _OF_ACCESS and value.value in ("", []):
+            raise wrong_option(f"{source}: {key.value}", "nothing", "a value, or no such line")
+        if name == "api_key":
+            try:
+                check_secret(Path(path))
+            except OSError as error:
+                raise wrong_option(option, path, f"a file that holds keys ({error})") from None
         if isinstance(value, yaml.SequenceNode):
             texts = [item.value for item in value.value if isinstance(item, yaml.ScalarNode)]
             if len(texts) == len(value.value):
@@ -226,11 +241,14 @@ def _read(option: str, path: str) -> Iterator[_Given]:
 
 
 def _variables(names: Iterable[str]) -> Iterator[_Given]:
-    """The variables of these names that are set and not empty."""
+    """The variables of these names that are set and not empty. Raises: BadRequestError."""
     of_vllm = {name for name in names_of_vllm() if f"{PREFIX}{name.upper()}" in os.environ}
     for name in sorted((set(names) | of_vllm) - {"config"} - {each.lower() for each in _OTHERS}):
         variable = f"{PREFIX}{name.upper()}"
-        if text := os.environ.get(variable):
+        text = os.environ.get(variable)
+        if text == "" and name in _OF_ACCESS:
+            raise wrong_option(f"${variable}", text, "a value; unset it where there is to be none")
+        if text:
             yield _Given(name, text, f"${variable}")
 
 

@@ -14,16 +14,15 @@ own origin and may read every answer. Its requests still carry `Host: evil.examp
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from functools import lru_cache
 
 from slipstream.http.api_errors import ApiError
 from slipstream.http.exchange import HttpRequest
+from slipstream.loopback import is_loopback
 
 _ANY = "*"
 _SUBDOMAINS = "*."
-_LOCAL = "localhost"
 _SHOWN = 100  # characters of a refused value
 
 
@@ -76,18 +75,6 @@ def hosts_of(host: str, *, has_keys: bool, allowed: Sequence[str], origins: Sequ
     """The check for a server that listens at `host`; "" for a unix socket."""
     is_open = not allowed and (has_keys or not is_loopback(host.lower().removesuffix(".")))
     return Hosts(None if is_open else allowed, origins)
-
-
-def is_loopback(name: str) -> bool:
-    """Whether a lower-case name or address always means this machine (RFC 6761)."""
-    if name == _LOCAL or name.endswith("." + _LOCAL):
-        return True
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
 def _name_of(host: str) -> str:

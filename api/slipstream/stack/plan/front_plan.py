@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import wrong_option
+from slipstream.loopback import is_loopback
 from slipstream.stack.children.process import ChildSpec
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
 from slipstream.trusted_proxies import TrustedProxies, is_ip_address
 from slipstream_ipc.process import process_name, role_of
+from slipstream_ipc.secret_files import check_secret, read_secret
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 FRONT = "http"  # the role of the HTTP fronts
@@ -78,6 +80,11 @@ def _certificates(settings: StackSettings) -> tuple[str | None, str | None]:
     files = [None if each is None else os.path.abspath(each) for each in (certfile, keyfile)]
     assert files[0] is not None
     try:
+        check_secret(Path(files[1] or files[0]))
+    except OSError as error:
+        name, given = ("ssl_certfile", certfile) if keyfile is None else ("ssl_keyfile", keyfile)
+        raise wrong_option(name, given, f"a private key that can be read ({error})") from None
+    try:
         tls_context(files[0], files[1])
     except OSError as error:
         what = f"a certificate in PEM and its key in ssl_keyfile, unencrypted ({error})"
@@ -119,11 +126,13 @@ def api_keys(settings: StackSettings) -> tuple[str, ...]:
     in_file = (
         () if settings.api_key_file is None else _keys_in("api_key_file", settings.api_key_file)
     )
-    from_environment = os.environ.get(API_KEY_VARIABLE) or None
+    from_environment = os.environ.get(API_KEY_VARIABLE)
     if from_environment is None:
         return (*given, *in_file)
     if not _is_key(from_environment):
-        raise wrong_option(f"${API_KEY_VARIABLE}", "(not shown)", _KEYS)
+        given_text = "(not shown)" if from_environment else ""
+        allowed = f"{_KEYS}; unset it where there is to be no key"
+        raise wrong_option(f"${API_KEY_VARIABLE}", given_text, allowed)
     return (*given, *in_file, from_environment)
 
 
@@ -138,13 +147,23 @@ def priority_keys(settings: StackSettings) -> tuple[str, ...]:
     return found
 
 
+def open_host(settings: StackSettings) -> str | None:
+    """The host at which everybody who reaches it is served: beyond this machine, and without a key.
+
+    Raises: BadRequestError.
+    """
+    is_local = settings.http_port is None or is_loopback(settings.host)
+    return None if is_local or api_keys(settings) else settings.host
+
+
 def _keys_in(option: str, path: str) -> tuple[str, ...]:
     """The keys in a file, which has one on each line. Raises: BadRequestError."""
     try:
-        lines = Path(path).read_bytes().decode("ascii", "replace").splitlines()
+        content = read_secret(Path(path))
     except OSError as error:
-        allowed = f"a file that can be read ({error.strerror})"
+        allowed = f"a file that can be read ({error.strerror or error})"
         raise wrong_option(option, path, allowed) from None
+    lines = content.decode("ascii", "replace").splitlines()
     for number, line in enumerate(lines, start=1):
         if line.strip() and not _is_key(line):
             raise wrong_option(option, path, f"a key on each line: {_KEYS} (line {number})")

@@ -34,6 +34,7 @@ def written(tmp_path, monkeypatch):
 
     def write(text: str) -> str:
         (tmp_path / "server.yaml").write_text(text)
+        (tmp_path / "server.yaml").chmod(0o600)
         return "server.yaml"
 
     return write
@@ -258,6 +259,54 @@ def test_no_secret_of_a_file_is_shown(written, capsys):
     shown = capsys.readouterr().err
     assert "api_key" in shown
     assert "hid" not in shown
+
+
+@pytest.mark.parametrize(
+    "line", ["api-key:", "api-key: ''", "api_key: []", "api-key-file:", "keys: ''", "ssl-keyfile:"]
+)
+def test_a_key_that_was_not_filled_in_is_refused(written, capsys, line):
+    """Without it the server would be open."""
+    with pytest.raises(SystemExit):
+        main(["serve", "--config", written(f"port: 1\n{line}\n")])
+    said = f"server.yaml, line 2: {line.partition(':')[0]}: got 'nothing', allowed: a value"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "variable", ["API_KEY", "API_KEY_FILE", "SSL_CERTFILE", "SSL_KEYFILE", "CONFIG"]
+)
+@pytest.mark.parametrize("command", ["serve", "route"])
+def test_a_variable_of_access_that_is_empty_is_refused(monkeypatch, capsys, variable, command):
+    monkeypatch.setenv(f"SLIPSTREAM_{variable}", "")
+    words = [command, "tcp://127.0.0.1:1", "--insecure"][: 1 if command == "serve" else 3]
+    try:
+        code: Any = main(words)
+    except SystemExit as caught:
+        code = caught.code
+    assert code == 2
+    assert f"$SLIPSTREAM_{variable}: got ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--api-key-file", "--config"])
+def test_an_empty_key_of_the_command_line_is_refused(capsys, option):
+    try:
+        code: Any = main(["serve", option, ""])
+    except SystemExit as caught:
+        code = caught.code
+    assert code == 2
+    assert f"{option}: got " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_file_with_keys_that_others_can_read_is_refused(written, capsys, mode):
+    file = written("api-key: secret\n")
+    Path(file).chmod(mode)
+    with pytest.raises(SystemExit):
+        main(["serve", "--config", file])
+    assert f"mode {mode:04o} of user " in capsys.readouterr().err
+    file = written("port: 8001\n")
+    Path(file).chmod(mode)
+    assert settings("--config", file) == {"http_port": 8001}
 
 
 def test_variables_that_are_no_options_are_named_once(monkeypatch, capsys):

@@ -12,7 +12,8 @@ from tests.helpers.http_front import Front, Raw
 
 from slipstream.errors import BadRequestError
 from slipstream.http.exchange import HttpRequest
-from slipstream.http.server.hosts import Hosts, hosts_of, is_loopback
+from slipstream.http.server.hosts import Hosts, hosts_of
+from slipstream.loopback import is_loopback
 from slipstream.stack.plan.front_plan import allowed_hosts
 from slipstream.stack.settings import settings_from
 
