@@ -33,7 +33,10 @@ def answer_units(draw: st.DrawFn) -> list[AnswerUnit]:
 
     for part in draw(st.lists(st.sampled_from(["content", "reasoning", "call"]), max_size=5)):
         if part == "call":
-            name, written = draw(st.sampled_from(["f", "g"])), draw(st.sampled_from(["", "id-1"]))
+            name, written = (
+                draw(st.sampled_from(["f", "g"])),
+                draw(st.sampled_from(["", f"id-{call}"])),
+            )
             add("<call>")
             begin = AnswerEvent(EventKind.CALL_BEGINS, name, call, written)
             first = AnswerEvent(EventKind.CALL_ARGUMENTS, "{", call)

@@ -23,6 +23,11 @@ _CALL = JsonCall()
 _CALLS = Repeat((_CALL,), separator=(LiteralText(","), Blank(" ")))
 _ARRAY = (LiteralText("["), _CALLS, LiteralText("]"))
 _LLAMA_CALL = JsonCall(arguments=("parameters", "arguments"))
+_LLAMA_ARRAY = (
+    LiteralText("["),
+    Repeat((_LLAMA_CALL,), separator=(LiteralText(","), Blank(" "))),
+    LiteralText("]"),
+)
 _LLAMA_CALLS = Repeat((_LLAMA_CALL,), separator=(LiteralText(";"), Blank(" ")))
 
 
@@ -131,3 +136,8 @@ JSON_CALL_FORMATS = (
         signatures=(Signature(in_template=("functools[",)),),
     ),
 )
+
+# Forced calls of a model whose format of calls is not known: a grammar holds it to this one, which
+# is vLLM's for a `tool_choice` of "required". It is read in such answers alone, as any answer in
+# JSON would look like it.
+FORCED_CALLS = CallFormat(name="json", sections=(CallSection(_LLAMA_ARRAY, at_start=True),))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from slipstream_ipc.formats.answer_format import AnswerFormat, CallFormat, ReasoningFormat
 from slipstream_ipc.formats.delimited_calls import DELIMITED_CALL_FORMATS
 from slipstream_ipc.formats.harmony import HARMONY
-from slipstream_ipc.formats.json_calls import JSON_CALL_FORMATS
+from slipstream_ipc.formats.json_calls import FORCED_CALLS, JSON_CALL_FORMATS
 from slipstream_ipc.formats.reasoning import REASONING_FORMATS
 from slipstream_ipc.formats.tagged_json_calls import TAGGED_JSON_CALL_FORMATS
 from slipstream_ipc.formats.typed_calls import TYPED_CALL_FORMATS
@@ -49,6 +49,17 @@ def compose(reasoning: ReasoningFormat | None, calls: CallFormat | None) -> Answ
     return AnswerFormat(name, reasoning, calls)
 
 
+def forced_format(found: AnswerFormat | None) -> AnswerFormat | None:
+    """The format of forced calls from a model whose answers have the format `found`, or none that
+    is known; None where that has calls of its own.
+    """
+    if found is None:
+        return compose(None, FORCED_CALLS)
+    if found.calls is not None or found.channels is not None:
+        return None
+    return compose(found.reasoning, FORCED_CALLS)
+
+
 def find_format(name: str) -> AnswerFormat | None:
     """The format with this name; None where the table has no such entry."""
     if name in WHOLE:
@@ -56,7 +67,8 @@ def find_format(name: str) -> AnswerFormat | None:
     reasoning_name, plus, calls_name = name.partition("+")
     if not plus or reasoning_name == calls_name == NONE:
         return None
-    reasoning, calls = REASONING.get(reasoning_name), CALLS.get(calls_name)
+    reasoning = REASONING.get(reasoning_name)
+    calls = FORCED_CALLS if calls_name == FORCED_CALLS.name else CALLS.get(calls_name)
     if (reasoning is None) != (reasoning_name == NONE) or (calls is None) != (calls_name == NONE):
         return None
     return compose(reasoning, calls)

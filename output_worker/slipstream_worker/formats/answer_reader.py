@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from slipstream_ipc.formats.answer_format import ChannelFormat, Delimiter
+from slipstream_ipc.formats.call_ids import repeated_id
 from slipstream_ipc.formats.tool_types import ToolTypes
 from slipstream_ipc.messages.answer import (
     MAX_CALLS,
@@ -33,7 +34,7 @@ from slipstream_worker.formats.call_graph import (
     is_call,
     make_scanner,
 )
-from slipstream_worker.formats.call_ids import made_call_id
+from slipstream_worker.formats.call_ids import id_digest, made_call_id
 from slipstream_worker.formats.channel_header import (
     MAX_HEADER_CHARS,
     ChannelHeader,
@@ -116,6 +117,7 @@ class AnswerReader:
         self._name = ""
         self._call_id = ""
         self._num_calls = 0
+        self._id_digests: list[int] = []  # of the calls' ids
         self._has_begun = False
         self._section_has_calls = False
         self._is_final = False  # no text follows: what begins a literal is none
@@ -586,6 +588,7 @@ class AnswerReader:
             return False
         if self._id_source and not call_id:
             call_id = made_call_id(self._id_source, self._num_calls)
+        call_id = self._unlike_earlier(call_id)
         self._end_reasoning(0)
         self._emit(EventKind.CALL_BEGINS, name, self._num_held, call_id)
         self._forget_held()
@@ -593,6 +596,19 @@ class AnswerReader:
         self._has_begun = True
         self._section_has_calls = True
         return True
+
+    def _unlike_earlier(self, call_id: str) -> str:
+        """The id, unless an earlier call of the answer has it."""
+        if not call_id:
+            return ""
+        if id_digest(call_id) in self._id_digests:
+            call_id = (
+                made_call_id(self._id_source, self._num_calls)
+                if self._id_source
+                else repeated_id(call_id, self._num_calls)
+            )
+        self._id_digests.append(id_digest(call_id))
+        return call_id
 
     def _end(self) -> None:
         self._emit(EventKind.CALL_ENDS, "", self._num_held)
@@ -678,6 +694,7 @@ class AnswerReader:
                 int(self._state),
                 self._graph.scans.index(self._scan) if scanning else 0,
                 self._scanner.save() if scanning and self._scanner else [],
+                self._id_digests if num_calls else [],
                 [],
             ]
         )
@@ -694,6 +711,7 @@ class AnswerReader:
             state_number,
             scan,
             saved,
+            self._id_digests,
             replayed,
         ) = msgspec.msgpack.decode(state)
         self._border = _Border(border)

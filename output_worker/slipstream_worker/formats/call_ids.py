@@ -1,4 +1,4 @@
-"""Ids of calls in the form that Mistral's chat templates insist on."""
+"""Ids of calls: those in the form that Mistral's chat templates insist on, and repeated ones."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ def short_call_id(call_id: str) -> str:
     if _is_short(call_id):
         return call_id
     return _short_hash(call_id.encode(errors="surrogatepass"))
+
+
+def id_digest(call_id: str) -> int:
+    """64 bits by which an answer's reader knows the ids of earlier calls."""
+    return int.from_bytes(blake2b(call_id.encode(errors="surrogatepass"), digest_size=8).digest())
 
 
 def _short_hash(data: bytes) -> str:

@@ -116,7 +116,7 @@ def check_whole(whole: Delta, expected: list[tuple[EventKind, str, int]], stream
     calls = output.tool_calls
     assert [call.name for call in calls] == [name for name, _ in begun]
     for (_, number), call in zip(begun, calls, strict=True):
-        assert call.id in (call_id(stream_id, number), "id-1")
+        assert call.id in (call_id(stream_id, number), f"id-{number}")
         assert call.status == ("complete" if number in ended else "incomplete")
         assert call.arguments == "".join(
             text

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream_ipc.formats.call_ids import written_id
 from slipstream_ipc.formats.table import CALLS, compose
 from slipstream_ipc.messages import AnswerOptions, EventKind
 from slipstream_worker.formats.call_ids import made_call_id, short_call_id
@@ -57,3 +58,41 @@ def test_ids_differ() -> None:
     made = {made_call_id(bytes([which] * 16), i) for which in range(30) for i in range(30)}
     assert len(made) == 900
     assert made_call_id(bytes(16), 0) == "8MpOrjRWF"
+
+
+def kimi(*call_ids: str) -> str:
+    calls = [
+        f"<|tool_call_begin|>{each}<|tool_call_argument_begin|>{{}}<|tool_call_end|>"
+        for each in call_ids
+    ]
+    return f"<|tool_calls_section_begin|>{''.join(calls)}<|tool_calls_section_end|>"
+
+
+def test_an_id_that_a_model_repeats_is_made_different() -> None:
+    found = ids("kimi_k2", kimi("functions.f:0", "functions.f:0", "functions.f:1", "functions.f:0"))
+    assert found == [
+        "functions.f:0",
+        "functions.f:0__call1",
+        "functions.f:1",
+        "functions.f:0__call3",
+    ]
+    assert [written_id(each) for each in found] == [f"functions.f:{i}" for i in (0, 0, 1, 0)]
+    short = ids("mistral", "[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{}" * 2)
+    assert short == ["abc123def", made_call_id(STREAM_ID, 1)]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "a__call1", "a__call2", "x" * 256]), max_size=8))
+def test_ids_of_an_answer_differ_whatever_the_model_writes(written: list[str]) -> None:
+    found = ids("kimi_k2", kimi(*[f"functions.f:{each}"[:256] for each in written]))
+    assert len(set(found)) == len(found) == len(written)
+    assert all(len(each) <= 256 for each in found)
+
+
+def test_a_reader_that_goes_on_knows_the_ids_before() -> None:
+    compiled = compile_format(compose(None, CALLS["kimi_k2"]), {})
+    before, after = kimi("functions.f:0"), kimi("functions.f:0")
+    reader = compiled.reader(None, AnswerOptions(), stream_id=STREAM_ID)
+    reader.feed(before)
+    other = compiled.reader(None, AnswerOptions(), reader.state, STREAM_ID)
+    begins = [each.event for each in other.feed(after) if each.event.call_id]
+    assert [each.call_id for each in begins] == ["functions.f:0__call1"]

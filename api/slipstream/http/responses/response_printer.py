@@ -57,7 +57,6 @@ class ResponsePrinter:
         self._response = response
         self._max_text_bytes = max_text_bytes
         self._key = response.id.removeprefix(ID_PREFIX)
-        self._call_ids: dict[str, int] = {}  # the block that each belongs to
 
     def begin(self, usage: Usage, number: int) -> Sequence[bytes]:
         response = self._response
@@ -151,22 +150,12 @@ class ResponsePrinter:
     def _item_id(self, block: Block) -> str:
         return f"{_ITEM_PREFIXES[block.kind]}{self._key}{block.index:04x}"
 
-    def _call_id(self, block: Block) -> str:
-        """The id of a call; one that a model has written twice is made different, as clients tell
-        calls by it. Blocks come in their order.
-        """
-        if self._call_ids.setdefault(block.call_id, block.index) == block.index:
-            return block.call_id
-        return f"{block.call_id}_{block.index}"
-
     def _item(self, block: Block, status: ItemStatus, *, is_new: bool = False) -> OutputItem:
         item_id = self._item_id(block)
         match block.kind:
             case BlockKind.CALL:
                 arguments = "" if is_new else block.text
-                return FunctionCallItem(
-                    item_id, status, self._call_id(block), block.name, arguments
-                )
+                return FunctionCallItem(item_id, status, block.call_id, block.name, arguments)
             case BlockKind.REASONING:
                 texts = [] if is_new else [ReasoningTextPart(block.text)]
                 return ReasoningItem(item_id, status, texts)

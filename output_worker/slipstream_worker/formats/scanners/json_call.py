@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import IntEnum
 from typing import Any
 
@@ -20,8 +19,6 @@ from slipstream_worker.formats.scanners.scanner import (
 _MAX_KEY_CHARS = 1024
 _MAX_WORD_CHARS = 6 * MAX_NAME_CHARS + 2  # all characters escaped, and quotes
 _NO_LIMIT = 2**62
-# half of a pair, which an escape of JSON can name, but no encoding can write
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonObjectScanner:
@@ -232,17 +229,16 @@ class JsonCallScanner:
         phase = self._phase
         word: Any = json.loads("".join(self._word)) if self._word else None
         self._phase = _JsonPhase.AFTER
-        has_surrogate = isinstance(word, str) and _SURROGATE.search(word) is not None
         match phase:
             case _JsonPhase.IN_KEY:
-                self._key = "" if has_surrogate else word
+                self._key = word
                 self._phase = _JsonPhase.COLON
             case _JsonPhase.IN_NAME:
-                if not word or has_surrogate:
+                if not word:
                     return ScanStatus.FAILED
                 self.name = word
                 return ScanStatus.BEGIN
-            case _JsonPhase.IN_ID if isinstance(word, str) and not has_surrogate:
+            case _JsonPhase.IN_ID if isinstance(word, str):
                 self.call_id = word[:MAX_NAME_CHARS]
             case _JsonPhase.IN_ARGUMENTS:
                 self._has_arguments = True
@@ -251,10 +247,6 @@ class JsonCallScanner:
                 if scanner.feed(word, 0) != (len(word), ScanStatus.DONE):
                     self._phase = phase  # what was taken stays held
                     return ScanStatus.FAILED
-                self._out.append(_SURROGATE.sub(_escaped, scanner.take()))
+                self._out.append(scanner.take())
                 self._has_arguments = True
         return ScanStatus.MORE
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"

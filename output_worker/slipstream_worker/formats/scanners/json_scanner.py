@@ -1,8 +1,9 @@
 """Reads one JSON value from text in pieces, and gives its text back.
 
-What has been given is always the beginning of a valid JSON text. Two things that models write, and
-that JSON has not, are mended: control characters within strings are escaped, and a backslash that
-begins no escape is doubled. White space around numbers is kept.
+What has been given is always the beginning of a valid JSON text. Three things that models write are
+mended: control characters within strings are escaped, a backslash that begins no escape is doubled,
+and an escape of half a surrogate pair alone, which many readers of JSON refuse, is U+FFFD. White
+space around numbers is kept.
 """
 
 from __future__ import annotations
@@ -25,8 +26,14 @@ _SCALAR_BEGINS = re.compile(
     r"|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?[eE][+-]?[0-9]*"
     r"|t(?:r(?:ue?)?)?|f(?:a(?:l(?:se?)?)?)?|n(?:u(?:ll?)?)?"
 )
-_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
-_ESCAPE_BEGINS = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3})?")
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9A-Fa-f]{2}", r"\\u[dD][c-fC-F][0-9A-Fa-f]{2}"
+_ESCAPE = re.compile(rf'\\["\\/bfnrt]|(?!\\u[dD][89a-fA-F])\\u[0-9A-Fa-f]{{4}}|{_HIGH}{_LOW}')
+_ESCAPE_BEGINS = re.compile(
+    rf"\\(?:u[0-9A-Fa-f]{{0,3}})?|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9A-Fa-f]?)?)?)?)?"
+)
+_HALF = re.compile(rf"{_HIGH}|{_LOW}")
+_ANY_ESCAPE = re.compile(rf"{_HIGH}{_LOW}|{_HIGH}|{_LOW}|\\.", re.DOTALL)
+NO_HALF = "\\ufffd"  # in place of half a pair
 _CONTROLS = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 
 
@@ -184,6 +191,10 @@ class JsonScanner:
         if _ESCAPE_BEGINS.fullmatch(longer):
             self._held = longer
             return pos + 1
+        if half := _HALF.match(longer):
+            self._out.append(NO_HALF)
+            self._held = longer[half.end() :][:-1]  # what may begin another escape
+            return pos + (half.end() == len(longer))
         self._out.append("\\" + self._held)
         self._held = ""
         return pos
@@ -203,6 +214,13 @@ class JsonScanner:
         self._held = ""
         self._value_ended()
         return end, False
+
+
+def without_halves(text: str) -> str:
+    """A JSON text without escapes of half a surrogate pair."""
+    if "\\u" not in text:
+        return text
+    return _ANY_ESCAPE.sub(lambda match: NO_HALF if _HALF.fullmatch(match[0]) else match[0], text)
 
 
 def _end(pattern: re.Pattern[str], text: str, pos: int) -> int:

@@ -16,7 +16,7 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from slipstream_ipc.formats.answer_format import KeywordArguments
-from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING, STRING_HAZARDS
+from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING, NO_HALF, STRING_HAZARDS
 from slipstream_worker.formats.scanners.scanner import BLANKS, ScanContext, ScanStatus
 from slipstream_worker.formats.scanners.typed_scanner import TypedScanner, escape_json, read_until
 
@@ -53,6 +53,10 @@ _ESCAPES: Final = {
 _HEX_LEN: Final = {"x": 2, "u": 4, "U": 8}
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _OCTAL: Final = frozenset("01234567")
+# half of a surrogate pair, as escapes of Python's write it
+_HIGH_HALF: Final = re.compile(r"\\(?:u|U0000)([dD][89abAB][0-9a-fA-F]{2})")
+_LOW_HALF: Final = re.compile(r"\\(?:u|U0000)([dD][c-fC-F][0-9a-fA-F]{2})")
+_LOW_BEGINS: Final = re.compile(r"\\(?:(?:u|U0{4})(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?|U0{0,3})?")
 _IN_QUOTES: Final = {quote: re.compile(rf"[{quote}\\]") for quote in "'\""}
 
 
@@ -415,6 +419,8 @@ class KeywordArgumentsScanner(TypedScanner):
 
     def _escape(self, char: str, at: int) -> int:
         token = self._held + char
+        if high := _HIGH_HALF.match(self._held):
+            return self._behind_half(high, token[high.end() :], at)
         kind = token[1]
         if kind in _HEX_LEN:
             digits = token[2:]
@@ -426,8 +432,11 @@ class KeywordArgumentsScanner(TypedScanner):
             code = int(digits, 16)
             if code > 0x10FFFF:
                 return self._unescaped(token, at + 1)
-            if 0xD800 <= code < 0xE000:  # half of a pair: JSON joins it with the other half
-                return self._unescaped("", at + 1, f"\\u{code:04x}")
+            if 0xD800 <= code < 0xDC00:  # half of a pair: the other half may follow
+                self._held = token
+                return at + 1
+            if 0xDC00 <= code < 0xE000:
+                return self._unescaped("", at + 1, NO_HALF)
             return self._unescaped(chr(code), at + 1)
         if kind in _OCTAL:
             if char not in _OCTAL:
@@ -437,6 +446,20 @@ class KeywordArgumentsScanner(TypedScanner):
                 return at + 1
             return self._unescaped(chr(int(token[1:], 8)), at + 1)
         return self._unescaped(_ESCAPES.get(kind, token), at + 1)
+
+    def _behind_half(self, high: re.Match[str], behind: str, at: int) -> int:
+        """Behind the first half of a surrogate pair: the pair, or U+FFFD in place of the half."""
+        if low := _LOW_HALF.fullmatch(behind):
+            return self._unescaped("", at + 1, f"\\u{high[1]}\\u{low[1]}".lower())
+        if _LOW_BEGINS.fullmatch(behind):
+            self._held += behind[-1]
+            return at + 1
+        held = behind[:-1]
+        self._unescaped("", at - len(held), NO_HALF)
+        if held:
+            self._held = held
+            self.phase = ArgumentState.ESCAPE
+        return at
 
     def _unescaped(self, text: str, at: int, written: str = "") -> int:
         self._emit(written or escape_json(text), at)

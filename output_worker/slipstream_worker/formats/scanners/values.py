@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from slipstream_ipc.validation.json_nesting import is_nested_deeper
-from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING
+from slipstream_worker.formats.scanners.json_scanner import MAX_NESTING, without_halves
 from slipstream_worker.formats.scanners.keyword_arguments import python_container_as_json
 from slipstream_worker.formats.scanners.scanner import BLANKS
 
@@ -44,6 +44,7 @@ def value_as_json(text: str, types: Collection[str], python: bool = False) -> st
 
 
 def _json(text: str) -> str | None:
+    text = without_halves(text)
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
