@@ -36,6 +36,7 @@ from slipstream_ipc.messages import (
     FinishReason,
     FunctionCall,
     LogprobColumns,
+    TurnChanges,
 )
 
 __all__ = [
@@ -276,6 +277,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
     label: the label given with the request.
     prompt: the prompt's text; None where it was not given as text.
     metrics: times of the request; None where the client ended it early.
+    changed_turns: what was done to a chat's turns so that the model's template takes them.
     """
 
     request_id: str
@@ -287,6 +289,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
     _prompt: PromptPieces | None = None
     prompt: str | None = None
     metrics: RequestMetrics | None = None
+    changed_turns: TurnChanges = ()
 
     @property
     def outputs(self) -> list[CompletionOutput]:

@@ -139,6 +139,104 @@ TAGS = """\
   {{- '<|sep|>' }}
 {%- endif %}"""
 
+# a system turn is taken at the beginning only, as in Qwen3.5's
+SYSTEM_FIRST = """\
+{%- if messages[0].role == 'system' %}{{ '[system]' + messages[0].content + '[end]' }}{% endif %}
+{%- for tool in tools or [] %}{{ '[tool]' + tool.function.name + '[end]' }}{% endfor %}
+{%- for message in messages %}
+  {%- if message.role == 'system' %}
+    {%- if not loop.first %}{{ raise_exception('a system turn is the first one') }}{% endif %}
+  {%- elif message.role in ('user', 'assistant', 'tool') %}
+    {{- '[' + message.role + ']' + message.content }}
+    {%- for call in message.tool_calls or [] %}{{ '[call]' + call.function.name }}{% endfor %}
+    {{- '[end]' }}
+  {%- else %}{{ raise_exception('an unknown role') }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+
+# what is said first by the system begins the user's turn; roles alternate, as in Gemma 3's
+ALTERNATING = """\
+{%- set before = '' %}
+{%- if messages[0].role == 'system' %}
+  {%- set before = messages[0].content + '\n\n' %}
+  {%- set messages = messages[1:] %}
+{%- endif %}
+{%- for message in messages %}
+  {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+    {{- raise_exception('user and assistant take turns') }}
+  {%- endif %}
+  {{- '[' + message.role + ']' + (before if loop.first else '') }}
+  {{- message.content | trim + '[end]' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+
+# no system turn is taken, and roles alternate, as in Gemma 2's
+NO_SYSTEM = """\
+{%- for message in messages %}
+  {%- if message.role not in ('user', 'assistant') %}
+    {{- raise_exception('no such role') }}
+  {%- endif %}
+  {%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+    {{- raise_exception('user and assistant take turns') }}
+  {%- endif %}
+  {{- '[' + message.role + ']' + message.content + '[end]' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+
+# roles alternate but for calls and their answers, as in Mistral's
+ALTERNATING_BUT_FOR_CALLS = """\
+{%- if messages[0].role == 'system' %}
+  {{- '[system]' + messages[0].content + '[end]' }}
+  {%- set messages = messages[1:] %}
+{%- endif %}
+{%- set ns = namespace(index=0) %}
+{%- for message in messages %}
+  {%- if message.role != 'tool' and not message.tool_calls %}
+    {%- if (message.role == 'user') != (ns.index % 2 == 0) %}
+      {{- raise_exception('user and assistant take turns') }}
+    {%- endif %}
+    {%- set ns.index = ns.index + 1 %}
+  {%- endif %}
+{%- endfor %}
+{%- for message in messages %}
+  {%- if message.role == 'system' %}{{ raise_exception('a system turn is the first') }}{% endif %}
+  {{- '[' + message.role + ']' + message.content }}
+  {%- for call in message.tool_calls or [] %}{{ '[call]' + call.function.name }}{% endfor %}
+  {{- '[end]' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+
+# a system turn that is not first is left out without an error, as in those of gpt-oss, MiniMax-M2
+LATE_SYSTEM_IS_LOST = """\
+{%- if messages[0].role in ('system', 'developer') %}
+  {{- '[system]' + messages[0].content.replace('/think', '').strip() + '[end]' }}
+{%- endif %}
+{%- for message in messages %}
+  {%- if message.role in ('user', 'assistant', 'tool') %}
+    {{- '[' + message.role + ']' + message.content }}
+    {%- for call in message.tool_calls or [] %}{{ '[call]' + call.function.name }}{% endfor %}
+    {{- '[end]' }}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+
+# every system turn is left out without an error, as in Phi-3-medium's
+SYSTEM_IS_LOST = """\
+{%- for message in messages %}
+  {%- if message.role == 'user' %}{{ '[user]' + message.content + '[end]' }}
+  {%- elif message.role == 'assistant' %}{{ '[assistant]' + message.content + '[end]' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+
+# any role is taken anywhere, as ChatML does
+ANY_ROLE = """\
+{%- for message in messages %}
+  {{- '[' + message.role + ']' + message.content }}
+  {%- for call in message.tool_calls or [] %}{{ '[call]' + call.function.name }}{% endfor %}
+  {{- '[end]' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"""
+
 TAG_TOKENS = ("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>")
 
 CHANNEL_TOKENS = (

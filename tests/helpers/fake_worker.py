@@ -30,6 +30,7 @@ from slipstream_ipc.messages import (
     Reattach,
     Rejected,
     Submit,
+    TurnChanges,
 )
 from slipstream_ipc.transport.codec import front_codec
 from slipstream_ipc.transport.router import Router
@@ -131,9 +132,14 @@ class FakeWorker:
         assert isinstance(body, kind), body
         return body
 
-    def accept(self, submit: Submit, prompt_ids: Sequence[int] = (1, 2)) -> int:
+    def accept(
+        self,
+        submit: Submit,
+        prompt_ids: Sequence[int] = (1, 2),
+        changed_turns: TurnChanges = (),
+    ) -> int:
         """Accept a Submit. Returns the stream's handle."""
-        self.send(Accepted(submit.handle, pack_u32(list(prompt_ids))))
+        self.send(Accepted(submit.handle, pack_u32(list(prompt_ids)), changed_turns))
         return submit.handle
 
     def expect_and_accept(self) -> int:

@@ -31,6 +31,7 @@ from slipstream_ipc.messages import (
     ModelCard,
     Resume,
     Submit,
+    TurnChanges,
 )
 
 OutputKind = Literal["delta", "cumulative", "final"]
@@ -95,6 +96,13 @@ class BaseStream:
         """The prompt's token ids as the model sees them; None before the first delta."""
         ids = self._state.prompt_ids
         return u32(ids).tolist() if ids is not None else None
+
+    @property
+    def changed_turns(self) -> TurnChanges:
+        """What was done to a chat's turns so that the model's template takes them; known with
+        `prompt_token_ids`.
+        """
+        return self._state.changed_turns
 
     @property
     def prompt_logprobs(self) -> PromptTokenLogprobs | None:
@@ -269,4 +277,5 @@ class BaseStream:
             _prompt=state.prompt_logprobs,
             prompt=request.text if isinstance(request, Submit) else None,
             metrics=metrics_of(whole, state.submitted_at, zero) if is_whole else None,
+            changed_turns=state.changed_turns,
         )

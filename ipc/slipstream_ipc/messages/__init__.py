@@ -91,6 +91,8 @@ from slipstream_ipc.messages.fields import (
     CancelledState,
     ErrorCode,
     FinishReason,
+    TurnChange,
+    TurnChanges,
 )
 from slipstream_ipc.messages.grammar import FRAMED, GrammarProcessConfig, GrammarToTry, Tried
 from slipstream_ipc.messages.handshake import (
@@ -268,6 +270,8 @@ __all__ = [
     "TokenizerReady",
     "TraceContext",
     "Tried",
+    "TurnChange",
+    "TurnChanges",
     "UnknownKept",
     "UnknownStreams",
     "UnknownToCore",

@@ -20,6 +20,7 @@ from slipstream_ipc.messages.fields import (
     Identity,
     LongText,
     StreamId,
+    TurnChanges,
 )
 from slipstream_ipc.messages.handshake import (
     AttachRefused,
@@ -161,10 +162,14 @@ class Recall(Struct, array_like=True, frozen=True, tag=tags.RECALL):
 
 
 class Accepted(Struct, array_like=True, frozen=True, tag=tags.ACCEPTED):
-    """The stream was accepted; `prompt_ids` are the token ids of its prompt, a column."""
+    """The stream was accepted; `prompt_ids` are the token ids of its prompt, a column.
+
+    changed_turns: what was done to a chat's turns so that the model's template takes them.
+    """
 
     handle: U32
     prompt_ids: bytes
+    changed_turns: TurnChanges = ()
 
 
 class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):
@@ -225,12 +230,16 @@ class PromptLogprobs(Struct, array_like=True, gc=False, frozen=True, tag=tags.PR
 
 
 class Tokenized(Struct, array_like=True, frozen=True, tag=tags.TOKENIZED):
-    """Answers a Tokenize: the ids or a fault. `strings`: one per id, if `with_strings`."""
+    """Answers a Tokenize: the ids or a fault. `strings`: one per id, if `with_strings`.
+
+    changed_turns: as in Accepted.
+    """
 
     number: U32
     token_ids: bytes = b""
     strings: tuple[str, ...] = ()
     fault: Fault | None = None
+    changed_turns: TurnChanges = ()
 
 
 class Detokenized(Struct, array_like=True, frozen=True, tag=tags.DETOKENIZED):

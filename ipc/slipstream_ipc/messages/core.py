@@ -19,6 +19,7 @@ from slipstream_ipc.messages.fields import (
     StopIds,
     StreamId,
     StreamIds,
+    TurnChanges,
 )
 from slipstream_ipc.messages.grammar import MAX_FRAME_CHARS
 from slipstream_ipc.messages.handshake import AttachRefused, Hello, Ping, Reattach, Welcome
@@ -99,6 +100,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     frame: Annotated[str, Meta(max_length=MAX_FRAME_CHARS)] = ""
     moves: U32 = 0  # of the Submit: registrations of one id with other moves are other streams
     own_priority: I32 = 0  # of the Submit
+    changed_turns: TurnChanges = ()  # of the prompt; a core does not read it
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):

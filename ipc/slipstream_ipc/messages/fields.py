@@ -42,6 +42,17 @@ ErrorCode = Literal[
     "engine",  # a fault of Slipstream
 ]
 
+# what was done to a chat's turns so that its template takes them
+TurnChange = Literal[
+    "system-first",  # what system and developer say is one turn at the beginning
+    "system-in-user",  # it is at the beginning of the user's first turn
+    "users-joined",  # consecutive turns of the user are one
+    "assistants-joined",  # consecutive turns of the assistant are one
+    "user-in-tool",  # a user's turn is at the end of the tool's answer before it
+    "system-not-shown",  # the template takes no form in which it writes all that the system says
+]
+TurnChanges = tuple[TurnChange, ...]
+
 CancelledState = Literal[
     "running",  # the Cancel ends it
     "ended",  # it had ended before

@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from slipstream_ipc.messages.answer import AnswerOptions, AnswerSettings, ReasoningIds
+from slipstream_ipc.messages.fields import TurnChanges
 from slipstream_ipc.messages.request import ChatMessage, TemplateOptions
 from slipstream_ipc.messages.shared import Fault
 
@@ -51,6 +52,7 @@ class Rendered(Struct, array_like=True, frozen=True, tag=0):
     call_grammar: str = ""  # of an answer that is to be calls; empty: its form is free
     reasoning: ReasoningIds | None = None  # None also where it is not followed by ids
     frame: str = ""  # as in Admit
+    changed_turns: TurnChanges = ()  # as in Admit
 
 
 class TokenizerReady(Struct, array_like=True, frozen=True, tag=1):

@@ -155,7 +155,9 @@ class ClientQueries:
         if query.render.token_ids is not None:
             found = Detokenized(query.number, answer.text, answer.fault)
         else:
-            found = Tokenized(query.number, answer.token_ids, answer.strings, answer.fault)
+            found = Tokenized(
+                query.number, answer.token_ids, answer.strings, answer.fault, answer.changed_turns
+            )
         port.enqueue(found, num_bytes=_num_bytes(found))
 
 

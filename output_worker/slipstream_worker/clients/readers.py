@@ -212,7 +212,8 @@ class StreamReaders:
         reader, admit = stream.reader, stream.registration
         if reader is not None and reader.is_listening and admit is not None:
             port = self._clients[reader.client]
-            port.enqueue(Accepted(reader.handle, admit.prompt_ids), stream.worker_row)
+            accepted = Accepted(reader.handle, admit.prompt_ids, admit.changed_turns)
+            port.enqueue(accepted, stream.worker_row)
             port.enqueue_prompt_logprobs(stream, reader.handle)
 
     def reject(self, stream: WorkerStream, fault: Fault) -> None:

@@ -343,6 +343,7 @@ class ClientMessages:
                 call_grammar=rendered.call_grammar,
                 reasoning=rendered.reasoning,
                 frame=rendered.frame,
+                changed_turns=rendered.changed_turns,
             )
         except BadRequest as error:
             self._lifecycle.reject(stream, error.fault)
@@ -383,8 +384,9 @@ class ClientMessages:
         position = ResumePoint(resume.num_chars, resume.num_tokens, resume.digest, resume.checksum)
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
             port = self._readers.port(session.identity)
-            prompt_ids = stream.registration.prompt_ids
-            port.enqueue(Accepted(resume.handle, prompt_ids), stream.worker_row)
+            admit = stream.registration
+            accepted = Accepted(resume.handle, admit.prompt_ids, admit.changed_turns)
+            port.enqueue(accepted, stream.worker_row)
             port.enqueue_prompt_logprobs(stream, resume.handle)
         is_own = self._readers.is_reader(stream, session.identity, None)
         if stream.trace is not None and not is_own:

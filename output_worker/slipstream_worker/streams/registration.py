@@ -27,6 +27,7 @@ from slipstream_ipc.messages import (
     StructuredForm,
     StructuredOutputs,
     Submit,
+    TurnChanges,
 )
 from slipstream_ipc.messages.answer import FUNCTION_CHOICE
 from slipstream_ipc.messages.budgets import LOGPROB_BYTES, MESSAGE_BUDGET_BYTES
@@ -220,13 +221,14 @@ def register(
     call_grammar: str = "",
     reasoning: ReasoningIds | None = None,
     frame: str = "",
+    changed_turns: TurnChanges = (),
 ) -> Admit:
     """The registration of an answer whose prompt is tokenised. Raises BadRequest if it cannot run.
 
     answer: how it is read as events; None: it is text alone. call_grammar: of an answer that has to
     be calls, or of calls alone; the core is given it as a grammar of the request's own. reasoning:
     how the core can follow reasoning and calls, where there is something that depends on it. frame:
-    what structured output stands in.
+    what structured output stands in. changed_turns: what was done to the chat.
 
     `params` and `fingerprint` come from its Submission. Without a given seed, the
     seed follows from the stream's id.
@@ -301,6 +303,7 @@ def register(
         scope=submit.scope,
         frame=frame,
         moves=submit.moves,
+        changed_turns=changed_turns,
         strikes=submit.strikes,
         own_priority=submit.own_priority,
     )

@@ -32,8 +32,9 @@ from tokenizers import Tokenizer
 
 from slipstream_ipc.atomic_file import write_atomically
 from slipstream_ipc.errors import BadRequest, brief
+from slipstream_ipc.formats.answer_format import AnswerFormat
 from slipstream_ipc.formats.choose import choose_format, delimiter_ids
-from slipstream_ipc.formats.table import find_format
+from slipstream_ipc.formats.table import find_format, forced_format
 from slipstream_ipc.messages import Render, Rendered, TokenizerReady
 from slipstream_ipc.process import BEAT_S, freeze_gc, start_child
 from slipstream_ipc.transformers_index import use_cached_index
@@ -41,11 +42,11 @@ from slipstream_worker.detokenizer.compiler import UnsupportedDecoder, compile_t
 from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
 from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
-from slipstream_worker.tokenizer.answer_settings import read_format
+from slipstream_worker.tokenizer.answer_settings import ReadFormat, read_format
 from slipstream_worker.tokenizer.long_prompts import LongPromptThread, is_long
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.render_note import RenderNote
-from slipstream_worker.tokenizer.template_dialect import find_dialect
+from slipstream_worker.tokenizer.template_dialect import find_dialect, find_refused_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -217,9 +218,15 @@ def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
         is_known = token_id is not None and tokenizer.convert_ids_to_tokens(token_id) == text
         return token_id if is_known else None
 
+    def read(each: AnswerFormat | None) -> ReadFormat | None:
+        return None if each is None else read_format(each, ready.delimiter_ids, encode, id_of)
+
+    dialect = find_dialect(tokenizer)
     return ChatTraits(
-        find_dialect(tokenizer),
-        None if found is None else read_format(found, ready.delimiter_ids, encode, id_of),
+        dialect,
+        read(found),
+        find_refused_shapes(tokenizer, dialect),
+        read(forced_format(found)),
     )
 
 

@@ -15,12 +15,14 @@ from msgspec.structs import replace
 from slipstream_ipc.columns import pack_u32, u32
 from slipstream_ipc.errors import BadRequest, Summary, brief
 from slipstream_ipc.messages import (
+    AnswerOptions,
     AnswerSettings,
     ChatMessage,
     Fault,
     ReasoningIds,
     Render,
     Rendered,
+    TurnChanges,
 )
 from slipstream_ipc.validation.chat_template import read_template
 from slipstream_worker.detokenizer.panics import is_panic
@@ -30,6 +32,7 @@ from slipstream_worker.tokenizer.bad_words import bad_word_ids
 from slipstream_worker.tokenizer.long_prompts import is_too_long
 from slipstream_worker.tokenizer.open_turn import ChatTexts, open_turn
 from slipstream_worker.tokenizer.template_dialect import TemplateDialect
+from slipstream_worker.tokenizer.turn_forms import FittedChat, Shape, fit
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +42,15 @@ _MAX_INTRODUCTION_CHARS = 1024
 
 
 class ChatTraits(NamedTuple):
-    """What is known of a tokenizer's chats. format: of answers; None where it is unknown."""
+    """What is known of a tokenizer's chats. format: of answers; None where it is unknown.
+    refused: shapes of chats that the template does not take, without tools and with them. forced:
+    the format of forced calls, where `format` has none.
+    """
 
     dialect: TemplateDialect = TemplateDialect()
     format: ReadFormat | None = None
+    refused: tuple[frozenset[Shape], frozenset[Shape]] = (frozenset(), frozenset())
+    forced: ReadFormat | None = None
 
 
 _PLAIN = ChatTraits()
@@ -86,6 +94,7 @@ def render(tokenizer: Any, request: Render, traits: ChatTraits = _PLAIN) -> Rend
         call_grammar=prompt.call_grammar,
         reasoning=prompt.reasoning,
         frame=prompt.frame,
+        changed_turns=prompt.changed_turns,
     )
 
 
@@ -120,24 +129,47 @@ class _Prompt(NamedTuple):
     call_grammar: str = ""
     reasoning: ReasoningIds | None = None
     frame: str = ""
+    changed_turns: TurnChanges = ()
 
 
 def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
     """Raises BadRequest, and whatever the template raises."""
-    text, add_special_tokens, chat = request.text, True, None
-    if request.messages:
-        template, dialect = request.template, traits.dialect
-        tools, kwargs = read_template(template)
-        if request.answer is not None and request.answer.tool_choice == "none":
-            tools = None
-        turns = dialect.turns(request.messages)
-        chat = _Chat(tokenizer, turns, tools, kwargs)
-        text = chat.text(
+    if not request.messages:
+        if request.text is None:
+            return _Prompt([])
+        add_special_tokens = request.add_special_tokens is not False
+        return _Prompt(_ids(tokenizer, request.text, request, add_special_tokens))
+    chat, fitted = _fitted_chat(tokenizer, request, traits)
+    ids = _ids(tokenizer, fitted.text, request, bool(request.add_special_tokens))
+    prompt = _Prompt(ids, changed_turns=fitted.changes)
+    if request.answer is None:
+        return prompt
+    return _read_answer(prompt, chat, fitted, request, request.answer, traits)
+
+
+def _fitted_chat(tokenizer: Any, request: Render, traits: ChatTraits) -> tuple[_Chat, FittedChat]:
+    """The chat as the template takes it. Raises BadRequest, and whatever the template raises."""
+    template = request.template
+    tools, kwargs = read_template(template)
+    if request.answer is not None and request.answer.tool_choice == "none":
+        tools = None
+
+    def chat_of(messages: Sequence[ChatMessage]) -> _Chat:
+        return _Chat(tokenizer, traits.dialect.turns(messages), tools, kwargs)
+
+    fitted = fit(
+        request.messages,
+        lambda messages: chat_of(messages).text(
             is_prompted=template.add_generation_prompt, is_continued=template.continue_final_message
-        )
-        add_special_tokens = False
-    if text is None:
-        return _Prompt([])
+        ),
+        traits.refused[tools is not None],
+        is_continued=template.continue_final_message,
+    )
+    return chat_of(fitted.messages), fitted
+
+
+def _ids(tokenizer: Any, text: str, request: Render, add_special_tokens: bool) -> list[int]:
+    """Raises BadRequest if there are too many."""
 
     def num_tokens(part: str) -> int:
         return len(tokenizer(part, add_special_tokens=False)["input_ids"])
@@ -145,51 +177,61 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
     if is_too_long(text, request.max_tokens, num_tokens):
         given = Summary(f"{len(text)} characters, more than {request.max_tokens} tokens")
         raise _too_long(request, given)
-    if request.add_special_tokens is not None:
-        add_special_tokens = request.add_special_tokens
     ids: list[int] = tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-    if chat is None or request.answer is None:
-        return _Prompt(ids)
-    forces_calls = request.answer.forces_calls
+    return ids
+
+
+def _read_answer(
+    prompt: _Prompt,
+    chat: _Chat,
+    fitted: FittedChat,
+    request: Render,
+    options: AnswerOptions,
+    traits: ChatTraits,
+) -> _Prompt:
+    """The prompt, with how its answer is read. Raises BadRequest."""
+    forces_calls = options.forces_calls
     if forces_calls and not chat.tools:
-        raise refusal(request.answer.tool_choice, "a request without tools")
-    if traits.format is None:
+        raise refusal(options.tool_choice, "a request without tools")
+    found = traits.format
+    if forces_calls and traits.forced is not None:
+        found = traits.forced
+    if found is None:
         if forces_calls:
-            where = "answers of this model, whose format is not known: see `slipstream formats`"
-            raise refusal(request.answer.tool_choice, where)
-        return _Prompt(ids)
-    opened = _opened(chat, text, request, traits.format.literals)
-    settings = traits.format.settings(request.answer, chat.tools, opened)
-    reasoning, grammar, frame = traits.format.reasoning_ids(settings, opened), "", ""
+            raise refusal(options.tool_choice, "answers of this model, whose format is not known")
+        return prompt
+    opened = _opened(chat, fitted, request, found.literals)
+    settings = found.settings(options, chat.tools, opened)
+    reasoning, grammar, frame = found.reasoning_ids(settings, opened), "", ""
     if forces_calls:
-        grammar = traits.format.call_grammar(
+        grammar = found.call_grammar(
             settings, chat.tools or (), opened, is_followed=reasoning is not None
         )
     elif request.structured is not None:
-        frame, reasoning = traits.format.structured_frame(
+        frame, reasoning = found.structured_frame(
             settings, chat.tools or (), opened, reasoning, request.structured
         )
     elif chat.tools:
-        grammar, reasoning = traits.format.free_calls(settings, chat.tools, opened, reasoning)
-    if traits.format.format.channels is not None and reasoning is not None:
+        grammar, reasoning = found.free_calls(settings, chat.tools, opened, reasoning)
+    if found.format.channels is not None and reasoning is not None:
         # a grammar's, not only what is behind
         is_whole = bool(grammar) or request.structured is not None
         reasoning = replace(reasoning, in_grammar=is_whole)
-    return _Prompt(ids, settings, grammar, reasoning, frame)
+    return prompt._replace(answer=settings, call_grammar=grammar, reasoning=reasoning, frame=frame)
 
 
-def _opened(chat: _Chat, text: str, request: Render, literals: Sequence[str]) -> str:
-    """What the prompt `text` has of the answer already; empty if the template refuses to tell."""
+def _opened(chat: _Chat, fitted: FittedChat, request: Render, literals: Sequence[str]) -> str:
+    """What the prompt has of the answer already; empty if the template refuses to tell."""
     try:
-        return _open_turn(chat, text, request, literals)
+        return _open_turn(chat, fitted, request, literals)
     except Exception as error:  # it has written the prompt; the answer is read from its beginning
         logger.debug("a prompt's open turn is unknown: %s", type(error).__name__)
         return ""
 
 
-def _open_turn(chat: _Chat, text: str, request: Render, literals: Sequence[str]) -> str:
+def _open_turn(chat: _Chat, fitted: FittedChat, request: Render, literals: Sequence[str]) -> str:
     """Raises whatever the template raises."""
-    messages: Sequence[ChatMessage] = request.messages
+    messages, text = fitted.messages, fitted.text
     if request.template.add_generation_prompt:
         introduction = text[-_MAX_INTRODUCTION_CHARS:]
         if not any(each in introduction for each in literals):

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from slipstream_ipc.formats.call_ids import written_id
 from slipstream_ipc.messages import ChatMessage, ChatToolCall, FunctionCall
 from slipstream_worker.formats.call_ids import short_call_id
+from slipstream_worker.tokenizer.turn_forms import Shape, find_refused
 
 REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 
@@ -57,15 +59,19 @@ class TemplateDialect(NamedTuple):
             for call in calls:
                 call.setdefault("type", "function")
                 call["function"]["arguments"] = self._arguments(call["function"]["arguments"])
-                if self.has_short_ids and call.get("id"):
-                    call["id"] = short_call_id(call["id"])
+                if call.get("id"):
+                    call["id"] = self._call_id(call["id"])
             if self.omits_empty and not message.content:
                 del turn["content"]
-        if self.has_short_ids and message.tool_call_id:
-            turn["tool_call_id"] = short_call_id(message.tool_call_id)
+        if message.tool_call_id:
+            turn["tool_call_id"] = self._call_id(message.tool_call_id)
         if reasoning and (self.has_reasoning_beside_text or not calls or not message.content):
             turn[self.reasoning_name] = reasoning
         return turn
+
+    def _call_id(self, call_id: str) -> str:
+        written = written_id(call_id)
+        return short_call_id(written) if self.has_short_ids else written
 
     def _arguments(self, text: str) -> object:
         if self.is_text:
@@ -107,6 +113,23 @@ def find_dialect(tokenizer: Any) -> TemplateDialect:
             is_either = not both and bool(_rendered(tokenizer, named, _call_turn(_CONTENT)))
             return named._replace(has_reasoning_beside_text=not is_either)
     return found
+
+
+def find_refused_shapes(
+    tokenizer: Any, dialect: TemplateDialect
+) -> tuple[frozenset[Shape], frozenset[Shape]]:
+    """The shapes of chats that the template does not take: without tools, and with tools."""
+    if not tokenizer.chat_template:
+        return frozenset(), frozenset()
+
+    def refused(tools: list[dict[str, Any]] | None) -> frozenset[Shape]:
+        return find_refused(
+            lambda chat: tokenizer.apply_chat_template(
+                dialect.turns(chat), tools=tools, tokenize=False, add_generation_prompt=True
+            )
+        )
+
+    return refused(None), refused(_TOOLS)
 
 
 def _has_developer(tokenizer: Any) -> bool:

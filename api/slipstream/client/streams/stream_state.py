@@ -18,7 +18,7 @@ from slipstream.delta_batch import DeltaBatch
 from slipstream.errors import SlipstreamError
 from slipstream.outputs import Delta
 from slipstream.prompt_logprobs import PromptPieces
-from slipstream_ipc.messages import End, Resume, Submit, TraceContext
+from slipstream_ipc.messages import End, Resume, Submit, TraceContext, TurnChanges
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -39,6 +39,7 @@ class StreamState:
     push: Callable[[Delta], None] = field(init=False)
     wakeup: Wakeup[StreamState] | None = None  # set while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
+    changed_turns: TurnChanges = ()  # of the prompt; set with `prompt_ids`
     was_accepted: bool = False  # for an earlier reader, whose place this one takes
     prompt_logprobs: PromptPieces | None = None  # where requested; complete before the first delta
     end: End | None = None

@@ -217,6 +217,7 @@ class ClientStreamTable:
         if state is not None:
             u32(message.prompt_ids, "prompt_ids")
             state.prompt_ids = message.prompt_ids
+            state.changed_turns = message.changed_turns
             if state.awaits_acceptance:
                 self._woken.append(state)
 

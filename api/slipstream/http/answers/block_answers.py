@@ -32,7 +32,6 @@ from slipstream.http.blocks.block_printer import (
 )
 from slipstream.http.blocks.blocks import Block, BlockKind, BlockReader
 from slipstream.http.openai.response_bodies import Usage
-from slipstream.http.response_encoding import json_response
 from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
@@ -117,7 +116,7 @@ class StreamedBlocks:
         assert end is not None
         found += self._writer.finish(end, self._live.usage())
         if not self._exchange.has_begun:  # the client has all of it
-            self._exchange.begin_stream()
+            self._live.begin_stream()
         self._send(found)
         self._exchange.finish()
 
@@ -154,7 +153,7 @@ class StreamedBlocks:
         if not events:
             return
         if not self._exchange.has_begun:
-            self._exchange.begin_stream()
+            self._live.begin_stream()
         event_ids = self._event_ids
         if event_ids is None:
             self._exchange.write(b"".join([event.data for event in events]))
@@ -229,7 +228,7 @@ class UnaryBlocks:
             blocks = self._blocks(whole, state.end)
             live.num_unwritten -= 1
             body = self._printer.whole(blocks, state.end, live.usage())
-            live.exchange.respond(json_response(200, body))
+            live.respond(body)
         except (ApiError, SlipstreamError) as error:
             live.fail(error)
         except Exception:

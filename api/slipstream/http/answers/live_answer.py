@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.delta_batch import TokenLogprobs
@@ -34,6 +34,7 @@ from slipstream.http.answers.echo import echo_logprobs
 from slipstream.http.answers.event_ids import EventId, EventIdWriter, StreamCursor
 from slipstream.http.api_errors import ApiError, error_of
 from slipstream.http.blocks.block_printer import BlockShape
+from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.config import Limits
 from slipstream.http.exchange import Exchange
 from slipstream.http.openai.logprob_bodies import TextPosition, concat_logprobs, logprobs_by_id
@@ -46,7 +47,7 @@ from slipstream.http.openai.response_bodies import (
     Usage,
 )
 from slipstream.http.openai.vocabulary import TextsByModel
-from slipstream.http.response_encoding import event
+from slipstream.http.response_encoding import event, json_response
 from slipstream.http.shares import Shares
 from slipstream.http.time_slice import Parts, TimeSlicedQueue
 from slipstream.prompt_logprobs import PromptTokenLogprobs
@@ -133,6 +134,20 @@ class LiveAnswer:
             self.abandon()
         else:
             asyncio.get_running_loop().call_later(self.context.limits.resume_s, self.abandon)
+
+    def begin_stream(self) -> None:
+        """Send the head of the event stream."""
+        self._tell_changed_turns()
+        self.exchange.begin_stream()
+
+    def respond(self, body: Struct) -> None:
+        """Send the complete answer."""
+        self._tell_changed_turns()
+        self.exchange.respond(json_response(200, body))
+
+    def _tell_changed_turns(self) -> None:
+        changes = [state.changed_turns for state in self.plan.states]
+        tell_changed_turns(self.exchange.request, changes)
 
     def abandon(self) -> None:
         """End every stream that is not over; one in the background goes on, unread."""

@@ -343,7 +343,7 @@ class StreamedChoice:
     def _begin(self) -> None:
         """Write the head of the answer, and the chunks that precede each choice's first text."""
         plan = self._live.plan
-        self._exchange.begin_stream()
+        self._live.begin_stream()
         events: list[bytes] = []
         usage = self._live.usage_so_far(self._index, 0)  # shapes with a first chunk: one prompt
         for index in range(len(plan.states)):

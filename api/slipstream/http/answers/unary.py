@@ -21,7 +21,7 @@ from slipstream.http.blocks.content_tokens import only_content
 from slipstream.http.openai.answer_parts import finish_reason, has_ended_call, parts_of
 from slipstream.http.openai.logprob_bodies import TextPosition
 from slipstream.http.openai.response_bodies import NULL, Answer, Choice
-from slipstream.http.response_encoding import json_raw, json_response
+from slipstream.http.response_encoding import json_raw
 from slipstream.http.time_slice import Parts, run_all
 from slipstream.outputs import events_of, join, kind_of, logprobs_in_parts
 
@@ -121,4 +121,4 @@ class UnaryAnswer:
             UNSET if self._has_many else (yield from live.prompt_logprobs(0)),
             live.prompt_ids() if self._shape.has_ids and not self._has_many else UNSET,
         )
-        live.exchange.respond(json_response(200, answer))
+        live.respond(answer)

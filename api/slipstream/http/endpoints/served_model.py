@@ -16,10 +16,11 @@ from slipstream.http.api_errors import (
     not_ready,
     unknown_model,
 )
+from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.exchange import Exchange
 from slipstream.http.response_encoding import Response
 from slipstream.request.served_models import find_model, names_of
-from slipstream_ipc.messages import ModelCard
+from slipstream_ipc.messages import ModelCard, Tokenized
 from slipstream_ipc.telemetry.logs import of_requests
 
 _logger = logging.getLogger(__name__)
@@ -89,7 +90,10 @@ def respond_when_done(
         if answered.cancelled():
             return
         try:
-            response = response_of(answered.result())
+            found = answered.result()
+            response = response_of(found)
+            if isinstance(found, Tokenized):
+                tell_changed_turns(exchange.request, [found.changed_turns])
         except (ApiError, SlipstreamError) as error:
             exchange.refuse(error_of(error, param_names))
         except Exception as error:

@@ -72,5 +72,14 @@ class Cors:
 
 _EXPOSED = (
     b"access-control-expose-headers",
-    b"request-id, x-request-id, retry-after, www-authenticate, x-slipstream-ignored-fields",
+    b", ".join(
+        (
+            b"request-id",
+            b"x-request-id",
+            b"retry-after",
+            b"www-authenticate",
+            b"x-slipstream-ignored-fields",
+            b"x-slipstream-changed-turns",
+        )
+    ),
 )
