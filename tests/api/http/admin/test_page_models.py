@@ -59,7 +59,8 @@ OVERFLOWING = """
 COVERED = """
 (() => {
   const all = [...document.querySelectorAll("#ask .buttons > *")];
-  const boxes = all.filter((it) => it.checkVisibility()).map((it) => [it.id || it.className, it.getBoundingClientRect()]);
+  const boxes = all.filter((it) => it.checkVisibility())
+    .map((it) => [it.id || it.className, it.getBoundingClientRect()]);
   return boxes.flatMap(([name, box], at) => boxes.slice(at + 1).filter(([, other]) =>
     box.left < other.right - 0.5 && other.left < box.right - 0.5
     && box.top < other.bottom - 0.5 && other.top < box.bottom - 0.5
