@@ -144,6 +144,7 @@ def assemble_core(
         info.default_sampling,
         config.max_logprobs,
         fingerprint=fingerprint_of(config, info),
+        aliases=config.aliases,
     )
     grammars = GrammarBitmasks(tokens, info.vocab_size)
     compiler = GrammarCompiler(

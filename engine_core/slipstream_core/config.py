@@ -31,7 +31,8 @@ class NodesConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine core; unknown names and values out of range are refused.
 
-    `served_model_name` is the name that clients see; by default `model`.
+    `served_model_name` is the name that clients see; by default `model`. `aliases` are other names
+    that they may use.
     `kv_cache_gib` bounds the cache on the CPU, `gpu_memory_utilization` is the fraction of a card's
     memory that this core may use in all; `num_blocks` overrides both.
     `touches_cache` takes the memory of a CPU's cache, and of prompts, before the first request.
@@ -70,6 +71,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     served_model_name: str | None = None
+    aliases: tuple[str, ...] = ()
     address: str  # ipc:// endpoint the worker connects to
     incarnation: Annotated[int, Meta(ge=0)] = 0
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -217,6 +217,7 @@ TAKEN = {
     "--max-model-len auto": {"max_model_len": None},
     "--max-model-len -1": {"max_model_len": None},
     "--max-num-batched-tokens 1M": {"max_num_batched_tokens": 2**20},
+    "--served-model-name a b": {"served_model_name": ("a", "b")},
     "--api-key a b": {"api_key": ("a", "b")},
     '--allowed-origins ["http://a","http://b"]': {"allowed_origins": ("http://a", "http://b")},
     "--cudagraph-capture-sizes 1 2 4": {"cuda_graph_sizes": (1, 2, 4)},

@@ -27,6 +27,7 @@ _NOTES = {
     "nnodes": "with `--keys`: [several machines](deploying.md#one-model-over-several-machines)",
     "otlp_traces_endpoint": "OTLP over HTTP",
     "reasoning_parser": "known by the chat template",
+    "served_model_name": "one with `*` at its end stands for all names that begin so",
     "tensor_parallel_size": "[by transformers' plans](serving.md#several-devices); not tried on "
     "cards",
     "tool_call_parser": "known by the chat template; `slipstream formats` lists the names",

@@ -53,6 +53,7 @@ from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.response_encoding import Response, json_response
 from slipstream.http.server.cors import Cors
 from slipstream.http.server.hosts import Hosts
+from slipstream.request.served_models import listed_names
 from slipstream_ipc.messages import ModelCard
 from slipstream_ipc.telemetry.statistics import Statistics
 
@@ -309,12 +310,14 @@ class App:
         exchange.respond(self.live.response(model_name, self.health.processes, self._io.replicas))
 
     def _get_models(self, _request: HttpRequest, exchange: Exchange) -> None:
-        found = [self._model_body(model) for model in served_models(self._io)]
+        models = served_models(self._io)
+        found = [self._model_body(each, name) for each in models for name in listed_names(each)]
         exchange.respond(json_response(200, Models(found, found[0].id, found[-1].id)))
 
     def _get_model(self, request: HttpRequest, exchange: Exchange) -> None:
-        model = served_model(self._io, unquote(request.path.removeprefix(_MODEL)))
-        exchange.respond(json_response(200, self._model_body(model)))
+        name = unquote(request.path.removeprefix(_MODEL))
+        model = served_model(self._io, name)
+        exchange.respond(json_response(200, self._model_body(model, name)))
 
     def _get_openapi(self, _request: HttpRequest, exchange: Exchange) -> None:
         exchange.respond(Response(200, openapi.document()))
@@ -325,9 +328,9 @@ class App:
         names = [model.name for model in self._io.models] or [self._model_name]
         return names[0] if len(names) == 1 else ""
 
-    def _model_body(self, model: ModelCard) -> Model:
+    def _model_body(self, model: ModelCard, name: str) -> Model:
         created_at = datetime.fromtimestamp(self._started, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return Model(model.name, self._started, model.max_model_len, model.name, created_at)
+        return Model(name, self._started, model.max_model_len, name, created_at)
 
 
 def _check_method(request: HttpRequest, methods: dict[str, Handler] | None) -> ApiError | None:

@@ -52,9 +52,14 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = None
     served_model_name: Annotated[
-        str | None,
-        _about(MODEL, "name of the model in the API (default: MODEL as given)", "NAME"),
-    ] = None
+        str | tuple[str, ...] | None,
+        _about(
+            MODEL,
+            "name of the model in the API (default: MODEL as given); answers and metrics have the "
+            "first one, requests may have any; one with * at its end stands for all that begin so",
+            "NAME",
+        ),
+    ] = ()
     tokenizer: Annotated[
         str | None,
         _about(MODEL, "folder or hub id of the tokenizer (default: the model's own)", "MODEL"),
@@ -522,7 +527,7 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class StackOptions(TypedDict, total=False):
     """The settings of a stack as keyword options, without the model. Lists may stand for tuples."""
 
-    served_model_name: str | None
+    served_model_name: str | Sequence[str] | None
     tokenizer: str | None
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     device: Literal["auto", "cpu", "cuda"]

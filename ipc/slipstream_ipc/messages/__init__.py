@@ -78,6 +78,7 @@ from slipstream_ipc.messages.core import (
     WorkerToCore,
 )
 from slipstream_ipc.messages.fields import (
+    MAX_ALIASES,
     MAX_CANCELLED,
     MAX_CHAT_TURNS,
     MAX_IDENTITY_BYTES,
@@ -159,6 +160,7 @@ __all__ = [
     "ANSWERS_INSPECT",
     "FRAMED",
     "KEPT_ENTRY_BYTES",
+    "MAX_ALIASES",
     "MAX_CALLS",
     "MAX_CANCELLED",
     "MAX_CHAT_TURNS",

@@ -9,6 +9,7 @@ from msgspec import Meta
 MAX_CHAT_TURNS = 16384
 MAX_IDENTITY_BYTES = 64
 MAX_LABEL_CHARS = 1024
+MAX_ALIASES = 64  # further names of a model
 MAX_TOOL_CALLS = 1024  # per message
 MAX_TEMPLATE_CHARS = 2**20  # a chat's tools, and likewise its template variables
 MAX_OTHERS = 127  # further answers that a Submit requests

@@ -7,6 +7,7 @@ from typing import Annotated, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from slipstream_ipc.messages.fields import (
+    MAX_ALIASES,
     MAX_KEPT_BYTES,
     MAX_TRACE_STATE_CHARS,
     U32,
@@ -109,3 +110,5 @@ class ModelCard(Struct, array_like=True, frozen=True):
     # of a kept answer (`KeepOptions`): its record, its text in UTF-8 and KEPT_ENTRY_BYTES; one that
     # takes more is not kept. 0: none is
     max_kept_bytes: U32 = MAX_KEPT_BYTES
+    # other names that requests may use; one with * at its end stands for all that begin so
+    aliases: Annotated[tuple[Label, ...], Meta(max_length=MAX_ALIASES)] = ()

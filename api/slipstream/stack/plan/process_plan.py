@@ -32,6 +32,7 @@ from slipstream.stack.supervisor_events import SupervisorConfig
 from slipstream.tracing.part_files import checked_trace
 from slipstream_ipc.errors import BadRequest
 from slipstream_ipc.formats.choose import check_format_names
+from slipstream_ipc.messages import MAX_ALIASES, MAX_LABEL_CHARS
 from slipstream_ipc.process import process_name
 from slipstream_ipc.transport.addresses import TCP, check_server_address
 from slipstream_ipc.transport.sockets import check_address
@@ -183,6 +184,7 @@ def core_config(settings: StackSettings, model: str) -> dict[str, Any]:
     return {
         "model": model,
         "served_model_name": _model_name(settings),
+        "aliases": _served_names(settings)[1:],
         **_core_options(settings),
         "kv_cache_gib": _kv_cache_gib(settings),
         "touches_cache": _has_cache_size(settings),
@@ -209,7 +211,7 @@ def plan_fronts(
     front = {
         "client_address": address,
         "tokenizer": settings.tokenizer or "",
-        "model_name": settings.served_model_name or "",
+        "model_name": next(iter(_served_names(settings)), ""),
         "keys": None if keys is None else os.path.abspath(keys),
         "insecure": settings.insecure,
         "is_router": True,
@@ -291,7 +293,22 @@ def _core_options(settings: StackSettings) -> dict[str, Any]:
 
 def _model_name(settings: StackSettings) -> str:
     """The model's name, as clients and metrics have it."""
-    return settings.served_model_name or settings.model or MODEL_NAME
+    return next(iter(_served_names(settings)), None) or settings.model or MODEL_NAME
+
+
+def _served_names(settings: StackSettings) -> tuple[str, ...]:
+    """The names that clients may use, if any are given. Raises: BadRequestError."""
+    given = settings.served_model_name or ()
+    names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
+    if names and names[0].endswith("*"):
+        raise wrong_option("served_model_name", names[0], "a first name without * at its end")
+    for name in names:
+        if not 1 <= len(name) <= MAX_LABEL_CHARS:
+            allowed = f"names of 1 to {MAX_LABEL_CHARS} characters"
+            raise wrong_option("served_model_name", name, allowed)
+    if len(names) > MAX_ALIASES + 1:
+        raise wrong_option("served_model_name", len(names), f"at most {MAX_ALIASES + 1} names")
+    return names
 
 
 def _given_members(settings: StackSettings) -> tuple[str, ...]:
