@@ -57,7 +57,8 @@ class Vocabulary:
     """A model's tokens, shared by all grammars."""
 
     def __init__(self, tokenizer_json: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
-        """`vocab_size` is the width of the model's logits.
+        """`vocab_size` is the width of the model's logits; ids behind it are never sampled, so the
+        library is not told of them.
 
         Raises GrammarError where the tokenizer does not fit it. The library holds the GIL
         meanwhile: 0.04 s for 4,096 tokens, 0.25 s for 32,000.
@@ -69,8 +70,15 @@ class Vocabulary:
         self.vocab_size = vocab_size
         self.eos_ids = frozenset(eos_ids)
         text = tokenizer_json.read_text("utf-8")
+        ends = list(eos_ids) or None
         try:
-            self._tokenizer = llguidance.LLTokenizer(text, vocab_size, list(eos_ids) or None)
+            try:
+                self._tokenizer = llguidance.LLTokenizer(text, vocab_size, ends)
+            except ValueError:
+                fewer = within_rows(text, vocab_size)
+                if fewer is None:
+                    raise
+                self._tokenizer = llguidance.LLTokenizer(fewer, vocab_size, ends)
         except ValueError as error:
             raise GrammarError(
                 f"the grammar library does not support the model's tokenizer: {error}"
@@ -150,6 +158,34 @@ class Vocabulary:
                 except Exception as error:  # its GBNF converter raises any exception
                     raise GrammarError(str(error)) from error
         return text
+
+
+def within_rows(tokenizer_json: str, vocab_size: int) -> str | None:
+    """The tokenizer without the ids that have no row among `vocab_size`; None if all have one."""
+    tokenizer = json.loads(tokenizer_json)
+    added, model = tokenizer.get("added_tokens") or [], tokenizer["model"]
+    vocab = model.get("vocab")
+    largest = max((each["id"] for each in added), default=-1)
+    if isinstance(vocab, dict):
+        largest = max(largest, *vocab.values())
+    elif isinstance(vocab, list):
+        largest = max(largest, len(vocab) - 1)
+    if largest < vocab_size:
+        return None
+    tokenizer["added_tokens"] = [each for each in added if each["id"] < vocab_size]
+    if isinstance(vocab, list):  # an id is its place
+        model["vocab"] = vocab[:vocab_size]
+    elif isinstance(vocab, dict):
+        kept = {token: token_id for token, token_id in vocab.items() if token_id < vocab_size}
+        model["vocab"] = kept
+        if "merges" in model:
+            pairs = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
+            model["merges"] = [
+                [left, right]
+                for left, right in pairs
+                if left in kept and right in kept and left + right in kept
+            ]
+    return json.dumps(tokenizer)
 
 
 class _Grammars(msgspec.Struct):

@@ -22,6 +22,7 @@ from slipstream_core.grammar.llguidance_backend import (
     fill_masks,
     ids_as_mask,
     num_words,
+    within_rows,
 )
 from slipstream_core.grammar.matcher import GrammarBroken, GrammarMatcher, SharedGrammar
 from slipstream_core.runner.tokenizer_file import find_tokenizer
@@ -588,6 +589,33 @@ def test_the_tokenizer_is_found(tmp_path: Any) -> None:
             find_tokenizer(model)
 
 
-def test_a_vocabulary_that_is_larger_than_the_model_is_refused() -> None:
-    with pytest.raises(GrammarError, match="does not support"):
-        Vocabulary(MODEL_PATH / "tokenizer.json", 100, EOS)
+@pytest.mark.parametrize("vocab_size", [4095, 4000, 300])
+def test_a_tokenizer_with_more_ids_than_the_model_has_rows(vocab_size: int) -> None:
+    """As Gemma 3 1B has; the masks are those of the whole vocabulary, as far as there are rows."""
+    whole, fewer = VOCABULARY, Vocabulary(MODEL_PATH / "tokenizer.json", vocab_size, EOS)
+    wanted = StructuredOutputs(regex="[a-z ]{3,9}")
+    states = [each.compile(wanted) for each in (whole, fewer)]
+    for _ in range(3):
+        masks = [
+            np.unpackbits(np.frombuffer(each.compute_bitmask(), np.uint8), bitorder="little")
+            for each in states
+        ]
+        assert masks[1].any()
+        assert np.array_equal(masks[0][:vocab_size], masks[1][:vocab_size])
+        assert not masks[1][vocab_size:].any()
+        token_id = int(np.flatnonzero(masks[1])[-1])
+        for each in states:
+            assert each.consume_token(token_id)
+
+
+def test_what_has_no_row_is_left_out_of_every_kind_of_tokenizer() -> None:
+    added = [{"id": 2, "content": "<a>"}, {"id": 5, "content": "<b>"}]
+    unigram = {"added_tokens": added, "model": {"vocab": [["x", -1.0]] * 6}}
+    kept = json.loads(within_rows(json.dumps(unigram), 4) or "")
+    assert kept == {"added_tokens": added[:1], "model": {"vocab": [["x", -1.0]] * 4}}
+    merges = ["a b", "ab a", "a ba"]
+    bpe = {"added_tokens": [], "model": {"vocab": {"a": 0, "b": 1, "ab": 2, "aba": 3}}}
+    bpe["model"]["merges"] = merges  # type: ignore[index]
+    kept = json.loads(within_rows(json.dumps(bpe), 3) or "")
+    assert kept["model"] == {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}
+    assert within_rows(json.dumps(bpe), 4) is None
