@@ -247,6 +247,39 @@ def test_what_ranks_exchange_has_shapes_on_the_meta_device() -> None:
     assert collectives.gather_over_ranks(x, 99).shape == (7, 1, 99)
 
 
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_sums_of_a_group_of_cpus_are_made_in_the_order_of_ranks(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a row's bits do not depend on its batch; of two ranks they never do."""
+    torch.manual_seed(0)
+    parts = [torch.randn(4, 9) * 10.0**index for index in range(size)]
+    asked = []
+
+    def all_gather(slices: list[torch.Tensor], own: torch.Tensor) -> None:
+        asked.append("all_gather")
+        assert torch.equal(own, parts[0])
+        for each, part in zip(slices, parts, strict=True):
+            each.copy_(part)
+
+    group = SimpleNamespace(
+        get_world_size=lambda: size,
+        all_gather=all_gather,
+        all_reduce=lambda x: asked.append("all_reduce"),
+    )
+    monkeypatch.setattr(collectives, "_Any", group)
+    total = collectives.sum_over_ranks(parts[0])
+    if size == 2:
+        assert asked == ["all_reduce"]
+        return
+    expected = parts[0]
+    for part in parts[1:]:
+        expected = expected + part
+    assert asked == ["all_gather"]
+    assert torch.equal(total, expected)
+    assert not torch.equal(total, parts[0])
+
+
 def test_steps_without_logits_exchange_nothing() -> None:
     """There is no process group here, so whatever waits for one would raise."""
     assert collectives.sum_over_ranks(torch.empty(1, 0, 5)).shape == (1, 0, 5)
