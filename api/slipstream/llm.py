@@ -31,6 +31,7 @@ from slipstream.stack.stack import Stack, StackArguments
 from slipstream.stack.supervisor_process import StackError
 from slipstream.vllm_names import LLM_MEMBERS, missing_member
 from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.hub_id import split_revision
 from slipstream_ipc.messages import ChatMessage, SamplingParams
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ class LLM:
             self._stack.stop()
             raise
         self._stack.when_ended(self._client.close)  # so that no call waits for a dead stack
+        self._download_dir = settings.get("download_dir")
         self._trust_remote_code = settings.get("trust_remote_code", False)
         self._ids = count()
         self._is_closed = False
@@ -116,8 +118,12 @@ class LLM:
         """
         from transformers import AutoTokenizer
 
+        name, revision = split_revision(self._client.model.path)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            self._client.model.path, trust_remote_code=self._trust_remote_code
+            name,
+            revision=revision,
+            cache_dir=self._download_dir,
+            trust_remote_code=self._trust_remote_code,
         )
         return tokenizer
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -63,6 +63,9 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `logprobs_gib` bounds the log-probabilities of all requests together; requests that find no room
     wait.
     `response_store_mib` bounds the kept answers that are held for workers that die.
+    `hf_overrides` replaces parts of the model's config.json. `generation_config` is the folder that
+    has the sampling defaults in its generation_config.json, auto for the model's, or vllm for none;
+    `override_generation_config` replaces some of them.
     `trust_remote_code` lets code beside the weights run in this process.
     `tensor_parallel_size` is the number of ranks that compute the model together: this process and
     others that it starts; `threads` and `kv_cache_gib` are then of each rank and of all together.
@@ -93,6 +96,9 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     step_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     trust_remote_code: bool = False
+    hf_overrides: dict[str, Any] = {}
+    generation_config: str = "auto"
+    override_generation_config: dict[str, float] = {}
     trace: str | None = None
     runtime_dir: str | None = None
     died_within: bool = False

@@ -46,10 +46,12 @@ def assemble_worker(
     spans: RequestSpans | None = None,
     *,
     answer_format: str = "",
+    eos_token_ids: tuple[int, ...] = (),
 ) -> Worker:
     """A worker between `config.core_address` and `config.client_address`.
 
-    connections: limits the number of its clients' connections. spans, answer_format: see `Worker`.
+    connections: limits the number of its clients' connections. spans, answer_format,
+    eos_token_ids: see `Worker`.
 
     Raises: ValueError, OSError or zmq.ZMQError if an address or its keys cannot be used.
     """
@@ -85,6 +87,7 @@ def assemble_worker(
         poller,
         tokenizer=config.tokenizer,
         answer_format=answer_format,
+        eos_token_ids=eos_token_ids,
         stream_interval=config.stream_interval,
         grace_s=config.grace_s,
         response_store_bytes=int(config.response_store_mib * 2**20),

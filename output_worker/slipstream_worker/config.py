@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -21,6 +21,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trace: file that the timeline will be written to; this process leaves its part beside it.
     tool_format, reasoning_format: names in the table of formats, "none", or None for the one that
     the model's chat template tells.
+    chat_template: in place of the tokenizer's own. default_chat_template_kwargs: its variables
+    where a request sets none.
+    ends_at_eos: answers end at the end tokens of tokenizer and chat template beside the model's.
     listen: a tcp:// address to accept clients on as well.
     keys: folder of the CURVE keys for `listen`.
     insecure: `listen` has no keys; only for an address on this machine.
@@ -54,6 +57,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     trust_remote_code: bool = False
     tool_format: str | None = None
     reasoning_format: str | None = None
+    chat_template: str | None = None
+    default_chat_template_kwargs: dict[str, Any] = {}
+    ends_at_eos: bool = True
     trace: str | None = None
     listen: str | None = None
     keys: str | None = None

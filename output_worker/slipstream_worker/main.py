@@ -64,6 +64,8 @@ def main() -> int:
                 "trust_remote_code": config.trust_remote_code,
                 "tool_format": config.tool_format,
                 "reasoning_format": config.reasoning_format,
+                "chat_template": config.chat_template,
+                "default_chat_template_kwargs": config.default_chat_template_kwargs,
             },
             name=_tokenizer_name(config),
             hang_timeout_s=config.hang_timeout_s,
@@ -102,6 +104,7 @@ def main() -> int:
                         Connections(raise_file_limit()),
                         spans,
                         answer_format=ready.answer_format,
+                        eos_token_ids=ready.eos_token_ids if config.ends_at_eos else (),
                     )
                 except (ValueError, OSError, zmq.ZMQError) as error:  # an address, or keys
                     is_full = getattr(error, "errno", None) == errno.ENOSPC

@@ -63,6 +63,7 @@ class Worker:
         stream_interval: int | Literal["auto"],
         grace_s: float,
         answer_format: str = "",
+        eos_token_ids: tuple[int, ...] = (),
         response_store_bytes: int = 0,
         may_return: bool = False,
         share_prefix_cache: bool = False,
@@ -77,6 +78,7 @@ class Worker:
     ) -> None:
         """`sockets` are those that `front` accepts on; `tokenizer` is the folder or hub id that
         clients load, `answer_format` the format of answers as clients see it on the model's card.
+        eos_token_ids: by which the tokenizer ends answers, beside the model's own.
 
         response_store_bytes: of kept answers, see `AnswerKeeper`. may_return, share_prefix_cache,
         predecessor_ended_s, index, num_workers, replica, members, stack_incarnation: see
@@ -131,6 +133,7 @@ class Worker:
             self._load_notices,
             tokenizer=tokenizer,
             answer_format=answer_format,
+            eos_token_ids=eos_token_ids,
             tracer=tracer,
             spans=spans,
             predecessor_ended_s=predecessor_ended_s,

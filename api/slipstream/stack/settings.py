@@ -101,6 +101,52 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             "NAME",
         ),
     ] = None
+    hf_overrides: Annotated[
+        str | dict[str, Any] | None,
+        _about(MODEL, "parts of the model's config.json that are replaced, as JSON", "JSON"),
+    ] = None
+    generation_config: Annotated[
+        str,
+        _about(
+            MODEL,
+            "where sampling defaults are from: auto is the model's generation_config.json, vllm is "
+            "none, and else it is a folder with such a file",
+            "{auto,vllm,FOLDER}",
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        str | dict[str, Any] | None,
+        _about(
+            MODEL,
+            "sampling defaults that are replaced, as JSON: temperature, top_k, top_p, min_p, "
+            "repetition_penalty",
+            "JSON",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "file with a chat template, or the template itself, in place of the tokenizer's",
+            "FILE",
+        ),
+    ] = None
+    default_chat_template_kwargs: Annotated[
+        str | dict[str, Any] | None,
+        _about(MODEL, "variables of the chat template where a request sets none, as JSON", "JSON"),
+    ] = None
+    revision: Annotated[
+        str | None,
+        _about(MODEL, "branch, tag or commit of a model from a hub", "REVISION"),
+    ] = None
+    download_dir: Annotated[
+        str | None,
+        _about(
+            MODEL,
+            "folder that models from a hub are kept in (default: $HF_HUB_CACHE or its default)",
+            "FOLDER",
+        ),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         _about(MODEL, "run Python code from the model's folder, with all of your permissions"),
@@ -555,6 +601,13 @@ class StackOptions(TypedDict, total=False):
     native: bool
     tool_format: str | None
     reasoning_format: str | None
+    hf_overrides: str | dict[str, Any] | None
+    generation_config: str
+    override_generation_config: str | dict[str, Any] | None
+    chat_template: str | None
+    default_chat_template_kwargs: str | dict[str, Any] | None
+    revision: str | None
+    download_dir: str | None
     trust_remote_code: bool
     stream_interval: int | Literal["auto"]
     client_timeout_s: float

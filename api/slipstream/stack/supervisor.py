@@ -134,6 +134,7 @@ class Supervisor:
         """Run the stack to its end. Returns the exit code: 0 where it was asked to end, else FAILED
         or MISCONFIGURED.
         """
+        os.environ.update(self._config.environment)
         try:
             with (
                 RuntimeDirectory(Path(self._config.runtime_dir)),

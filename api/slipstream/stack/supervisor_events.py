@@ -26,6 +26,7 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
     listen: tuple[str, int] | None = None  # host and port of the HTTP fronts
     uds: str | None = None  # a unix socket's path, in place of host and port
     log_stats_interval_s: float = 0.0
+    environment: dict[str, str] = {}  # of all children, beside ours
     beats: bool = False  # whether it reports `SupervisorBeat`, for a fleet's supervisor
 
 

@@ -72,12 +72,18 @@ def save(architecture: Architecture, folder: Path) -> None:
         architecture.config().save_pretrained(folder)
         return
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(architecture.config(), dtype=torch.float32)
+    model = _auto(architecture.config()).from_config(architecture.config(), dtype=torch.float32)
     with torch.no_grad():  # biases, sinks and norms are initialised to constants
         for parameter in model.parameters():
             if parameter.dim() == 1 or parameter.min() == parameter.max():
                 parameter.add_(torch.randn_like(parameter), alpha=0.2)
     model.save_pretrained(folder)
+
+
+def _auto(config: Any) -> Any:
+    """The class of a configuration: a multimodal one has its own, which answers text, too."""
+    is_plain = config.get_text_config() is config
+    return AutoModelForCausalLM if is_plain else transformers.AutoModelForMultimodalLM
 
 
 def prompts() -> list[list[int]]:
@@ -88,7 +94,8 @@ def prompts() -> list[list[int]]:
 
 def generate(folder: Path) -> list[list[int]]:
     """The output of transformers' `generate`, one prompt at a time."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    auto = _auto(transformers.AutoConfig.from_pretrained(folder))
+    model = auto.from_pretrained(folder, attn_implementation="eager").eval()
     return [
         model.generate(
             torch.tensor([prompt]),
@@ -225,6 +232,60 @@ def _rope(rope_type: str, **options: float) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": 10000.0} | options
 
 
+_VISION: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "depth": 1,
+    "num_heads": 2,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 16,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+_QWEN_TOKENS: dict[str, Any] = {
+    "image_token_id": 190,
+    "video_token_id": 191,
+    "vision_start_token_id": 192,
+    "vision_end_token_id": 193,
+}
+
+
+def _tower(
+    name: str,
+    config_class: str,
+    *vision: str,
+    text: dict[str, Any] | None = None,
+    quick: bool = False,
+    **options: Any,
+) -> Architecture:
+    """A multimodal model, served as text. vision: the numbers that its tower's class takes."""
+    tower = {each: _VISION[each] for each in vision}
+    given = {"text_config": _BASE | (text or {}), "vision_config": tower, **options}
+    return Architecture(name, config_class, given | {"tie_word_embeddings": False}, quick=quick)
+
+
+_SIGLIP = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "patch_size",
+    "image_size",
+)
+_QWEN_VISION = (
+    "hidden_size",
+    "intermediate_size",
+    "depth",
+    "num_heads",
+    "patch_size",
+    "out_hidden_size",
+)
+_MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+
+
 ARCHITECTURES: tuple[Architecture, ...] = (
     _served("Llama", "LlamaConfig"),
     _served(
@@ -329,6 +390,92 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     _served("Arcee", "ArceeConfig"),
     _served("Apertus", "ApertusConfig"),
     _served("Helium", "HeliumConfig", head_dim=16),
+    _tower(
+        "Gemma 3, as text",
+        "Gemma3Config",
+        *_SIGLIP,
+        quick=True,
+        text={"head_dim": 16, "sliding_window": WINDOW, **_TWO_BY_TWO},
+        image_token_index=190,
+        boi_token_index=191,
+        eoi_token_index=192,
+        mm_tokens_per_image=4,
+    ),
+    _tower(
+        "Gemma 4, as text",
+        "Gemma4Config",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "patch_size",
+        text={
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 2,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+        },
+        audio_config=None,
+        image_token_id=190,
+    ),
+    _tower(
+        "Mistral 3, as text",
+        "Mistral3Config",
+        *_SIGLIP,
+        text={"model_type": "mistral", "head_dim": 16},
+        image_token_index=190,
+    ),
+    _tower(
+        "Qwen2-VL, as text",
+        "Qwen2VLConfig",
+        "depth",
+        "num_heads",
+        "patch_size",
+        text={"rope_parameters": _MROPE},
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen2.5-VL, as text",
+        "Qwen2_5_VLConfig",
+        *_QWEN_VISION,
+        text={"rope_parameters": _MROPE},
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen3-VL, as text",
+        "Qwen3VLConfig",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        "deepstack_visual_indexes",
+        quick=True,
+        text={"head_dim": 16, "rope_parameters": _MROPE | {"mrope_interleaved": True}},
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "Qwen3-VL-MoE, as text",
+        "Qwen3VLMoeConfig",
+        *_QWEN_VISION,
+        "num_position_embeddings",
+        "deepstack_visual_indexes",
+        text={
+            **_MOE,
+            "head_dim": 16,
+            "num_experts": 8,
+            "rope_parameters": _MROPE | {"mrope_interleaved": True},
+        },
+        **_QWEN_TOKENS,
+    ),
+    _tower(
+        "LLaVA, as text",
+        "LlavaConfig",
+        *_SIGLIP,
+        text={"model_type": "llama"},
+        image_token_index=190,
+    ),
     _refused("BLOOM", "BloomConfig", _NOT_REPLACEABLE, hidden_size=32, n_layer=2, n_head=4),
     _refused("Falcon", "FalconConfig", _NOT_REPLACEABLE, hidden_size=32, num_attention_heads=4),
     _refused("GPT-J", "GPTJConfig", _NOT_REPLACEABLE, n_embd=32, n_head=4, rotary_dim=8),

@@ -39,6 +39,8 @@ def fingerprint_of(config: CoreConfig, info: ModelInfo) -> bytes:
     digest = hashlib.blake2b(digest_size=_SIZE)
     settings = (config.dtype, info.vocab_size, info.max_model_len, info.eos_token_ids)
     digest.update(msgspec.msgpack.encode((settings, info.default_sampling)))
+    if config.hf_overrides:
+        digest.update(msgspec.json.encode(config.hf_overrides, order="deterministic"))
     return _with_files(digest, config.model)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slipstream_ipc.hub_id import split_revision
 from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 
 _NAME = "tokenizer.json"
@@ -52,7 +53,8 @@ def find_folder(model: str) -> Path | None:
 def _from_hub(model: str, name: str = _NAME) -> Path:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, name)
+    hub_id, revision = split_revision(model)
+    found = try_to_load_from_cache(hub_id, name, revision=revision)
     if not isinstance(found, str):
         raise ValueError(f"no {name} of the model has been downloaded")
     return Path(found)

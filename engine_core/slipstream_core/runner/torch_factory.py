@@ -59,6 +59,9 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
         device=config.device,
         max_model_len=config.max_model_len,
         trust_remote_code=config.trust_remote_code,
+        hf_overrides=config.hf_overrides,
+        generation_config=config.generation_config,
+        override_generation_config=config.override_generation_config,
         rank=rank,
     )
 

@@ -15,6 +15,8 @@ from msgspec import UNSET, inspect
 from slipstream_ipc.errors import BadRequest, MissingField, Summary, UnknownField
 
 _MAX_NAMED = 8  # fields of a struct that its description names
+# types of a message's parts, in the APIs that clients know
+_NOT_TEXT = re.compile(r"(?:input_)?(?:audio|document|file|image|video)(?:_url|_file|_pil)?")
 _ERROR = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$\.?([^`]*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`")
@@ -104,7 +106,10 @@ def field_error(
     if part is UNSET:
         got = _GOT.search(what)
         part = Summary(_KINDS.get(got.group(1), "another type") if got else "another value")
-    return BadRequest(field, part, values_of(info))
+    only = values_of(info)
+    if isinstance(part, str) and _NOT_TEXT.fullmatch(part) and field.endswith("type"):
+        only += "; the model is served as text"
+    return BadRequest(field, part, only)
 
 
 def _joined(where: str, name: str) -> str:

@@ -82,11 +82,13 @@ class CoreMessages:
         *,
         tokenizer: str,
         answer_format: str = "",
+        eos_token_ids: tuple[int, ...] = (),
         tracer: Tracer | None = None,
         spans: RequestSpans | None = None,
         predecessor_ended_s: float = 0.0,
     ) -> None:
-        """`tokenizer`, `answer_format`: see `Worker`; clients see them on the model's card.
+        """`tokenizer`, `answer_format`, `eos_token_ids`: see `Worker`; clients see them on the
+        model's card.
 
         spans: of the requests that are traced; None if none is. predecessor_ended_s: when the
         worker before this one ended, see `WorkerConfig`.
@@ -107,6 +109,7 @@ class CoreMessages:
         self._load_notices = load_notices
         self._tokenizer = tokenizer
         self._answer_format = answer_format
+        self._eos_token_ids = eos_token_ids
         self.card: ModelCard | None = None
         self.is_synced = False
         self.step = 0  # number of the latest step received
@@ -172,10 +175,12 @@ class CoreMessages:
 
     def _attached(self, welcome: Welcome) -> None:
         stops = stop_token_ids(self._answer_format, dict(self._detokenizers.delimiter_ids))
+        eos = (*welcome.model.eos_token_ids, *self._eos_token_ids, *stops)
+        num_ids = welcome.model.vocab_size  # of which a tokenizer may have more than the model
         self.card = structs.replace(
             welcome.model,
             path=self._tokenizer,
-            eos_token_ids=tuple(dict.fromkeys((*welcome.model.eos_token_ids, *stops))),
+            eos_token_ids=tuple(dict.fromkeys(each for each in eos if each < num_ids)),
             answer_format=self._answer_format,
             max_kept_bytes=self._lifecycle.keeper.max_answer_bytes,
         )

@@ -31,10 +31,12 @@ from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from slipstream_ipc.atomic_file import write_atomically
+from slipstream_ipc.damaged_file import refuse_placeholder
 from slipstream_ipc.errors import BadRequest, brief
-from slipstream_ipc.formats.answer_format import AnswerFormat
+from slipstream_ipc.formats.answer_format import AnswerFormat, delimiters
 from slipstream_ipc.formats.choose import choose_format, delimiter_ids
 from slipstream_ipc.formats.table import find_format, forced_format
+from slipstream_ipc.hub_id import split_revision
 from slipstream_ipc.messages import Render, Rendered, TokenizerReady
 from slipstream_ipc.process import BEAT_S, freeze_gc, start_child
 from slipstream_ipc.transformers_index import use_cached_index
@@ -43,6 +45,7 @@ from slipstream_worker.detokenizer.panics import is_panic
 from slipstream_worker.detokenizer.slow_compiler import compile_slow, slow_pieces
 from slipstream_worker.detokenizer.table import TableFileError, cache_path, load_table, save_table
 from slipstream_worker.tokenizer.answer_settings import ReadFormat, read_format
+from slipstream_worker.tokenizer.end_tokens import end_token_ids
 from slipstream_worker.tokenizer.long_prompts import LongPromptThread, is_long
 from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 from slipstream_worker.tokenizer.render_note import RenderNote
@@ -51,6 +54,7 @@ from slipstream_worker.tokenizer.template_dialect import find_dialect, find_refu
 logger = logging.getLogger(__name__)
 
 _CONVERTERS = ("sentencepiece", "tiktoken")  # which transformers needs for other file formats
+_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 _TOOLS = re.compile(r"\btools\b")
 _RECONNECT_MS = 5
 _LAST_WORDS_MS = 1000  # linger for the error message
@@ -66,6 +70,8 @@ class TokenizerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     trust_remote_code: bool = False
     tool_format: str | None = None  # as in WorkerConfig
     reasoning_format: str | None = None
+    chat_template: str | None = None
+    default_chat_template_kwargs: dict[str, Any] = {}
 
 
 def main() -> int:
@@ -86,7 +92,12 @@ def main() -> int:
     note = RenderNote(config.note_fd)
     with beating(note):
         tokenizer, ready = prepare(config)
-        traits = ChatTraits() if ready.error else chat_traits(tokenizer, ready)
+        traits = ChatTraits()
+        if not ready.error:
+            kwargs = config.default_chat_template_kwargs
+            traits = chat_traits(tokenizer, ready)._replace(template_kwargs=kwargs)
+            eos = end_token_ids(tokenizer, traits.dialect, _delimiters(ready))
+            ready = replace(ready, eos_token_ids=eos)
     freeze_gc(collects=False)  # parsing a vocabulary leaves free memory behind
     socket.send(encode(replace(ready, pid=os.getpid())))
     if ready.error:
@@ -153,6 +164,9 @@ def _do_without_torch() -> None:
 def prepare(config: TokenizerConfig) -> tuple[Any, TokenizerReady]:
     """The tokenizer, and the TokenizerReady for the worker: its table's path, or the error."""
     try:
+        for name in _FILES:
+            if (file := Path(config.tokenizer) / name).is_file():
+                refuse_placeholder(file)
         tokenizer = load_tokenizer(config)
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
@@ -230,6 +244,11 @@ def chat_traits(tokenizer: Any, ready: TokenizerReady) -> ChatTraits:
     )
 
 
+def _delimiters(ready: TokenizerReady) -> tuple[str, ...]:
+    found = find_format(ready.answer_format)
+    return () if found is None else tuple(each.literal for each in delimiters(found))
+
+
 def import_libraries() -> None:
     """Import what `load_tokenizer` needs; a fork need not do it again."""
     use_cached_index()
@@ -245,9 +264,12 @@ def load_tokenizer(config: TokenizerConfig) -> Any:
     transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     # it writes lines itself and propagates them to our log, which would repeat them
     logging.getLogger("huggingface_hub").handlers.clear()
+    name, revision = split_revision(config.tokenizer)
     tokenizer = AutoTokenizer.from_pretrained(
-        config.tokenizer, trust_remote_code=config.trust_remote_code
+        name, revision=revision, trust_remote_code=config.trust_remote_code
     )
+    if config.chat_template is not None:
+        tokenizer.chat_template = config.chat_template
     if tokenizer.is_fast:
         # as its first call would; nothing changes it afterwards, so two threads may call it
         tokenizer.backend_tokenizer.no_truncation()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,12 +46,14 @@ class ChatTraits(NamedTuple):
     """What is known of a tokenizer's chats. format: of answers; None where it is unknown.
     refused: shapes of chats that the template does not take, without tools and with them. forced:
     the format of forced calls, where `format` has none.
+    template_kwargs: variables of the template that a request may replace.
     """
 
     dialect: TemplateDialect = TemplateDialect()
     format: ReadFormat | None = None
     refused: tuple[frozenset[Shape], frozenset[Shape]] = (frozenset(), frozenset())
     forced: ReadFormat | None = None
+    template_kwargs: Mapping[str, Any] = MappingProxyType({})
 
 
 _PLAIN = ChatTraits()
@@ -150,7 +153,8 @@ def _prompt(tokenizer: Any, request: Render, traits: ChatTraits) -> _Prompt:
 def _fitted_chat(tokenizer: Any, request: Render, traits: ChatTraits) -> tuple[_Chat, FittedChat]:
     """The chat as the template takes it. Raises BadRequest, and whatever the template raises."""
     template = request.template
-    tools, kwargs = read_template(template)
+    tools, own = read_template(template)
+    kwargs = {**traits.template_kwargs, **own}
     if request.answer is not None and request.answer.tool_choice == "none":
         tools = None
 

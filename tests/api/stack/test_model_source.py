@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from slipstream import BadRequestError
 from slipstream.stack.plan.model_source import check_hub, folder_or_hub_id
 from slipstream.stack.plan.process_plan import plan_stack
 from slipstream.stack.settings import settings_from
+from slipstream_ipc.hub_id import split_revision
 
 
 @pytest.fixture
@@ -68,6 +70,35 @@ def test_a_hub_that_is_not_reached_is_said_without_starting_a_process(tmp_path, 
     settings = settings_from({"tokenizer": "gpt2"})
     with pytest.raises(BadRequestError, match="tokenizer: got 'gpt2', allowed: a folder, or a hub"):
         plan_stack(settings, tmp_path)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_by_no_process(hub, tmp_path):
+    _port, cache = hub
+    (cache / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
+    (cache / "models--org--name" / "snapshots" / "abc" / "config.json").write_text("{}")
+    settings = settings_from({"model": "org/name"})
+    config = plan_stack(settings, tmp_path)
+    assert config.environment == {"HF_HUB_OFFLINE": "1"}
+
+
+def test_a_folder_for_downloads_and_a_revision(hub, tmp_path):
+    kept = tmp_path / "kept"
+    (kept / "models--org--name" / "snapshots" / "abc").mkdir(parents=True)
+    (kept / "models--org--name" / "snapshots" / "abc" / "config.json").write_text("{}")
+    options = {"model": "org/name", "download_dir": str(kept), "revision": "v1.0"}
+    config = plan_stack(settings_from(options), tmp_path)
+    assert config.environment == {"HF_HUB_CACHE": str(kept), "HF_HUB_OFFLINE": "1"}
+    told = [msgspec.json.decode(child.config) for child in config.children]
+    assert [each.get("model", each.get("tokenizer")) for each in told] == ["org/name@v1.0"] * 2
+    assert split_revision("org/name@v1.0") == ("org/name", "v1.0")
+
+
+@pytest.mark.parametrize(
+    ("model", "revision"), [(None, "v1"), ("org/name", "a b"), ("org/name", "")]
+)
+def test_a_revision_that_is_none(hub, tmp_path, model, revision):
+    with pytest.raises(BadRequestError, match="revision: got"):
+        plan_stack(settings_from({"model": model, "revision": revision}), tmp_path)
 
 
 def test_a_path_that_looks_like_a_hub_id_gets_the_nearest_name_too(tmp_path, hub, monkeypatch):

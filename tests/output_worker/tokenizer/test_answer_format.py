@@ -34,6 +34,14 @@ class Prepared:
         return ready
 
 
+def test_a_pointer_in_place_of_a_tokenizer_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
+    config = TokenizerConfig(tokenizer=str(tmp_path), address="", cache_dir=str(tmp_path))
+    tokenizer, ready = prepare(config)
+    assert tokenizer is None
+    assert "tokenizer.json is a pointer of Git LFS" in ready.error
+
+
 @pytest.fixture
 def prepared(tmp_path: Path) -> Prepared:
     return Prepared(tmp_path)

@@ -241,5 +241,5 @@ def _tool_choice(choice: MessagesToolChoice) -> str | dict[str, Any]:
 def _unsupported(block: ImageBlock | DocumentBlock, where: str) -> ApiError:
     kind = block.__struct_config__.tag
     some = " but for those of text" if isinstance(block, DocumentBlock) else ""
-    what = f"{kind}s are not supported yet{some}"
+    what = f"{kind}s are not supported yet{some}; the model is served as text"
     return bad_field(where, f"{where}: got {kind!r}, allowed: text; {what}")

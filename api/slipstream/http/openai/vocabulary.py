@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from slipstream.http.response_encoding import json_text
+from slipstream_ipc.hub_id import split_revision
 
 _logger = logging.getLogger(__name__)
 _FILE = "tokenizer.json"
@@ -283,7 +284,8 @@ def _find(tokenizer: str) -> Path:
         return folder / _FILE
     from huggingface_hub import try_to_load_from_cache  # slow to import
 
-    found = try_to_load_from_cache(tokenizer, _FILE)
+    hub_id, revision = split_revision(tokenizer)
+    found = try_to_load_from_cache(hub_id, _FILE, revision=revision)
     if not isinstance(found, str):
         raise FileNotFoundError(f"no {_FILE} of {tokenizer} on this machine")
     return Path(found)

@@ -6,6 +6,7 @@ and transformers would try the hub for more than a minute.
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import urllib.request
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.errors import BadRequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean
+from slipstream.stack.settings import StackSettings
+from slipstream_ipc.hub_id import split_revision, with_revision
 from slipstream_ipc.messages import Fault
 from slipstream_ipc.validation.simulated_model import SIMULATED, parse_simulated
 
@@ -29,6 +32,10 @@ _NO_GGUF = (
     "checkpoint that they were made from is"
 )
 _CONNECT_S = 5.0
+_CACHE_VARIABLE, _OFFLINE_VARIABLE = "HF_HUB_CACHE", "HF_HUB_OFFLINE"
+_MAIN = "main"
+_REVISION = re.compile(r"[A-Za-z0-9][\w./-]*")
+_logger = logging.getLogger(__name__)
 
 
 class UnreachableHubError(BadRequestError):
@@ -89,6 +96,16 @@ def _simulated(model: str, tokenizer: str | None) -> tuple[str, str]:
     return played, str(path.parent if path.is_file() else path)
 
 
+def has_ends(model: str) -> bool:
+    """Whether a model's answers end by themselves: not where its tokens mean nothing, as those of
+    random weights and of a simulation that plays no answers. model: as returned by
+    `model_and_tokenizer`.
+    """
+    if model.startswith(SIMULATED):
+        return parse_simulated(model).answers is not None
+    return not model.startswith(RANDOM)
+
+
 def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     """The absolute path of a folder, or a hub id.
 
@@ -108,29 +125,91 @@ def folder_or_hub_id(option: str, value: str, more: str = "") -> str:
     return value
 
 
-def check_hub(option: str, value: str) -> None:
-    """Check that a hub id can be had: from an earlier download, or from a hub that answers.
+def with_model_revision(settings: StackSettings, model: str, tokenizer: str) -> tuple[str, str]:
+    """Model and tokenizer with the model's revision, if they are from a hub. Raises:
+    BadRequestError for a revision of anything else.
+    """
+    revision = settings.revision
+    if revision is None:
+        return model, tokenizer
+    if not is_hub_id(model):
+        if revision == _MAIN:
+            return model, tokenizer
+        raise wrong_option("revision", revision, f"None with {model}, which is no hub id")
+    if not _REVISION.fullmatch(revision):
+        raise wrong_option("revision", revision, "a branch, a tag or a commit")
+    named = with_revision(model, revision)
+    return named, named if tokenizer == model else tokenizer
 
-    value: as returned by `folder_or_hub_id`. Whether the hub has the model is not checked, and
-    behind a proxy nothing is. Raises: BadRequestError, of it UnreachableHubError.
+
+def is_hub_id(value: str) -> bool:
+    """Whether a model or tokenizer is from a hub. value: as `model_and_tokenizer` returns it."""
+    return not value.startswith((SIMULATED, RANDOM, "/"))
+
+
+def hub_environment(settings: StackSettings, model: str, tokenizer: str) -> dict[str, str]:
+    """The variables by which the processes of a stack use a hub: where its files are kept, and not
+    to ask it again where it does not answer. Raises: BadRequestError, of it UnreachableHubError.
+    """
+    found: dict[str, str] = {}
+    cache = settings.download_dir
+    if cache is not None:
+        found[_CACHE_VARIABLE] = cache = str(Path(cache).expanduser().absolute())
+    names = {"model": model, "tokenizer": tokenizer}
+    if tokenizer == model:
+        del names["tokenizer"]
+    # all are checked, and one answer is enough
+    answers = [check_hub(each, name, cache) for each, name in names.items() if is_hub_id(name)]
+    if answers and not all(answers):
+        found[_OFFLINE_VARIABLE] = "1"
+    return found
+
+
+def check_hub(option: str, value: str, cache: str | None = None) -> bool:
+    """Check that a hub id can be had: from an earlier download, or from a hub that answers. Returns
+    whether a hub is to be asked.
+
+    value: as returned by `folder_or_hub_id`, perhaps with a revision. cache: where downloads are.
+    Whether the hub has the model is not checked, and behind a proxy nothing is without an earlier
+    download. There is one attempt. Raises: BadRequestError, of it UnreachableHubError.
     """
     from huggingface_hub import constants  # takes a moment, and most models are folders
 
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{value.replace('/', '--')}" / "snapshots"
+    value, revision = split_revision(value)
+    cache = constants.HF_HUB_CACHE if cache is None else cache
+    folder = Path(cache) / f"models--{value.replace('/', '--')}" / "snapshots"
     if any(folder.glob("*/*")):
-        return
+        return not constants.HF_HUB_OFFLINE and _answers(value, revision)
     if constants.HF_HUB_OFFLINE:
-        raise _unreachable(option, value, "HF_HUB_OFFLINE is set", constants.HF_HUB_CACHE)
+        raise _unreachable(option, value, "HF_HUB_OFFLINE is set", cache)
     parts = urlsplit(constants.ENDPOINT)
     if parts.hostname is None or parts.scheme in urllib.request.getproxies():
-        return
+        return True
     port = parts.port or (80 if parts.scheme == "http" else 443)
     try:
         socket.create_connection((parts.hostname, port), _CONNECT_S).close()
     except OSError as error:
         why = f"{constants.ENDPOINT} cannot be reached ({error.strerror or error})"
-        unreachable = _unreachable(option, value, why, constants.HF_HUB_CACHE)
+        unreachable = _unreachable(option, value, why, cache)
         raise UnreachableHubError(unreachable.fault) from None
+    return True
+
+
+def _answers(value: str, revision: str | None) -> bool:
+    """Whether the hub answers, whatever it says; logs if it does not."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        get_hf_file_metadata(hf_hub_url(value, _CONFIG, revision=revision), timeout=_CONNECT_S)
+    except HfHubHTTPError:
+        return True
+    except Exception as error:  # whatever the network has
+        lines = str(error).splitlines()
+        why = lines[0] if lines else type(error).__name__
+        _logger.info("the hub was not reached (%s); %s is an earlier download", why, value)
+        return False
+    return True
 
 
 def _unreachable(option: str, value: str, why: str, cache: str) -> BadRequestError:

@@ -9,7 +9,12 @@ import msgspec
 from slipstream.errors import wrong_option
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
-from slipstream.stack.plan.model_source import RANDOM, check_hub, model_and_tokenizer
+from slipstream.stack.plan.model_source import (
+    RANDOM,
+    hub_environment,
+    model_and_tokenizer,
+    with_model_revision,
+)
 from slipstream.stack.plan.nodes import local_ranks, nodes_options
 from slipstream.stack.plan.process_plan import core_config, forked, supervisor_config
 from slipstream.stack.settings import StackSettings
@@ -32,8 +37,8 @@ def plan_node(
     if model.startswith((SIMULATED, RANDOM)):
         given = settings.tensor_parallel_size
         raise wrong_option("tensor_parallel_size", given, f"1 with the model {model}")
-    if not model.startswith("/"):
-        check_hub("model", model)
+    model, _ = with_model_revision(settings, model, model)
+    environment = hub_environment(settings, model, model)
     core = {**core_config(settings, model), "address": nodes["address"], "nodes": nodes}
     children = [
         child_spec(
@@ -46,4 +51,5 @@ def plan_node(
     ]
     children = forked(children, settings.device, model)
     without_fronts = msgspec.structs.replace(settings, http_port=None, uds=None)
-    return supervisor_config(without_fronts, children, nodes["address"], runtime_dir, parent_pid)
+    config = supervisor_config(without_fronts, children, nodes["address"], runtime_dir, parent_pid)
+    return msgspec.structs.replace(config, environment=environment)

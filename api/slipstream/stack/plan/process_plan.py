@@ -23,7 +23,14 @@ from slipstream.stack.children.roles import CORE, WORKER
 from slipstream.stack.log_level import check_log_level
 from slipstream.stack.plan.child_spec import child_spec
 from slipstream.stack.plan.front_plan import front_specs
-from slipstream.stack.plan.model_source import RANDOM, check_hub, model_and_tokenizer
+from slipstream.stack.plan.model_options import core_model_options, worker_model_options
+from slipstream.stack.plan.model_source import (
+    RANDOM,
+    has_ends,
+    hub_environment,
+    model_and_tokenizer,
+    with_model_revision,
+)
 from slipstream.stack.plan.nodes import nodes_options
 from slipstream.stack.plan.otlp_endpoint import checked_otlp_endpoint
 from slipstream.stack.runtime_dir import cache_dir
@@ -110,13 +117,12 @@ def plan_stack(
     except BadRequest as error:
         raise bad_request(error) from None
     model, tokenizer = model_and_tokenizer(settings.model, settings.tokenizer)
+    model, tokenizer = with_model_revision(settings, model, tokenizer)
     _check_cache(settings, model)
     if settings.tensor_parallel_size > 1 and model.startswith((SIMULATED, RANDOM)):
         given = settings.tensor_parallel_size
         raise wrong_option("tensor_parallel_size", given, f"1 with the model {model}")
-    for option, value in (("model", model), ("tokenizer", tokenizer)):
-        if not value.startswith((SIMULATED, RANDOM, "/")):
-            check_hub(option, value)
+    environment = hub_environment(settings, model, tokenizer)
     address = client_address(runtime_dir)
     core_address = f"ipc://{runtime_dir / CORE_SOCKET}"
     trace = checked_trace(settings.trace)
@@ -150,6 +156,7 @@ def plan_stack(
             settings,
             {
                 "tokenizer": tokenizer,
+                "ends_at_eos": has_ends(model),
                 "core_address": core_address,
                 "runtime_dir": str(runtime_dir),
                 "cache_dir": str(cache_dir(runtime_dir)),
@@ -162,6 +169,7 @@ def plan_stack(
                 "trace": trace,
                 "otlp_traces_endpoint": otlp_traces_endpoint,
                 **{name: getattr(settings, name) for name in _WORKER_OPTIONS},
+                **worker_model_options(settings),
             },
             address,
         ),
@@ -176,7 +184,8 @@ def plan_stack(
         ),
     ]
     children = forked(children, settings.device, model)
-    return supervisor_config(settings, children, address, runtime_dir, parent_pid)
+    config = supervisor_config(settings, children, address, runtime_dir, parent_pid)
+    return msgspec.structs.replace(config, environment=environment)
 
 
 def core_config(settings: StackSettings, model: str) -> dict[str, Any]:
@@ -186,6 +195,7 @@ def core_config(settings: StackSettings, model: str) -> dict[str, Any]:
         "served_model_name": _model_name(settings),
         "aliases": _served_names(settings)[1:],
         **_core_options(settings),
+        **core_model_options(settings),
         "kv_cache_gib": _kv_cache_gib(settings),
         "touches_cache": _has_cache_size(settings),
         **(_demo_options(settings) if model == str(MODEL_PATH) else {}),

@@ -27,6 +27,7 @@ _WITHOUT_EFFECT = frozenset(
         "cache_position",
         "dropout",
         "is_causal",
+        "logits_to_keep",
         "output_attentions",
         "output_hidden_states",
         "output_router_logits",

@@ -28,7 +28,7 @@ import copy
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassFieldValidationError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 from transformers.utils.import_utils import is_accelerate_available
@@ -47,11 +47,22 @@ from slipstream_core.runner.attention.latent_attention import cache_latents
 from slipstream_core.runner.host_memory import read_host_memory, refuse_weights, unmapped_bytes
 from slipstream_core.runner.load_error import ModelLoadError, NoRoomError, brief
 from slipstream_core.runner.model.attention_check import check_independence
-from slipstream_core.runner.model.hub import Source, incomplete, locate
-from slipstream_core.runner.model.quantization import dequantise, widen
+from slipstream_core.runner.model.checkpoint_files import read_headers
+from slipstream_core.runner.model.config_overrides import overridden
+from slipstream_core.runner.model.hub import Source, incomplete, local_folder, locate
+from slipstream_core.runner.model.leftover_tensors import refuse_leftovers
+from slipstream_core.runner.model.quantization import dequantise, refuse_misread, widen
 from slipstream_core.runner.model.random_weights import is_random, random_config, random_module
-from slipstream_core.runner.model.rope import freeze_frequencies
+from slipstream_core.runner.model.rope import carried_len, freeze_frequencies
 from slipstream_core.runner.model.sliced_head import slice_head
+from slipstream_core.runner.model.text_tower import (
+    TowerFinder,
+    attention_of,
+    auto_class,
+    has_class,
+    is_within,
+    remove_towers,
+)
 from slipstream_core.runner.model.unsupported import (
     class_name,
     needs_values,
@@ -65,6 +76,7 @@ from slipstream_core.runner.model.unsupported import (
 from slipstream_core.runner.sharding.plain_modules import UnknownStyleError, as_plain_modules
 from slipstream_core.runner.sharding.rank import Rank
 from slipstream_core.runner.sharding.sharding_plan import ShardingPlan, plan_for
+from slipstream_ipc.damaged_file import DamagedFileError
 from slipstream_ipc.messages import SamplingDefaults
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -73,7 +85,6 @@ Device = Literal["auto", "cpu", "cuda"]
 logger = logging.getLogger(__name__)
 
 # missing from transformers' annotations
-_AutoModel: Any = AutoModelForCausalLM
 _transformers_logging: Any = transformers_logging
 
 _MUCH = 1.2  # times an even share
@@ -105,12 +116,18 @@ def load_model(
     device: Device = "auto",
     max_model_len: int | None = None,
     trust_remote_code: bool = False,
+    hf_overrides: Mapping[str, Any] | None = None,
+    generation_config: str = "auto",
+    override_generation_config: Mapping[str, float] | None = None,
     rank: Rank | None = None,
 ) -> LoadedModel:
     """Load a local folder or a hub id, or make a model of random weights (`random:NAME`).
 
     `dtype` auto is the checkpoint's own; on a CPU it is float32, unless the checkpoint is bfloat16
-    and the CPU multiplies bfloat16 natively (AMX). `max_model_len` may lower the model's limit.
+    and the CPU multiplies bfloat16 natively (AMX). `max_model_len` may lower the model's limit, or
+    raise it as far as the model's rope scaling carries. `hf_overrides` replaces parts of its
+    configuration. `generation_config` is a folder whose sampling defaults count, auto for the
+    model's own, or vllm for none; `override_generation_config` replaces some of them.
     `trust_remote_code` allows code from the model's folder to run, with the rights of this process.
     With a `rank`, its slice is loaded; all ranks have to call this, in a process group. Raises
     ModelLoadError.
@@ -125,12 +142,16 @@ def load_model(
         except ValueError as error:
             raise ModelLoadError(name, str(error)) from error
         if config is None:
-            config = _config(name, source, trust_remote_code)
-        is_quantised = dequantise(name, config, is_sliced=rank is not None)
+            config = _config(name, source, trust_remote_code, hf_overrides or {})
+        is_quantised = False
+        if not is_random(name):
+            is_quantised = dequantise(name, config, source, is_sliced=rank is not None)
         torch_dtype = _dtype(dtype, target, config)
         text = config.get_text_config()
         refuse_kind(name, config, text)
-        geometry, shell = _geometry(name, config, text, trust_remote_code)
+        geometry, shell, towers = _geometry(name, config, text, trust_remote_code)
+        if towers:
+            _tell_towers(name, config, towers, rank)
         num_parameters = sum(parameter.numel() for parameter in shell.parameters())
         plan = None if rank is None else _sharding_plan(name, shell, geometry, rank)
         share = 1 if rank is None else rank.size
@@ -151,8 +172,18 @@ def load_model(
             module = random_module(config, torch_dtype, target, attn_implementation=ATTENTION_NAME)
         else:
             module = _weights(
-                name, source, config, torch_dtype, target, trust_remote_code, plan, rank
+                name,
+                source,
+                config,
+                torch_dtype,
+                target,
+                trust_remote_code,
+                plan,
+                rank,
+                is_quantised=is_quantised,
+                towers=towers,
             )
+            remove_towers(module, towers)
             if is_quantised:
                 widen(module, torch_dtype)
         try:
@@ -171,6 +202,9 @@ def load_model(
         except Exception as error:
             raise refusal(name, config, f"cannot be served ({brief(error)})") from error
         head_is_sliced = rank is not None and slice_head(module, text.vocab_size, rank)
+        default_sampling = _default_sampling(
+            name, module, generation_config, override_generation_config or {}
+        )
     logger.info(
         "loaded %s: %.2f GiB in %.1f s",
         name,
@@ -183,8 +217,8 @@ def load_model(
         geometry=geometry,
         vocab_size=text.vocab_size,
         max_model_len=limit,
-        eos_token_ids=_eos_token_ids(name, module, text),
-        default_sampling=_default_sampling(module),
+        eos_token_ids=_eos_token_ids(name, module, config, text),
+        default_sampling=default_sampling,
         dtype=torch_dtype,
         device=target,
         kept_bytes=kept,
@@ -309,13 +343,17 @@ def _multiplies_bfloat16() -> bool:
     return bool(supported())
 
 
-def _config(name: str, source: Source, trust_remote_code: bool) -> PreTrainedConfig:
+def _config(
+    name: str, source: Source, trust_remote_code: bool, overrides: Mapping[str, Any]
+) -> PreTrainedConfig:
+    files = {"local_files_only": source.local_only, "revision": source.revision}
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
-            source.path,
-            local_files_only=source.local_only,
-            trust_remote_code=trust_remote_code,
+            source.path, trust_remote_code=trust_remote_code, **files
         )
+        if overrides:
+            given, _ = PreTrainedConfig.get_config_dict(source.path, **files)
+            config = type(config).from_dict(overridden(given, overrides))
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise ModelLoadError(
@@ -343,15 +381,25 @@ def _max_model_len(name: str, text: PreTrainedConfig, asked: int | None) -> int:
         if asked is None:
             raise ModelLoadError(name, "its configuration has no maximum length; set max_model_len")
         return asked
-    if asked is not None and asked > own:
-        raise ModelLoadError(name, f"max_model_len is {asked}, allowed: at most the model's {own}")
+    most = max(own, carried_len(text, own))
+    if asked is not None and asked > most:
+        scaled = "" if most == own else f" ({own} times its rope scaling)"
+        raise ModelLoadError(
+            name, f"max_model_len is {asked}, allowed: at most the model's {most}{scaled}"
+        )
     return own if asked is None else asked
 
 
 def _geometry(
     name: str, config: PreTrainedConfig, text: PreTrainedConfig, trust_remote_code: bool
-) -> tuple[tuple[LayerGeometry, ...], PreTrainedModel]:
-    """The layers' cache geometry, and the model on the meta device."""
+) -> tuple[tuple[LayerGeometry, ...], PreTrainedModel, tuple[str, ...]]:
+    """The layers' cache geometry, the model on the meta device, and the names of its towers, which
+    have been removed from it.
+    """
+    if not has_class(config):
+        raise refusal(
+            name, config, f"({config.model_type}) has no class in transformers that writes text"
+        )
     not_replaceable = refusal(
         name, config, "does not allow its attention to be replaced, which serving needs"
     )
@@ -364,17 +412,24 @@ def _geometry(
     try:
         # bfloat16: on meta, experts take no other type
         with torch.device("meta"), no_init_weights():
-            shell = _AutoModel.from_config(
-                plain,
-                dtype=torch.bfloat16,
-                attn_implementation=ATTENTION_NAME,
-                trust_remote_code=trust_remote_code,
-            ).eval()
+            shell = (
+                auto_class(config)
+                .from_config(
+                    plain,
+                    dtype=torch.bfloat16,
+                    attn_implementation=attention_of(config),
+                    trust_remote_code=trust_remote_code,
+                )
+                .eval()
+            )
             assert isinstance(shell, PreTrainedModel)
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
             # such a model looks up attention in its own table
             raise not_replaceable from error
+        if isinstance(error, ImportError):
+            missing = "a part of it needs a package that is not installed"
+            raise refusal(name, config, f"cannot be built: {missing} ({brief(error)})") from error
         raise ModelLoadError(
             name, f"transformers cannot build it as a causal language model ({brief(error)})"
         ) from error
@@ -382,14 +437,30 @@ def _geometry(
         raise not_replaceable
     cache_latents(shell)
     try:
-        layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+        with TowerFinder(shell) as finder:
+            layers = read_geometry(shell, text.num_hidden_layers, text.vocab_size)
+        towers = () if text is config else finder.towers()
     except Exception as error:
         if needs_values(error):
             problem = "needs the values of its tensors, which its trial does not have"
         else:
             problem = "does not attend in a supported way"
         raise refusal(name, config, f"{problem} ({brief(error)})") from error
-    return layers, shell
+    remove_towers(shell, towers)
+    return layers, shell, towers
+
+
+def _tell_towers(
+    name: str, config: PreTrainedConfig, towers: tuple[str, ...], rank: Rank | None
+) -> None:
+    """Log that a multimodal model is served as text. Raises ModelLoadError for a rank's slice."""
+    if rank is not None:
+        raise ModelLoadError(
+            name,
+            f"{class_name(config)} is served as text, and such models are not cut for several "
+            "devices; set tensor_parallel_size to 1",
+        )
+    logger.info("%s is served as text, without %s", name, ", ".join(towers))
 
 
 def _weights(
@@ -401,7 +472,12 @@ def _weights(
     trust_remote_code: bool,
     plan: ShardingPlan | None,
     rank: Rank | None,
+    *,
+    is_quantised: bool,
+    towers: tuple[str, ...],
 ) -> PreTrainedModel:
+    if source.local_only:
+        _check_files(name, source, config, is_quantised=is_quantised)
     # transformers loads directly to a card only with accelerate
     placed: dict[str, Any] = {}
     if plan is not None and rank is not None:
@@ -410,12 +486,13 @@ def _weights(
     elif device.type == "cuda" and is_accelerate_available():
         placed["device_map"] = {"": device}
     try:
-        module, report = _AutoModel.from_pretrained(
+        module, report = auto_class(config).from_pretrained(
             source.path,
             config=config,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_of(config),
             local_files_only=source.local_only,
+            revision=source.revision,
             trust_remote_code=trust_remote_code,
             output_loading_info=True,
             **placed,
@@ -423,16 +500,21 @@ def _weights(
     except torch.OutOfMemoryError as error:
         raise _no_room(name, error) from error
     except Exception as error:
+        _check_files(name, source, config, is_quantised=is_quantised)
         raise ModelLoadError(
             name, f"its weights could not be loaded ({brief(error)}){incomplete(source)}"
         ) from error
+    if not source.local_only:  # they have only now been fetched
+        _check_files(name, source, config, is_quantised=is_quantised)
     # Missing weights would be left with random values.
-    if absent := sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"])):
+    missing = [each for each in report["missing_keys"] if not is_within(each, towers)]
+    if absent := sorted(missing) + sorted(map(str, report["mismatched_keys"])):
         raise ModelLoadError(
             name,
             f"its checkpoint lacks {len(absent)} of the weights, or has them in another shape, "
             f"{absent[0]} among them",
         )
+    refuse_leftovers(name, report["unexpected_keys"], config, is_quantised=is_quantised)
     assert isinstance(module, PreTrainedModel)
     if plan is not None and rank is not None:
         try:
@@ -446,6 +528,21 @@ def _weights(
     return module
 
 
+def _check_files(
+    name: str, source: Source, config: PreTrainedConfig, *, is_quantised: bool
+) -> None:
+    """Raise ModelLoadError for a damaged file, and for weights that would be misread."""
+    folder = local_folder(source)
+    if folder is None:
+        return
+    try:
+        headers = read_headers(folder)
+    except (DamagedFileError, OSError) as error:
+        raise ModelLoadError(name, f"{error}{incomplete(source)}") from error
+    if headers is not None:
+        refuse_misread(name, config, headers, is_quantised=is_quantised)
+
+
 def _distributed_config(plan: ShardingPlan, rank: Rank) -> Any:
     # imports much, for this alone
     from transformers.distributed.configuration_utils import DistributedConfig
@@ -457,17 +554,20 @@ def _no_room(name: str, error: torch.OutOfMemoryError) -> NoRoomError:
     return NoRoomError(name, f"its weights do not fit into the card's memory ({brief(error)})")
 
 
-def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -> tuple[int, ...]:
-    """The end-of-text ids from the generation settings, else from the configuration.
+def _eos_token_ids(
+    name: str, module: PreTrainedModel, config: PreTrainedConfig, text: PreTrainedConfig
+) -> tuple[int, ...]:
+    """The end-of-text ids of the generation settings and of the configuration.
 
-    Ids outside the vocabulary are left out: they are never sampled and cannot be masked.
+    The tokenizer's are the worker's to add. Ids outside the vocabulary are left out: they are never
+    sampled and cannot be masked.
     """
-    ids = getattr(module.generation_config, "eos_token_id", None)
-    if ids is None:
-        ids = text.eos_token_id
-    if ids is None:
-        return ()
-    given = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    named: dict[int, None] = {}
+    for each in (module.generation_config, config, text):
+        ids = getattr(each, "eos_token_id", None)
+        some = ids if isinstance(ids, list | tuple) else (ids,)
+        named |= dict.fromkeys(token_id for token_id in some if token_id is not None)
+    given = tuple(named)
     kept = tuple(token_id for token_id in given if 0 <= token_id < text.vocab_size)
     if kept != given:
         logger.warning(
@@ -481,10 +581,21 @@ def _eos_token_ids(name: str, module: PreTrainedModel, text: PreTrainedConfig) -
     return kept
 
 
-def _default_sampling(module: PreTrainedModel) -> SamplingDefaults:
+def _default_sampling(
+    name: str, module: PreTrainedModel, where: str, overrides: Mapping[str, float]
+) -> SamplingDefaults:
     """Sampling defaults from the generation settings; fields that are not set there are None."""
-    given = {
-        name: getattr(module.generation_config, name, None)
-        for name in SamplingDefaults.__struct_fields__
+    settings: Any = module.generation_config
+    if where == "vllm":
+        settings = None
+    elif where != "auto":
+        try:
+            settings = GenerationConfig.from_pretrained(where, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(
+                name, f"generation_config: {where} has no settings ({brief(error)})"
+            ) from error
+    given: dict[str, Any] = {
+        field: getattr(settings, field, None) for field in SamplingDefaults.__struct_fields__
     }
-    return SamplingDefaults(**given)
+    return SamplingDefaults(**{**given, **overrides})

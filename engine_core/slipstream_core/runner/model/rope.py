@@ -14,6 +14,28 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
+
+from slipstream_core.runner.model.unsupported import ropes
+
+_SCALED = ("linear", "llama3", "yarn")  # by a factor, whatever a request's length
+
+
+def carried_len(text: PreTrainedConfig, own: int) -> int:
+    """The tokens that rope scaling carries a model to, if it says of how many it is a multiple; 0
+    without. own: the model's limit.
+    """
+    lens = []
+    for rope in ropes(getattr(text, "rope_parameters", None)):
+        factor = rope.get("factor")
+        if rope.get("rope_type") in _SCALED and isinstance(factor, int | float) and factor >= 1:
+            original = rope.get("original_max_position_embeddings")
+            is_known = isinstance(original, int) or rope["rope_type"] == "linear"
+            if is_known:
+                lens.append(int((original if isinstance(original, int) else own) * factor))
+        else:
+            return 0  # some layers are carried no further
+    return min(lens, default=0)
 
 
 def freeze_frequencies(module: torch.nn.Module) -> None:

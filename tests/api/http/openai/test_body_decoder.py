@@ -366,7 +366,7 @@ def test_few_fields_are_listed():
 
 
 def test_a_picture_is_refused_with_what_is_read_instead():
-    with pytest.raises(ApiError, match="'image_url', allowed: text"):
+    with pytest.raises(ApiError, match="'image_url', allowed: text; the model is served as text"):
         chat(messages=[{"role": "user", "content": [{"type": "image_url"}]}])
 
 

@@ -142,6 +142,8 @@ def test_what_is_refused_is_named(item: dict[str, Any], field: str) -> None:
         turns(USER, item)
     assert raised.value.body.error.param == field
     assert raised.value.status == 400
+    is_no_text = "content" in item and field.endswith("content[0].type")
+    assert ("the model is served as text" in str(raised.value)) == is_no_text
 
 
 ITEMS = st.lists(

@@ -125,8 +125,10 @@ def test_a_checkpoint_in_several_files(tiny: str, tmp_path: Path) -> None:
     assert weights.keys() == whole.state_dict().keys()
     for key, tensor in whole.state_dict().items():
         assert torch.equal(weights[key], tensor)
-    next(tmp_path.glob("model-00002-*.safetensors")).unlink()
-    assert "weights could not be loaded" in problem(str(tmp_path))
+    second = next(tmp_path.glob("model-00002-*.safetensors"))
+    second.unlink()
+    said = problem(str(tmp_path))
+    assert f"{second.name} is missing, though model.safetensors.index.json names it" in said
 
 
 MEASURE_MEMORY = """
@@ -187,7 +189,7 @@ def test_default_sampling(copy: Path) -> None:
 
 def test_several_eos_ids_of_the_generation_settings(copy: Path) -> None:
     GenerationConfig(eos_token_id=[5, 7]).save_pretrained(copy)
-    assert load_model(str(copy), device="cpu").eos_token_ids == (5, 7)
+    assert load_model(str(copy), device="cpu").eos_token_ids == (5, 7, 2)  # and the configuration's
 
 
 def test_eos_ids_of_the_configuration(copy: Path) -> None:
@@ -230,6 +232,41 @@ def test_max_model_len(tiny: str) -> None:
     assert "max_model_len is 129, allowed: at most the model's 128" in said
 
 
+def test_a_length_that_rope_scaling_carries(copy: Path) -> None:
+    rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    overrides = {"rope_scaling": rope}
+    for edited in (False, True):
+        assert load_model(str(copy), device="cpu", hf_overrides=overrides).max_model_len == 128
+        given = {"device": "cpu", "max_model_len": 512, "hf_overrides": overrides}
+        model = load_model(str(copy), **given)
+        assert model.max_model_len == 512
+        assert model.module.config.rope_parameters["factor"] == 4.0
+        said = problem(str(copy), max_model_len=513, hf_overrides=overrides)
+        assert "at most the model's 512 (128 times its rope scaling)" in said
+        if not edited:
+            edit(copy, rope_scaling=rope, rope_parameters=None)
+            overrides = {}
+
+
+def test_generation_settings_that_are_replaced(copy: Path, tmp_path: Path) -> None:
+    GenerationConfig(do_sample=True, temperature=0.6, top_k=20).save_pretrained(copy)
+    GenerationConfig(do_sample=True, top_p=0.5).save_pretrained(tmp_path / "other")
+
+    def found(**options: Any) -> SamplingDefaults:
+        return load_model(str(copy), device="cpu", **options).default_sampling
+
+    assert found(override_generation_config={"top_k": 5}) == SamplingDefaults(0.6, 5)
+    assert found(generation_config="vllm") == SamplingDefaults()
+    other = str(tmp_path / "other")
+    assert found(generation_config=other).top_p == 0.5
+    assert "generation_config: /nowhere" in problem(str(copy), generation_config="/nowhere")
+
+
+def test_an_override_of_what_is_loaded(copy: Path) -> None:
+    said = problem(str(copy), hf_overrides={"model_type": "gpt2"})
+    assert "hf_overrides may not have 'model_type'" in said
+
+
 def test_a_name_relative_to_the_working_folder(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(Path(tiny).parent)
     assert load_model("./" + Path(tiny).name, device="cpu").vocab_size == 97
@@ -241,7 +278,7 @@ def test_nothing_is_printed_and_logging_is_left_as_it_was(
 ) -> None:
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
     weights = load_file(copy / "model.safetensors")
-    weights["model.stray"] = torch.zeros(3)  # transformers would report it
+    weights["model.mtp.stray"] = torch.zeros(3)  # transformers would report it
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     capfd.readouterr()
     load_model(str(copy), device="cpu")
@@ -398,6 +435,11 @@ def test_a_configuration_that_is_no_json(copy: Path) -> None:
     assert "could not be read" in problem(str(copy))
 
 
+def test_a_pointer_in_place_of_a_configuration(copy: Path) -> None:
+    (copy / "config.json").write_text("version https://git-lfs.github.com/spec/v1\nsize 1\n")
+    assert "config.json is a pointer of Git LFS" in problem(str(copy))
+
+
 def test_code_in_the_folder_is_not_run(copy: Path) -> None:
     edit(copy, model_type="own", auto_map={"AutoConfig": "own.OwnConfig"})
     (copy / "own.py").write_text("raise SystemExit('was run')")
@@ -434,6 +476,80 @@ def test_a_weight_is_missing(copy: Path) -> None:
     assert "model.layers.1.mlp.up_proj.weight" in problem(str(copy))
 
 
+def with_more(folder: Path, **tensors: torch.Tensor) -> None:
+    weights = load_file(folder / "model.safetensors") | tensors
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "model.stray",
+        "v_head.summary.weight",
+        "model.layers.2.mlp.up_proj.weight",
+        "model.layers.0.mlp.up_proj.bias",
+        "model.layers.0.mlp.up_proj.lora_A.weight",
+        "model.layers.0.self_attn.q_proj.weight_scale",
+        "model.layers.0.self_attn.q_proj.weight_scale_inv",
+        "model.layers.0.self_attn.q_proj.weight_scale_2",
+        "model.layers.0.self_attn.q_proj.input_scale",
+        "model.layers.0.self_attn.q_proj.qweight",
+        "model.layers.0.self_attn.q_proj.weight.absmax",
+        "model.layers.0.self_attn.q_proj.SCB",
+        "model.layers.0.self_attn.k_proj.weight_packed",
+    ],
+)
+def test_a_tensor_without_a_place_is_refused_by_its_name(copy: Path, tensor: str) -> None:
+    with_more(copy, **{tensor: torch.ones(1)})
+    said = problem(str(copy))
+    assert f"has 1 tensors that LlamaConfig has no place for, {tensor} among them" in said
+    assert ("quantised weights, and no method is named" in said) == ("q_proj." in tensor) or (
+        "weight_packed" in tensor
+    )
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.rotary_emb.inv_freq",
+        "transformer.h.0.attn.masked_bias",
+        "visual.blocks.0.attn.proj.weight",
+        "model.visual.merger.weight",
+        "vision_tower.vision_model.embeddings.patch_embedding.weight",
+        "model.multi_modal_projector.linear_1.weight",
+        "audio_tower.layers.0.weight",
+        "mtp.layers.0.input_layernorm.weight",
+        "model.mtp_layers.0.weight",
+        "model.layers.0.self_attn.k_scale",
+        "model.layers.0.self_attn.attn.v_scale",
+        "model.layers.0.self_attn.k_proj.k_scale",
+        "model.layers.0.self_attn.v_proj.output_scale",
+        "model.layers.0.self_attn.kv_scale",
+        "model.layers.0.self_attn.prob_output_scale",
+    ],
+)
+def test_what_has_no_effect_may_be_left(copy: Path, tensor: str) -> None:
+    with_more(copy, **{tensor: torch.ones(1)})
+    assert load_model(str(copy), device="cpu").vocab_size == 97
+
+
+def test_layers_behind_the_last_are_heads_only_where_there_are_such(copy: Path) -> None:
+    with_more(copy, **{"model.layers.2.mlp.up_proj.weight": torch.ones(1)})
+    edit(copy, num_nextn_predict_layers=1)
+    assert load_model(str(copy), device="cpu").vocab_size == 97
+    with_more(copy, **{"model.layers.3.mlp.up_proj.weight": torch.ones(1)})
+    assert "model.layers.3.mlp.up_proj.weight among them" in problem(str(copy))
+
+
+def test_a_head_that_is_tied_may_be_there_twice(tmp_path: Path) -> None:
+    name = save(tmp_path, LlamaConfig(**SETTINGS, tie_word_embeddings=True))
+    weights = load_file(tmp_path / "model.safetensors")
+    with_more(tmp_path, **{"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
+    module: Any = load_model(name, device="cpu").module
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+
+
 def test_weights_of_another_shape(copy: Path) -> None:
     edit(copy, intermediate_size=64)
     assert "weights" in problem(str(copy))
@@ -446,7 +562,7 @@ def test_no_weights(copy: Path) -> None:
 
 def test_broken_weights(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"not weights")
-    assert "weights could not be loaded" in problem(str(copy))
+    assert "model.safetensors is cut off, or no safetensors file" in problem(str(copy))
 
 
 def test_cuda_that_is_not_there(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
