@@ -229,7 +229,7 @@ TAKEN = {
     "--disable-log-requests": {},
     "--quantization None": {},
     "--ctx-size 4k": {"max_model_len": 4000},
-    "--kv-cache-dtype auto --load-format auto --revision main": {},
+    "--kv-cache-dtype auto --load-format auto --revision main": {"revision": "main"},
     "--distributed-executor-backend mp --no-enable-chunked-prefill": {},
 }
 

@@ -404,9 +404,7 @@ class MiniStack:
         self.clients: list[RawClient] = []
         self._tokenizer = tokenizer
         self._worker_settings = {
-            name: settings.pop(name)
-            for name in _OF_THE_WORKER
-            if name in settings
+            name: settings.pop(name) for name in _OF_THE_WORKER if name in settings
         }
         store = {name: settings[name] for name in ("response_store_mib",) if name in settings}
         self._worker_settings.update(store)  # for worker and core

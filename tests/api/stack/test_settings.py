@@ -154,6 +154,11 @@ def test_every_option_reaches_a_process(tmp_path):
         "tensor_parallel_size": 4,
         "native": False,
         "trust_remote_code": True,
+        "hf_overrides": {"rope_theta": 5e5},
+        "generation_config": "vllm",
+        "override_generation_config": {"temperature": 0.5},
+        "chat_template": "{{ messages }}",
+        "default_chat_template_kwargs": {"enable_thinking": False},
         "tool_format": "hermes",
         "reasoning_format": "none",
         "stream_interval": 5,
@@ -169,6 +174,7 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields", "openai_strict_finish"}
     of_the_front.add("priority_key_file")
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
+    elsewhere |= {"revision", "download_dir"}  # in names of models, and the environment
     elsewhere.add("log_format")  # in the environment of all processes
     elsewhere.add("output_workers")  # decides how many there are
     elsewhere |= {"nnodes", "node_rank", "master_addr", "master_port", "join_timeout_s"}
