@@ -258,13 +258,12 @@ def _tower(
     config_class: str,
     *vision: str,
     text: dict[str, Any] | None = None,
-    quick: bool = False,
     **options: Any,
 ) -> Architecture:
     """A multimodal model, served as text. vision: the numbers that its tower's class takes."""
     tower = {each: _VISION[each] for each in vision}
     given = {"text_config": _BASE | (text or {}), "vision_config": tower, **options}
-    return Architecture(name, config_class, given | {"tie_word_embeddings": False}, quick=quick)
+    return Architecture(name, config_class, given | {"tie_word_embeddings": False})
 
 
 _SIGLIP = (
@@ -394,7 +393,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Gemma 3, as text",
         "Gemma3Config",
         *_SIGLIP,
-        quick=True,
         text={"head_dim": 16, "sliding_window": WINDOW, **_TWO_BY_TWO},
         image_token_index=190,
         boi_token_index=191,
@@ -451,7 +449,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         *_QWEN_VISION,
         "num_position_embeddings",
         "deepstack_visual_indexes",
-        quick=True,
         text={"head_dim": 16, "rope_parameters": _MROPE | {"mrope_interleaved": True}},
         **_QWEN_TOKENS,
     ),
