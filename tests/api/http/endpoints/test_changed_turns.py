@@ -16,12 +16,12 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "system", "content": "Be br
 STREAMS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": TURNS},
     "/v1/responses": {"input": TURNS},
-    "/v1/messages": {"messages": TURNS, "max_tokens": 5},
+    "/v1/messages": {"model": "fake", "messages": TURNS, "max_tokens": 5},
 }
 QUERIES: dict[str, dict[str, Any]] = {
     "/tokenize": {"messages": TURNS},
     "/v1/responses/input_tokens": {"input": TURNS},
-    "/v1/messages/count_tokens": {"messages": TURNS},
+    "/v1/messages/count_tokens": {"model": "fake", "messages": TURNS},
 }
 
 
