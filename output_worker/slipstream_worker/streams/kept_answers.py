@@ -54,7 +54,7 @@ class KeptAnswers:
         return tuple(self._scopes)
 
     def put(self, stream_id: bytes, scope: bytes, answer: bytes) -> list[bytes]:
-        """Keep an answer, unless its id is another scope's. Returns the ids of those that are kept no
+        """Keep an answer, unless its id is another scope's. Returns the ids that are kept no
         longer; its own, if it is too large.
         """
         if self.is_of_another(stream_id, scope):
