@@ -300,8 +300,9 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Annotated[float, Meta(gt=0)] | None,
         _about(
             MEMORY,
-            "size of the key-value cache on a CPU, in GiB (default: 1, which takes memory as it is "
-            "used; a size that is given is taken before the first request)",
+            "size of the key-value cache on a CPU, in GiB (default: 1, or half of what a small "
+            "machine or container has, which takes memory as it is used; a size that is given is "
+            "taken before the first request)",
             "GIB",
         ),
     ] = None

@@ -150,6 +150,24 @@ def refuse_weights(name: str, nbytes: int, memory: HostMemory | None) -> None:
         )
 
 
+def default_cache(nbytes: int, weights: int, memory: HostMemory | None) -> int:
+    """Bytes of a cache whose size nobody has asked for: `nbytes`, or on a small machine or in a
+    small control group half of what the weights, loaded already, leave.
+    """
+    if memory is None:
+        return nbytes
+    room = max(0, memory.total - weights) // 2
+    if nbytes <= room:
+        return nbytes
+    logger.info(
+        "the KV cache gets %s, as %s has %s; kv_cache_gib sets it",
+        _gib(room),
+        memory.limit,
+        _gib(memory.total),
+    )
+    return room
+
+
 def refuse_cache(name: str, weights: int, cache: int, memory: HostMemory | None) -> None:
     """Raise ModelLoadError if the cache can never fill beside the weights, loaded already."""
     if memory is None:

@@ -16,7 +16,12 @@ from slipstream_core.runner.cpu.cpu_threads import num_cores
 from slipstream_core.runner.cpu.kernels import kernels
 from slipstream_core.runner.cuda.graph_support import graph_sizes
 from slipstream_core.runner.cuda.mixed_forwards import token_buckets
-from slipstream_core.runner.host_memory import HostMemory, read_host_memory, refuse_cache
+from slipstream_core.runner.host_memory import (
+    HostMemory,
+    default_cache,
+    read_host_memory,
+    refuse_cache,
+)
 from slipstream_core.runner.kv_cache_size import (
     PROFILE_BLOCKS,
     Meter,
@@ -98,10 +103,10 @@ def load_runner(config: CoreConfig, rank: Rank | None = None) -> TorchRunner:
                 buckets=buckets,
             )
     elif num_blocks is None:
-        # of all ranks together
-        num_blocks = int(config.kv_cache_gib * 2**30) // (
-            size * block_bytes(model, config.block_size)
-        )
+        cache = int(config.kv_cache_gib * 2**30)  # of all ranks together
+        if not config.touches_cache:  # nobody has asked for this size
+            cache = default_cache(cache, num_local * model.kept_bytes, read_host_memory())
+        num_blocks = cache // (size * block_bytes(model, config.block_size))
     if rank is not None:
         num_blocks = least_over_ranks(num_blocks, model.device)
     check_length(model, config, num_blocks)

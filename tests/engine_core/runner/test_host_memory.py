@@ -14,6 +14,7 @@ from slipstream_core.config import CoreConfig
 from slipstream_core.runner import torch_factory
 from slipstream_core.runner.host_memory import (
     HostMemory,
+    default_cache,
     read_host_memory,
     refuse_cache,
     refuse_weights,
@@ -42,6 +43,23 @@ def group(folder: Path, **files: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name.replace("__", ".", 1)).write_text(f"{content}\n")
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "cache"),
+    [
+        (16 * GIB, GIB, GIB),
+        (3 * GIB, GIB, GIB),
+        (GIB, 0, GIB // 2),
+        (GIB, GIB // 2, GIB // 4),
+        (GIB, 2 * GIB, 0),
+    ],
+)
+def test_a_default_cache_takes_half_of_what_a_small_machine_has(
+    total: int, weights: int, cache: int
+) -> None:
+    assert default_cache(GIB, weights, HostMemory(total, total, "this machine")) == cache
+    assert default_cache(GIB, weights, None) == GIB
 
 
 def test_a_machine_without_groups_has_what_the_kernel_says(tmp_path: Path) -> None:
@@ -141,7 +159,9 @@ def test_a_checkpoint_in_its_own_type_is_not_refused_and_stays_a_mapping(
     assert "the KV cache may grow" in caplog.text
 
 
-@pytest.mark.parametrize("cache", [{"kv_cache_gib": 500_000.0}, {"num_blocks": 2**50}])
+@pytest.mark.parametrize(
+    "cache", [{"kv_cache_gib": 500_000.0, "touches_cache": True}, {"num_blocks": 2**50}]
+)
 def test_a_cache_larger_than_the_machine_is_refused(
     tmp_path: Path, cache: dict[str, object]
 ) -> None:
@@ -160,5 +180,11 @@ def test_a_cache_that_the_system_does_not_give_is_refused_too(
         ModelLoadError, match=r"do not fit into this process's memory; lower kv_cache"
     ):
         load_runner(
-            CoreConfig(model=folder, address="unused", device="cpu", kv_cache_gib=500_000.0)
+            CoreConfig(
+                model=folder,
+                address="unused",
+                device="cpu",
+                kv_cache_gib=500_000.0,
+                touches_cache=True,
+            )
         )

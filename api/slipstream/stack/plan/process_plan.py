@@ -341,11 +341,11 @@ def _check_cache(settings: StackSettings, model: str) -> None:
     """Refuse a cache that this machine can never hold. The core checks it beside the weights, and
     within the limits of control groups. Raises: BadRequestError.
     """
-    if settings.num_blocks is not None or settings.device == "cuda" or model.startswith(SIMULATED):
+    size = settings.kv_cache_gib
+    if size is None or settings.num_blocks is not None or settings.device == "cuda":
         return
     total_gib = psutil.virtual_memory().total / 2**30
-    size = _kv_cache_gib(settings)
-    if size > total_gib:
+    if size > total_gib and not model.startswith(SIMULATED):
         allowed = f"less than this machine's memory, {total_gib:.1f} GiB"
         raise wrong_option("kv_cache_gib", size, allowed)
 
