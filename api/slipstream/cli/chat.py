@@ -23,11 +23,19 @@ from msgspec import structs
 from slipstream.cli.options.parser import Parser, one_line
 from slipstream.cli.options.sampling_options import add_sampling, sampling_params_of
 from slipstream.cli.options.stack_options import take_model
-from slipstream.cli.server_choice import add_client_options, connected, model_of_command
+from slipstream.cli.server_choice import (
+    add_client_options,
+    connected,
+    model_of_command,
+    served_names,
+)
 from slipstream.client.client import Client
+from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import BadRequestError, RequestError, missing_option, wrong_option
 from slipstream.spelling import did_you_mean
+from slipstream.stack.plan.model_source import was_downloaded
 from slipstream_ipc.messages import ChatMessage, SamplingParams
+from slipstream_ipc.validation.simulated_model import SIMULATED
 
 _MAX_HISTORY = 1000  # lines
 _COMMANDS = {
@@ -59,7 +67,8 @@ def add_chat(parser: Parser) -> None:
         "second",
         nargs="?",
         metavar="QUESTION",
-        help="answer this and end; alone and of a single word, it needs --quick",
+        help="answer this and end; alone, a text is the question unless it is a path, has a / or a "
+        ":, or names a model that is served, or that was downloaded",
     )
     parser.add_argument("-q", "--quick", metavar="QUESTION", help="QUESTION as an option")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
@@ -87,7 +96,7 @@ def chat(arguments: argparse.Namespace) -> int:
 def _question_of(arguments: argparse.Namespace) -> str | None:
     """The question, where there is one; moves MODEL to its place. Raises: BadRequestError."""
     first, second, quick = arguments.first, arguments.second, arguments.quick
-    if second is None and first is not None and not _may_be_model(first):
+    if second is None and quick is None and first is not None and not _is_model(first, arguments):
         first, second = None, first
     if second is not None and quick is not None:
         raise wrong_option("quick", quick, f"one question; the argument is {second!r}")
@@ -99,9 +108,14 @@ def _question_of(arguments: argparse.Namespace) -> str | None:
     return question
 
 
-def _may_be_model(text: str) -> bool:
-    """Whether this may be meant as a model: no hub id is empty or has a space."""
-    return bool(text) and (" " not in text or os.path.exists(text))
+def _is_model(text: str, arguments: argparse.Namespace) -> bool:
+    """Whether an argument alone is a model, not a question."""
+    if not text or os.path.exists(text):
+        return bool(text)
+    if " " in text:
+        return False
+    is_spelled_so = "/" in text or ":" in text or text in (MODEL_NAME, SIMULATED.rstrip(":"))
+    return is_spelled_so or was_downloaded(text) or text in served_names(arguments)
 
 
 @contextlib.contextmanager
@@ -113,7 +127,7 @@ def _hinting(arguments: argparse.Namespace) -> Iterator[None]:
         yield
     except BadRequestError as error:
         if error.field == "model" and arguments.first is not None:
-            hint = f"a question of one word needs --quick: `slipstream chat -q {arguments.first}`"
+            hint = f"a question like this needs --quick: `slipstream chat -q {arguments.first}`"
         elif error.field == "messages":
             hint = "`slipstream generate TEXT` continues a text without one"
         else:

@@ -22,7 +22,7 @@ from slipstream.client.endpoints import (
     server_endpoint,
 )
 from slipstream.demo_model import MODEL_NAME
-from slipstream.errors import ConnectionLostError, wrong_option
+from slipstream.errors import ConnectionLostError, SlipstreamError, wrong_option
 from slipstream.fleet.members import DNS, FILE, RAY, names_fleet
 from slipstream.progress import Progress
 from slipstream.request.served_models import checked_model
@@ -150,6 +150,22 @@ def model_of_command(arguments: argparse.Namespace, client: Client) -> str:
         return client.model.name  # the server suits the command
     card = _named(client.models, settings) or checked_model(client.models, settings["model"])
     return card.name
+
+
+def served_names(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The names of what the running server serves that a command would talk to; none where no
+    server answers.
+    """
+    if arguments.new_stack:
+        return ()
+    address = arguments.address or default_address()
+    try:
+        if _why_no_answer(address):
+            return ()
+        with Client(address, **access_of(arguments)) as client:
+            return tuple(card.name for card in client.models)
+    except SlipstreamError:
+        return ()
 
 
 def check_listening(address: str, arguments: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from slipstream import Client
 from slipstream.cli import chat as chat_command
 from slipstream.cli.main import main
 from slipstream.cli.options.parser import Parser
+from slipstream.demo_model import MODEL_NAME
 
 pytestmark = pytest.mark.process
 
@@ -166,10 +167,10 @@ def test_commands_in_a_file_are_obeyed_and_its_paths_are_not(address):
     ]
 
 
-@pytest.mark.parametrize("words", [["hello there"], ["-q", "hello there"]])
+@pytest.mark.parametrize("words", [["hello there"], ["-q", "hello there"], ["hello"]])
 def test_a_question_is_answered_once(address, words):
     done = run(address, *words, given="never\n")
-    text = answer(address, said("user", "hello there"))
+    text = answer(address, said("user", words[-1]))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{text}\n", "")
 
 
@@ -179,7 +180,27 @@ def test_a_question_may_follow_the_model():
         arguments = parser.parse_args(words)
         question = chat_command._question_of(arguments)
         assert (arguments.model, question) == ("gpt2", words[-1])
-    assert chat_command._question_of(parser.parse_args(["gpt2"])) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["a/b", "./hello", "simulated:step_ms=1", "simulated", "demo", "one"]
+)
+def test_what_is_spelled_as_a_model_or_is_served_is_one(text: str, monkeypatch) -> None:
+    monkeypatch.setattr(chat_command, "served_names", lambda _: ("one",))
+    parser = Parser(prog="slipstream chat", target="slipstream.cli.chat:add_chat")
+    arguments = parser.parse_args([MODEL_NAME if text == "demo" else text])
+    assert chat_command._question_of(arguments) is None
+
+
+def test_a_model_that_was_downloaded_is_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    parser = Parser(prog="slipstream chat", target="slipstream.cli.chat:add_chat")
+    words = ["gpt2", "--new-stack"]
+    assert chat_command._question_of(parser.parse_args(words)) == "gpt2"
+    folder = tmp_path / "models--gpt2" / "snapshots" / "1"
+    folder.mkdir(parents=True)
+    (folder / "config.json").touch()
+    assert chat_command._question_of(parser.parse_args(words)) is None
 
 
 def test_a_folder_with_a_space_in_its_name_is_a_model(tmp_path, monkeypatch):

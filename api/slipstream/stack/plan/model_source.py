@@ -142,6 +142,14 @@ def with_model_revision(settings: StackSettings, model: str, tokenizer: str) -> 
     return named, named if tokenizer == model else tokenizer
 
 
+def was_downloaded(value: str) -> bool:
+    """Whether the hub's cache has a model of this id."""
+    from huggingface_hub import constants  # takes a moment, and most models are folders
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{value.replace('/', '--')}" / "snapshots"
+    return any(folder.glob("*/*"))
+
+
 def is_hub_id(value: str) -> bool:
     """Whether a model or tokenizer is from a hub. value: as `model_and_tokenizer` returns it."""
     return not value.startswith((SIMULATED, RANDOM, "/"))
