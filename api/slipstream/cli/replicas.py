@@ -11,8 +11,11 @@ import zmq
 
 from slipstream.cli.options.parser import Parser
 from slipstream.client.connection.fleet_session import FleetSession
+from slipstream.client.connection.server_session import SessionOpener
+from slipstream.client.connection.stack_session import StackSession
 from slipstream.client.endpoints import default_address, server_endpoint
 from slipstream.fleet.replica_status import ReplicaStatus
+from slipstream_ipc.transport.curve import Access
 from slipstream_ipc.transport.poller import Poller
 
 _WITHIN_S = 3.0  # for all replicas to say something
@@ -43,7 +46,8 @@ def add_replicas(parser: Parser) -> None:
         "addresses",
         nargs="*",
         metavar="ADDRESS",
-        help="as of `slipstream route` (default: the replicas of this user's server)",
+        help="as of `slipstream route`, or one of a fleet, which names the others (default: the "
+        "replicas of this user's server)",
     )
     parser.add_argument("--keys", metavar="DIR", help="folder with the keys for tcp:// addresses")
     parser.add_argument("--insecure", action="store_true", help="use tcp:// without keys")
@@ -58,10 +62,10 @@ def replicas(arguments: argparse.Namespace) -> int:
     endpoint = server_endpoint(address, arguments.keys, insecure=arguments.insecure)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     poller = Poller()
-    now = time.monotonic()
-    fleet = FleetSession(context, address, _WITHIN_S, poller, now, access=endpoint.access)
+    until = time.monotonic() + _WITHIN_S
+    fleet = _fleet(context, address, poller, until, endpoint.access)
     try:
-        statuses = _statuses(fleet, poller, now + _WITHIN_S)
+        statuses = _statuses(fleet, poller, until)
         show_replicas(statuses)
         while arguments.watch:
             statuses = _statuses(fleet, poller, time.monotonic() + _EVERY_S, is_whole=True)
@@ -71,6 +75,30 @@ def replicas(arguments: argparse.Namespace) -> int:
         fleet.close()
         context.destroy(linger=0)
     return 0 if any(each.condition == "serving" for each in statuses) else 1
+
+
+def _fleet(
+    context: zmq.Context[zmq.Socket[bytes]],
+    address: str,
+    poller: Poller,
+    until: float,
+    access: Access | None,
+) -> FleetSession:
+    """The session with the replicas at an address, or with all of the fleet that the one at it
+    belongs to.
+    """
+    now = time.monotonic()
+    opener = SessionOpener(context, address, _WITHIN_S, poller, access=access)
+    session = opener.open(now)
+    while isinstance(session, StackSession) and not session.is_attached and now < until:
+        now = time.monotonic()
+        session.turn(now, dict(poller.poll(_POLL_MS)))
+        session = opener.next(session, now)
+    if isinstance(session, FleetSession):
+        return session
+    session.say_goodbye(now)
+    session.close()
+    return FleetSession(context, address, _WITHIN_S, poller, now, access=access)
 
 
 def _statuses(
