@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,13 +48,21 @@ class LLM:
     Standard error shows the start.
 
     model, settings: as in `Stack`, except that spare processes are off by default.
+    seed: a request without a seed gets one of this and of the request's number, which counts from
+    0: the same calls in the same order give the same answers. None: such requests draw one each.
 
     Raises: the errors of `Stack`.
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] | None = None, **settings: Unpack[StackArguments]
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        seed: int | None = None,
+        **settings: Unpack[StackArguments],
     ) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise bad_request(BadRequest("seed", seed, "an integer, or None"))
         for_a_batch: StackArguments = {**SHORT_LIVED, **settings}
         name = MODEL_NAME if model is None else os.fspath(model)
         with Progress(f"starting {name}", done=f"started {name}: ready"):
@@ -67,6 +76,8 @@ class LLM:
         self._download_dir = settings.get("download_dir")
         self._trust_remote_code = settings.get("trust_remote_code", False)
         self._ids = count()
+        self._seed = seed
+        self._num_prompts = 0
         self._is_closed = False
 
     def generate(
@@ -167,6 +178,12 @@ class LLM:
         use_tqdm: bool | Callable[..., tqdm[Any]],
     ) -> list[RequestOutput]:
         coarse = [_with_batch_interval(each) for each in options.params]
+        if self._seed is not None:
+            coarse = [
+                params if params.seed is not None else self._with_seed(params, number)
+                for number, params in enumerate(coarse, self._num_prompts)
+            ]
+        self._num_prompts += len(coarse)
         begin, num_tokens = time.monotonic(), 0
         with (use_tqdm if callable(use_tqdm) else tqdm)(
             total=sum(each.n for each in coarse),
@@ -194,6 +211,12 @@ class LLM:
             msgspec.structs.replace(completion, request_id=str(next(self._ids)))
             for completion in completions
         ]
+
+    def _with_seed(self, params: SamplingParams, number: int) -> SamplingParams:
+        """Params with a seed that follows from the model's and the request's number."""
+        text = f"{self._seed} {number}".encode()
+        digest = hashlib.blake2b(text, digest_size=8).digest()
+        return msgspec.structs.replace(params, seed=int.from_bytes(digest, "little", signed=True))
 
 
 def _is_one_prompt(prompts: Any) -> bool:

@@ -129,6 +129,7 @@ _WITHOUT: dict[str, str] = {
         prefix_match_unit scheduler_reserve_full_isl swa_bounded_replay watermark""",
     "long prompts always go in chunks": "enable_chunked_prefill",
     "priorities of requests count": "scheduling_policy",
+    "requests without a seed of their own are not repeatable, but those of LLM(seed=N) are": "seed",
     _TEXT: """
         allowed_local_media_path allowed_media_domains disable_chunked_mm_input ec_manager_config
         enable_mm_processor_stats interleave_mm_strings language_model_only limit_mm_per_prompt
@@ -282,7 +283,6 @@ ONLY: dict[str, Only] = {
     "root_path": Only("a proxy takes its prefix off", ("", "/")),
     "runner": Only(_POOLING, ("generate",)),
     "scheduler_cls": Only(_CODE),
-    "seed": Only("each request has one", (None,)),
     "skip_tokenizer_init": Only("prompts and answers are text"),
     "spec_method": Only(_SPECULATIVE),
     "spec_model": Only(_SPECULATIVE),

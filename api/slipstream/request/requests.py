@@ -42,11 +42,13 @@ from slipstream_ipc.validation.sampling_params import (
     check_prompt,
     check_repetition,
     params_from,
+    with_numbers,
 )
 from slipstream_ipc.validation.structured_output import check_form, json_as_text
 from slipstream_ipc.worker_deal import dealt_with
 
 MAX_CACHE_KEY_CHARS = 1024
+NO_SEED = -1  # as in vLLM and llama.cpp, whose clients send it for a random one
 _OTHER_BYTES = 64  # at most, for each answer after the first
 _codec = client_codec()
 
@@ -71,6 +73,8 @@ def checked_params(params: SamplingParams | None, options: Mapping[str, Any]) ->
         check_params(found)
     except BadRequest as error:
         raise bad_request(error) from None
+    if found.seed == NO_SEED:
+        found = msgspec.structs.replace(found, seed=None)
     if found.structured_outputs is not None:
         as_text = json_as_text(found.structured_outputs)
         found = msgspec.structs.replace(found, structured_outputs=as_text)
@@ -275,6 +279,7 @@ def _converted(params: SamplingParams) -> SamplingParams:
         fields["structured_outputs"] = msgspec.structs.asdict(params.structured_outputs)
     if isinstance(params.repetition_detection, RepetitionDetection):
         fields["repetition_detection"] = msgspec.structs.asdict(params.repetition_detection)
+    fields = with_numbers(fields)
     try:
         return msgspec.convert(fields, SamplingParams)
     except msgspec.ValidationError:

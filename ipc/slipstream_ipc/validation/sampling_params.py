@@ -47,18 +47,21 @@ MAX_TEMPERATURE = 1e30  # far below float32's maximum
 MAX_PRIORITY = 2**31 - 1
 
 _NONE_MEANS_EMPTY = ("stop", "stop_token_ids")
+_TRUE_MEANS_ONE = ("logprobs", "prompt_logprobs")
 
 
 def params_from(options: Mapping[str, Any]) -> SamplingParams:
     """SamplingParams of keyword options. Raises: BadRequest for an unknown name or a wrong type.
 
-    `stop` and `stop_token_ids` may be None for none, as in vLLM.
+    As in vLLM, `stop` and `stop_token_ids` may be None for none, and numbers of log-probabilities
+    True for 1.
     """
     options = {
         name: value
         for name, value in options.items()
         if value is not None or name not in _NONE_MEANS_EMPTY
     }
+    options = with_numbers(options)
     wanted = options.get("structured_outputs")
     if isinstance(wanted, StructuredOutputs):  # a Struct's constructor checks no types
         options = {**options, "structured_outputs": msgspec.structs.asdict(wanted)}
@@ -74,6 +77,12 @@ def params_from(options: Mapping[str, Any]) -> SamplingParams:
         except msgspec.ValidationError as error:
             raise field_error(error, SamplingParams, {name: value}) from error
     return msgspec.convert(dict(options), SamplingParams)
+
+
+def with_numbers(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with 1 for True where vLLM takes that as a number."""
+    true = [name for name in _TRUE_MEANS_ONE if options.get(name) is True]
+    return {**options, **dict.fromkeys(true, 1)} if true else options
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
