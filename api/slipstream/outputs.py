@@ -278,6 +278,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
     prompt: the prompt's text; None where it was not given as text.
     metrics: times of the request; None where the client ended it early.
     changed_turns: what was done to a chat's turns so that the model's template takes them.
+    left_out: paths of keywords of the request's schemas that were not enforced.
     """
 
     request_id: str
@@ -290,6 +291,7 @@ class RequestOutput(Struct, frozen=True, eq=False):
     prompt: str | None = None
     metrics: RequestMetrics | None = None
     changed_turns: TurnChanges = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> list[CompletionOutput]:

@@ -105,6 +105,11 @@ class BaseStream:
         return self._state.changed_turns
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """As `RequestOutput.left_out`; none before the first delta."""
+        return self._state.left_out
+
+    @property
     def prompt_logprobs(self) -> PromptTokenLogprobs | None:
         """For each prompt token, its candidates by token id, the token itself first; None for the
         first token, which has no log-probability.
@@ -278,4 +283,5 @@ class BaseStream:
             prompt=request.text if isinstance(request, Submit) else None,
             metrics=metrics_of(whole, state.submitted_at, zero) if is_whole else None,
             changed_turns=state.changed_turns,
+            left_out=state.left_out,
         )

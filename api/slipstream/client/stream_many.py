@@ -40,6 +40,10 @@ class _Many:
         """The streams' ids; `Client.resume` takes each of them."""
         return [state.stream_id.hex() for state in self._group.states]
 
+    def left_out(self, index: int) -> tuple[str, ...]:
+        """As `RequestOutput.left_out`, of answer `index`; none before its first delta."""
+        return self._group.states[index].left_out
+
     def prompt_logprobs(self, index: int) -> PromptTokenLogprobs | None:
         """The prompt log-probabilities of answer `index`, as `RequestOutput.prompt_logprobs`.
 

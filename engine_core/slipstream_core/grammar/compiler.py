@@ -65,6 +65,7 @@ class Compiled:
     admit: Admit
     state: GrammarMatcher | CallMatcher | None
     fault: Fault | None = None
+    left_out: tuple[str, ...] = ()  # paths of keywords of schemas that the grammar lacks
 
 
 class GrammarCompiler:
@@ -130,7 +131,8 @@ class GrammarCompiler:
             if self._closing:
                 continue
             try:
-                done = Compiled(admit, self.start(admit))
+                state, left_out = self._started(admit)
+                done = Compiled(admit, state, left_out=left_out)
             except GrammarBroken as error:
                 done = Compiled(admit, None, Fault("diverged", f"{_FIELD}: {error}", _FIELD))
             except GrammarError as error:
@@ -147,6 +149,10 @@ class GrammarCompiler:
 
         Raises GrammarError, GrammarBroken.
         """
+        return self._started(admit)[0]
+
+    def _started(self, admit: Admit) -> tuple[GrammarMatcher | CallMatcher, tuple[str, ...]]:
+        """The matcher, and what its grammar lacks."""
         outputs = admit.params.structured_outputs
         assert outputs is not None
         if self._vocabulary is None:
@@ -159,7 +165,8 @@ class GrammarCompiler:
         if has_triggers(admit):
             nothing = ids_as_mask((), self._vocabulary.vocab_size)
             ends = self._vocabulary.ends
-            return CallMatcher(lambda: GrammarMatcher(grammar, frozenset(), nothing, ends))
+            calls = CallMatcher(lambda: GrammarMatcher(grammar, frozenset(), nothing, ends))
+            return calls, grammar.left_out
         # a request that ignores the model's end tokens may end with its own stop tokens
         end_ids = self._vocabulary.eos_ids.intersection(admit.stop_token_ids)
         end_ids = end_ids or frozenset(admit.stop_token_ids)
@@ -173,7 +180,7 @@ class GrammarCompiler:
             state.accept_tokens(token_ids)
         except LexerFull:
             state.renew(token_ids)
-        return state
+        return state, grammar.left_out
 
     def _compiled(
         self, vocabulary: Vocabulary, outputs: StructuredOutputs, frame: str
@@ -198,7 +205,8 @@ class GrammarCompiler:
         """The grammar, or the error that refuses it."""
         assert self._trial is not None
         try:
-            return SharedGrammar(partial(vocabulary.compile_text, self._trial.ask(outputs, frame)))
+            tried = self._trial.ask(outputs, frame)
+            return SharedGrammar(partial(vocabulary.compile_text, tried.text), tried.left_out)
         except GrammarError as error:
             if frame and self._fits_alone(outputs):
                 return FrameError(f"{_FIELD}: {error}")

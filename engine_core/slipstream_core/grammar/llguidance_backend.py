@@ -6,27 +6,31 @@ The library is imported here alone, with the first grammar.
 - JSON may have one space, or a newline and an indent, between its tokens, and no more: otherwise a
   model may fill its answer with whitespace. A schema's own "x-guidance" can override this, and
   `disable_any_whitespace` overrides both.
+- The library is given schemas that it can enforce (`enforceable_schema`), those within a grammar,
+  too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from slipstream_core.grammar.embedded_schemas import with_schemas
+from slipstream_core.grammar.enforceable_schema import enforceable
 from slipstream_ipc.errors import brief
 from slipstream_ipc.messages import FRAMED, StructuredOutputs
 from slipstream_ipc.validation.structured_output import kind_of
 
-_JSON_DEFAULTS = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
-_COMPACT = {
+_JSON_DEFAULTS: Mapping[str, Any] = {"whitespace_pattern": r" |\n[ \t]{0,40}"}
+_COMPACT: Mapping[str, Any] = {
     "whitespace_pattern": None,
     "whitespace_flexible": False,
     "item_separator": ",",
@@ -51,6 +55,13 @@ class GrammarError(ValueError):
 def grammar_key(outputs: StructuredOutputs, frame: str = "") -> bytes:
     """The key of a compiled grammar in the cache."""
     return msgspec.json.encode((outputs, frame) if frame else outputs, order="deterministic")
+
+
+class GrammarText(NamedTuple):
+    """A grammar in the library's own form; left_out: paths of keywords of schemas that it lacks."""
+
+    text: str
+    left_out: tuple[str, ...] = ()
 
 
 class Vocabulary:
@@ -92,16 +103,19 @@ class Vocabulary:
         Try a request's grammar in the grammar process before (`trial_client`): a malicious one can
         end this process, or hold the GIL for long.
         """
-        return self.compile_text(self.text_of(outputs))
+        return self.compile_text(self.text_of(outputs).text)
 
-    def text_of(self, outputs: StructuredOutputs, frame: str = "") -> str:
+    def text_of(self, outputs: StructuredOutputs, frame: str = "") -> GrammarText:
         """A grammar in the library's own form. frame: as in Admit. Holds the GIL.
 
         Raises GrammarError where it has none.
         """
         try:
-            text = self._text(kind_of(outputs), outputs)
-            return _framed(text, frame) if frame else text
+            text, left_out = self._text(kind_of(outputs), outputs)
+            if frame:
+                frame, more = with_schemas(frame, self._why_not)
+                text, left_out = _framed(text, frame), (*left_out, *more)
+            return GrammarText(text, left_out)
         except (ValueError, RecursionError) as error:
             raise GrammarError(_first_of(error)) from error
 
@@ -133,16 +147,35 @@ class Vocabulary:
             matcher.consume_token(token_id)
             _check(matcher, "the grammar is too complex: ")
 
-    def _text(self, kind: str, outputs: StructuredOutputs) -> str:
+    def _why_not(self, schema: Mapping[str, Any]) -> str:
+        """Why the library does not compile a schema; empty if it does."""
+        try:
+            text = self._lib.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+            matcher = self._lib.LLMatcher(self._tokenizer, text, log_level=0)
+        except ValueError as error:
+            return _first_of(error)
+        return _first_of(matcher.get_error()) if matcher.is_error() else ""
+
+    def _text(self, kind: str, outputs: StructuredOutputs) -> GrammarText:
         lib: Any = self._lib
-        text: str
+        left_out: tuple[str, ...] = ()
         match kind:
-            case "json" | "json_object":
-                schema = _ANY_OBJECT if kind == "json_object" else outputs.json
-                if not isinstance(schema, str):
-                    schema = msgspec.json.encode(schema).decode()
+            case "json":
+                found = enforceable(
+                    _decoded(outputs.json),
+                    self._why_not,
+                    is_strict=outputs.strict,
+                    options=_JSON_DEFAULTS,
+                    overrides=_COMPACT if outputs.disable_any_whitespace else {},
+                )
+                left_out = tuple(f"structured_outputs.json.{each}" for each in found.left_out)
+                if found.exact is None:
+                    text = lib.LLMatcher.grammar_from_json_schema(json.dumps(found.schema))
+                else:
+                    text = "\n".join((f"start: {found.exact.start}", *found.exact.rules, ""))
+            case "json_object":
                 text = lib.LLMatcher.grammar_from_json_schema(
-                    schema,
+                    _ANY_OBJECT,
                     defaults=_JSON_DEFAULTS,
                     overrides=_COMPACT if outputs.disable_any_whitespace else None,
                 )
@@ -153,11 +186,24 @@ class Vocabulary:
                 texts = " | ".join(map(json.dumps, outputs.choice or ()))
                 text = lib.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {texts}")
             case _:
+                grammar, left_out = with_schemas(outputs.grammar or "", self._why_not)
                 try:
-                    text = lib.grammar_from("grammar", outputs.grammar or "")
+                    text = lib.grammar_from("grammar", grammar)
                 except Exception as error:  # its GBNF converter raises any exception
                     raise GrammarError(str(error)) from error
-        return text
+        return GrammarText(text, left_out)
+
+
+def _decoded(schema: object) -> Any:
+    """A tree in which no object occurs twice. Raises ValueError."""
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    found = json.loads(text, parse_constant=_no_constant)
+    json.dumps(found, ensure_ascii=False).encode()  # no half of a surrogate pair
+    return found
+
+
+def _no_constant(text: str) -> None:
+    raise ValueError(f"{text} is no JSON")
 
 
 def within_rows(tokenizer_json: str, vocab_size: int) -> str | None:

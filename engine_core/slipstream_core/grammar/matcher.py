@@ -43,8 +43,11 @@ class LexerFull(GrammarBroken):
 class SharedGrammar:
     """A compiled grammar, shared by all streams that follow it."""
 
-    def __init__(self, compile_it: Callable[[], Any]) -> None:
-        """`compile_it` makes a matcher at the start; its GrammarError is passed on."""
+    def __init__(self, compile_it: Callable[[], Any], left_out: tuple[str, ...] = ()) -> None:
+        """`compile_it` makes a matcher at the start; its GrammarError is passed on. left_out: paths
+        of keywords of schemas that it lacks.
+        """
+        self.left_out = left_out
         self._compile = compile_it
         self._matcher = compile_it()
         self._generation = 0  # lexers before the current one

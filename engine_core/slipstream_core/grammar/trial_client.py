@@ -50,8 +50,8 @@ class GrammarTrial:
         self._lock = threading.Lock()  # guards starting and ending the process
         self._is_closed = False
 
-    def ask(self, outputs: StructuredOutputs, frame: str = "") -> str:
-        """The text of a grammar that compiles, in the library's own form. frame: as in Admit.
+    def ask(self, outputs: StructuredOutputs, frame: str = "") -> Tried:
+        """A grammar that compiles. frame: as in Admit.
 
         Raises GrammarError with the reason where it does not; OSError where no process starts.
         """
@@ -68,7 +68,7 @@ class GrammarTrial:
             else:
                 if tried.error:
                     raise GrammarError(tried.error)
-                return tried.text
+                return tried
         raise GrammarError("is too deep or too large: it crashes the grammar library")
 
     def close(self) -> None:

@@ -61,11 +61,11 @@ def _serve(config: GrammarProcessConfig) -> None:
 
 def _try(vocabulary: Vocabulary, asked: GrammarToTry) -> Tried:
     try:
-        text = vocabulary.text_of(asked.outputs, asked.frame)
+        text, left_out = vocabulary.text_of(asked.outputs, asked.frame)
         vocabulary.follow(vocabulary.compile_text(text), _NUM_FOLLOWED)
     except GrammarError as error:
         return Tried(error=str(error))
-    return Tried(text)
+    return Tried(text, left_out=left_out)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from slipstream_core.grammar.compiler import GrammarCompiler
 from slipstream_core.grammar.matcher import CallMatcher, GrammarMatcher
 from slipstream_core.logprob_budget import LogprobBudget, first_bytes
 from slipstream_core.workers.admission import num_tokens_of
-from slipstream_ipc.messages import Admit, Fault
+from slipstream_ipc.messages import MAX_LEFT_OUT, Admit, Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,9 @@ class PendingAdmissions:
             worker, admit = self._by_id.get(compiled.admit.stream_id, (b"", None))
             if admit is not compiled.admit:
                 continue  # dropped or replaced meanwhile
+            if compiled.left_out:
+                names = dict.fromkeys((*admit.left_out, *compiled.left_out))
+                admit = replace(admit, left_out=tuple(names)[:MAX_LEFT_OUT])
             found = ReadyAdmission(worker, admit, compiled.state, compiled.fault)
             if found.fault is None and not self.reserve(admit):
                 self._ask(found)

@@ -143,7 +143,8 @@ class StreamManager:
     def send_admitted(self, stream: CoreStream) -> None:
         """Send a stream's row, and how much of its prompt was cached if that has been computed."""
         admit = stream.registration
-        admitted = Admitted(admit.stream_id, stream.row, admit.num_cached_tokens or 0, admit.moves)
+        num_cached = admit.num_cached_tokens or 0
+        admitted = Admitted(admit.stream_id, stream.row, num_cached, admit.moves, admit.left_out)
         self._senders[stream.worker].enqueue(admitted)
 
     def send_times(self, stream: CoreStream) -> None:

@@ -84,6 +84,7 @@ from slipstream_ipc.messages.fields import (
     MAX_IDENTITY_BYTES,
     MAX_KEPT_BYTES,
     MAX_LABEL_CHARS,
+    MAX_LEFT_OUT,
     MAX_OTHERS,
     MAX_OUTPUT_WORKERS,
     MAX_TEMPLATE_CHARS,
@@ -95,7 +96,13 @@ from slipstream_ipc.messages.fields import (
     TurnChange,
     TurnChanges,
 )
-from slipstream_ipc.messages.grammar import FRAMED, GrammarProcessConfig, GrammarToTry, Tried
+from slipstream_ipc.messages.grammar import (
+    FRAMED,
+    SCHEMA_MARK,
+    GrammarProcessConfig,
+    GrammarToTry,
+    Tried,
+)
 from slipstream_ipc.messages.handshake import (
     PROTOCOL_VERSION,
     AttachRefused,
@@ -167,6 +174,7 @@ __all__ = [
     "MAX_IDENTITY_BYTES",
     "MAX_KEPT_BYTES",
     "MAX_LABEL_CHARS",
+    "MAX_LEFT_OUT",
     "MAX_NAME_CHARS",
     "MAX_OTHERS",
     "MAX_OUTPUT_WORKERS",
@@ -177,6 +185,7 @@ __all__ = [
     "ONE_TENANT",
     "PROTOCOL_VERSION",
     "REPETITION_DETECTED",
+    "SCHEMA_MARK",
     "TEXT_KINDS",
     "WANTS_LOAD",
     "WANTS_MEMBERS",

@@ -18,6 +18,7 @@ from slipstream_ipc.messages.fields import (
     CancelledState,
     Count,
     Identity,
+    LeftOut,
     LongText,
     StreamId,
     TurnChanges,
@@ -165,11 +166,13 @@ class Accepted(Struct, array_like=True, frozen=True, tag=tags.ACCEPTED):
     """The stream was accepted; `prompt_ids` are the token ids of its prompt, a column.
 
     changed_turns: what was done to a chat's turns so that the model's template takes them.
+    left_out: paths of keywords of the request's schemas that cannot be enforced, and are not.
     """
 
     handle: U32
     prompt_ids: bytes
     changed_turns: TurnChanges = ()
+    left_out: LeftOut = ()
 
 
 class Rejected(Struct, array_like=True, frozen=True, tag=tags.REJECTED):

@@ -16,6 +16,7 @@ from slipstream_ipc.messages.fields import (
     Count,
     Identity,
     Label,
+    LeftOut,
     StopIds,
     StreamId,
     StreamIds,
@@ -101,6 +102,7 @@ class Admit(Struct, array_like=True, frozen=True, tag=tags.ADMIT):
     moves: U32 = 0  # of the Submit: registrations of one id with other moves are other streams
     own_priority: I32 = 0  # of the Submit
     changed_turns: TurnChanges = ()  # of the prompt; a core does not read it
+    left_out: LeftOut = ()  # paths of keywords of its schemas that its grammar lacks
 
 
 class Report(Struct, array_like=True, gc=False, frozen=True, tag=tags.REPORT):
@@ -182,6 +184,7 @@ class Admitted(Struct, array_like=True, frozen=True, tag=tags.ADMITTED):
     row: U32
     num_cached_tokens: U32 = 0  # 0 also while the prompt is not computed
     moves: U32 = 0  # of the registration, as in the messages below
+    left_out: LeftOut = ()  # as in Admit
 
 
 class Registered(Struct, array_like=True, frozen=True, tag=tags.REGISTERED):

@@ -18,6 +18,7 @@ MAX_CANCELLED = 4096  # streams per Cancel
 MAX_LOCATED = 4096  # streams per Locate
 MAX_KEPT_BYTES = 2**22  # a kept answer with its record; its encoding may take twice as much
 MAX_OUTPUT_WORKERS = 64  # of a stack
+MAX_LEFT_OUT = 64  # keywords of schemas that are named as left out
 
 U64 = Annotated[int, Meta(ge=0)]  # msgpack has no larger integers
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -30,6 +31,7 @@ StreamIds = Annotated[tuple[StreamId, ...], Meta(max_length=2**20)]
 StopIds = Annotated[tuple[U32, ...], Meta(max_length=4096)]
 Identity = Annotated[bytes, Meta(max_length=MAX_IDENTITY_BYTES)]
 Label = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+LeftOut = Annotated[tuple[Label, ...], Meta(max_length=2 * MAX_LEFT_OUT)]
 LongText = Annotated[str, Meta(max_length=2**16)]
 
 FinishReason = Literal["stop", "length", "abort", "error", "repetition"]

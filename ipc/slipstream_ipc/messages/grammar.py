@@ -8,6 +8,8 @@ from slipstream_ipc.messages.request import StructuredOutputs
 
 FRAMED = "@structured_output"  # in a frame: where the structured output stands
 MAX_FRAME_CHARS = 2**18
+# a key of a schema in a grammar that a worker made: {"path": where it comes from, "strict": …}
+SCHEMA_MARK = "x-slipstream"
 
 
 class GrammarProcessConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,8 +31,10 @@ class GrammarToTry(Struct, frozen=True, omit_defaults=True):
 class Tried(Struct, frozen=True, omit_defaults=True):
     """The result for a grammar, a line of JSON; the first line has no fields: the process is ready.
 
-    text: the grammar in the library's form. error: why it does not compile.
+    text: the grammar in the library's form. error: why it does not compile. left_out: paths of
+    keywords of schemas that it lacks, as they cannot be enforced.
     """
 
     text: str = ""
     error: str = ""
+    left_out: tuple[str, ...] = ()

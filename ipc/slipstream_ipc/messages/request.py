@@ -22,6 +22,7 @@ class StructuredOptions(TypedDict, total=False):
     grammar: str | None
     json_object: bool | None
     disable_any_whitespace: bool
+    strict: bool
 
 
 class StructuredOutputs(
@@ -36,6 +37,8 @@ class StructuredOutputs(
     grammar: a context-free grammar, in Lark syntax (llguidance's dialect) or in GBNF.
     json_object: True allows any JSON object.
     disable_any_whitespace: with json or json_object, no white space between JSON's tokens.
+    strict: with json, a keyword that cannot be enforced is refused; else it is left out, and the
+    answer names it.
     """
 
     json: str | dict[str, Any] | None = None
@@ -44,6 +47,7 @@ class StructuredOutputs(
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+    strict: bool = False
 
     if TYPE_CHECKING:
 
@@ -114,7 +118,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How a request is sampled, ended and reported. Names and defaults are vLLM's.
 
     temperature: 0 is greedy. top_k: 0 is off. top_p: in (0, 1]. min_p: in [0, 1].
-    seed: the same seed, prompt and model give the same tokens; None draws one per stream.
+    seed: the same seed, prompt and model give the same tokens; None draws one per stream, and
+    so does -1 where a client is given it.
     stop: strings that end the stream, left out of the text unless include_stop_str_in_output.
     stop_token_ids: ids that end the stream besides the model's end-of-sequence ids.
     max_tokens: None is as many as the model's length allows.

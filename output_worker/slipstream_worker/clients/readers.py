@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream_ipc.history.text_log import TextCursor
-from slipstream_ipc.messages import Accepted, Fault, Rejected, Superseded
+from slipstream_ipc.messages import Accepted, Admit, Fault, Rejected, Superseded
 from slipstream_ipc.transport.router import Session
 from slipstream_worker.clients.latency import RequestCounters
 from slipstream_worker.clients.ports import ClientPort, FrontAcceptor, Receipt
@@ -212,8 +212,7 @@ class StreamReaders:
         reader, admit = stream.reader, stream.registration
         if reader is not None and reader.is_listening and admit is not None:
             port = self._clients[reader.client]
-            accepted = Accepted(reader.handle, admit.prompt_ids, admit.changed_turns)
-            port.enqueue(accepted, stream.worker_row)
+            port.enqueue(accepted(reader.handle, admit), stream.worker_row)
             port.enqueue_prompt_logprobs(stream, reader.handle)
 
     def reject(self, stream: WorkerStream, fault: Fault) -> None:
@@ -291,3 +290,8 @@ class StreamReaders:
 
 def _diverged(handle: int, error: Diverged) -> Rejected:
     return Rejected(handle, Fault("diverged", str(error), "num_tokens"))
+
+
+def accepted(handle: int, admit: Admit) -> Accepted:
+    """What the reader of a stream with this registration is told."""
+    return Accepted(handle, admit.prompt_ids, admit.changed_turns, admit.left_out)

@@ -24,6 +24,8 @@ from slipstream_ipc.formats.answer_format import (
     NestedElements,
     TaggedParameters,
 )
+from slipstream_ipc.messages import SCHEMA_MARK
+from slipstream_ipc.validation.json_schema import EndlessSchemaError, SchemaDocument, check_ends
 from slipstream_worker.formats.property_types import property_types, referred, type_of
 from slipstream_worker.formats.scanners.values import value_as_json
 
@@ -175,7 +177,8 @@ class ArgumentGrammar:
     def _json(self, function: Schema) -> str:
         schema = object_schema(function)
         self.check_texts(function, schema)
-        return json_rule(schema, is_strict=function.get("strict") is True)
+        is_strict = function.get("strict") is True
+        return json_rule(schema, is_strict=is_strict, path=path_of(function))
 
     def _once(self, key: object, name: str, write: Any) -> str:
         known = self._known.get(key)
@@ -195,13 +198,27 @@ def object_schema(function: Schema) -> dict[str, Any]:
         allowed = "a schema of an object"
         raise BadRequest("tools", Summary(f"parameters of the type {kind!r}"[:200]), allowed)
     schema["type"] = "object"
+    try:
+        check_ends(SchemaDocument(schema))
+    except EndlessSchemaError as error:
+        given = Summary(f"the parameters of {function['name']!r}"[:200])
+        raise BadRequest("tools", given, f"a schema that some JSON fits: {error}") from None
     return schema
 
 
-def json_rule(schema: Schema, *, is_strict: bool) -> str:
-    """JSON of a schema. What the library cannot enforce is left out, unless `is_strict`."""
-    options = {"whitespace_pattern": _BLANKS, "lenient": not is_strict}
-    return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+def json_rule(schema: Schema, *, is_strict: bool, path: str = "") -> str:
+    """JSON of a schema. path: of one that a request gives; what the library cannot enforce of that
+    is left out and named, unless `is_strict`.
+    """
+    whole = {**schema, "x-guidance": {"whitespace_pattern": _BLANKS}}
+    if path:
+        whole[SCHEMA_MARK] = {"path": path, "strict": is_strict}
+    return f"%json {json.dumps(whole)}"
+
+
+def path_of(function: Schema) -> str:
+    """The path of a function's parameters, for the names of what is left out."""
+    return f"tools.{function['name'][:64]}.parameters"
 
 
 def literal_text(text: str) -> str:
@@ -235,6 +252,7 @@ class _Parameters:
         self.grammar = grammar
         self.function = function
         self.is_strict = function.get("strict") is True
+        self.path = path_of(function)
         self.root = object_schema(function)
         grammar.check_texts(function, self.root)
 
@@ -344,7 +362,7 @@ class _TaggedArguments:
         if not name or name != name.strip() or any(each in name for each in forbidden):
             raise self._parameters.refusal(f"the name {name[:100]!r}")
         types = tuple(filter(None, self._types.get(name, "").split("|")))
-        branches = self._values(schema, types)
+        branches = self._values(name, schema, types)
         texts = [f"{self._open(literal_text(written), kind)} {text}" for kind, text in branches]
         return grammar.rule("parameter", " | ".join(texts))
 
@@ -365,7 +383,7 @@ class _TaggedArguments:
             parts += ['"\\n"?', literal(element.value_opening)]
         return " ".join(parts)
 
-    def _values(self, given: Any, types: Sequence[str]) -> list[tuple[bool | None, str]]:
+    def _values(self, name: str, given: Any, types: Sequence[str]) -> list[tuple[bool | None, str]]:
         """What a parameter's value may be, with its closing tag: of texts, of others."""
         schema = self._parameters.resolved(given)
         constants = _constants(schema)
@@ -377,7 +395,7 @@ class _TaggedArguments:
             return [(True, self._raw(least, most))]
         if not types or "string" in types:
             return self._raw_or_json(schema, types)
-        return [(False, self._json(given, types))]
+        return [(False, self._json(name, given, types))]
 
     def _raw_or_json(self, schema: Schema, types: Sequence[str]) -> list[tuple[bool | None, str]]:
         """A value that may be a string: text is one unless it is JSON of another of its types."""
@@ -399,7 +417,7 @@ class _TaggedArguments:
         text = self._grammar.text_up_to(closing, least, most, before="\n")
         return f'"\\n" {text}'
 
-    def _json(self, schema: Any, types: Sequence[str]) -> str:
+    def _json(self, name: str, schema: Any, types: Sequence[str]) -> str:
         if set(types) <= _JSON_WORDS.keys() and self._parameters.resolved(schema).keys() <= {
             "type",
             *_ANNOTATIONS,
@@ -410,7 +428,8 @@ class _TaggedArguments:
             return self._closed(self._json_values.value(schema))
         shared = {word: root[word] for word in _DEFINITIONS if word in root}
         whole = {**shared, **schema} if isinstance(schema, Mapping) else shared
-        rule = json_rule(whole, is_strict=self._parameters.is_strict)
+        path = f"{self._parameters.path}.properties.{name}"
+        rule = json_rule(whole, is_strict=self._parameters.is_strict, path=path)
         return self._closed(self._grammar.rule("value", rule))
 
     def _words(self, types: Iterable[str]) -> str:
@@ -596,7 +615,8 @@ class _Values:
                 words = {
                     word: schema[word] for word in ("type", *_NUMBER_KEYWORDS) if word in schema
                 }
-                rule = json_rule(words, is_strict=self._parameters.is_strict)
+                path = self._parameters.path
+                rule = json_rule(words, is_strict=self._parameters.is_strict, path=path)
                 return self._grammar.rule("number", rule)
             case "boolean" | "null":
                 check(schema, "type")

@@ -19,7 +19,6 @@ from slipstream_ipc.messages import (
     ANSWERS_INSPECT,
     ONE_TENANT,
     Abort,
-    Accepted,
     Cancel,
     Cancelled,
     ClientToWorker,
@@ -48,7 +47,7 @@ from slipstream_worker.clients.inspections import Inspections
 from slipstream_worker.clients.load_notices import LoadNotices
 from slipstream_worker.clients.ports import FrontAcceptor, Receipt
 from slipstream_worker.clients.queries import ClientQueries
-from slipstream_worker.clients.readers import StreamReaders
+from slipstream_worker.clients.readers import StreamReaders, accepted
 from slipstream_worker.detokenizer.factory import DetokenizerFactory
 from slipstream_worker.lifecycle.lifecycle import MAX_STRIKES, StreamLifecycle
 from slipstream_worker.lifecycle.recall_queue import RecallQueue
@@ -385,8 +384,7 @@ class ClientMessages:
         if stream.stage in (Stage.RUNNING, Stage.ENDED) and stream.registration is not None:
             port = self._readers.port(session.identity)
             admit = stream.registration
-            accepted = Accepted(resume.handle, admit.prompt_ids, admit.changed_turns)
-            port.enqueue(accepted, stream.worker_row)
+            port.enqueue(accepted(resume.handle, admit), stream.worker_row)
             port.enqueue_prompt_logprobs(stream, resume.handle)
         is_own = self._readers.is_reader(stream, session.identity, None)
         if stream.trace is not None and not is_own:

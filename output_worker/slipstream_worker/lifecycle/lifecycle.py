@@ -133,6 +133,7 @@ class StreamLifecycle:
         """
         self._streams.assign_core_row(stream, message.row)
         _note_cached(stream, message.num_cached_tokens)
+        _note_left_out(stream, message.left_out)
         if stream.stage is Stage.ENDED:
             self._streams.ignore_tokens(stream)
             self._report_end(stream)  # it ended while the core was away
@@ -485,3 +486,9 @@ def _note_cached(stream: WorkerStream, num_cached: int) -> None:
     admit = stream.registration
     if num_cached and admit is not None and admit.num_cached_tokens is None:
         stream.registration = structs.replace(admit, num_cached_tokens=num_cached)
+
+
+def _note_left_out(stream: WorkerStream, left_out: tuple[str, ...]) -> None:
+    admit = stream.registration
+    if left_out and admit is not None and admit.left_out != left_out:
+        stream.registration = structs.replace(admit, left_out=left_out)

@@ -115,7 +115,7 @@ def test_what_it_gives_compiles_here(trial: GrammarTrial) -> None:
         StructuredOutputs(choice=("a", "b")),
         StructuredOutputs(json_object=True),
     ):
-        assert not VOCABULARY.compile_text(trial.ask(outputs)).is_error()
+        assert not VOCABULARY.compile_text(trial.ask(outputs).text).is_error()
 
 
 @pytest.mark.parametrize(("num", "is_right"), [(150, True), (200, False)])

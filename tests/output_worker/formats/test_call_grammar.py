@@ -428,7 +428,7 @@ def test_structured_output_is_the_text_of_the_final_message(
     channels = HARMONY.channels
     assert channels is not None
     frame = structured_frame(channels, HARMONY_MODEL.ids, TOOLS, opened)
-    text = harmony_vocabulary.text_of(outputs, frame)
+    text = harmony_vocabulary.text_of(outputs, frame).text
 
     def allows(answer: str) -> bool:
         matcher, token_ids = harmony_vocabulary.compile_text(text), HARMONY_MODEL.encoded(answer)

@@ -40,6 +40,7 @@ class StreamState:
     wakeup: Wakeup[StreamState] | None = None  # set while the reader waits
     prompt_ids: bytes | None = None  # u32; None until the stream is accepted
     changed_turns: TurnChanges = ()  # of the prompt; set with `prompt_ids`
+    left_out: tuple[str, ...] = ()  # keywords of its schemas that are not enforced
     was_accepted: bool = False  # for an earlier reader, whose place this one takes
     prompt_logprobs: PromptPieces | None = None  # where requested; complete before the first delta
     end: End | None = None

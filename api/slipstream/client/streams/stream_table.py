@@ -218,6 +218,7 @@ class ClientStreamTable:
             u32(message.prompt_ids, "prompt_ids")
             state.prompt_ids = message.prompt_ids
             state.changed_turns = message.changed_turns
+            state.left_out = message.left_out
             if state.awaits_acceptance:
                 self._woken.append(state)
 

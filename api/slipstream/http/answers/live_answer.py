@@ -36,7 +36,8 @@ from slipstream.http.api_errors import ApiError, error_of
 from slipstream.http.blocks.block_printer import BlockShape
 from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.config import Limits
-from slipstream.http.exchange import Exchange
+from slipstream.http.exchange import Exchange, HttpRequest
+from slipstream.http.openai.ignored_fields import told_fields
 from slipstream.http.openai.logprob_bodies import TextPosition, concat_logprobs, logprobs_by_id
 from slipstream.http.openai.response_bodies import (
     CompletionLogprobs,
@@ -73,7 +74,7 @@ class AnswerContext:
     """What all answers of a front share.
 
     broadcast: writes the deltas of all streams. slices: the queue of long answers. shares: what
-    those may hold.
+    those may hold. log_ignored: logs what a request with this id has that is ignored.
     """
 
     engine: StreamEngine
@@ -82,6 +83,7 @@ class AnswerContext:
     broadcast: Broadcast = field(default_factory=Broadcast)
     slices: TimeSlicedQueue = field(default_factory=TimeSlicedQueue)
     shares: Shares = field(default_factory=Shares)
+    log_ignored: Callable[[str, str], None] = lambda names, request_id: None
 
 
 class LiveAnswer:
@@ -137,17 +139,19 @@ class LiveAnswer:
 
     def begin_stream(self) -> None:
         """Send the head of the event stream."""
-        self._tell_changed_turns()
+        self._tell()
         self.exchange.begin_stream()
 
     def respond(self, body: Struct) -> None:
         """Send the complete answer."""
-        self._tell_changed_turns()
+        self._tell()
         self.exchange.respond(json_response(200, body))
 
-    def _tell_changed_turns(self) -> None:
+    def _tell(self) -> None:
+        """Say in the head what was done to turns, and what is not enforced of schemas."""
         changes = [state.changed_turns for state in self.plan.states]
         tell_changed_turns(self.exchange.request, changes)
+        tell_left_out(self.exchange.request, self.plan, self.context.log_ignored)
 
     def abandon(self) -> None:
         """End every stream that is not over; one in the background goes on, unread."""
@@ -347,6 +351,27 @@ class LiveAnswer:
             shown += logprobs_by_id(some, k, self.texts)
             yield
         return shown
+
+
+def tell_left_out(
+    request: HttpRequest, plan: AnswerPlan, log_ignored: Callable[[str, str], None]
+) -> None:
+    """Name what is not enforced of the request's schemas, as ignored fields are; call it before the
+    answer's head is sent.
+    """
+    left_out = next((each.left_out for each in plan.states if each.left_out), ())
+    if left_out:
+        names = [_callers_path(each, plan.param_names) for each in left_out]
+        request.answer_headers = told_fields(request.answer_headers, names)
+        log_ignored(", ".join(names), request.id)
+
+
+def _callers_path(path: str, param_names: dict[str, str]) -> str:
+    """The path of something within the request, by the caller's name of the field."""
+    field = "structured_outputs.json"
+    if not path.startswith(f"{field}."):
+        return path
+    return param_names.get(field, field) + path.removeprefix(field)
 
 
 def _failure_event(error: ApiError) -> bytes:

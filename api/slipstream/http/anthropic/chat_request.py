@@ -58,6 +58,7 @@ PARAM_NAMES = {
     "stop": "stop_sequences",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
 }
 
 

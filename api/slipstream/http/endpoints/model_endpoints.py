@@ -92,7 +92,7 @@ class ModelEndpoints:
         self._logged: deque[str] = deque(maxlen=_MAX_LOGGED)  # ignored fields
         self._io = io
         self._keys = keys
-        self._context = AnswerContext(io, texts, limits)
+        self._context = AnswerContext(io, texts, limits, log_ignored=self._log_ignored)
         self._streams_by_id: WeakValueDictionary[bytes, StreamState] = WeakValueDictionary()
         self.responses = ResponseEndpoints(io, keys, self._read, self._start, self._context)
         self.posts: dict[str, Handler] = {
@@ -235,9 +235,12 @@ class ModelEndpoints:
 
     def _tell_ignored(self, fields: str, request: HttpRequest) -> None:
         request.answer_headers = (*request.answer_headers, (IGNORED_FIELDS, fields.encode()))
+        self._log_ignored(fields, request.id)
+
+    def _log_ignored(self, fields: str, request_id: str) -> None:
         if fields not in self._logged:  # a client sends the same ones with each request
             self._logged.append(fields)
-            _logger.info("unknown fields are ignored: %s", fields, extra=of_requests(request.id))
+            _logger.info("ignored: %s", fields, extra=of_requests(request_id))
 
     def _start(
         self,

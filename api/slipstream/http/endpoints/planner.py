@@ -189,8 +189,9 @@ def _response_form(
     is_compact = other == compact
     if wanted.json_schema is None:
         return StructuredOutputs(json_object=True, disable_any_whitespace=is_compact)
-    schema = wanted.json_schema.schema
-    return StructuredOutputs(json=schema, disable_any_whitespace=is_compact)
+    form = wanted.json_schema
+    is_strict = form.strict is True
+    return StructuredOutputs(json=form.schema, disable_any_whitespace=is_compact, strict=is_strict)
 
 
 def model_defaults(defaults: SamplingDefaults) -> dict[str, Any]:

@@ -4,20 +4,21 @@ Clients add fields of other servers to every request. They are ignored, and the 
 (`X-Slipstream-Ignored-Fields`), so that a misspelt one is found. Pure.
 
 - Names are clients' text: what is shown of them is cut and has no characters but letters, digits,
-  `_`, `-` and `.`. Indices are left out, so that a field of a hundred messages is named once.
+  `_`, `-`, `$` and `.`. Indices are left out, so that a field of a hundred messages is named once.
 - Cost is linear in the body; near names, which are slow to find, are looked up for the first few.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from msgspec import inspect
 
+from slipstream.http.response_encoding import Headers
 from slipstream.spelling import did_you_mean
 from slipstream.vllm_names import structured_outputs_name
 
@@ -25,7 +26,7 @@ IGNORED_FIELDS = b"x-slipstream-ignored-fields"  # the answer's header
 MAX_SHOWN = 16  # fields that are named; more are "..."
 MAX_NAME_CHARS = 48
 _MAX_HINTS = 4
-_NOT_SHOWN = re.compile(r"[^A-Za-z0-9_.-]")
+_NOT_SHOWN = re.compile(r"[^A-Za-z0-9_.$-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,17 @@ class IgnoredFields:
         hint = _hint(cut, tuple(known)) if len(self._shown) < _MAX_HINTS else ""
         shown = _NOT_SHOWN.sub("_", f"{path}{cut}")
         self._shown[path, name] = f"{shown} ({hint})" if hint else shown
+
+
+def told_fields(headers: Headers, names: Iterable[str]) -> Headers:
+    """The answer's headers with these names, which are clients' text, added to what is ignored."""
+    shown = [_NOT_SHOWN.sub("_", each) for each in names]
+    before = next((value.decode() for name, value in headers if name == IGNORED_FIELDS), "")
+    listed = [*(before.split(", ") if before else ()), *shown]
+    if len(listed) > MAX_SHOWN:
+        listed = [*listed[:MAX_SHOWN], "..."]
+    others = [each for each in headers if each[0] != IGNORED_FIELDS]
+    return (*others, (IGNORED_FIELDS, ", ".join(dict.fromkeys(listed)).encode()))
 
 
 def known_fields(body_type: type) -> KnownFields:

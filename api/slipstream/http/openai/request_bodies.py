@@ -28,12 +28,14 @@ class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonSchema(Struct, frozen=True, forbid_unknown_fields=True):
-    """A JSON Schema that the answer has to match, always strictly, whatever `strict` is."""
+    """A JSON Schema that the answer has to match. strict: keywords that cannot be enforced are
+    refused; else they are left out, and named.
+    """
 
     schema: dict[str, Any]
     name: Ignored = None
     description: Ignored = None
-    strict: Ignored = None
+    strict: bool | None = None
 
 
 class ResponseFormat(Struct, frozen=True, forbid_unknown_fields=True):

@@ -245,7 +245,11 @@ def _response_format(text: TextOptions | None) -> ResponseFormat | None:
     if (wanted.type == "json_schema") != (wanted.schema is not None):
         what = "text.format.schema: required for type json_schema, not allowed for others"
         raise bad_field("text.format", what)
-    schema = None if wanted.schema is None else JsonSchema(wanted.schema, wanted.name)
+    schema = (
+        None
+        if wanted.schema is None
+        else JsonSchema(wanted.schema, wanted.name, strict=wanted.strict)
+    )
     return ResponseFormat(wanted.type, schema)
 
 

@@ -1,0 +1,56 @@
+"""Schemas within a grammar that was made of a request's tools, each behind `%json`.
+
+A schema that the worker wrote carries SCHEMA_MARK: where it comes from, and whether it is strict.
+Others, of a request's own grammar, stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from slipstream_core.grammar.enforceable_schema import WhyNot, enforceable
+from slipstream_ipc.messages import SCHEMA_MARK
+
+# what may hold the directive's letters otherwise: strings, regular expressions, comments
+_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|%json[ \t]*(?=\{)')
+_DECODER = json.JSONDecoder()
+
+
+def with_schemas(grammar: str, why_not: WhyNot) -> tuple[str, tuple[str, ...]]:
+    """The grammar with schemas that the library can enforce, and what they lack.
+
+    Raises ValueError for a strict schema that it cannot, and for one that no JSON fits.
+    """
+    if SCHEMA_MARK not in grammar:
+        return grammar, ()
+    parts: list[str] = []
+    rules: list[str] = []
+    left_out: list[str] = []
+    at = 0
+    while (found := _PARTS.search(grammar, at)) is not None:
+        parts.append(grammar[at : found.end()])
+        at = found.end()
+        if not found[0].startswith("%json"):
+            continue
+        schema, end = _DECODER.raw_decode(grammar, at)
+        mark = schema.pop(SCHEMA_MARK, None)
+        if not isinstance(mark, dict):
+            continue
+        where, is_strict = mark.get("path", ""), mark.get("strict") is True
+        try:
+            one = enforceable(
+                schema, why_not, is_strict=is_strict, prefix=f"exact_{len(rules)}_{len(parts)}"
+            )
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        left_out += [f"{where}.{each}" for each in one.left_out]
+        if one.exact is None:
+            parts.append(json.dumps(one.schema))
+        else:
+            parts[-1] = parts[-1].removesuffix(found[0])
+            parts.append(f"({one.exact.start})")
+            rules += one.exact.rules
+        at = end
+    parts.append(grammar[at:])
+    return "\n".join(["".join(parts), *rules, ""] if rules else ["".join(parts)]), tuple(left_out)

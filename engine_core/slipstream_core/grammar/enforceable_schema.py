@@ -1,0 +1,475 @@
+"""Makes of a JSON Schema one that the grammar library can enforce, and says what that leaves out.
+
+- What says nothing goes silently: a `format` that is not known is an annotation, and so is a
+  `propertyNames` of any strings.
+- What no finite JSON fits is `false`, so that an answer never begins it.
+- A keyword that cannot be enforced is left out and named, or refused where the schema is strict.
+- References become pointers into the whole schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from slipstream_core.grammar.exact_numbers import (
+    ANNOTATIONS,
+    BOUNDS,
+    ExactGrammar,
+    NotExact,
+    exact_grammar,
+    is_large,
+)
+from slipstream_ipc.validation.json_schema import (
+    Schema,
+    SchemaDocument,
+    check_ends,
+    schema_types,
+    type_of,
+)
+
+FORMATS = frozenset(
+    ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
+)
+_TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
+_APPLICATORS = (
+    "$ref",
+    "$dynamicRef",
+    "$recursiveRef",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+    "then",
+    "else",
+    "dependentSchemas",
+    "dependencies",
+    "patternProperties",
+)
+_NAMES_OF_PLACES = ("$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor")
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_MAX_LOOKS = 2**14  # at pairs of schemas, for one schema
+_MAX_DEPTH = 8  # of schemas within each other that are told apart
+_MAX_PATH_CHARS = 160
+
+WhyNot = Callable[[Schema], str]
+"""Why the library does not compile a schema; empty if it does."""
+
+
+class StrictSchemaError(ValueError):
+    """A strict schema has a keyword that cannot be enforced; the message names it."""
+
+
+class Enforceable(NamedTuple):
+    """A schema whose keywords can all be enforced. left_out: paths of those that it lacks.
+
+    exact: its grammar where the library would round some of its numbers, else None.
+    """
+
+    schema: Schema | bool
+    left_out: tuple[str, ...] = ()
+    exact: ExactGrammar | None = None
+
+
+def enforceable(
+    root: Any,
+    why_not: WhyNot,
+    *,
+    is_strict: bool,
+    options: Mapping[str, Any] = MappingProxyType({}),
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    prefix: str = "x",
+) -> Enforceable:
+    """`root`, which is changed in place: decoded JSON.
+
+    options: the library's; the schema's own `x-guidance` goes before them, and `overrides` before
+    that. prefix: of the names of rules.
+
+    Raises StrictSchemaError, EndlessSchemaError, or ValueError for what is no schema.
+    """
+    if isinstance(root, bool):
+        return Enforceable(root)
+    if not isinstance(root, dict):
+        raise ValueError("a schema is an object or a boolean")
+    document = SchemaDocument(root)
+    without = _without_endless(document, check_ends(document))
+    cleaner = _Cleaner(document, why_not, is_strict=is_strict)
+    for number in list(document.places):
+        if number not in without:
+            cleaner.clean(document.places[number].schema)
+    own = root.get("x-guidance")
+    always = {"coerce_one_of": True, "lenient": not is_strict}
+    root["x-guidance"] = {
+        **options,
+        **(own if isinstance(own, dict) else {}),
+        **overrides,
+        **always,
+    }
+    exact = None
+    while cleaner.inexact and exact is None:
+        try:
+            exact = exact_grammar(document, cleaner.inexact, prefix)
+        except NotExact as error:
+            cleaner.leave_numbers(error.numbers)
+    return Enforceable(root, tuple(dict.fromkeys(cleaner.left_out)), exact)
+
+
+def _without_endless(document: SchemaDocument, endless: set[int]) -> set[int]:
+    """Write `false` in place of endless schemas; what is within them, by id, except for what is
+    referred to from elsewhere, which moves to `$defs`.
+    """
+    without: set[int] = set()
+    for number, place in document.places.items():
+        if number in endless or place.parent in without:
+            without.add(number)
+    for number in without:
+        place = document.places[number]
+        if number in endless and place.parent not in without and place.container is not None:
+            place.container[place.key] = False
+    for number, place in document.places.items():
+        target = document.target(place.schema)
+        if number in without or not isinstance(target, dict):
+            continue
+        if id(target) in endless:
+            place.schema["$ref"] = "#/$defs/nothing"
+            document.root.setdefault("$defs", {})["nothing"] = False
+            document.retarget(place.schema, False)
+        elif id(target) in without:
+            without -= document.move(target, f"kept_{len(without)}")
+    return without
+
+
+class _Cleaner:
+    def __init__(self, document: SchemaDocument, why_not: WhyNot, *, is_strict: bool) -> None:
+        self._document = document
+        self._why_not = why_not
+        self._is_strict = is_strict
+        self._known: dict[str, str] = {}  # why a pattern is not taken
+        self._disjoint = _Disjoint(document)
+        self.left_out: list[str] = []
+        self.inexact: set[int] = set()
+
+    def clean(self, schema: Schema) -> None:
+        """Clean this schema, but not those within it."""
+        self._references(schema)
+        self._says_nothing(schema)
+        self._unevaluated(schema)
+        for word in _UNENFORCED:
+            if word in schema:
+                self._leave(schema, word)
+        self._types(schema)
+        self._choices(schema)
+        self._strings(schema)
+        self._members(schema)
+        self._numbers(schema)
+
+    def _leave(self, schema: Schema, word: str, why: str = "", *, is_kept: bool = False) -> None:
+        name = shown_path((*self._document.path(schema), word))
+        if self._is_strict:
+            reason = f" ({why})" if why else ""
+            raise StrictSchemaError(f"{name} cannot be enforced, and the schema is strict{reason}")
+        if not is_kept:
+            schema.pop(word, None)
+        self.left_out.append(name)
+
+    def _references(self, schema: Schema) -> None:
+        given = schema.get("$ref")
+        if isinstance(given, str):
+            target = self._document.target(schema)
+            if target is None:
+                self._leave(schema, "$ref", f"nothing is at {given[:100]!r}")
+            elif isinstance(target, dict):
+                schema["$ref"] = self._document.pointer(target)
+        for word in _NAMES_OF_PLACES:
+            schema.pop(word, None)
+        version = schema.get("$schema")
+        if isinstance(version, str) and "//json-schema.org/" not in version:
+            del schema["$schema"]
+
+    def _says_nothing(self, schema: Schema) -> None:
+        given = schema.get("format")
+        if isinstance(given, str) and given not in FORMATS:
+            del schema["format"]
+        for word, is_nothing in _NOTHING.items():
+            if word in schema and is_nothing(schema[word]):
+                del schema[word]
+        if "if" not in schema:
+            schema.pop("then", None)
+            schema.pop("else", None)
+        elif "then" not in schema and "else" not in schema:
+            del schema["if"]
+        if "contains" not in schema:
+            schema.pop("minContains", None)
+            schema.pop("maxContains", None)
+        elif schema.get("minContains") == 0 and "maxContains" not in schema:
+            del schema["contains"], schema["minContains"]
+        if (most := schema.get("maxItems")) in (0, 1) and not isinstance(most, bool):
+            schema.pop("uniqueItems", None)
+
+    def _unevaluated(self, schema: Schema) -> None:
+        """What is unevaluated is what is additional, where nothing else evaluates anything."""
+        is_plain = not any(word in schema for word in _APPLICATORS)
+        if "unevaluatedProperties" in schema:
+            if "additionalProperties" in schema:
+                del schema["unevaluatedProperties"]
+            elif is_plain:
+                schema["additionalProperties"] = schema.pop("unevaluatedProperties")
+        if "unevaluatedItems" in schema:
+            if isinstance(schema.get("items"), dict | bool) or "additionalItems" in schema:
+                del schema["unevaluatedItems"]
+            elif is_plain and "contains" not in schema:
+                word = "additionalItems" if "items" in schema else "items"
+                schema[word] = schema.pop("unevaluatedItems")
+
+    def _types(self, schema: Schema) -> None:
+        given = schema.get("type")
+        if isinstance(given, str | list):
+            listed = given if isinstance(given, list) else [given]
+            if any(isinstance(each, str) and each not in _TYPE_NAMES for each in listed):
+                self._leave(schema, "type", "there is no such type")
+
+    def _choices(self, schema: Schema) -> None:
+        branches = schema.get("oneOf")
+        if isinstance(branches, list) and not self._disjoint.are_all(branches):
+            # it stays, and the library allows what fits any of them
+            self._leave(schema, "oneOf", "several of its schemas may fit one value", is_kept=True)
+
+    def _strings(self, schema: Schema) -> None:
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and (why := self._why_no_pattern(pattern)):
+            self._leave(schema, "pattern", why)
+
+    def _why_no_pattern(self, pattern: str) -> str:
+        if pattern not in self._known:
+            self._known[pattern] = self._why_not({"type": "string", "pattern": pattern})
+        return self._known[pattern]
+
+    def _members(self, schema: Schema) -> None:
+        patterns = schema.get("patternProperties")
+        if isinstance(patterns, dict) and patterns:
+            why = next(filter(None, map(self._why_no_pattern, patterns)), "")
+            if not why and len(patterns) > 1:
+                alone = dict.fromkeys(patterns, True)
+                why = self._why_not({"type": "object", "patternProperties": alone})
+            if why:
+                self._leave(schema, "patternProperties", why)
+                if schema.get("additionalProperties", True) is not True:
+                    self._leave(schema, "additionalProperties", "it is beside patternProperties")
+        given = schema.get("required")
+        required = (
+            {each for each in given if isinstance(each, str)} if isinstance(given, list) else ()
+        )
+        least, most = schema.get("minProperties"), schema.get("maxProperties")
+        properties = schema.get("properties")
+        names = properties if isinstance(properties, dict) else {}
+        if isinstance(least, int) and least <= len(required):
+            del schema["minProperties"]
+        is_closed = schema.get("additionalProperties") is False
+        is_closed = is_closed and not schema.get("patternProperties")
+        if isinstance(most, int) and is_closed and most >= len(names):
+            del schema["maxProperties"]
+        if not names.keys() <= set(required):
+            for word in ("minProperties", "maxProperties"):
+                if word in schema:
+                    self._leave(schema, word, "there are properties that are not required")
+
+    def _numbers(self, schema: Schema) -> None:
+        for word in _COUNTS:
+            if isinstance(value := schema.get(word), float) and value.is_integer():
+                schema[word] = int(value)
+        words = {word: schema[word] for word in BOUNDS if word in schema}
+        if any(is_large(value) for value in words.values()):
+            self.inexact.add(id(schema))
+        elif any(isinstance(value, float) for value in words.values()):
+            why = self._why_not({"type": "number", **words})
+            if why and not why.startswith(_NONE_FITS):
+                for word in words:
+                    self._leave(schema, word, why)
+        if "multipleOf" in schema:
+            why = self._why_not({"type": "number", "multipleOf": schema["multipleOf"]})
+            if why:
+                self._leave(schema, "multipleOf", why)
+        for word in ("const", "enum"):
+            if word in schema and any(map(is_large, _leaves(schema[word]))):
+                self.inexact.add(id(schema))
+
+    def leave_numbers(self, numbers: Iterable[int]) -> None:
+        """Leave out the large numbers of these schemas, which stand where they cannot be kept."""
+        why = "of integers from 2**53 on, beside what they stand in"
+        for number in numbers:
+            schema = self._document.places[number].schema
+            for word in (*BOUNDS, "const", "enum"):
+                if word in schema and any(map(is_large, _leaves(schema[word]))):
+                    self._leave(schema, word, why)
+            self.inexact.discard(number)
+
+
+_NONE_FITS = "Unsatisfiable"
+_UNENFORCED = (
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "propertyNames",
+    "dependentSchemas",
+    "dependentRequired",
+    "dependencies",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+)
+
+
+def _is_any(value: Any) -> bool:
+    return value is True or (isinstance(value, dict) and not value.keys() - ANNOTATIONS)
+
+
+def _is_any_string(value: Any) -> bool:
+    if isinstance(value, dict) and value.get("type") == "string":
+        value = {word: each for word, each in value.items() if word != "type"}
+    return _is_any(value)
+
+
+_NOTHING: Mapping[str, Callable[[Any], bool]] = {
+    "propertyNames": _is_any_string,
+    "uniqueItems": lambda value: value is False,
+    "not": lambda value: value is False,
+    "dependentSchemas": lambda value: value == {},
+    "dependentRequired": lambda value: value == {},
+    "dependencies": lambda value: value == {},
+    "patternProperties": lambda value: value == {},
+    "unevaluatedItems": _is_any,
+    "unevaluatedProperties": _is_any,
+}
+
+
+def shown_path(path: tuple[str, ...]) -> str:
+    """A path for an answer's header or an error, cut where it is very long."""
+    shown = ".".join(path).encode(errors="replace").decode()
+    half = _MAX_PATH_CHARS // 2
+    return shown if len(shown) <= 2 * half else f"{shown[:half]}...{shown[-half:]}"
+
+
+def _leaves(value: Any) -> Iterator[object]:
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += each.values()
+        elif isinstance(each, list):
+            waiting += each
+        else:
+            yield each
+
+
+class _Disjoint:
+    """Whether one value can fit two schemas, as far as types, constants and required properties
+    tell; when in doubt, it can.
+    """
+
+    def __init__(self, document: SchemaDocument) -> None:
+        self._document = document
+        self._num_left = _MAX_LOOKS
+
+    def are_all(self, schemas: list[Any]) -> bool:
+        """Whether none of these schemas has a value in common with another."""
+        return all(
+            self._are(one, other, 0)
+            for index, one in enumerate(schemas)
+            for other in schemas[index + 1 :]
+        )
+
+    def _parts(self, schema: Any, depth: int) -> list[Schema]:
+        """Schemas that a value fits if it fits this one."""
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH:
+            return []
+        found = [schema]
+        if isinstance(schema.get("$ref"), str):
+            found += self._parts(self._document.target(schema), depth + 1)
+        if isinstance(inner := schema.get("allOf"), list):
+            for each in inner:
+                found += self._parts(each, depth + 1)
+        return found
+
+    def _are(self, one: Any, other: Any, depth: int) -> bool:
+        self._num_left -= 1
+        if one is False or other is False:
+            return True
+        if depth > _MAX_DEPTH or self._num_left < 0:
+            return False
+        parts = self._parts(one, depth), self._parts(other, depth)
+        if any(self._are_plain(p, q) for p in parts[0] for q in parts[1]):
+            return True
+        for these, whole in ((parts[0], other), (parts[1], one)):
+            for part in these:
+                for word in ("anyOf", "oneOf"):
+                    branches = part.get(word)
+                    if isinstance(branches, list) and all(
+                        self._are(each, whole, depth + 1) for each in branches
+                    ):
+                        return True
+        return self._are_objects(*parts, depth)
+
+    def _are_plain(self, one: Schema, other: Schema) -> bool:
+        if not schema_types(one) & schema_types(other):
+            return True
+        for this, that in ((one, other), (other, one)):
+            values = _values(this)
+            if values is None:
+                continue
+            types, others = schema_types(that), _values(that)
+            fitting = [each for each in values if type_of(each) in types]
+            if not fitting or (others is not None and not _share(fitting, others)):
+                return True
+        return False
+
+    def _are_objects(self, one: list[Schema], other: list[Schema], depth: int) -> bool:
+        for parts in (one, other):
+            if not any(schema_types(part) == {"object"} for part in parts):
+                return False
+        for name in _required(one) | _required(other):
+            found = [[p for part in parts for p in _property(part, name)] for parts in (one, other)]
+            if any(self._are(p, q, depth + 1) for p in found[0] for q in found[1]):
+                return True
+            if False in found[0] or False in found[1]:
+                return True
+        return False
+
+
+def _values(schema: Schema) -> list[Any] | None:
+    if "const" in schema:
+        return [schema["const"]]
+    given = schema.get("enum")
+    return given if isinstance(given, list) else None
+
+
+def _share(some: list[Any], others: list[Any]) -> bool:
+    def key(value: Any) -> tuple[str, str]:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return type_of(value), repr(value)
+
+    return not {key(each) for each in some}.isdisjoint(map(key, others))
+
+
+def _required(parts: list[Schema]) -> set[str]:
+    given = [part.get("required") for part in parts]
+    return {
+        name for some in given if isinstance(some, list) for name in some if isinstance(name, str)
+    }
+
+
+def _property(schema: Schema, name: str) -> list[Any]:
+    """What the property of this name has to fit, as far as this schema says."""
+    properties = schema.get("properties")
+    if isinstance(properties, dict) and name in properties:
+        return [properties[name]]
+    if schema.get("patternProperties") or "additionalProperties" not in schema:
+        return []
+    return [schema["additionalProperties"]]

@@ -1,0 +1,242 @@
+"""What is left out of schemas, what is refused of strict ones, and what says nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from slipstream.demo_model import MODEL_PATH
+from slipstream_core.grammar.llguidance_backend import GrammarError, Vocabulary
+from slipstream_ipc.messages import SCHEMA_MARK, StructuredOutputs
+
+VOCABULARY = Vocabulary(MODEL_PATH / "tokenizer.json", 4100, (1, 0))
+TOKENIZER = Tokenizer.from_file(str(MODEL_PATH / "tokenizer.json"))
+
+
+def required(**schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+
+
+def left_out(schema: object, *, strict: bool = False) -> list[str]:
+    text = schema if isinstance(schema, str) else json.dumps(schema)
+    found = VOCABULARY.text_of(StructuredOutputs(json=text, strict=strict))
+    VOCABULARY.compile_text(found.text)
+    return [each.removeprefix("structured_outputs.json.") for each in found.left_out]
+
+
+def allows(schema: object, text: str, *, strict: bool = True) -> bool:
+    given = StructuredOutputs(json=json.dumps(schema), strict=strict, disable_any_whitespace=True)
+    matcher = VOCABULARY.compile(given)
+    ids = TOKENIZER.encode(text).ids
+    return bool(matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting())
+
+
+CAT = {"type": "object", "properties": {"t": {"const": "c"}}, "required": ["t"]}
+DOG = {"type": "object", "properties": {"t": {"const": "d"}}, "required": ["t"]}
+PATTERNS = {"^a": {"type": "integer"}, "b$": {"type": "null"}}
+UNENFORCED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "uniqueItems": (required(type="array", uniqueItems=True), ["properties.a.uniqueItems"]),
+    "look-ahead": (required(type="string", pattern="^(?!x).*$"), ["properties.a.pattern"]),
+    "word boundary": (required(type="string", pattern=r"\bx\b"), ["properties.a.pattern"]),
+    "broken pattern": (required(type="string", pattern="("), ["properties.a.pattern"]),
+    "oneOf that may overlap": (
+        required(oneOf=[{"type": "integer"}, {"type": "number"}]),
+        ["properties.a.oneOf"],
+    ),
+    "if, then, else": (
+        {"if": {"required": ["a"]}, "then": True, "else": False},
+        ["if", "then", "else"],
+    ),
+    "not": (required(**{"not": {"type": "null"}}), ["properties.a.not"]),
+    "contains": (
+        required(type="array", contains={"const": 1}, minContains=2),
+        ["properties.a.contains", "properties.a.minContains"],
+    ),
+    "propertyNames": (required(propertyNames={"pattern": "^x"}), ["properties.a.propertyNames"]),
+    "dependentRequired": ({"dependentRequired": {"a": ["b"]}}, ["dependentRequired"]),
+    "dependencies": ({"dependencies": {"a": ["b"]}}, ["dependencies"]),
+    "unevaluatedProperties": (
+        {"allOf": [{"properties": {"a": True}}], "unevaluatedProperties": False},
+        ["unevaluatedProperties"],
+    ),
+    "dynamicRef": ({"$dynamicRef": "#x"}, ["$dynamicRef"]),
+    "patterns that overlap": (
+        {"patternProperties": PATTERNS, "additionalProperties": False},
+        ["patternProperties", "additionalProperties"],
+    ),
+    "pattern of names": ({"patternProperties": {"^a(?=b)": {}}}, ["patternProperties"]),
+    "foreign reference": (required(**{"$ref": "https://a.example/x"}), ["properties.a.$ref"]),
+    "dangling reference": (required(**{"$ref": "#/$defs/x"}), ["properties.a.$ref"]),
+    "multipleOf": (required(type="integer", multipleOf=2**40), ["properties.a.multipleOf"]),
+    "minProperties": (
+        {"type": "object", "properties": {"a": {}}, "minProperties": 1},
+        ["minProperties"],
+    ),
+    "no such type": (required(type="any"), ["properties.a.type"]),
+    "in a definition": (
+        {"$ref": "#/$defs/x", "$defs": {"x": {"type": "array", "uniqueItems": True}}},
+        ["$defs.x.uniqueItems"],
+    ),
+    "in a branch": (
+        {"anyOf": [{"type": "array", "uniqueItems": True}, {"type": "null"}]},
+        ["anyOf.0.uniqueItems"],
+    ),
+    "in what only a reference finds": (
+        {"$ref": "#/components/x", "components": {"x": {"type": "array", "uniqueItems": True}}},
+        ["components.x.uniqueItems"],
+    ),
+}
+SAYS_NOTHING: dict[str, dict[str, Any]] = {
+    "a record of zod": {
+        "type": "object",
+        "propertyNames": {"type": "string"},
+        "additionalProperties": {"type": "number"},
+    },
+    "any names": {"propertyNames": {"description": "a name"}},
+    "format": required(type="string", format="path"),
+    "format of several types": required(type=["string", "null"], format="int64"),
+    "uniqueItems": required(type="array", uniqueItems=False),
+    "unique item": required(type="array", uniqueItems=True, maxItems=1),
+    "not false": {"not": False},
+    "then without if": {"then": {"required": ["a"]}, "else": False},
+    "if alone": {"if": {"required": ["a"]}},
+    "minContains alone": {"type": "array", "minContains": 2},
+    "no fewer": {"type": "array", "contains": {"const": 1}, "minContains": 0},
+    "unevaluated": {"allOf": [CAT], "unevaluatedProperties": True, "unevaluatedItems": {}},
+    "empty": {"dependentRequired": {}, "dependentSchemas": {}, "patternProperties": {}},
+    "few properties": {**CAT, "minProperties": 1},
+    "many properties": {
+        "type": "object",
+        "properties": {"a": {}},
+        "additionalProperties": False,
+        "maxProperties": 3,
+    },
+    "float counts": {"type": "string", "minLength": 1.0, "maxLength": 3.0},
+    "version": {"$schema": "https://a.example/mine", "type": "null"},
+    "names": {"$id": "b", "$anchor": "c", "$dynamicAnchor": "d", "type": "null"},
+    "unknown words": {"nullable": True, "discriminator": {"propertyName": "t"}, "x-y": 1},
+    "annotations": {"contentMediaType": "a/b", "contentSchema": {"not": {}}, "deprecated": True},
+}
+
+
+@pytest.mark.parametrize("name", UNENFORCED)
+def test_a_keyword_that_cannot_be_enforced_is_left_out_and_named(name: str) -> None:
+    schema, names = UNENFORCED[name]
+    assert left_out(schema) == names
+    with pytest.raises(GrammarError) as caught:
+        left_out(schema, strict=True)
+    assert str(caught.value).startswith(f"{names[0]} cannot be enforced, and the schema is strict")
+
+
+@pytest.mark.parametrize("name", SAYS_NOTHING)
+def test_what_says_nothing_is_taken_of_a_strict_schema_too(name: str) -> None:
+    assert left_out(SAYS_NOTHING[name], strict=True) == []
+
+
+def test_the_rest_of_a_schema_is_kept() -> None:
+    schema = required(type="array", items={"type": "null"}, uniqueItems=True)
+    assert allows(schema, '{"a":[null,null]}', strict=False)
+    assert not allows(schema, '{"a":[1]}', strict=False)
+
+
+DISJOINT: list[list[Any]] = [
+    [{"type": "integer"}, {"type": "string"}],
+    [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+    [{"const": 1}, {"enum": [2, True]}],
+    [{"anyOf": [CAT, {"type": "null"}]}, DOG],
+    [{"allOf": [CAT]}, {"allOf": [DOG, {"title": "x"}]}],
+    [CAT, {"type": "object", "properties": {}, "additionalProperties": False}],
+]
+OVERLAPPING: list[list[Any]] = [
+    [{"type": "integer"}, {"type": "number"}],
+    [{"const": 1}, {"const": 1.0}],
+    [CAT, {"type": "object"}],
+    [{"properties": {"t": {"const": 1}}}, {"properties": {"t": {"const": 2}}}],
+    [CAT, {"type": "object", "properties": {"t": {"const": "d"}}, "required": ["u"]}, CAT],
+    [True, {"type": "null"}],
+]
+
+
+@pytest.mark.parametrize("branches", DISJOINT)
+def test_one_of_disjoint_schemas_is_enforced(branches: list[Any]) -> None:
+    schema = {"oneOf": branches, "$defs": {"cat": CAT, "dog": DOG}}
+    assert left_out(schema, strict=True) == []
+
+
+@pytest.mark.parametrize("branches", OVERLAPPING)
+def test_one_of_schemas_that_share_a_value_is_not(branches: list[Any]) -> None:
+    assert left_out({"oneOf": branches}) == ["oneOf"]
+
+
+def test_what_is_unevaluated_is_enforced_where_it_is_what_is_additional() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "null"}}}
+    assert not allows({**schema, "unevaluatedProperties": False}, '{"b":1}')
+    assert allows({**schema, "unevaluatedProperties": False}, '{"a":null}')
+    items = {"type": "array", "prefixItems": [{"type": "null"}], "unevaluatedItems": False}
+    assert allows(items, "[null]")
+    assert not allows(items, "[null,1]")
+
+
+def test_what_never_ends_is_never_begun() -> None:
+    loop = {"$ref": "#/$defs/l"}
+    inner = {"me": loop, "ok": {"type": "null"}}
+    definition = {"type": "object", "required": ["me"], "properties": inner}
+    schema = {
+        "type": "object",
+        "properties": {"x": loop, "y": {"$ref": "#/$defs/l/properties/ok"}, "z": loop},
+        "required": ["y"],
+        "$defs": {"l": definition},
+    }
+    assert allows(schema, '{"y":null}')
+    assert not allows(schema, '{"x":{"me"')
+    assert not allows(schema, '{"y":1}')
+    branches = {"anyOf": [loop, {"type": "null"}], "$defs": {"l": loop}}
+    assert allows(branches, "null")
+    with pytest.raises(GrammarError, match=r'"\$ref": "#/\$defs/l" refers to'):
+        left_out({**loop, "$defs": {"l": definition}})
+
+
+def test_booleans_are_schemas_and_other_values_are_not() -> None:
+    assert left_out(True) == []
+    with pytest.raises(GrammarError, match="schema is false"):
+        left_out(False)
+    for text in ("[]", '"x"', "1", "null"):
+        with pytest.raises(GrammarError, match="an object or a boolean"):
+            left_out(text)
+    for text in ('{"const": NaN}', '{"const": "\\ud800"}', "{"):
+        with pytest.raises(GrammarError):
+            left_out(text)
+
+
+def test_a_long_path_is_cut_and_a_strange_name_is_shown() -> None:
+    (name,) = left_out({"properties": {"x" * 5000: {"type": "array", "uniqueItems": True}}})
+    assert len(name) < 200
+    assert name.endswith("x.uniqueItems")
+
+
+def test_schemas_in_a_made_grammar_are_enforced_and_named_by_their_path() -> None:
+    def rule(path: str, strict: bool, **schema: Any) -> str:
+        return "%json " + json.dumps({**schema, SCHEMA_MARK: {"path": path, "strict": strict}})
+
+    grammar = "\n".join(
+        [
+            'start: "%json {" (one | two | three)',
+            f"one: {rule('tools.f', False, type='array', uniqueItems=True)}",
+            f"two: {rule('tools.g', False, const=2**53 + 1)} // %json {{",
+            'three: /%json \\{"/',
+        ]
+    )
+    found = VOCABULARY.text_of(StructuredOutputs(grammar=grammar))
+    assert found.left_out == ("tools.f.uniqueItems",)
+    for text, is_allowed in ((f"%json {{{2**53 + 1}", True), (f"%json {{{2**53}", False)):
+        matcher = VOCABULARY.compile_text(found.text)
+        ids = TOKENIZER.encode(text).ids
+        assert (matcher.try_consume_tokens(ids) == len(ids)) == is_allowed
+    strict = grammar.replace('"strict": false', '"strict": true')
+    with pytest.raises(GrammarError, match=r"tools\.f: uniqueItems cannot be enforced"):
+        VOCABULARY.text_of(StructuredOutputs(grammar=strict))
+    own = 'start: %json {"type": "array", "uniqueItems": true}'
+    assert VOCABULARY.text_of(StructuredOutputs(grammar=own)).left_out == ()
