@@ -575,7 +575,7 @@ def test_structured_output_that_is_no_grammar_is_refused(
     grammar: str, harmony_vocabulary: Vocabulary
 ) -> None:
     def compile_it(outputs: StructuredOutputs) -> None:
-        harmony_vocabulary.compile_text(harmony_vocabulary.text_of(outputs, FRAME_ALONE))
+        harmony_vocabulary.compile_text(harmony_vocabulary.text_of(outputs, FRAME_ALONE).text)
 
     compile_it(StructuredOutputs(grammar='start: "a"'))
     with pytest.raises(GrammarError):
