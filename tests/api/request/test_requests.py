@@ -61,7 +61,7 @@ def test_bad_params_are_named(params: Any, options: dict[str, Any], field: str) 
             {"structured_outputs": {"jso": "{}"}},
             (
                 "structured_outputs.jso: unknown field, allowed: choice, "
-                "disable_any_whitespace, grammar, json, json_object, regex"
+                "disable_any_whitespace, grammar, json, json_object, regex, strict"
             ),
         ),
         ({"stop": ["x"] * 65}, "stop: got 65 strings, allowed: at most 64"),

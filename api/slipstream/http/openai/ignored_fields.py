@@ -4,7 +4,8 @@ Clients add fields of other servers to every request. They are ignored, and the 
 (`X-Slipstream-Ignored-Fields`), so that a misspelt one is found. Pure.
 
 - Names are clients' text: what is shown of them is cut and has no characters but letters, digits,
-  `_`, `-`, `$` and `.`. Indices are left out, so that a field of a hundred messages is named once.
+  `_`, `-` and `.`, and `$` within schemas. Indices are left out, so that a field of a hundred
+  messages is named once.
 - Cost is linear in the body; near names, which are slow to find, are looked up for the first few.
 """
 
@@ -26,7 +27,8 @@ IGNORED_FIELDS = b"x-slipstream-ignored-fields"  # the answer's header
 MAX_SHOWN = 16  # fields that are named; more are "..."
 MAX_NAME_CHARS = 48
 _MAX_HINTS = 4
-_NOT_SHOWN = re.compile(r"[^A-Za-z0-9_.$-]")
+_NOT_SHOWN = re.compile(r"[^A-Za-z0-9_.-]")
+_NOT_IN_PATHS = re.compile(r"[^A-Za-z0-9_.$-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class IgnoredFields:
 
 def told_fields(headers: Headers, names: Iterable[str]) -> Headers:
     """The answer's headers with these names, which are clients' text, added to what is ignored."""
-    shown = [_NOT_SHOWN.sub("_", each) for each in names]
+    shown = [_NOT_IN_PATHS.sub("_", each) for each in names]
     before = next((value.decode() for name, value in headers if name == IGNORED_FIELDS), "")
     listed = [*(before.split(", ") if before else ()), *shown]
     if len(listed) > MAX_SHOWN:

@@ -402,7 +402,11 @@ def test_what_an_answer_is_to_look_like(make):
     as_text = StructuredOutputs(json=msgspec.json.encode(SCHEMA).decode())
     named = {"name": "x", "strict": True, "description": "d", "schema": SCHEMA}
     wanted = {"type": "json_schema", "json_schema": named}
-    assert structured(make(response_format=wanted)) == as_text
+    strict = StructuredOutputs(json=as_text.json, strict=True)
+    assert structured(make(response_format=wanted)) == strict
+    for is_strict in (False, None):
+        loose = {**wanted, "json_schema": {**named, "strict": is_strict}}
+        assert structured(make(response_format=loose)) == as_text
     assert structured(make(structured_outputs={"json": SCHEMA})) == as_text
     any_object = StructuredOutputs(json_object=True)
     assert structured(make(response_format={"type": "json_object"})) == any_object

@@ -126,7 +126,7 @@ def chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
             {
                 "response_format": {
                     "type": "json_schema",
-                    "json_schema": {"name": "Weather", "schema": PARAMETERS},
+                    "json_schema": {"name": "Weather", "strict": True, "schema": PARAMETERS},
                 }
             },
         ),
