@@ -279,11 +279,11 @@ def _converted(params: SamplingParams) -> SamplingParams:
         fields["structured_outputs"] = msgspec.structs.asdict(params.structured_outputs)
     if isinstance(params.repetition_detection, RepetitionDetection):
         fields["repetition_detection"] = msgspec.structs.asdict(params.repetition_detection)
-    fields = with_numbers(fields)
+    given = with_numbers(fields)
     try:
-        return msgspec.convert(fields, SamplingParams)
+        return msgspec.convert(given, SamplingParams)
     except msgspec.ValidationError:
-        return params_from(fields)  # raises an error that names the field
+        return params_from(given)  # raises an error that names the field
 
 
 def _encoded(params: SamplingParams) -> Raw:

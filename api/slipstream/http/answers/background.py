@@ -9,7 +9,7 @@ from msgspec import Struct
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
 from slipstream.http.answers.answer_plan import AnswerPlan
-from slipstream.http.answers.live_answer import AnswerContext, StreamEngine
+from slipstream.http.answers.live_answer import AnswerContext, StreamEngine, tell_left_out
 from slipstream.http.api_errors import error_of
 from slipstream.http.changed_turns import tell_changed_turns
 from slipstream.http.exchange import Exchange
@@ -47,6 +47,7 @@ class _Acceptance:
         if state.prompt_ids is not None:
             state.drop_deltas()
             tell_changed_turns(self._exchange.request, [state.changed_turns])
+            tell_left_out(self._exchange.request, self._plan)
             self._exchange.respond(json_response(200, self._body))
         elif isinstance(state.error, SlipstreamError):
             self._exchange.refuse(error_of(state.error, self._plan.param_names))

@@ -354,7 +354,9 @@ class LiveAnswer:
 
 
 def tell_left_out(
-    request: HttpRequest, plan: AnswerPlan, log_ignored: Callable[[str, str], None]
+    request: HttpRequest,
+    plan: AnswerPlan,
+    log_ignored: Callable[[str, str], None] = lambda names, request_id: None,
 ) -> None:
     """Name what is not enforced of the request's schemas, as ignored fields are; call it before the
     answer's head is sent.

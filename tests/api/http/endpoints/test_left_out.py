@@ -67,7 +67,7 @@ def test_what_is_left_out_is_named_in_the_header(
     params = decode_params(submit.params)
     assert params.structured_outputs is not None
     assert params.structured_outputs.strict is False
-    played.send(Accepted(submit.handle, pack_u32([1]), LEFT_OUT))
+    played.send(Accepted(submit.handle, pack_u32([1]), left_out=LEFT_OUT))
     played.send(deltas(Entry(submit.handle, "{}", end=end_of("{}"))))
     answer = raw.read()
     assert answer.status == 200
@@ -93,7 +93,7 @@ def test_python_tells_it_with_the_output(played: FakeWorker) -> None:
     with slipstream.Client(played.address) as client:
         stream = client.stream("x", structured_outputs={"json": SCHEMA}, max_tokens=5)
         submit = played.expect(Submit)
-        played.send(Accepted(submit.handle, pack_u32([1]), LEFT_OUT))
+        played.send(Accepted(submit.handle, pack_u32([1]), left_out=LEFT_OUT))
         played.send(deltas(Entry(submit.handle, "{}", end=end_of("{}"))))
         assert [delta.text for delta in stream] == ["{}"]
         assert stream.left_out == LEFT_OUT
