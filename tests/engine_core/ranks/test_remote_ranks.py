@@ -259,7 +259,8 @@ def test_a_rank_that_does_not_fit_is_told_why(
 def test_a_core_without_the_models_files_lets_nothing_in(core: Core, tmp_path: Path) -> None:
     config = replace(core.config, model=str(tmp_path / "not-there-yet"))
     ranks = RemoteRanks(config, print)
-    with pytest.raises(RanksMissingError, match=r"its files are not on this machine; .*hf download"):
+    missing = r"its files are not on this machine; .*hf download"
+    with pytest.raises(RanksMissingError, match=missing):
         ranks.listen()
     ranks.close()
 
