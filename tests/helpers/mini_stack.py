@@ -97,7 +97,7 @@ class InstantPrompts:
         self._key = 0
         self.is_held = False
 
-    def ask(self, request: Render) -> int:
+    def ask(self, request: Render, _tenant: bytes = b"") -> int:
         self._key += 1
         text = request.text or " ".join(message.content for message in request.messages)
         self.asked.append(Render(self._key, text, answer=request.answer))

@@ -81,6 +81,8 @@ class TimeSlicedQueue:
                 self._push(lane, used)
             else:
                 del self._lanes[lane]
+                if not self._lanes:  # none was kept waiting, so none has a claim
+                    self._now_used = max(self._now_used, used)
                 self._remember(lane, used)
             if end >= deadline:
                 break

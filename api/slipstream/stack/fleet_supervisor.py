@@ -7,7 +7,8 @@
   move its streams meanwhile. A stack that uses up its restarts is left out; the fleet ends when
   these are the fronts or the last replica.
 - A stack whose supervisor is silent for `hang_timeout_s`, before its first beat for FIRST_BEAT_S,
-  counts as hung and is killed. Time in which this process was stopped itself does not count.
+  counts as hung and is killed. Time in which this process was stopped itself does not count, nor
+  time in which that supervisor was ready to run and had no CPU.
 - So a replica whose supervisor gets a SIGTERM drains, ends and starts again.
 - A signal to end is passed on to all stacks, each of which drains as it would alone; so is a
   further one, which they take for the next stage. What has not ended then is killed.
@@ -32,6 +33,7 @@ from pathlib import Path
 import msgspec
 
 from slipstream.stack.children.line_pipe import LineReader
+from slipstream.stack.children.process_usage import loop_wait_s
 from slipstream.stack.children.restarts import RestartPolicy
 from slipstream.stack.children.roles import CORE
 from slipstream.stack.plan.fleet_plan import FleetPlan, PlannedStack
@@ -147,7 +149,7 @@ class FleetSupervisor:
                 continue
             if was_stopped:
                 stack.silent_until = max(stack.silent_until, now + stack.timeout_s)
-            elif now >= stack.silent_until:
+            elif now >= stack.silent_until + stack.lacked_s():
                 stack.silent_until = None
                 stack.error = f"hung: no heartbeat for {stack.timeout_s:g} s"
                 self._kill(stack)
@@ -343,6 +345,7 @@ class _SupervisedStack:
         self.ready_at: float | None = None
         self.timeout_s = 0.0  # of the next beat
         self.silent_until: float | None = None  # when it counts as hung; None: it does not run
+        self._waited_s = 0.0  # its run delay at the last `expect_beat`
         self.due_at: float | None = None  # when it is started again
         self.error = ""  # as it reported
         self.detail = ""  # of its core
@@ -353,6 +356,13 @@ class _SupervisedStack:
         """Allow it `hang_timeout_s` for its next beat, and no less than `at_least_s`."""
         self.timeout_s = max(self.plan.config.hang_timeout_s, at_least_s)
         self.silent_until = now + self.timeout_s
+        self._waited_s = 0.0 if self.process is None else loop_wait_s(self.process.pid)
+
+    def lacked_s(self) -> float:
+        """How long its supervisor has lacked a CPU since `expect_beat`, in seconds."""
+        if self.process is None:
+            return 0.0
+        return max(0.0, loop_wait_s(self.process.pid) - self._waited_s)
 
     @property
     def is_wanted(self) -> bool:

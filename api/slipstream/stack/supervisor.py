@@ -12,7 +12,8 @@ the line on the stack's throughput.
   starts, that the configuration is at fault: another start would fail the same way.
 - Beats alone do not wake the supervisor while all processes serve: the status of a child that can
   have no news (`Child.has_news`) is read in turns that others cause. Exits come as SIGCHLD.
-- A child without heartbeats for `hang_timeout_s` counts as hung and is killed. A dead process is
+- A child without heartbeats for `hang_timeout_s` counts as hung and is killed; time in which its
+  loop was ready to run and had no CPU does not count. A dead process is
   reaped before its successor is activated. Spares are started one at a time, and only while all
   processes serve.
 - On a signal the stack drains: running requests continue for `drain_s`, restarts included. Then
@@ -91,6 +92,11 @@ GIVE_UP_S = 10.0
 _QUIET_S = 1.5 * BEAT_S
 _LEAST_QUIET_HANG_S = 8 * BEAT_S  # `hang_timeout_s` from which on a beat may be read that late
 _logger = logging.getLogger(__name__)
+
+
+def _measured_after_s(timeout_s: float) -> float:
+    """How long a child is silent before its CPU time is measured."""
+    return min(SILENT_S, timeout_s / 2)
 
 
 class Supervisor:
@@ -236,14 +242,16 @@ class Supervisor:
 
     def _wait_s(self) -> float | None:
         """Seconds until the next deadline; None where there is none."""
+        timeout_s = self._config.hang_timeout_s
         moments = [] if self._deadline is None else [self._deadline]
         if self._beat is not None:
             moments.append(self._beat_due_at)
         if not self._is_ending:
             moments += [role.due_at for role in self._roles.values() if role.due_at is not None]
             moments += [
-                child.last_beat_at
-                + self._config.hang_timeout_s / (1 if child.is_cpu_measured else 2)
+                child.hangs_at(timeout_s)
+                if child.is_cpu_measured
+                else child.last_beat_at + _measured_after_s(timeout_s)
                 for child in self._children
                 if child.last_beat_at is not None
             ]
@@ -289,14 +297,14 @@ class Supervisor:
 
     def _check_heartbeat(self, child: Child, now: float) -> None:
         timeout_s = self._config.hang_timeout_s
-        if child.last_beat_at is None or now < child.last_beat_at + timeout_s / 2:
+        if child.last_beat_at is None or now < child.last_beat_at + _measured_after_s(timeout_s):
             return
         if not child.is_cpu_measured:
             child.measure_cpu(now)
-        if now < child.last_beat_at + timeout_s:
+        if now < child.hangs_at(timeout_s):
             return
         self._on_status(child)  # if the supervisor itself was stopped, beats may be unread
-        if child.last_beat_at is not None and now >= child.last_beat_at + timeout_s:
+        if child.last_beat_at is not None and now >= child.hangs_at(timeout_s):
             child.last_beat_at = None
             is_busy = child.is_busy(now)
             what = "it uses CPU time" if is_busy else "it is stopped or waits"

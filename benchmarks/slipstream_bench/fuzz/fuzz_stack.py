@@ -204,7 +204,7 @@ class _PromptsHere:
         self._key = 0
         self.cpu_s = 0.0
 
-    def ask(self, request: Render) -> int:
+    def ask(self, request: Render, _tenant: bytes = b"") -> int:
         self._key += 1
         self._asked.append(Render(self._key, request.text, request.messages))
         return self._key

@@ -231,7 +231,7 @@ class OutputPath:
 class _NoPrompts:
     """Replaces the tokenizer process: every prompt here consists of token ids."""
 
-    def ask(self, request: Render) -> NoReturn:
+    def ask(self, request: Render, tenant: bytes = b"") -> NoReturn:
         raise AssertionError(f"a prompt to be tokenised: {request}")
 
     def withdraw(self, key: int) -> bool:

@@ -25,8 +25,9 @@ MAX_TEMPLATE_NESTING = 128  # levels; templates and their filters call themselve
 MAX_QUERY_TOKENS = 2**20  # per Tokenize or Detokenize, so that the answer fits into a message
 # per Tokenize with_strings: encoding these as JSON blocks an HTTP front for 50 ms
 MAX_SPELLED_TOKENS = 2**16
-# per Tokenize, in all its texts: no other long prompt is tokenized meanwhile
-MAX_QUERY_CHARS = 2**22
+# per Tokenize, in all its texts: no other long prompt is tokenized meanwhile, and hardly a text of
+# as many has more than MAX_QUERY_TOKENS, so one that is refused was not tokenized for it
+MAX_QUERY_CHARS = 2**20
 
 # arguments of transformers' apply_chat_template, and its internal names for the turns
 RESERVED = frozenset(

@@ -44,7 +44,7 @@ from slipstream_ipc.own_process import StartedProcess
 from slipstream_ipc.process import BEAT_S, SILENT_S
 from slipstream_ipc.transport.poller import EVENTS, POLLIN, Poller
 from slipstream_worker.tokenizer.child import start_tokenizer_process
-from slipstream_worker.tokenizer.fair_order import FairOrder
+from slipstream_worker.tokenizer.fair_order import TenantOrder
 from slipstream_worker.tokenizer.long_prompts import is_long, size_of
 from slipstream_worker.tokenizer.render_note import RenderNote
 
@@ -61,8 +61,11 @@ _NO_PROCESS = "prompts cannot be tokenised at the moment: see the server's log"
 class RenderSource(Protocol):
     """Renders prompts to token ids."""
 
-    def ask(self, request: Render) -> int:
-        """Have a prompt rendered; returns the key of its answer (`request.key` is ignored)."""
+    def ask(self, request: Render, tenant: bytes = b"") -> int:
+        """Have a prompt rendered; returns the key of its answer (`request.key` is ignored).
+
+        tenant: whose turn it is rendered in, if it is long; empty: that of all queries.
+        """
 
     def withdraw(self, key: int) -> bool:
         """Give up an answer. Returns whether none will come, because rendering has not begun."""
@@ -128,7 +131,7 @@ class TokenizerClient:
         self._encode = msgspec.msgpack.Encoder().encode
         self._decoder = msgspec.msgpack.Decoder[FromTokenizerProcess](FromTokenizerProcess)
         self._waiting: dict[int, Render] = {}  # oldest first
-        self._long = FairOrder()  # the long ones among them, one at a time
+        self._long = TenantOrder()  # the long ones among them, one at a time
         self._num_beats = 0  # of all children, that were noted at the last beat of ours
         self._num_long_beats = 0  # of the child, since it began the current long prompt
         self._has_culprit = False  # the child was killed over a prompt that is refused already
@@ -160,13 +163,16 @@ class TokenizerClient:
         """A descriptor that is readable from the child's death until `beat` has noticed it."""
         return self._exits.fileno()
 
-    def ask(self, request: Render) -> int:
-        """Have a prompt rendered; returns the key of its answer (`request.key` is ignored)."""
+    def ask(self, request: Render, tenant: bytes = b"") -> int:
+        """Have a prompt rendered; returns the key of its answer (`request.key` is ignored).
+
+        tenant: whose turn it is rendered in, if it is long; empty: that of all queries.
+        """
         self._next_key += 1
         request = msgspec.structs.replace(request, key=self._next_key)
         self._waiting[request.key] = request
         if is_long(request):
-            self._long.add(request.key, size_of(request))
+            self._long.add(request.key, size_of(request), tenant)
             self._send_long()
         elif self._is_ready:
             self._send(request)

@@ -5,6 +5,7 @@ was tokenised. The tokenizers library releases the interpreter's lock while it w
 text, a prompt of five words took 0.5 ms at the 99th percentile, and 44 ms at most.
 
 - The tokenizer process renders one long prompt at a time, on a separate thread, beside short ones.
+  Tenants take turns (`fair_order`).
 - A prompt that cannot fit the model is refused after part of it has been tokenised (`is_too_long`),
   so that it costs hardly more than the longest prompt that fits.
 """

@@ -80,7 +80,7 @@ class RenderQueue(Generic[Waiter]):
         rendering = self._by_prompt.get(render)
         if rendering is None:
             load = self._loads[is_long(render)]
-            key = self._prompts.ask(render)
+            key = self._prompts.ask(render, tenant)
             rendering = _Rendering(render, key, size_of(render), load, tenant)
             self._by_key[key] = self._by_prompt[render] = rendering
             load.count(tenant, 0, rendering.size)

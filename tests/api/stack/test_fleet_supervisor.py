@@ -53,8 +53,12 @@ def test_a_drain_is_no_loss(plan: FleetPlan) -> None:
         assert (lost.due_at is None) == (at == 2)
 
 
-def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) -> None:
-    """A whole machine that was stopped is no replica that hangs."""
+def test_silence_counts_only_while_both_supervisors_could_turn(
+    plan: FleetPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole machine that was stopped is no replica that hangs, nor is one that has no CPU."""
+    waited_s = 0.0
+    monkeypatch.setattr(fleet_supervisor, "loop_wait_s", lambda _: waited_s)
     fleet = FleetSupervisor(plan, lambda _: None)
     silent, heard, *_ = fleet._stacks
     fleet._check_beats(100.0)
@@ -69,7 +73,11 @@ def test_silence_counts_only_while_the_fleets_supervisor_turns(plan: FleetPlan) 
             fleet._check_beats(200.0 + at)
             assert silent.process.poll() is heard.process.poll() is None
             heard.expect_beat(200.0 + at)
-        fleet._check_beats(210.0)
+        waited_s = 1.5
+        for at in (10.0, 11.0):
+            fleet._check_beats(200.0 + at)
+            assert silent.process.poll() is None
+        fleet._check_beats(211.5)
         assert silent.process.wait() == -signal.SIGKILL
         assert silent.error == "hung: no heartbeat for 10 s"
         assert heard.process.poll() is None

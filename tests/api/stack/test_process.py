@@ -15,7 +15,13 @@ from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.stack.children import process, process_usage
 from slipstream.stack.children.process import Child, ChildExit, ChildSpec
-from slipstream.stack.children.process_usage import ProcessUsage, cpu_wait_s, num_oom_kills
+from slipstream.stack.children.process_usage import (
+    ProcessUsage,
+    cpu_wait_s,
+    loop_wait_s,
+    num_oom_kills,
+    usage_of,
+)
 
 BEATS = """
 import os, signal
@@ -116,3 +122,52 @@ def test_what_waits_for_a_cpu_that_another_has_is_counted() -> None:
             spinner.kill()
             spinner.wait(PATIENCE_S)
     assert cpu_wait_s(spinners[0].pid) == 0.0
+
+
+def test_a_child_that_lacks_a_cpu_has_as_much_longer_for_its_beat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine with a load of 12 a healthy worker was killed for 3 s of silence."""
+    child = Child(ChildSpec("core", (sys.executable, "-c", BEATS), msgspec.Raw(b"{}")))
+    try:
+        waited = 7.0
+        monkeypatch.setattr(process, "loop_wait_s", lambda _: waited)
+        child.last_beat_at = 100.0
+        assert child.hangs_at(3.0) == 103.0
+        child.measure_cpu(101.5)
+        assert child.hangs_at(3.0) == 103.0
+        waited = 9.5
+        assert child.hangs_at(3.0) == 105.5
+        waited = 6.0  # of another thread, perhaps: never less than the timeout
+        assert child.hangs_at(3.0) == 103.0
+    finally:
+        child.kill()
+        child.reap()
+
+
+def test_what_a_process_lacks_of_cpu_is_counted_and_what_it_is_stopped_is_not() -> None:
+    """It shares a CPU with another that spins, and goes behind it."""
+    cpu = min(os.sched_getaffinity(0))
+    code = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
+    spins = (sys.executable, "-c", code)
+    starved, other = [subprocess.Popen(spins) for _ in range(2)]
+    try:
+        before, patience = loop_wait_s(starved.pid), Patience()
+        while loop_wait_s(starved.pid) < before + 0.3:
+            patience.wait()
+        starved.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, starved.pid, os.WSTOPPED | os.WNOWAIT)
+        at_stop, others = loop_wait_s(starved.pid), usage_of(other.pid)
+        assert others is not None
+        while True:  # the other one has the CPU meanwhile
+            later = usage_of(other.pid)
+            assert later is not None
+            if later.cpu_s > others.cpu_s + 0.2:
+                break
+            patience.wait()
+        assert loop_wait_s(starved.pid) == at_stop
+    finally:
+        for each in (starved, other):
+            each.kill()
+            each.wait()
+    assert loop_wait_s(starved.pid) == 0.0

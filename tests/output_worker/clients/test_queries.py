@@ -72,7 +72,7 @@ class Prompts:
         self.withdrawn: list[int] = []
         self.has_begun = False
 
-    def ask(self, request: Render) -> int:
+    def ask(self, request: Render, _tenant: bytes = b"") -> int:
         self.asked.append(request)
         return len(self.asked)
 

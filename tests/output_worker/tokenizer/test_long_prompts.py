@@ -19,7 +19,7 @@ from slipstream_ipc.columns import u32
 from slipstream_ipc.messages import ChatMessage, Render, Rendered, TokenizerReady
 from slipstream_worker.tokenizer import long_prompts
 from slipstream_worker.tokenizer.client import TokenizerClient
-from slipstream_worker.tokenizer.fair_order import FAIRNESS, FairOrder
+from slipstream_worker.tokenizer.fair_order import FAIRNESS, FairOrder, TenantOrder
 from slipstream_worker.tokenizer.long_prompts import (
     LONG_CHARS,
     LongPromptThread,
@@ -265,3 +265,80 @@ def test_a_short_prompt_overtakes_a_long_one(tmp_path: Path) -> None:
     assert answers[2].fault is not None
     assert answers[2].fault.field == "prompt"
     assert "allowed: at most 999 tokens" in answers[2].fault.message
+
+
+def served_in(line: TenantOrder) -> list[int]:
+    order = []
+    while (key := line.next()) is not None:
+        assert line.next() is None
+        assert line.current == key
+        order.append(key)
+        line.discard(key)
+    return order
+
+
+def test_a_tenant_waits_for_one_long_prompt_of_another_however_many_that_has() -> None:
+    """Beside three loops of one key's, another's waited 3.2 s in place of 0.2."""
+    line = TenantOrder()
+    for key in range(50):
+        line.add(key, 100_000, b"many")
+    assert line.next() == 0
+    line.add(50, 200_000, b"one")
+    line.add(51, 900_000, b"one")
+    line.discard(0)
+    assert line.next() == 50
+    line.discard(50)
+    assert served_in(line)[:3] == [1, 2, 51]
+
+
+def test_a_tenant_gains_nothing_by_its_absence_and_pays_for_what_it_had() -> None:
+    line = TenantOrder()
+    line.add(0, 1000, b"a")
+    assert line.next() == 0
+    line.add(1, 10, b"b")
+    line.discard(0)
+    line.add(2, 10, b"a")
+    assert served_in(line) == [1, 2]
+    for key in range(10, 20):
+        line.add(key, 100, b"b")
+    line.add(3, 10, b"new")
+    assert served_in(line)[:2] in ([10, 3], [3, 10])
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from([b"a", b"b", b"c"]), st.integers(1, 99)),
+        max_size=60,
+    )
+)
+def test_all_that_is_added_has_its_turn_unless_it_is_discarded(
+    steps: list[tuple[int, bytes, int]],
+) -> None:
+    line, waiting, served = TenantOrder(), dict[int, int](), 0
+    for key, (kind, tenant, size) in enumerate(steps):
+        if kind == 0 and line.current is not None:
+            waiting.pop(line.current)
+            line.discard(line.current)
+            served += 1
+        elif kind == 1 and waiting:
+            gone = min(waiting)
+            waiting.pop(gone)
+            line.discard(gone)
+        else:
+            line.add(key, size, tenant)
+            waiting[key] = size
+        line.next()
+    if line.current is not None:
+        waiting.pop(line.current)
+        line.discard(line.current)
+    assert sorted(served_in(line)) == sorted(waiting)
+    assert not line._lines
+    assert not line._tenants
+
+
+def test_tenants_that_have_gone_are_forgotten() -> None:
+    line = TenantOrder()
+    for key in range(1000):
+        line.add(key, 10, b"%d" % key)
+        assert served_in(line) == [key]
+    assert len(line._served) < 100

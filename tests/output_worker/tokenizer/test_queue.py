@@ -25,7 +25,7 @@ class Prompts:
         self.begun: set[int] = set()
         self.num_asked = 0
 
-    def ask(self, request: Render) -> int:
+    def ask(self, request: Render, _tenant: bytes = b"") -> int:
         self.num_asked += 1
         self.waiting[self.num_asked] = request
         return self.num_asked

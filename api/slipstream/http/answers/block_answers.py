@@ -3,6 +3,7 @@
 - A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
   What continues the open block is written from constant parts, and where events have no ids by the
   broadcast itself.
+- Log-probabilities of an answer that is sent as one response are written in time slices.
 - A streamed answer begins once its request is accepted, with the events that precede its text: a
   client knows its id while it waits for a place.
 - A resumed answer is read from its beginning and printed from the client's number on
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from slipstream.client.streams.stream_state import StreamState
 from slipstream.errors import SlipstreamError
@@ -32,6 +34,7 @@ from slipstream.http.blocks.block_printer import (
 )
 from slipstream.http.blocks.blocks import Block, BlockKind, BlockReader
 from slipstream.http.openai.response_bodies import Usage
+from slipstream.http.time_slice import Parts, run_all
 from slipstream.outputs import Delta, events_of, id_column_of, join, kind_of
 from slipstream_ipc.history.token_log import history_checksum
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
@@ -222,10 +225,25 @@ class UnaryBlocks:
             return
         try:
             raise_failure(state, live.plan)
+        except (ApiError, SlipstreamError) as error:
+            live.fail(error)
+            return
+        parts = self._write(state)
+        if live.plan.has_logprobs:
+            live.context.slices.add(partial(self._go_on, parts), live.tenant)
+        else:
+            run_all(parts)
+
+    def _go_on(self, parts: Parts[None]) -> bool:
+        return self._live.exchange.is_open and next(parts, self) is not self
+
+    def _write(self, state: StreamState) -> Parts[None]:
+        live = self._live
+        try:
             assert state.end is not None
             whole = join(state.deltas, state.end)
             state.deltas.clear()
-            blocks = self._blocks(whole, state.end)
+            blocks = yield from self._blocks(whole, state.end)
             live.num_unwritten -= 1
             body = self._printer.whole(blocks, state.end, live.usage())
             live.respond(body)
@@ -234,12 +252,12 @@ class UnaryBlocks:
         except Exception:
             live.handle_exception()
 
-    def _blocks(self, whole: Delta, end: End) -> list[Block]:
+    def _blocks(self, whole: Delta, end: End) -> Parts[list[Block]]:
         reader = BlockReader()
         logged = _logged(self._live, reader.read, lambda: reader.open_block)
         if logged is None:
             return blocks_of(events_of(whole), end)
-        logged.take(whole)
+        yield from logged.take_in_parts(whole)
         reader.close(is_complete=end.reason == "stop")
         return reader.blocks
 

@@ -14,6 +14,7 @@ from slipstream.http.blocks.content_tokens import only_content
 from slipstream.http.openai.logprob_bodies import chat_logprobs
 from slipstream.http.openai.vocabulary import TokenTexts
 from slipstream.http.response_encoding import json_raw
+from slipstream.http.time_slice import Parts, run_all
 from slipstream.outputs import Delta, events_of, kind_of, logprobs_in_parts
 from slipstream_ipc.messages import AnswerEvent, EventKind
 
@@ -39,8 +40,12 @@ class LoggedDeltas(Generic[Made]):
 
     def take(self, delta: Delta) -> list[Made]:
         """What `hand_on` makes of a delta's events."""
+        return run_all(self.take_in_parts(delta))
+
+    def take_in_parts(self, delta: Delta) -> Parts[list[Made]]:
+        """`take`, for a delta with very many tokens."""
         found: list[Made] = []
-        left = self._shown(delta)
+        left = yield from self._shown(delta)
         is_listed = kind_of(delta) is None
         for event in events_of(delta):
             found += self._hand_on((event,))
@@ -51,13 +56,13 @@ class LoggedDeltas(Generic[Made]):
         self._add(left)
         return found
 
-    def _shown(self, delta: Delta) -> list[Raw]:
+    def _shown(self, delta: Delta) -> Parts[list[Raw]]:
         k, texts = self._num_logprobs, self._texts
-        return [
-            json_raw(token)
-            for part in only_content(logprobs_in_parts(delta), delta)
-            for token in chat_logprobs(part, k, texts).content
-        ]
+        found: list[Raw] = []
+        for part in only_content(logprobs_in_parts(delta), delta):
+            found += [json_raw(token) for token in chat_logprobs(part, k, texts).content]
+            yield
+        return found
 
     def _add(self, shown: list[Raw]) -> None:
         block = self._open_block()

@@ -25,8 +25,10 @@ from slipstream.http.config import Limits
 from slipstream.http.endpoints.chat import plan_chat, read_chat
 from slipstream.http.endpoints.completions import plan_completion, read_completion
 from slipstream.http.endpoints.generate import plan_generation, read_generate
+from slipstream.http.endpoints.response_plan import new_response
 from slipstream.http.exchange import Exchange, HttpRequest
 from slipstream.http.openai.vocabulary import TextsByModel, TokenTexts
+from slipstream.http.responses.responses_request import read_response_request
 from slipstream.http.time_slice import TimeSlicedQueue
 from slipstream_ipc.columns import pack_f32, pack_u32
 from slipstream_ipc.messages import Accepted, End, Fault, LogprobColumns, PromptLogprobs
@@ -52,6 +54,9 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def asked(kind: str) -> AnswerPlan:
+    if kind == "response":
+        given = {"input": "x", "top_logprobs": K, "max_output_tokens": 2 * NUM, "store": False}
+        return new_response(read_response_request(json.dumps(given).encode()), CARD)[0]
     which, body = ASKS[kind]
     content = json.dumps(body).encode()
     if which == "cmpl":
@@ -149,6 +154,31 @@ def test_it_is_the_same_however_it_is_divided(kind, monkeypatch):
     if kind == "echo":
         logprobs = whole["choices"][0]["logprobs"]
         assert [len(column) for column in logprobs.values()] == [2 * NUM] * 4
+
+
+def test_a_response_is_the_same_however_it_is_divided(monkeypatch):
+    """Its log-probabilities were written at once: 4,000 tokens with 20 each took 1.8 s."""
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+
+    async def response(asked: Asked) -> tuple[str, int]:
+        asked.say(0)
+        num_turns, patience = 0, Patience()
+        while asked.body is None:
+            patience.check()
+            await asyncio.sleep(0)
+            num_turns += 1
+        body = asked.body
+        del body["created_at"]
+        return json.dumps(body).replace(asked.plan.id.first.hex(), "the id"), num_turns
+
+    monkeypatch.setattr(delta_batch, "_PART", 1 << 30)
+    whole, few = run(response, "response")
+    monkeypatch.setattr(delta_batch, "_PART", 1)
+    parts, many = run(response, "response")
+    assert whole == parts
+    assert many >= NUM > few
+    [item] = json.loads(whole)["output"]
+    assert len(item["content"][0]["logprobs"]) == NUM
 
 
 def test_choices_are_written_while_other_prompts_run(monkeypatch):
