@@ -34,6 +34,16 @@ class Prepared:
         return ready
 
 
+def test_a_template_in_place_of_the_tokenizers(tmp_path: Path) -> None:
+    tokenizer_with(HYBRID).save_pretrained(str(tmp_path))
+    config = TokenizerConfig(
+        tokenizer=str(tmp_path), address="", cache_dir=str(tmp_path), chat_template=ALWAYS_REASONS
+    )
+    tokenizer, ready = prepare(config)
+    assert tokenizer.chat_template == ALWAYS_REASONS
+    assert ready.answer_format == "qwen3+none"
+
+
 def test_a_pointer_in_place_of_a_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1\n")
     config = TokenizerConfig(tokenizer=str(tmp_path), address="", cache_dir=str(tmp_path))

@@ -19,7 +19,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.validation.chat_template import template_options
 from slipstream_worker.tokenizer import prompt_rendering
-from slipstream_worker.tokenizer.prompt_rendering import render
+from slipstream_worker.tokenizer.prompt_rendering import ChatTraits, render
 
 TEMPLATE = """
 {%- if tools %}{% for tool in tools %}T:{{ tool.function.name }};{% endfor %}{% endif %}
@@ -54,6 +54,15 @@ def test_tools_and_variables_reach_the_template(tokenizer):
     assert shown(tokenizer, HI, options) == "T:look;user=hi;mood=good;GO"
     assert shown(tokenizer, HI, TemplateOptions()) == "user=hi;GO"
     assert shown(tokenizer, HI, template_options(add_generation_prompt=False)) == "user=hi;"
+
+
+@pytest.mark.parametrize(("given", "mood"), [({}, "calm"), ({"mood": "good"}, "good")])
+def test_variables_of_the_server_stand_where_a_request_sets_none(tokenizer, given, mood):
+    traits = ChatTraits(template_kwargs={"mood": "calm"})
+    request = Render(1, messages=HI, template=template_options(None, given))
+    answer = render(tokenizer, request, traits)
+    text = tokenizer.decode(u32(answer.token_ids).tolist())
+    assert text == f"user=hi;mood={mood};GO"
 
 
 def test_a_message_is_gone_on_with(tokenizer):

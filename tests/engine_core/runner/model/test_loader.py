@@ -132,12 +132,13 @@ def test_a_checkpoint_in_several_files(tiny: str, tmp_path: Path) -> None:
 
 
 MEASURE_MEMORY = """
-import resource, sys
+import gc, resource, sys
 from slipstream_core.runner.model.loader import load_model
 load_model(sys.argv[1], device="cpu", dtype="float32")  # whatever comes with the first model
 with open("/proc/self/statm") as statm:
     data = int(statm.read().split()[5]) * resource.getpagesize()
 for limit in sys.argv[4:]:
+    gc.collect()  # what an attempt that failed has left in cycles
     resource.setrlimit(resource.RLIMIT_DATA, (data + int(limit), resource.RLIM_INFINITY))
     try:
         load_model(sys.argv[2], device="cpu", dtype=sys.argv[3])
