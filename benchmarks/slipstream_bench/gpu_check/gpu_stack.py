@@ -129,6 +129,7 @@ def _worker(setting: GpuSetting, folder: str, core: Core) -> Iterator[Serving]:
         core_address=f"ipc://{folder}/core",
         runtime_dir=folder,
         cache_dir=str(Path(setting.folder, "tables")),
+        ends_at_eos=False,  # the tokenizer is not the model's
     )
     argv = (sys.executable, "-m", "slipstream_worker.main")
     child = Child(ChildSpec("worker", argv, msgspec.Raw(msgspec.json.encode(config))))
