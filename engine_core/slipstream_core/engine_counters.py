@@ -10,9 +10,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slipstream_core.scheduler.scheduler import Scheduler
-from slipstream_ipc.telemetry.histogram import HistogramBuilder
-from slipstream_ipc.telemetry.statistics import CoreCounters, CoreGauges, CoreNumbers
+from slipstream_ipc.telemetry.histogram import BriefHistogramBuilder, HistogramBuilder
+from slipstream_ipc.telemetry.statistics import (
+    CoreCounters,
+    CoreGauges,
+    CoreNumbers,
+)
 from slipstream_ipc.telemetry.timeline import RecentSpans
 
 
@@ -30,7 +36,11 @@ class EngineCounters:
         self._idle_since: float | None = None
         self._step_s = HistogramBuilder()
         self._queue_s = HistogramBuilder()
+        self._prefill_s = BriefHistogramBuilder()
+        self._inference_s = BriefHistogramBuilder()
         self._queued_at: dict[int, float] = {}  # by row, of requests not yet in a step
+        self._started_at: dict[int, float] = {}  # by row, of requests that have been in one
+        self._tokenless: set[int] = set()  # rows of these that have no token yet
 
     def request_queued(self, row: int, now: float) -> None:
         """A request was admitted and waits."""
@@ -41,6 +51,27 @@ class EngineCounters:
         since = self._queued_at.pop(row, None)
         if since is not None:
             self._queue_s.add(max(0.0, now - since))
+            self._started_at[row] = now
+            self._tokenless.add(row)
+
+    @property
+    def awaits_first_tokens(self) -> bool:
+        """Whether a request that has been in a step has no token yet."""
+        return bool(self._tokenless)
+
+    def tokens_came(self, rows: Iterable[int], now: float) -> None:
+        """These rows have tokens, some of them perhaps their first."""
+        for row in self._tokenless.intersection(rows):
+            self._tokenless.remove(row)
+            self._prefill_s.add(max(0.0, now - self._started_at[row]))
+
+    def request_ended(self, row: int, now: float) -> None:
+        """A request is computed no more. Idempotent."""
+        self._queued_at.pop(row, None)
+        self._tokenless.discard(row)
+        since = self._started_at.pop(row, None)
+        if since is not None:
+            self._inference_s.add(max(0.0, now - since))
 
     def device_busy(self, now: float) -> None:
         """A step is launched while none is in flight."""
@@ -75,6 +106,7 @@ class EngineCounters:
                 num_waiting=scheduler.num_waiting + num_pending,
                 num_blocks=num_blocks,
                 num_used_blocks=num_blocks - scheduler.num_free_blocks,
+                block_size=scheduler.block_size,
             ),
             CoreCounters(
                 num_steps=self._num_steps,
@@ -88,6 +120,8 @@ class EngineCounters:
                 device_idle_s=self._idle_s,
                 step_s=self._step_s.histogram(),
                 queue_s=self._queue_s.histogram(),
+                prefill_s=self._prefill_s.histogram(),
+                inference_s=self._inference_s.histogram(),
             ),
             self.recent.spans(now),
         )

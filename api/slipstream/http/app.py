@@ -87,9 +87,10 @@ class App:
         is_traced: bool = False,
         strict_fields: bool = False,
         strict_finish: bool = False,
+        metrics_prefix: str = "slipstream",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """model_name, hang_timeout_s, is_traced, strict_fields, strict_finish: see
+        """model_name, hang_timeout_s, is_traced, strict_fields, strict_finish, metrics_prefix: see
         `FrontConfig`.
         """
         self._io = io
@@ -111,7 +112,8 @@ class App:
         self.is_draining = False
         self.health = StackHealth(hang_timeout_s)
         self.live = LiveStatistics()
-        self._metrics = Metrics()
+        self._metrics_prefix = f"{metrics_prefix}:"
+        self._metrics = Metrics(self._metrics_prefix)
         self._inspectors: list[tuple[Exchange, str]] = []  # wait for the metrics of all replicas
         self._is_inspecting = False
         self._inspected: MetricsOfAll | None = None  # shown until `_inspected_until`
@@ -280,7 +282,11 @@ class App:
         """Answer those that wait for the metrics of all replicas."""
         inspected = {name: _decoded(each) for name, each in found.items()}
         self._inspected = MetricsOfAll(
-            self.statistics, self._metrics_label, self._io.replicas, inspected
+            self.statistics,
+            self._metrics_label,
+            self._io.replicas,
+            inspected,
+            prefix=self._metrics_prefix,
         )
         self._inspected_until = self._clock() + _INSPECTED_S
         self._is_inspecting = False

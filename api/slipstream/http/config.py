@@ -61,6 +61,7 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ssl_certfile: str | None = None  # if set, every connection is TLS
     ssl_keyfile: str | None = None
     strict_fields: bool = False  # refuse unknown fields of bodies; else ignore them
+    metrics_prefix: str = "slipstream"
     strict_finish: bool = False  # a named function's call finishes with `stop`
     access_log: Literal["off", "text", "json"] = "off"
     forwarded_allow_ips: tuple[str, ...] = ("127.0.0.1", "::1")  # see `trusted_proxies`

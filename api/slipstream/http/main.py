@@ -168,6 +168,7 @@ async def _serve(
         is_traced=config.is_traced,
         strict_fields=config.strict_fields,
         strict_finish=config.strict_finish,
+        metrics_prefix=config.metrics_prefix,
     )
     options: dict[str, Any] = {}
     if config.access_log != "off":

@@ -238,6 +238,16 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Literal["off", "text", "json"],
         _about(HTTP, "log each HTTP request to standard error, in this form"),
     ] = "off"
+    metrics_prefix: Annotated[
+        str,
+        Meta(pattern="^[a-zA-Z_][a-zA-Z0-9_]{0,63}$"),
+        _about(
+            HTTP,
+            "what the names of metrics begin with, before a colon; with vllm, dashboards made for "
+            "vLLM show them",
+            "NAME",
+        ),
+    ] = "slipstream"
     strict_fields: Annotated[
         bool,
         _about(
@@ -643,6 +653,7 @@ class StackOptions(TypedDict, total=False):
     ssl_keyfile: str | None
     access_log: Literal["off", "text", "json"]
     forwarded_allow_ips: str | Sequence[str]
+    metrics_prefix: str
     strict_fields: bool
     openai_strict_finish: bool
     log_format: LogFormat

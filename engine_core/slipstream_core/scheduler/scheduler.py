@@ -160,6 +160,11 @@ class Scheduler:
         return num + len(lacking), num_tokens + self._num_known(lacking)
 
     @property
+    def block_size(self) -> int:
+        """Tokens in a block of the cache."""
+        return self._block_size
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the cache, the null block included."""
         return self._blocks.num_blocks

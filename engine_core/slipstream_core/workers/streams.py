@@ -198,6 +198,8 @@ class StreamManager:
         """These rows have new tokens."""
         if self._untimed:
             self._note_first_tokens(rows)
+        if self._counters.awaits_first_tokens:
+            self._counters.tokens_came(rows.tolist(), time.monotonic())
         if len(self._senders) == 1:
             for sender in self._senders.values():
                 sender.mark_dirty(rows)
@@ -241,6 +243,7 @@ class StreamManager:
     def _compute_no_more(self, stream: CoreStream) -> None:
         stream.is_over = True
         self._untimed.pop(stream.row, None)
+        self._counters.request_ended(stream.row, time.monotonic())
         self._scheduler.remove(stream.row)
         self._grammars.drop(stream.row)
         self._possible_ends.drop(stream.row)

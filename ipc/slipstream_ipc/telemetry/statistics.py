@@ -5,7 +5,8 @@ The counters of a process are added to those of its predecessors in the same pla
 - A gauge is a current value; a counter counts since its process began to serve and never falls. All
   counters of a process are in one Struct, whose fields can be added.
 - Fields are appended with defaults. A process' numbers fit into a line of PIPE_BUF bytes.
-- Times are in seconds. Every histogram has the same bounds.
+- Times are in seconds. Every histogram has the same bounds; a brief one has few buckets or one, as
+  the line has no room for more.
 - Every sum can be decoded again: sums saturate at the bounds of their types, and numbers of
   different kinds of processes are not added.
 """
@@ -28,6 +29,8 @@ BOUNDS_S = (
     0.4, 0.6, 1.0, 1.5, 2.5, 4.0, 6.0, 10.0, 15.0, 25.0, 40.0, 60.0, 100.0,
 )
 # fmt: on
+BOUNDS_TOKENS = (10, 100, 1_000, 10_000, 100_000)
+"""Upper bounds of a brief histogram of tokens; one of durations has one bucket for all."""
 
 _MAX_PLACES = 1024
 _MAX_KINDS = 1024  # keys of a tally, such as paths with status codes
@@ -63,7 +66,23 @@ class Histogram(Struct, array_like=True, frozen=True):
         return sum(self.counts)
 
 
+class BriefHistogram(Struct, array_like=True, frozen=True):
+    """The number of values and their sum; of numbers of tokens, by bucket of BOUNDS_TOKENS too.
+
+    counts: one, or by bucket, not cumulative; empty if there are no values.
+    """
+
+    counts: Annotated[tuple[Count, ...], Meta(max_length=len(BOUNDS_TOKENS) + 1)] = ()
+    sum: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError, which msgspec's decoders turn into a ValidationError."""
+        if len(self.counts) not in (0, 1, len(BOUNDS_TOKENS) + 1):
+            raise ValueError(f"a brief histogram of {len(self.counts)} buckets")
+
+
 NOTHING = Histogram()
+NOTHING_BRIEF = BriefHistogram()
 
 
 class CoreGauges(Struct, frozen=True, omit_defaults=True):
@@ -73,6 +92,7 @@ class CoreGauges(Struct, frozen=True, omit_defaults=True):
     num_waiting: Count = 0  # requests that hold none, including preempted and pending ones
     num_blocks: Count = 0
     num_used_blocks: Count = 0  # blocks that a request holds
+    block_size: Count = 0  # tokens
 
 
 class CoreCounters(Struct, frozen=True, omit_defaults=True):
@@ -85,7 +105,8 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     device_busy_s: time with a step in flight; device_idle_s: time without one while there were
     requests.
     step_s: time of a step, from its launch or the end of the previous one; queue_s: from a
-    request's admission to its first step.
+    request's admission to its first step; prefill_s: from there to its first token; inference_s:
+    from its first step to its end.
     """
 
     num_steps: Count = 0
@@ -99,6 +120,8 @@ class CoreCounters(Struct, frozen=True, omit_defaults=True):
     device_idle_s: Seconds = 0.0
     step_s: Histogram = NOTHING
     queue_s: Histogram = NOTHING
+    prefill_s: BriefHistogram = NOTHING_BRIEF
+    inference_s: BriefHistogram = NOTHING_BRIEF
 
 
 class WorkerGauges(Struct, frozen=True, omit_defaults=True):
@@ -122,6 +145,8 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     ttft_s: from a request's arrival until its first tokens are sent; itl_s: between two deltas of a
     stream; tpot_s: of a stream, from its first delta to its end, per token after the first delta;
     e2e_s: from a request's arrival until its end is sent.
+    decode_s: from a stream's first delta to its end. prompt_tokens, generation_tokens, max_tokens:
+    of an ended stream.
     num_exported_spans: spans of traced requests that a collector has taken; num_lost_spans: those
     that none will get.
     """
@@ -140,6 +165,10 @@ class WorkerCounters(Struct, frozen=True, omit_defaults=True):
     e2e_s: Histogram = NOTHING
     num_exported_spans: Count = 0
     num_lost_spans: Count = 0
+    decode_s: BriefHistogram = NOTHING_BRIEF
+    prompt_tokens: BriefHistogram = NOTHING_BRIEF
+    generation_tokens: BriefHistogram = NOTHING_BRIEF
+    max_tokens: BriefHistogram = NOTHING_BRIEF
 
 
 class FrontGauges(Struct, frozen=True, omit_defaults=True):
@@ -245,11 +274,11 @@ def added_counters(one: Counters, other: Counters) -> Counters:
 
 
 def _sum(one: Any, other: Any) -> Any:
-    if isinstance(one, Histogram):
-        if not one.counts or not other.counts:
-            return one if one.counts else other
+    if isinstance(one, Histogram | BriefHistogram):
+        if not one.counts or len(one.counts) != len(other.counts):  # empty, or another version's
+            return one if len(one.counts) > len(other.counts) else other
         pairs = zip(one.counts, other.counts, strict=True)
-        return Histogram(tuple([_sum(a, b) for a, b in pairs]), _sum(one.sum, other.sum))
+        return type(one)(tuple([_sum(a, b) for a, b in pairs]), _sum(one.sum, other.sum))
     if isinstance(one, dict):
         keys = islice({**one, **other}, _MAX_KINDS)
         return {key: _sum(one.get(key, 0), other.get(key, 0)) for key in keys}

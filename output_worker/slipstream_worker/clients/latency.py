@@ -13,8 +13,13 @@ from __future__ import annotations
 
 from array import array
 
-from slipstream_ipc.telemetry.histogram import HistogramBuilder, bounds
-from slipstream_ipc.telemetry.statistics import WorkerCounters, WorkerGauges, WorkerNumbers
+from slipstream_ipc.telemetry.histogram import BriefHistogramBuilder, HistogramBuilder, bounds
+from slipstream_ipc.telemetry.statistics import (
+    BOUNDS_TOKENS,
+    WorkerCounters,
+    WorkerGauges,
+    WorkerNumbers,
+)
 from slipstream_worker.clients.deltas import BuiltDeltas, SlowEntries
 from slipstream_worker.request_spans import RequestSpans
 from slipstream_worker.streams.stream import WorkerStream
@@ -37,6 +42,10 @@ class RequestCounters:
         self._ttft_s = HistogramBuilder()
         self._tpot_s = HistogramBuilder()
         self._e2e_s = HistogramBuilder()
+        self._decode_s = BriefHistogramBuilder()
+        self._prompt_tokens = BriefHistogramBuilder(BOUNDS_TOKENS)
+        self._generation_tokens = BriefHistogramBuilder(BOUNDS_TOKENS)
+        self._max_tokens = BriefHistogramBuilder()
 
     def accepted(self, num_prompt_tokens: int) -> None:
         """The core has accepted a request."""
@@ -103,6 +112,11 @@ class RequestCounters:
             self._tpot_s.add(took_s / num_later)
         if stream.arrived_at:
             self._e2e_s.add(max(0.0, now - stream.arrived_at))
+            self._decode_s.add(max(0.0, took_s) if stream.first_at else 0.0)
+            self._generation_tokens.add(stream.output.end.num_tokens)
+            if (request := stream.registration) is not None:
+                self._prompt_tokens.add(len(request.prompt_ids) // 4)
+                self._max_tokens.add(request.max_tokens)
         if self._spans is not None:
             self._spans.end_sent(stream, now)
         stream.arrived_at = stream.first_at = 0.0
@@ -127,5 +141,9 @@ class RequestCounters:
                 e2e_s=self._e2e_s.histogram(),
                 num_exported_spans=0 if spans is None else spans.num_exported,
                 num_lost_spans=0 if spans is None else spans.num_lost,
+                decode_s=self._decode_s.histogram(),
+                prompt_tokens=self._prompt_tokens.histogram(),
+                generation_tokens=self._generation_tokens.histogram(),
+                max_tokens=self._max_tokens.histogram(),
             ),
         )

@@ -17,6 +17,8 @@ from slipstream_ipc.telemetry.spans import CAPACITY, Spans
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
     NOTHING,
+    NOTHING_BRIEF,
+    BriefHistogram,
     CoreCounters,
     CoreGauges,
     CoreNumbers,
@@ -107,6 +109,9 @@ def huge(kind: type, number: int) -> object:
     for field in msgspec.structs.fields(kind):
         if field.default is NOTHING:
             values[field.name] = histogram
+        elif field.default is NOTHING_BRIEF:
+            num = 6 if field.name in ("prompt_tokens", "generation_tokens") else 1
+            values[field.name] = BriefHistogram((number,) * num, float(number) / 7)
         elif field.default_factory is dict:
             values[field.name] = dict.fromkeys(("stop", "length", "abort", "error"), number)
         else:

@@ -2,8 +2,8 @@
 
 The numbers are those of `slipstream_ipc.telemetry.statistics`; every front serves all of them.
 
-- Names are vLLM's, with Slipstream's prefix, where vLLM has the metric: its dashboards can be
-  ported.
+- Names are vLLM's where vLLM has the metric. With `--metrics-prefix vllm` its dashboards show
+  them.
 - The rendered text is cached until newer statistics come, so scrapers cannot load the front. There
   are two formats, so at most two cached texts.
 - Ratios are exported as two counters: the share over any period is a division of two rates.
@@ -29,6 +29,8 @@ from slipstream.http.response_encoding import Response
 from slipstream_ipc.messages import Load
 from slipstream_ipc.telemetry.statistics import (
     BOUNDS_S,
+    BOUNDS_TOKENS,
+    BriefHistogram,
     CoreNumbers,
     FrontNumbers,
     Histogram,
@@ -43,14 +45,19 @@ _PLAIN = b"text/plain; version=0.0.4; charset=utf-8"
 _OPEN = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
 _TYPES = {False: _PLAIN, True: _OPEN}
 _BUCKET_BOUNDS = (*map(str, BOUNDS_S), "+Inf")
-_NO_COUNTS = (0,) * len(_BUCKET_BOUNDS)
+_TOKEN_BOUNDS = (*[str(float(bound)) for bound in BOUNDS_TOKENS], "+Inf")
+_ONE_BUCKET = ("+Inf",)
+_BOUNDS_OF = {
+    **dict.fromkeys(("prefill_s", "inference_s", "decode_s", "max_tokens"), _ONE_BUCKET),
+    **dict.fromkeys(("prompt_tokens", "generation_tokens"), _TOKEN_BOUNDS),
+}
 
 
 class _Family(Struct, frozen=True):
     """One metric. value: computed from a process's numbers of type `of`, or from its
     `ProcessStatistics` if `of` is None. labels: in addition to model and process; `value` then
     returns a dict keyed by them, with `names_model` by a model's name before them, or "" for that
-    of the process.
+    of the process. bounds: of a histogram's buckets.
     """
 
     kind: Callable[..., Metric]
@@ -60,6 +67,7 @@ class _Family(Struct, frozen=True):
     value: Callable[[Any], Any]
     labels: tuple[str, ...] = ()
     names_model: bool = False
+    bounds: tuple[str, ...] = _BUCKET_BOUNDS
 
 
 _Gauge, _Counter, _Histogram = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
@@ -67,6 +75,11 @@ _Gauge, _Counter, _Histogram = GaugeMetricFamily, CounterMetricFamily, Histogram
 
 def _cache_use(core: CoreNumbers) -> float:
     return core.gauges.num_used_blocks / max(1, core.gauges.num_blocks)
+
+
+def _tokens_of_steps(core: CoreNumbers) -> BriefHistogram:
+    counters = core.counters
+    return BriefHistogram((counters.num_steps,), float(counters.num_computed_tokens))
 
 
 def _by_path(front: FrontNumbers) -> dict[tuple[str, ...], int]:
@@ -128,6 +141,34 @@ def _core_metrics() -> Iterator[_Family]:
         "Time from a request's admission to its first step.",
         CoreNumbers,
         "queue_s",
+    )
+    yield _histogram(
+        "request_prefill_time_seconds",
+        "Time from a request's first step to its first token.",
+        CoreNumbers,
+        "prefill_s",
+    )
+    yield _histogram(
+        "request_inference_time_seconds",
+        "Time from a request's first step to its end.",
+        CoreNumbers,
+        "inference_s",
+    )
+    yield _Family(
+        _Histogram,
+        "iteration_tokens_total",
+        "Tokens computed in an engine step.",
+        CoreNumbers,
+        _tokens_of_steps,
+        bounds=_ONE_BUCKET,
+    )
+    yield _Family(
+        _Gauge,
+        "cache_config_info",
+        "1, with the KV cache's sizes as labels.",
+        CoreNumbers,
+        lambda n: {(str(n.gauges.block_size), str(n.gauges.num_blocks)): 1.0},
+        ("block_size", "num_gpu_blocks"),
     )
 
 
@@ -215,8 +256,24 @@ def _worker_metrics() -> Iterator[_Family]:
             "tpot_s",
         ),
         ("e2e_request_latency", "Time from a request's arrival until its end is sent.", "e2e_s"),
+        ("request_decode_time", "Time from a stream's first delta to its end.", "decode_s"),
     ):
         yield _histogram(f"{name}_seconds", help_, WorkerNumbers, field)
+    for name, help_, field in (
+        ("request_prompt_tokens", "Prompt tokens of an ended stream.", "prompt_tokens"),
+        ("request_generation_tokens", "Tokens of an ended stream.", "generation_tokens"),
+        (
+            "request_max_num_generation_tokens",
+            "The same; vLLM has the longest of a request's answers here.",
+            "generation_tokens",
+        ),
+        (
+            "request_params_max_tokens",
+            "Tokens that an ended stream was allowed to have.",
+            "max_tokens",
+        ),
+    ):
+        yield _histogram(name, help_, WorkerNumbers, field)
 
 
 def _front_metrics() -> Iterator[_Family]:
@@ -299,10 +356,12 @@ _REPLICA_GAUGES: tuple[tuple[str, str, Callable[[Load], float]], ...] = (
 )
 
 
-def _replica_metrics(model_name: str, replicas: Sequence[ReplicaStatus]) -> Iterator[Metric]:
+def _replica_metrics(
+    prefix: str, model_name: str, replicas: Sequence[ReplicaStatus]
+) -> Iterator[Metric]:
     """What each replica has said of itself to this front."""
     state = GaugeMetricFamily(
-        PREFIX + _REPLICA_STATE,
+        f"{prefix}{_REPLICA_STATE}",
         "1 for the state that the replica is in.",
         labels=("model_name", "replica", "state"),
     )
@@ -310,7 +369,7 @@ def _replica_metrics(model_name: str, replicas: Sequence[ReplicaStatus]) -> Iter
         state.add_metric([replica.model or model_name, replica.shown_name, replica.condition], 1)
     yield state
     for name, help_, value in _REPLICA_GAUGES:
-        gauge = GaugeMetricFamily(PREFIX + name, help_, labels=("model_name", "replica"))
+        gauge = GaugeMetricFamily(f"{prefix}{name}", help_, labels=("model_name", "replica"))
         for replica in replicas:
             if replica.load is not None and replica.condition not in ("away", "refused"):
                 labels = [replica.model or model_name, replica.shown_name]
@@ -357,7 +416,9 @@ def _process_metrics() -> Iterator[_Family]:
 
 
 def _histogram(name: str, help_: str, of: type, field: str) -> _Family:
-    return _Family(_Histogram, name, help_, of, lambda n: getattr(n.counters, field))
+    bounds = _BOUNDS_OF.get(field, _BUCKET_BOUNDS)
+    value: Callable[[Any], Any] = lambda n: getattr(n.counters, field)  # noqa: E731
+    return _Family(_Histogram, name, help_, of, value, bounds=bounds)
 
 
 _FAMILIES = (
@@ -378,9 +439,10 @@ METRIC_NAMES = (
 
 
 class Metrics:
-    """Renders and caches the metrics."""
+    """Renders and caches the metrics. prefix: of their names, with the colon."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = PREFIX) -> None:
+        self._prefix = prefix
         self._rendered: dict[bytes, bytes] = {}  # of `statistics`, by content type
         self.statistics = Statistics()
         self.about: tuple[str, Sequence[ReplicaStatus]] = ("", ())  # model and replicas
@@ -404,7 +466,7 @@ class Metrics:
         body = self._rendered.get(content_type)
         if body is None:
             registry = CollectorRegistry(auto_describe=False)
-            registry.register(_Collector(statistics, model_name, replicas))
+            registry.register(_Collector(statistics, model_name, replicas, prefix=self._prefix))
             body = self._rendered[content_type] = _render(registry, is_open=is_open)
         return Response(200, body, content_type=content_type)
 
@@ -420,10 +482,13 @@ class MetricsOfAll:
         model_name: str,
         replicas: Sequence[ReplicaStatus],
         inspected: Mapping[str, Statistics | None],
+        *,
+        prefix: str = PREFIX,
     ) -> None:
         """inspected: by the names of replicas; None for one that has not told them."""
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(statistics, model_name, replicas, inspected))
+        collector = _Collector(statistics, model_name, replicas, inspected, prefix=prefix)
+        self._registry.register(collector)
         self._rendered: dict[bool, Response] = {}
 
     def response(self, accept: str) -> Response:
@@ -457,8 +522,11 @@ class _Collector(Collector):
         model_name: str,
         replicas: Sequence[ReplicaStatus],
         inspected: Mapping[str, Statistics | None] | None = None,
+        *,
+        prefix: str,
     ) -> None:
         """inspected: by the names of replicas; None: they are not asked for."""
+        self._prefix = prefix
         self._model_name = model_name
         self._replicas = replicas
         self._inspected = inspected
@@ -483,13 +551,13 @@ class _Collector(Collector):
         """Every metric, with or without samples."""
         for family in _FAMILIES:
             labels = (*self._labels, *family.labels)
-            metric: Any = family.kind(PREFIX + family.name, family.help, labels=labels)
+            metric: Any = family.kind(f"{self._prefix}{family.name}", family.help, labels=labels)
             for values, process in self._rows:
                 _add_sample(metric, family, values, process)
             yield metric
-        yield from _replica_metrics(self._model_name, self._replicas)
+        yield from _replica_metrics(self._prefix, self._model_name, self._replicas)
         inspected = GaugeMetricFamily(
-            PREFIX + _REPLICA_INSPECTED,
+            f"{self._prefix}{_REPLICA_INSPECTED}",
             "Whether the statistics of the replica are among these (?replicas=all).",
             labels=("model_name", "replica"),
         )
@@ -507,9 +575,12 @@ def _add_sample(
     if not isinstance(process.numbers, family.of):
         return
     value = family.value(process.numbers)
-    if isinstance(value, Histogram):
-        counts = accumulate(value.counts or _NO_COUNTS)
-        metric.add_metric(labels, list(zip(_BUCKET_BOUNDS, counts, strict=True)), value.sum)
+    if isinstance(value, Histogram | BriefHistogram):
+        given = value.counts
+        if len(given) != len(family.bounds):  # there are none yet
+            given = (*(0,) * (len(family.bounds) - 1), sum(given))
+        counts = accumulate(given)
+        metric.add_metric(labels, list(zip(family.bounds, counts, strict=True)), value.sum)
     elif isinstance(value, dict):
         sums: dict[tuple[str, ...], float] = {}  # another model's may have the front's own name
         for more, num in value.items():

@@ -54,6 +54,7 @@ def front_specs(settings: StackSettings, front: dict[str, Any]) -> list[ChildSpe
         "access_log": settings.access_log,
         "forwarded_allow_ips": forwarded_allow_ips(settings),
         "strict_fields": settings.strict_fields,
+        "metrics_prefix": settings.metrics_prefix,
         "strict_finish": settings.openai_strict_finish,
         "is_traced": settings.otlp_traces_endpoint is not None,
     }

@@ -487,3 +487,67 @@ def test_nobody_has_told_anything() -> None:
     )
     assert families
     assert not any(family.samples for family in families)
+
+
+# what the panels of vLLM's own dashboards query (its examples, as of 0.33), without the prefix
+VLLMS_PANELS = (
+    "e2e_request_latency_seconds_bucket",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "inter_token_latency_seconds_bucket",
+    "num_requests_running",
+    "num_requests_waiting",
+    "time_to_first_token_seconds_bucket",
+    "kv_cache_usage_perc",
+    "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket",
+    "request_success_total",
+    "request_queue_time_seconds_sum",
+    "request_prefill_time_seconds_sum",
+    "request_decode_time_seconds_sum",
+    "request_inference_time_seconds_sum",
+    "request_max_num_generation_tokens_sum",
+    "request_params_max_tokens_sum",
+    "iteration_tokens_total_sum",
+    "cache_config_info",
+)
+
+
+def test_what_vllms_dashboards_ask_for_is_there_under_its_prefix() -> None:
+    from slipstream_ipc.telemetry.statistics import (
+        BriefHistogram,
+        CoreCounters,
+        CoreGauges,
+        CoreNumbers,
+        ProcessStatistics,
+        Statistics,
+        WorkerCounters,
+        WorkerNumbers,
+    )
+
+    core = CoreNumbers(
+        CoreGauges(num_blocks=7, block_size=16),
+        CoreCounters(num_steps=2, num_computed_tokens=9, prefill_s=BriefHistogram((3,), 1.5)),
+    )
+    worker = WorkerNumbers(
+        counters=WorkerCounters(
+            finished={"stop": 1}, prompt_tokens=BriefHistogram((0, 1, 0, 0, 0, 1), 200_011.0)
+        )
+    )
+    processes = {
+        name: ProcessStatistics("ready", numbers=numbers)
+        for name, numbers in (("core", core), ("worker", worker))
+    }
+    text = Metrics("vllm:").response(Statistics(1.0, processes), "m", "").body.decode()
+    samples = {line.partition("{")[0] for line in text.splitlines() if line[:1] != "#"}
+    assert {f"vllm:{name}" for name in VLLMS_PANELS} <= samples
+    assert "slipstream:" not in text
+    labels = 'model_name="m",process="core"'
+    [cache] = [line for line in text.splitlines() if line.startswith("vllm:cache_config_info{")]
+    assert 'block_size="16"' in cache
+    assert 'num_gpu_blocks="7"' in cache
+    assert f"vllm:request_prefill_time_seconds_sum{{{labels}}} 1.5" in text
+    assert f"vllm:iteration_tokens_total_count{{{labels}}} 2.0" in text
+    of_worker = 'model_name="m",process="worker"'
+    assert f'vllm:request_prompt_tokens_bucket{{le="100.0",{of_worker}}} 1.0' in text
+    assert f'vllm:request_prompt_tokens_bucket{{le="+Inf",{of_worker}}} 2.0' in text
