@@ -138,6 +138,8 @@ class AnswerPlan:
     def can_resume(self) -> bool:
         """Whether event ids can hold everything needed to resume the answer."""
         is_usual = self.echo is None and self.shape.has_ids == (self.id.kind == WITH_IDS)
+        if isinstance(self.shape, BlockShape) and not self.shape.is_known:
+            return False
         if isinstance(self.shape, BlockShape) and self.num_logprobs is not None:
             return False  # it is read from its beginning, whose log-probabilities may be dropped
         return self.is_stream and is_usual and self.id.num_streams <= MAX_CURSORS

@@ -189,6 +189,7 @@ class StreamedBlocks:
         block, stream = self._writer.open_block, self.queue.stream
         self._grows = (
             block is not None
+            and block.input is None
             and self._logged is None
             and self._writer.is_past
             and not self._is_behind
@@ -253,10 +254,11 @@ class UnaryBlocks:
             live.handle_exception()
 
     def _blocks(self, whole: Delta, end: End) -> Parts[list[Block]]:
-        reader = BlockReader()
+        custom_tools = self._printer.custom_tools
+        reader = BlockReader(custom_tools)
         logged = _logged(self._live, reader.read, lambda: reader.open_block)
         if logged is None:
-            return blocks_of(events_of(whole), end)
+            return blocks_of(events_of(whole), end, custom_tools)
         yield from logged.take_in_parts(whole)
         reader.close(is_complete=end.reason == "stop")
         return reader.blocks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -55,6 +55,7 @@ class MessagePrinter:
     """See `BlockPrinter`."""
 
     has_numbers = False
+    custom_tools: Collection[str] = ()
 
     def __init__(self, head: AnswerHead) -> None:
         self._head = head

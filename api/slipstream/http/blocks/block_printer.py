@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -57,10 +57,12 @@ class BlockPrinter(Protocol):
     """Prints one answer. Its events are complete but for the `id:` line, which may stand before
     them. number: of the first event that is returned; those behind it have the ones that follow.
 
-    has_numbers: its events contain their numbers.
+    has_numbers: its events contain their numbers. custom_tools: the names of those tools whose
+    input is free text.
     """
 
     has_numbers: bool
+    custom_tools: Collection[str]
 
     def begin(self, usage: Usage, number: int) -> Sequence[bytes]:
         """The events before any block. usage: with the tokens of the prompt alone."""
@@ -88,10 +90,14 @@ class BlockPrinter(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockShape:
-    """The answers of an endpoint that prints blocks. new_printer: makes the printer of one."""
+    """The answers of an endpoint that prints blocks. new_printer: makes the printer of one.
+
+    is_known: a front that knows no more than the answer's id can print it.
+    """
 
     new_printer: Callable[[AnswerHead], BlockPrinter]
     has_ids: bool = False  # of tokens
+    is_known: bool = True
 
 
 class NumberedEvent(NamedTuple):
@@ -110,7 +116,7 @@ class BlockWriter:
         """after: what has a number up to this one is left out."""
         self._printer = printer
         self._after = after
-        self._reader = BlockReader()
+        self._reader = BlockReader(printer.custom_tools)
         self._frame: tuple[Block, TextFrame] | None = None
         self.number = NOTHING
         self.has_begun = False
@@ -182,9 +188,11 @@ class BlockWriter:
         return [event for event in found if event.number > self._after]
 
 
-def blocks_of(events: Iterable[AnswerEvent], end: End) -> list[Block]:
-    """All blocks of a whole answer."""
-    reader = BlockReader()
+def blocks_of(
+    events: Iterable[AnswerEvent], end: End, custom_tools: Collection[str] = ()
+) -> list[Block]:
+    """All blocks of a whole answer. custom_tools: see `BlockPrinter`."""
+    reader = BlockReader(custom_tools)
     reader.read(joined_events(events))
     reader.close(is_complete=end.reason == "stop")
     return reader.blocks

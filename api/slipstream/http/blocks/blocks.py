@@ -5,19 +5,22 @@ an answer has, and what they are numbered, follows from its events alone, so eve
 same.
 
 A stretch of content or of reasoning is one block, and so is a call. A block ends when its call
-does, when an event of another block follows, or with the answer.
+does, when an event of another block follows, or with the answer. The text of a custom tool's call
+is its input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
 
 from msgspec import Raw
 
+from slipstream.http.openai.custom_tools import InputReader
 from slipstream_ipc.messages import AnswerEvent, EventKind
+from slipstream_ipc.validation.kept_size import num_text_bytes
 
 
 class BlockKind(Enum):
@@ -43,7 +46,7 @@ class Block:
 
     is_complete: it has ended, and was not cut off: a call has its CALL_ENDS, any other block is
     followed by something, or the model ended the answer.
-    logprobs: of content's tokens, as JSON; empty unless asked for.
+    logprobs: of content's tokens, as JSON; empty unless asked for. input: of a custom tool's call.
     """
 
     index: int
@@ -53,12 +56,19 @@ class Block:
     name: str = ""
     is_complete: bool = False
     logprobs: list[Raw] = field(default_factory=list)
+    input: InputReader | None = None
     _text: StringIO = field(default_factory=StringIO)  # a list of pieces takes twenty times as much
 
     @property
     def text(self) -> str:
-        """All of its text so far; a call's are its arguments."""
+        """All of its text so far; a call's are its arguments, a custom tool's its input."""
         return self._text.getvalue()
+
+    @property
+    def num_bytes(self) -> int:
+        """What its name and its text take in UTF-8, as the model wrote them."""
+        texts = (self.name, self.text) if self.input is None else (self.name,)
+        return num_text_bytes(texts) + (0 if self.input is None else self.input.num_bytes)
 
     def grow(self, text: str) -> None:
         """Add to its text."""
@@ -95,7 +105,9 @@ class BlockReader:
     where the text of one is divided. open_block: the one that has not ended.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, custom_tools: Collection[str] = ()) -> None:
+        """custom_tools: the names of those tools whose input is free text."""
+        self._custom_tools = custom_tools
         self.blocks: list[Block] = []
         self.open_block: Block | None = None
 
@@ -116,8 +128,8 @@ class BlockReader:
             block = self.open_block
             assert block is not None
             if event.kind != EventKind.CALL_BEGINS:
-                block.grow(event.text)
-                parts.append(BlockText(block, event.text))
+                text = event.text if block.input is None else block.input.read(event.text)
+                parts += self._grow(block, text)
         return parts
 
     def close(self, *, is_complete: bool) -> list[BlockPart]:
@@ -135,6 +147,7 @@ class BlockReader:
         block = Block(len(self.blocks), kind, event.call)
         if event.kind == EventKind.CALL_BEGINS:
             block.call_id, block.name = event.call_id, event.text
+            block.input = InputReader() if event.text in self._custom_tools else None
         self.blocks.append(block)
         self.open_block = block
         return BlockBegins(block)
@@ -144,4 +157,11 @@ class BlockReader:
         if block is None:
             return []
         block.is_complete = is_complete
-        return [BlockEnds(block)]
+        rest = "" if block.input is None else block.input.finish()
+        return [*self._grow(block, rest), BlockEnds(block)]
+
+    def _grow(self, block: Block, text: str) -> list[BlockPart]:
+        if not text:
+            return []
+        block.grow(text)
+        return [BlockText(block, text)]

@@ -15,6 +15,7 @@ from slipstream.http.api_errors import ApiError, bad_field
 from slipstream.http.endpoints.chat import plan_chat
 from slipstream.http.response_encoding import json_raw
 from slipstream.http.responses.input_items import InputItem, check_items, input_items
+from slipstream.http.responses.offered_tools import used_tools
 from slipstream.http.responses.response_object import (
     EchoedFormat,
     EchoedReasoning,
@@ -23,7 +24,12 @@ from slipstream.http.responses.response_object import (
     no_tools,
 )
 from slipstream.http.responses.response_printer import ID_PREFIX, response_shape
-from slipstream.http.responses.response_record import KeptResponse, ResponseRecord
+from slipstream.http.responses.response_record import (
+    ITEM_ID,
+    KeptResponse,
+    ResponseRecord,
+    is_of_input,
+)
 from slipstream.http.responses.responses_request import (
     CALLER_NAMES,
     ResponsesRequest,
@@ -35,7 +41,6 @@ from slipstream_ipc.validation.kept_size import max_text_bytes
 
 KIND = "resp"
 _RESPONSE_ID = re.compile(ID_PREFIX + "([0-9a-f]{32})")
-_ITEM_ID = re.compile("(?:msg|rs|fc)_([0-9a-f]{32})[0-9a-f]{4}")
 _MAX_NAMED = 32  # responses that an input refers to
 _MAX_LOGPROBS = 2**17  # in a response
 _GONE = (
@@ -93,8 +98,14 @@ class Named:
             self._previous = (*kept.input_items(), *outputs)
         for item in outputs:
             if item.id in wanted:
-                self._charge(len(msgspec.json.encode(item)))
-                self._items[item.id] = item
+                self._hold(item.id, item)
+        of_input = [each for each in wanted if is_of_input(each)]
+        if of_input:
+            given = kept.input()
+            for item_id in of_input:
+                place = given.own(item_id)
+                if place is not None:
+                    self._hold(*given.item(place))
 
     def previous(self) -> tuple[InputItem, ...]:
         """The items before those of the body. Raises: ApiError."""
@@ -112,6 +123,10 @@ class Named:
         if found is None:
             raise _unknown_item(item, index)
         return found
+
+    def _hold(self, item_id: str, item: InputItem) -> None:
+        self._charge(len(msgspec.json.encode(item)))
+        self._items[item_id] = structs.replace(item, id=item_id)
 
     def _charge(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
@@ -205,7 +220,7 @@ def echo_of(body: ResponsesRequest, model: ModelCard) -> ResponseObject:
         temperature=_first(body.temperature, defaults.temperature, 1.0),
         text=_echoed_text(body),
         tool_choice=_echoed_choice(body.tool_choice),
-        tools=json_raw([_echoed_tool(tool) for tool in body.tools]) if body.tools else no_tools(),
+        tools=json_raw(used_tools(body.tools)) if body.tools else no_tools(),
         top_logprobs=body.top_logprobs or 0,
         top_p=_first(body.top_p, defaults.top_p, 1.0),
         user=body.user,
@@ -232,7 +247,7 @@ def _is_reference(item: InputItem) -> bool:
 
 
 def _stream_of_item(item: InputItem, index: int) -> str:
-    found = _ITEM_ID.fullmatch(item.id or "")
+    found = ITEM_ID.fullmatch(item.id or "")
     if found is None:
         raise _unknown_item(item, index)
     return found[1]
@@ -265,25 +280,23 @@ def _first(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)
 
 
-def _echoed_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function as responses have it, also if it was given as chats do."""
-    function = tool.get("function")
-    return {"type": "function", **function} if isinstance(function, dict) else tool
-
-
 def _echoed_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any]:
     """A choice that has been read, without what was not."""
     match choice:
-        case {"type": "function", "name": name}:
-            return {"type": "function", "name": name}
+        case dict() if choice.get("type") != "allowed_tools":
+            return _echoed_name(choice)
         case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
-            names = dict.fromkeys(each["name"] for each in tools)
-            listed = [{"type": "function", "name": name} for name in names]
-            return {"type": "allowed_tools", "mode": mode, "tools": listed}
+            names = {tuple(named.items()): named for named in map(_echoed_name, tools)}
+            return {"type": "allowed_tools", "mode": mode, "tools": list(names.values())}
         case str():
             return choice
         case _:
             return "auto"
+
+
+def _echoed_name(named: dict[str, Any]) -> dict[str, Any]:
+    """How a choice names a tool."""
+    return {key: named[key] for key in ("type", "name", "namespace") if key in named}
 
 
 def _echoed_text(body: ResponsesRequest) -> EchoedText:

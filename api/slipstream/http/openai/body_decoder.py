@@ -9,8 +9,8 @@ objects are counted apart: each takes a hundred times its two bytes in memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,8 +44,10 @@ _UNKNOWN = "Object contains unknown field"  # msgspec's words
 class BodyDecoder(Generic[Body]):
     """Decodes bodies of one type."""
 
-    def __init__(self, body_type: type[Body]) -> None:
+    def __init__(self, body_type: type[Body], readable: Callable[[Any], Any] | None = None) -> None:
+        """readable: of a body that is not of the type, as builtins, makes one that may be."""
         self._type = body_type
+        self._readable = readable
         self._decoder = msgspec.json.Decoder(body_type)
         self._known = known_fields(body_type)
 
@@ -58,17 +60,21 @@ class BodyDecoder(Generic[Body]):
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            is_unknown = str(error).startswith(_UNKNOWN)
-            if ignored is None or not is_unknown or body.count(b":") > _MAX_COLONS:
+            is_unknown = ignored is not None and str(error).startswith(_UNKNOWN)
+            is_curable = is_unknown or self._readable is not None
+            if not is_curable or body.count(b":") > _MAX_COLONS:
                 raise _wrong_field(field_error(error, self._type, _quotable(body))) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _not_json(error, body) from None
         return self._decode_known(body, ignored)
 
-    def _decode_known(self, body: bytes, ignored: IgnoredFields) -> Body:
+    def _decode_known(self, body: bytes, ignored: IgnoredFields | None) -> Body:
         try:
-            given = msgspec.json.decode(body)
-            known = without_unknown(given, self._known, ignored)
+            given = known = msgspec.json.decode(body)
+            if self._readable is not None:
+                known = self._readable(known)
+            if ignored is not None:
+                known = without_unknown(known, self._known, ignored)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _not_json(error, body) from None
         try:

@@ -235,6 +235,7 @@ class ChatRequest(OpenAIRequest, frozen=True, kw_only=True):
     web_search_options: Unsupported = None
     chat_template: Unsupported = None
     documents: Unsupported = None
+    moderation: Unsupported = None
 
 
 class GenerateRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -308,6 +309,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "container": (),
     "chat_template": (),
     "documents": ([],),
+    "moderation": (),
 }
 
 # Further ones, of the fields of one type.

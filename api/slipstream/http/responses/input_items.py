@@ -2,6 +2,8 @@
 
 - An assistant's reasoning, text and calls are items of their own. Those that follow one another as
   an answer has them, reasoning before text before calls, are one turn.
+- A call of any tool that a client runs is a call of a function. What OpenAI's servers did, and what
+  only they can read, is left out.
 - An item that clients put together themselves may leave out its `type`: then it is a message.
 """
 
@@ -13,13 +15,62 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from slipstream.http.api_errors import bad_field
+from slipstream.http.api_errors import ApiError, bad_field
+from slipstream.http.openai.custom_tools import arguments_of_input
+from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import Call, CalledFunction, Ignored, Message
+from slipstream.http.responses.offered_tools import offered_name
 from slipstream_ipc.messages import MAX_TOOL_CALLS
 
 _ASSISTANT = "assistant"
 _ROLES = ("user", _ASSISTANT, "system", "developer")
-_TYPES = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+# calls that a client answers, and the fields that each needs
+_CALLS: dict[str, tuple[str, ...]] = {
+    "function_call": ("name", "call_id"),
+    "custom_tool_call": ("name", "call_id", "input"),
+    "local_shell_call": ("call_id", "action"),
+    "shell_call": ("call_id", "action"),
+    "apply_patch_call": ("call_id", "operation"),
+}
+_OUTPUTS: dict[str, tuple[str, ...]] = {
+    "function_call_output": ("call_id", "output"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "local_shell_call_output": ("output",),  # whose id is the call's
+    "shell_call_output": ("call_id", "output"),
+    "apply_patch_call_output": ("call_id",),
+}
+_NEEDED = {
+    "message": ("content",),
+    "reasoning": (),
+    "item_reference": ("id",),
+    **_CALLS,
+    **_OUTPUTS,
+}
+LEFT_OUT = frozenset(
+    {
+        "additional_tools",
+        "code_interpreter_call",
+        "compaction",
+        "compaction_summary",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "configuration_update",
+        "context_compaction",
+        "file_search_call",
+        "ghost_snapshot",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
 
 
 class InputText(
@@ -79,8 +130,9 @@ Parts = str | tuple[InputPart, ...] | None
 class InputItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """An item of any type; `check_items` says which fields each type has to have.
 
-    call_id: which call a function_call is, or a function_call_output answers. arguments: a JSON
-    object as text. id: of an item_reference the item that is meant, else ignored.
+    call_id: which call this is, or answers. arguments: a JSON object as text. input: of a custom
+    tool's call. action, operation: of a call of a shell or of apply_patch. id: of an item_reference
+    the item that is meant.
     """
 
     type: str | None = None
@@ -88,18 +140,22 @@ class InputItem(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
     content: Parts = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
     output: Parts = None
     summary: tuple[InputPart, ...] | None = None
     id: str | None = None
 
-    status: Ignored = None
+    status: Any = None  # of an apply_patch_call_output without a text
     phase: Ignored = None
     encrypted_content: Ignored = None
     cache_control: Ignored = None
-    namespace: Ignored = None
     caller: Ignored = None
     parsed_arguments: Ignored = None  # of a call that openai's client has parsed
+    max_output_length: Ignored = None  # of a shell_call_output
 
     @property
     def kind(self) -> str:
@@ -113,6 +169,28 @@ def input_items(given: str | Sequence[InputItem]) -> tuple[InputItem, ...]:
     if isinstance(given, str):
         return (InputItem(type="message", role="user", content=given),)
     return tuple(given)
+
+
+def readable_items(body: Any) -> Any:
+    """The body with items that an `InputItem` can hold: of what is left out only the type and the
+    id, and the output of a shell as one text.
+    """
+    items = body.get("input") if isinstance(body, dict) else None
+    return (
+        {**body, "input": [_readable(item) for item in items]} if isinstance(items, list) else body
+    )
+
+
+def name_left_out_items(items: Iterable[InputItem], ignored: IgnoredFields | None) -> None:
+    """Add to `ignored` the types of the items that are left out. Raises ApiError where it is None
+    and there is one.
+    """
+    for index, item in enumerate(items):
+        if item.kind not in LEFT_OUT:
+            continue
+        if ignored is None:
+            raise _unsupported(item, f"input[{index}]")
+        ignored.add("input.", item.kind, {})
 
 
 def check_items(items: Iterable[InputItem]) -> None:
@@ -134,20 +212,19 @@ def turns_of(
     if instructions is not None:
         turns.add(Message(role="system", content=instructions))
     for index, item in enumerate(items, -num_before):
-        match item.kind:
-            case "reasoning":
-                turns.add_reasoning(_text_of(item.content) or _text_of(item.summary))
-            case "function_call":
-                where = f"input[{index}]" if index >= 0 else "previous_response_id"
-                turns.add_call(_call_of(item), where)
-            case "function_call_output":
-                turns.add(
-                    Message(role="tool", content=_text_of(item.output), tool_call_id=item.call_id)
-                )
-            case "message" if item.role == _ASSISTANT:
-                turns.add_content(_text_of(item.content))
-            case "message":
-                turns.add(Message(role=item.role or "", content=_text_of(item.content)))
+        kind = item.kind
+        if kind == "reasoning":
+            turns.add_reasoning(_text_of(item.content) or _text_of(item.summary))
+        elif kind in _CALLS:
+            where = f"input[{index}]" if index >= 0 else "previous_response_id"
+            turns.add_call(_call_of(item), where)
+        elif kind in _OUTPUTS:
+            call_id = item.call_id or item.id
+            turns.add(Message(role="tool", content=_output_of(item), tool_call_id=call_id))
+        elif kind == "message" and item.role == _ASSISTANT:
+            turns.add_content(_text_of(item.content))
+        elif kind == "message":
+            turns.add(Message(role=item.role or "", content=_text_of(item.content)))
     return turns.whole()
 
 
@@ -203,28 +280,43 @@ class _Turns:
 
 
 def _check_item(item: InputItem, where: str) -> None:
-    needed: tuple[str, ...] = ()
-    match item.kind:
-        case "message":
-            if item.role not in _ROLES:
-                what = f"{where}.role: got {_quoted(item.role)}, allowed: {', '.join(_ROLES)}"
-                raise bad_field(f"{where}.role", what)
-            needed = ("content",)
-        case "function_call":
-            needed = ("name", "call_id")
-        case "function_call_output":
-            needed = ("call_id", "output")
-        case "reasoning":
-            pass
-        case "item_reference":
-            needed = ("id",)
-        case kind:
-            allowed = f"allowed: {', '.join(_TYPES)}"
-            raise bad_field(f"{where}.type", f"{where}.type: got {_quoted(kind)}, {allowed}")
+    kind = item.kind
+    if kind in LEFT_OUT:
+        return
+    needed = _NEEDED.get(kind)
+    if needed is None:
+        raise _unsupported(item, where)
+    if kind == "message" and item.role not in _ROLES:
+        what = f"{where}.role: got {_quoted(item.role)}, allowed: {', '.join(_ROLES)}"
+        raise bad_field(f"{where}.role", what)
     for name in needed:
         if getattr(item, name) is None:
-            what = f"{where}.{name}: missing, an item of type {item.kind} has it"
+            what = f"{where}.{name}: missing, an item of type {kind} has it"
             raise bad_field(f"{where}.{name}", what)
+
+
+def _unsupported(item: InputItem, where: str) -> ApiError:
+    allowed = f"allowed: {', '.join(_NEEDED)}"
+    return bad_field(f"{where}.type", f"{where}.type: got {_quoted(item.kind)}, {allowed}")
+
+
+def _readable(item: Any) -> Any:
+    kind = item.get("type") if isinstance(item, dict) else None
+    if not isinstance(kind, str):
+        return item
+    if kind in LEFT_OUT:
+        return {name: item[name] for name in ("type", "id") if name in item}
+    output = item.get("output")
+    if kind == "shell_call_output" and isinstance(output, list):
+        texts = [
+            text
+            for each in output
+            if isinstance(each, dict)
+            for name in ("stdout", "stderr")
+            if isinstance(text := each.get(name), str)
+        ]
+        return {**item, "output": "".join(texts)}
+    return item
 
 
 def _quoted(given: str | None) -> str:
@@ -232,10 +324,25 @@ def _quoted(given: str | None) -> str:
 
 
 def _call_of(item: InputItem) -> Call:
-    arguments = item.arguments
+    arguments: str | dict[str, Any] | None
+    name = item.name or ""
+    match item.kind:
+        case "function_call":
+            arguments = item.arguments
+        case "custom_tool_call":
+            arguments = arguments_of_input(item.input or "")
+        case kind:
+            name, arguments = kind.removesuffix("_call"), item.action or item.operation
     if not isinstance(arguments, str):
         arguments = msgspec.json.encode(arguments or {}).decode()
-    return Call(CalledFunction(item.name or "", arguments), item.call_id, "function")
+    name = offered_name(name, item.namespace)
+    return Call(CalledFunction(name, arguments), item.call_id, "function")
+
+
+def _output_of(item: InputItem) -> str:
+    if item.output is None and isinstance(item.status, str):
+        return item.status
+    return _text_of(item.output)
 
 
 def _text_of(parts: Parts) -> str:

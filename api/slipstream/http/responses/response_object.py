@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Raw, Struct, field
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from slipstream.http.openai.response_bodies import TokenLogprob
 
@@ -56,7 +56,8 @@ class ReasoningItem(Struct, frozen=True, tag_field="type", tag="reasoning"):
 
 class FunctionCallItem(Struct, frozen=True, tag_field="type", tag="function_call"):
     """A call of a function. arguments: a JSON object as text; the beginning of one, or empty, where
-    the call is not complete. call_id: what the function's output refers to.
+    the call is not complete. call_id: what the function's output refers to. namespace: of the
+    function, if it has one.
     """
 
     id: str
@@ -64,9 +65,23 @@ class FunctionCallItem(Struct, frozen=True, tag_field="type", tag="function_call
     call_id: str
     name: str
     arguments: str
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool. input: free text; the beginning of it where the call is not
+    complete. call_id: what the tool's output refers to. namespace: of the tool, if it has one.
+    """
+
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    input: str
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 class InputTokensDetails(Struct, frozen=True):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from http import HTTPStatus
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from slipstream.http.api_errors import ApiError
@@ -12,7 +13,9 @@ from slipstream.http.blocks.block_printer import AnswerHead, BlockShape, TextFra
 from slipstream.http.blocks.blocks import Block, BlockKind
 from slipstream.http.openai.response_bodies import Usage
 from slipstream.http.responses import stream_events as events
+from slipstream.http.responses.offered_tools import OfferedTool, unusual_tools
 from slipstream.http.responses.response_object import (
+    CustomToolCallItem,
     FailureDetails,
     FunctionCallItem,
     IncompleteDetails,
@@ -29,10 +32,10 @@ from slipstream.http.responses.response_object import (
     ResponseUsage,
 )
 from slipstream_ipc.messages import End
-from slipstream_ipc.validation.kept_size import num_text_bytes
 
 ID_PREFIX = "resp_"
 _ITEM_PREFIXES = {BlockKind.CONTENT: "msg_", BlockKind.REASONING: "rs_", BlockKind.CALL: "fc_"}
+_CUSTOM_PREFIX = "ctc_"
 _DELTAS = {
     BlockKind.CONTENT: events.OutputTextDelta,
     BlockKind.REASONING: events.ReasoningTextDelta,
@@ -57,6 +60,10 @@ class ResponsePrinter:
         self._response = response
         self._max_text_bytes = max_text_bytes
         self._key = response.id.removeprefix(ID_PREFIX)
+        self._unusual = unusual_tools(response.tools)
+        self.custom_tools: Collection[str] = [
+            name for name, tool in self._unusual.items() if tool.is_custom
+        ]
 
     def begin(self, usage: Usage, number: int) -> Sequence[bytes]:
         response = self._response
@@ -77,7 +84,9 @@ class ResponsePrinter:
     def text_frame(self, block: Block) -> TextFrame:
         item_id = self._item_id(block)
         delta: events.StreamEvent
-        if block.kind == BlockKind.CALL:
+        if block.input is not None:
+            delta = events.CustomInputDelta(_NUMBER, item_id, block.index, _HOLE)
+        elif block.kind == BlockKind.CALL:
             delta = events.CallArgumentsDelta(_NUMBER, item_id, block.index, _HOLE)
         else:
             delta = _DELTAS[block.kind](_NUMBER, item_id, block.index, 0, _HOLE)
@@ -90,8 +99,11 @@ class ResponsePrinter:
         place = item.id, block.index, 0
         done: list[events.StreamEvent]
         match block.kind:
+            case BlockKind.CALL if block.input is not None:
+                done = [events.CustomInputDone(number, *place[:2], block.text)]
             case BlockKind.CALL:
-                done = [events.CallArgumentsDone(number, *place[:2], block.name, block.text)]
+                name = self._tool(block).name
+                done = [events.CallArgumentsDone(number, *place[:2], name, block.text)]
             case BlockKind.REASONING:
                 done = [events.ReasoningTextDone(number, *place, block.text)]
             case BlockKind.CONTENT:
@@ -144,18 +156,24 @@ class ResponsePrinter:
     def _has_room(self, blocks: Sequence[Block]) -> bool:
         if self._max_text_bytes is None:
             return True
-        texts = [text for block in blocks for text in (block.name, block.text)]
-        return num_text_bytes(texts) <= self._max_text_bytes
+        return sum([block.num_bytes for block in blocks]) <= self._max_text_bytes
 
     def _item_id(self, block: Block) -> str:
-        return f"{_ITEM_PREFIXES[block.kind]}{self._key}{block.index:04x}"
+        prefix = _ITEM_PREFIXES[block.kind] if block.input is None else _CUSTOM_PREFIX
+        return f"{prefix}{self._key}{block.index:04x}"
+
+    def _tool(self, block: Block) -> OfferedTool:
+        """The tool that a block calls, as its client does."""
+        return self._unusual.get(block.name) or OfferedTool(block.name)
 
     def _item(self, block: Block, status: ItemStatus, *, is_new: bool = False) -> OutputItem:
         item_id = self._item_id(block)
         match block.kind:
             case BlockKind.CALL:
-                arguments = "" if is_new else block.text
-                return FunctionCallItem(item_id, status, block.call_id, block.name, arguments)
+                tool, text = self._tool(block), "" if is_new else block.text
+                item_type = FunctionCallItem if block.input is None else CustomToolCallItem
+                namespace = tool.namespace or UNSET
+                return item_type(item_id, status, block.call_id, tool.name, text, namespace)
             case BlockKind.REASONING:
                 texts = [] if is_new else [ReasoningTextPart(block.text)]
                 return ReasoningItem(item_id, status, texts)
@@ -173,7 +191,9 @@ def response_shape(response: ResponseObject, max_text_bytes: int | None = None) 
         begun = replace(response, id=head.id, model=head.model, created_at=head.created)
         return ResponsePrinter(begun, max_text_bytes)
 
-    return BlockShape(new_printer)
+    # it takes the tools to print their calls, and only what is kept has them
+    is_known = response.store or not unusual_tools(response.tools)
+    return BlockShape(new_printer, is_known=is_known)
 
 
 def _status(block: Block) -> ItemStatus:

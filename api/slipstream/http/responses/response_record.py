@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct, structs
 
 from slipstream.http.blocks.block_printer import blocks_of
-from slipstream.http.blocks.blocks import Block
 from slipstream.http.openai.response_bodies import (
     CompletionTokensDetails,
     PromptTokensDetails,
@@ -28,13 +26,23 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.validation.kept_size import num_text_bytes
 
-_MADE_ID = re.compile("i([0-9a-f]{4,8})$")
 _ITEM_PREFIXES = {
     "message": "msg_",
     "reasoning": "rs_",
     "function_call": "fc_",
     "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
 }
+_OTHER_PREFIX = "item_"
+# the stream of the response that had an item first, and the item's place in the output or the input
+ITEM_ID = re.compile("[a-z]{2,4}_([0-9a-f]{32})(?:[0-9a-f]{4}|i([0-9a-f]{4,8}))")
+
+
+def is_of_input(item_id: str) -> bool:
+    """Whether an item with this id was first in the input of a response."""
+    made = ITEM_ID.fullmatch(item_id)
+    return made is not None and made[2] is not None
 
 
 class ResponseRecord(Struct, frozen=True):
@@ -80,15 +88,23 @@ class KeptInput:
     def item(self, index: int) -> tuple[str, InputItem]:
         """An item, with the id that clients are shown."""
         item = _item_decoder.decode(self._pieces[index])
-        return item.id or f"{_ITEM_PREFIXES[item.kind]}{self._key}i{index:04x}", item
+        return _id_of(item, self._key, index), item
+
+    def own(self, item_id: str) -> int | None:
+        """The place of an item that this response had first; None if there is none."""
+        made = ITEM_ID.fullmatch(item_id)
+        if made is None or made[2] is None or made[1] != self._key:
+            return None
+        place = int(made[2], 16)
+        return place if place < len(self) and self.item(place)[0] == item_id else None
 
     def find(self, item_id: str) -> int | None:
         """The place of an item; None if there is none with this id."""
-        made = _MADE_ID.search(item_id)
-        places = [int(made[1], 16)] if made is not None else []
+        place = self.own(item_id)
+        if place is not None:
+            return place
         given = msgspec.json.encode(item_id)  # as it stands in an item that has it
-        if not (places and places[0] < len(self) and self.item(places[0])[0] == item_id):
-            places = [at for at, piece in enumerate(self._pieces) if given in bytes(piece)]
+        places = [at for at, piece in enumerate(self._pieces) if given in bytes(piece)]
         return next((at for at in places if self.item(at)[0] == item_id), None)
 
 
@@ -118,8 +134,14 @@ class KeptResponse:
         return KeptInput(self.begun.id, self._items)
 
     def input_items(self) -> tuple[InputItem, ...]:
-        """All items of its input."""
-        return _items_decoder.decode(self._items)
+        """All items of its input, with the ids that clients are shown."""
+        key = self.begun.id.rpartition("_")[2]
+        return tuple(
+            [
+                structs.replace(item, id=_id_of(item, key, index))
+                for index, item in enumerate(_items_decoder.decode(self._items))
+            ]
+        )
 
     @property
     def is_over(self) -> bool:
@@ -133,7 +155,8 @@ class KeptResponse:
             status = "in_progress" if self.num_prompt_tokens else "queued"
             return structs.replace(self.begun, status=status)
         printer = ResponsePrinter(self.begun)
-        return printer.whole(self._blocks(self.end), self.end, self.usage(self.end))
+        blocks = blocks_of(self.events, self.end, printer.custom_tools)
+        return printer.whole(blocks, self.end, self.usage(self.end))
 
     def usage(self, end: End) -> Usage:
         """The tokens of the response."""
@@ -151,8 +174,14 @@ class KeptResponse:
         output = msgspec.to_builtins(self.response.output)
         return msgspec.convert(output, tuple[InputItem, ...])
 
-    def _blocks(self, end: End) -> Sequence[Block]:
-        return blocks_of(self.events, end)
+
+def _id_of(item: InputItem, key: str, index: int) -> str:
+    """The id of an item at this place of the input of a response with this key, the part behind its
+    prefix.
+    """
+    if item.id is not None and ITEM_ID.fullmatch(item.id):
+        return item.id
+    return f"{_ITEM_PREFIXES.get(item.kind, _OTHER_PREFIX)}{key}i{index:04x}"
 
 
 def shown_item(item: InputItem, item_id: str) -> dict[str, Any]:

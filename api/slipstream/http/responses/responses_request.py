@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from slipstream.http.api_errors import bad_field
 from slipstream.http.openai.allowed_tools import tools_of_names
-from slipstream.http.openai.body_decoder import BodyDecoder
+from slipstream.http.openai.body_decoder import BodyDecoder, refuse_unsupported
 from slipstream.http.openai.ignored_fields import IgnoredFields
 from slipstream.http.openai.request_bodies import (
     ChatRequest,
@@ -22,7 +22,14 @@ from slipstream.http.openai.request_bodies import (
     SampledRequest,
     Unsupported,
 )
-from slipstream.http.responses.input_items import InputItem, input_items, turns_of
+from slipstream.http.responses.input_items import (
+    InputItem,
+    input_items,
+    name_left_out_items,
+    readable_items,
+    turns_of,
+)
+from slipstream.http.responses.offered_tools import OfferedTools, name_left_out, offered_tools
 from slipstream_ipc.errors import shown
 
 LOGPROBS = "message.output_text.logprobs"
@@ -129,22 +136,27 @@ class ResponsesRequest(SampledRequest, frozen=True, kw_only=True):
     cache_control: Ignored = None
     provider: Ignored = None
     include_reasoning: Ignored = None
+    client_metadata: Ignored = None  # Codex's
 
     conversation: Unsupported = None
     prompt: Unsupported = None
     context_management: Unsupported = None
+    moderation: Unsupported = None
 
 
 _FROM_BODY = (
     *[each for each in SampledRequest.__struct_fields__ if each in ChatRequest.__struct_fields__],
     *("chat_template_kwargs", "thinking", "enable_thinking", "stop_scope", "parallel_tool_calls"),
 )
-_decoder = BodyDecoder(ResponsesRequest)
+_decoder = BodyDecoder(ResponsesRequest, readable_items)
 
 
 def read_response_request(content: bytes, ignored: IgnoredFields | None = None) -> ResponsesRequest:
     """Decode a body and refuse unsupported fields. ignored: see `BodyDecoder`. Raises: ApiError."""
     body = _decoder.decode(content, ignored)
+    name_left_out(body.tools or (), ignored, is_forced=_forces_calls(body.tool_choice))
+    name_left_out_items(input_items(body.input or ()), ignored)
+    refuse_unsupported(body)
     _check_include(body, ignored)
     _check_echoed(body)
     for name in _NOT_KEPT:
@@ -191,18 +203,24 @@ def _tools_and_choice(
     body: ResponsesRequest,
 ) -> tuple[tuple[dict[str, Any], ...] | None, str | dict[str, Any] | None]:
     """The tools in a chat's form, and which of them the model is to call. Raises: ApiError."""
-    tools = tuple(_chat_tool(index, tool) for index, tool in enumerate(body.tools or ()))
+    offered = offered_tools(body.tools or ())
+    tools = tuple(offered.functions)
     choice: str | dict[str, Any] | None
     match body.tool_choice:
         case None | str() as given:
             choice = given
-        case {"type": "function", "name": str(name)}:
-            choice = {"type": "function", "function": {"name": name}}
+        case {"type": "function" | "custom", "name": str()}:
+            [names] = offered.names_of([body.tool_choice])
+            if not names:
+                what = f"tool_choice: got {shown(body.tool_choice)}, allowed: one of tools"
+                raise bad_field("tool_choice", what)
+            choice = {"type": "function", "function": {"name": names[0]}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(allowed)}:
-            choice, tools = mode, _allowed_tools(tools, allowed)
+            choice, tools = mode, _allowed_tools(offered, allowed)
         case _:
             allowed_choices = (
-                '"auto", "none", "required", {"type": "function", "name": …} or '
+                '"auto", "none", "required", {"type": "function", "name": …}, '
+                '{"type": "custom", "name": …} or '
                 '{"type": "allowed_tools", "mode": …, "tools": […]}'
             )
             what = f"tool_choice: got {shown(body.tool_choice)}, allowed: {allowed_choices}"
@@ -210,32 +228,27 @@ def _tools_and_choice(
     return tools or None, choice
 
 
-def _chat_tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    kind = tool.get("type")
-    if kind != "function":
-        field = f"tools[{index}].type"
-        what = f"{field}: got {shown(kind)}, allowed: function; this server runs no tools itself"
-        raise bad_field(field, what)
-    if "function" in tool:  # as a chat has it
-        return tool
-    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
-    return {"type": "function", "function": function}
+def _forces_calls(choice: str | dict[str, Any] | None) -> bool:
+    if isinstance(choice, dict):
+        return choice.get("type") != "allowed_tools" or choice.get("mode") == "required"
+    return choice == "required"
 
 
-def _allowed_tools(
-    tools: tuple[dict[str, Any], ...], allowed: list[Any]
-) -> tuple[dict[str, Any], ...]:
+def _allowed_tools(offered: OfferedTools, allowed: list[Any]) -> tuple[dict[str, Any], ...]:
     """The tools that `allowed_tools` lists. Raises: ApiError."""
     field = "tool_choice.tools"
-    names: list[str | None] = []
-    for each in allowed:
-        match each:
-            case {"type": "function", "name": str(name)}:
-                names.append(name)
-            case _:
-                what = f"{field}: got {shown(each)}, allowed: functions that are in tools"
-                raise bad_field(field, what)
-    return tools_of_names(tools, names, field)
+    wanted: set[str] = set()
+    namespaces: set[str] = set()
+    for each, names in zip(allowed, offered.names_of(allowed), strict=True):
+        if not names:
+            what = f"{field}: got {shown(each)}, allowed: functions that are in tools"
+            raise bad_field(field, what)
+        if each["type"] == "namespace":  # a body may name one of thousands ever again
+            if each["name"] in namespaces:
+                continue
+            namespaces.add(each["name"])
+        wanted.update(names)
+    return tools_of_names(tuple(offered.functions), list(wanted), field)
 
 
 def _response_format(text: TextOptions | None) -> ResponseFormat | None:

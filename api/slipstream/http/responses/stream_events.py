@@ -132,6 +132,18 @@ class CallArgumentsDone(_ItemEvent, frozen=True, tag="response.function_call_arg
     arguments: str
 
 
+class CustomInputDelta(_ItemEvent, frozen=True, tag="response.custom_tool_call_input.delta"):
+    """The input of a custom tool's call grows."""
+
+    delta: str
+
+
+class CustomInputDone(_ItemEvent, frozen=True, tag="response.custom_tool_call_input.done"):
+    """The input of a custom tool's call is whole, or will grow no more."""
+
+    input: str
+
+
 class StreamError(_Event, frozen=True, tag="error"):
     """The last event, where the stream could not be continued; the response may still be."""
 
@@ -151,6 +163,8 @@ StreamEvent = (
     | ReasoningTextDone
     | CallArgumentsDelta
     | CallArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
     | ContentPartDone
     | OutputItemDone
     | ResponseCompleted

@@ -151,7 +151,7 @@ def test_an_answer_goes_on_after_each_event(stack: Stack, raw: Raw) -> None:
 
 def test_what_is_not_supported_is_said(client: OpenAI) -> None:
     for options in (
-        {"tools": [{"type": "web_search"}]},
+        {"tools": [WEATHER], "tool_choice": {"type": "web_search"}},
         {"conversation": "conv_1"},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         {"background": True, "store": False},

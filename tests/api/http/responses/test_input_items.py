@@ -126,7 +126,7 @@ def test_a_summary_stands_for_reasoning_without_its_text() -> None:
         ({"type": "function_call", "name": "f"}, "input[1].call_id"),
         ({"type": "function_call_output", "call_id": "c"}, "input[1].output"),
         ({"type": "item_reference"}, "input[1].id"),
-        ({"type": "web_search_call", "id": "ws_1"}, "input[1].type"),
+        ({"type": "telepathy_call", "id": "x"}, "input[1].type"),
         (
             {"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]},
             "input[1].content[0].type",
@@ -167,4 +167,4 @@ def test_nothing_is_lost_or_reordered(items: list[dict[str, Any]]) -> None:
 
 def test_items_are_checked_before_they_are_turns() -> None:
     with pytest.raises(ApiError):
-        check_items([InputItem(type="computer_call")])
+        check_items([InputItem(type="telepathy_call")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -9,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from openai._types import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
@@ -24,6 +27,7 @@ from slipstream.http.openai.response_bodies import (
     PromptTokensDetails,
     Usage,
 )
+from slipstream.http.response_encoding import json_raw
 from slipstream.http.responses.response_object import ResponseObject
 from slipstream.http.responses.response_printer import ResponsePrinter
 from slipstream_ipc.messages import AnswerEvent, End, EventKind
@@ -252,3 +256,98 @@ def test_vllm_29725_24076_36435_arguments_are_events_of_their_own() -> None:
     assert "response.function_call_arguments.delta" in types
     assert "response.function_call_arguments.done" in types
     assert not [each for each in types if "output_text" in each]
+
+
+# ---- calls of custom tools and of functions in namespaces ----------------------------------------
+
+TOOLS: tuple[dict[str, Any], ...] = (
+    {"type": "custom", "name": "patch"},
+    {
+        "type": "namespace",
+        "name": "multi",
+        "description": "For many.",
+        "tools": [{"type": "function", "name": "g"}, {"type": "custom", "name": "patch"}],
+    },
+    {"type": "function", "name": "f"},
+)
+WITH_TOOLS = structs.replace(RESPONSE, tools=json_raw(TOOLS))
+INPUT = 'a "b"\n🏔'
+
+
+def events_of_call(name: str, arguments: str, cuts: Iterable[int] = ()) -> list[AnswerEvent]:
+    places = [0, *sorted(cuts), len(arguments)]
+    pieces = [arguments[begin:end] for begin, end in pairwise(places)]
+    texts = [AnswerEvent(ARGUMENTS, piece, 0) for piece in pieces]
+    return [AnswerEvent(BEGINS, name, 0, "call_1"), *texts, AnswerEvent(ENDS, "", 0)]
+
+
+def printed_call(events: list[AnswerEvent], end: End = END, after: int = -1) -> list[NumberedEvent]:
+    answer = BlockWriter(ResponsePrinter(WITH_TOOLS), after)
+    found = answer.begin(USAGE)
+    for event in events:
+        found += answer.write([event])
+    return found + answer.finish(end, USAGE)
+
+
+@given(st.sampled_from(["patch", "multi__patch"]), st.booleans(), st.data())
+def test_the_call_of_a_custom_tool(name: str, is_ascii: bool, data: st.DataObject) -> None:
+    arguments = json.dumps({"input": INPUT}, ensure_ascii=is_ascii)
+    cuts = data.draw(st.sets(st.integers(0, len(arguments)), max_size=6))
+    events = events_of_call(name, arguments, cuts)
+    found = printed_call(events)
+    assert joined(found) == joined(printed_call(events_of_call(name, arguments)))
+    for event in found:
+        _event_type.validate_python(data_of(event))
+    kinds = [event["type"].removeprefix("response.") for event in joined(found)]
+    assert kinds[2:-1] == [
+        "output_item.added",
+        "custom_tool_call_input.delta",
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    last = data_of(found[-1])["response"]
+    namespace = {"namespace": "multi"} if name.startswith("multi") else {}
+    item = {
+        "id": f"ctc_{KEY}0000",
+        "type": "custom_tool_call",
+        "status": "completed",
+        "call_id": "call_1",
+        "name": "patch",
+        "input": INPUT,
+        **namespace,
+    }
+    assert last["output"] == [item]
+    whole = ResponsePrinter(WITH_TOOLS)
+    blocks = blocks_of(events, END, whole.custom_tools)
+    assert msgspec.to_builtins(whole.whole(blocks, END, USAGE).output) == [item]
+    after = data.draw(st.integers(0, found[-1].number))
+    rest = printed_call(events, after=after)
+    known = [event for event in found if event.number <= after]
+    if known[-1].number == after:
+        assert joined(known + rest) == joined(found)
+
+
+def test_the_call_of_a_function_in_a_namespace() -> None:
+    found = [data_of(event) for event in printed_call(events_of_call("multi__g", "{}"))]
+    [done] = [event for event in found if event["type"].endswith("arguments.done")]
+    assert (done["name"], done["arguments"]) == ("g", "{}")
+    [item] = found[-1]["response"]["output"]
+    assert (item["type"], item["name"], item["namespace"]) == ("function_call", "g", "multi")
+    [plain] = data_of(printed_call(events_of_call("f", "{}"))[-1])["response"]["output"]
+    assert "namespace" not in plain
+
+
+def test_an_input_that_was_cut_off_is_incomplete() -> None:
+    events = events_of_call("patch", '{"input": "a\\n')[:-1]
+    [item] = data_of(printed_call(events, End("length", 5))[-1])["response"]["output"]
+    assert (item["status"], item["input"]) == ("incomplete", "a\n")
+
+
+def test_what_a_model_wrote_counts_for_what_is_kept() -> None:
+    """As in the worker, which does not know what the tool is."""
+    arguments = json.dumps({"input": "é" * 10})
+    size = len("patch" + arguments)
+    for most, is_kept in ((size, True), (size - 1, False)):
+        printer = ResponsePrinter(WITH_TOOLS, most)
+        blocks = blocks_of(events_of_call("patch", arguments), END, printer.custom_tools)
+        assert printer.whole(blocks, END, USAGE).store is is_kept

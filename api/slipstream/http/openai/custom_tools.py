@@ -1,0 +1,168 @@
+"""Custom tools: tools of the client whose input is free text instead of a JSON object.
+
+To the model a custom tool is a function with one argument, `input`, so it works with every format
+of calls. `InputReader` makes the text of that argument of what the model writes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from slipstream.http.api_errors import bad_field
+from slipstream_ipc.errors import shown
+
+INPUT = "input"
+_FREE = "The input of the tool, as free text."
+_BEGIN = re.compile(r'\s*+\{\s*+"input"\s*+:\s*+"')
+_MAX_BEGIN_CHARS = 64
+# Whole characters of a JSON string. A high surrogate waits for what tells whether it is half of a
+# pair, so that any division of the text reads the same.
+_HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_CHARACTERS = re.compile(
+    r'(?:[^"\\]++|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
+    rf"|{_HIGH}(?:\\u[dD][c-fC-F][0-9a-fA-F]{{2}}|(?=[^\\]|\\[^u]|\\u(?![dD][c-fC-F])..)))*+",
+    re.DOTALL,
+)
+_MAX_ESCAPE_CHARS = 12
+_HALF = re.compile("[\ud800-\udfff]")
+
+Syntax = Literal["lark", "regex"]
+
+
+def function_of_custom(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """The function that stands for a custom tool. where: the tool's place in the request.
+
+    A `regex` is the pattern of the argument, which forced calls keep to; a grammar in `lark` is
+    described to the model and not enforced. Raises: ApiError.
+    """
+    name, description = tool.get("name"), tool.get("description")
+    if not (isinstance(name, str) and name):
+        raise bad_field(f"{where}.name", f"{where}.name: got {shown(name)}, allowed: a name")
+    argument: dict[str, Any] = {"type": "string", "description": _FREE}
+    grammar = grammar_of(tool, where)
+    if grammar is not None:
+        syntax, definition = grammar
+        argument["description"] = f"The input of the tool: text of this {syntax}.\n{definition}"
+        if syntax == "regex":
+            argument["pattern"] = f"^(?:{definition})$"
+    parameters = {
+        "type": "object",
+        "properties": {INPUT: argument},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+    described = {} if description is None else {"description": description}
+    return {"name": name, **described, "parameters": parameters}
+
+
+def grammar_of(tool: dict[str, Any], where: str) -> tuple[Syntax, str] | None:
+    """The syntax and the definition of a custom tool's grammar, whichever of OpenAI's forms has it;
+    None if its input is free text. Raises: ApiError.
+    """
+    match tool.get("format"):
+        case None | {"type": "text"}:
+            return None
+        case {
+            "type": "grammar",
+            "syntax": "lark" | "regex" as syntax,
+            "definition": str(definition),
+        } | {
+            "type": "grammar",
+            "grammar": {"syntax": "lark" | "regex" as syntax, "definition": str(definition)},
+        }:
+            return syntax, definition
+        case given:
+            allowed = 'text, or a grammar with the syntax "lark" or "regex" and its definition'
+            field = f"{where}.format"
+            raise bad_field(field, f"{field}: got {shown(given)}, allowed: {allowed}")
+
+
+def arguments_of_input(text: str) -> str:
+    """The arguments of a call with this input, as the model is shown them."""
+    return msgspec.json.encode({INPUT: text}).decode()
+
+
+class InputReader:
+    """Reads the arguments of a custom tool's call, piece by piece, and gives its input.
+
+    The pieces add up to the same input however they were cut. Arguments that do not begin with the
+    input are read at their end: another one text is the input, and what is no such object is passed
+    on as the model wrote it. What follows the input is left out. num_bytes: of the arguments so
+    far, in UTF-8.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._has_begun = False  # within the text of the input
+        self._is_over = False
+        self._is_other = False  # the arguments do not begin with the input
+        self._held = ""  # what a next piece may complete
+        self._others: list[str] = []
+
+    def read(self, piece: str) -> str:
+        """The input that a next piece of the arguments adds."""
+        self.num_bytes += len(piece.encode(errors="replace"))
+        if self._is_over:
+            return ""
+        if self._is_other:
+            self._others.append(piece)
+            return ""
+        self._held += piece
+        return self._text() if self._has_begun or self._begins() else ""
+
+    def finish(self) -> str:
+        """The rest of the input; there are no more pieces."""
+        if self._has_begun:
+            return ""  # at most the beginning of an escape is left
+        return _input_of("".join([*self._others, self._held]))
+
+    def _begins(self) -> bool:
+        found = _BEGIN.match(self._held)
+        if found is not None:
+            self._has_begun = True
+            self._held = self._held[found.end() :]
+        elif len(self._held) > _MAX_BEGIN_CHARS:
+            self._is_other = True
+            self._others, self._held = [self._held], ""
+        return self._has_begun
+
+    def _text(self) -> str:
+        found = _CHARACTERS.match(self._held)
+        assert found is not None  # of no characters, at least
+        text, self._held = _decoded(found[0]), self._held[found.end() :]
+        if self._held.startswith('"'):
+            self._is_over = True
+        elif len(self._held) >= _MAX_ESCAPE_CHARS:  # it begins with no escape that JSON has
+            text, self._held = text + self._held, ""
+        return text
+
+
+def _decoded(characters: str) -> str:
+    """The text of a JSON string's characters, without half characters."""
+    try:
+        text = json.loads(f'"{characters}"', strict=False)
+    except ValueError:
+        return characters
+    return _HALF.sub("\ufffd", text)
+
+
+def _input_of(arguments: str) -> str:
+    """The input in whole arguments that do not begin with it."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    if not isinstance(found, dict):
+        return arguments
+    texts = [found[INPUT]] if INPUT in found else list(found.values())
+    match texts:
+        case []:
+            return ""
+        case [str(text)]:
+            return text
+        case _:
+            return arguments
