@@ -67,6 +67,18 @@ def test_the_server_gets_a_key_time_to_drain_and_folders_that_it_may_write_to() 
     assert f" {next(iter(mounts('slipstream')))}\n" in CONTAINERFILE  # made for its user
 
 
+def test_no_password_is_a_default_and_each_image_can_be_named_by_its_digest() -> None:
+    password = SERVICES["grafana"]["environment"]["GF_SECURITY_ADMIN_PASSWORD"]
+    assert password.startswith("${GRAFANA_PASSWORD:?")
+    images = {name: each["image"] for name, each in SERVICES.items() if "image" in each}
+    images["python"] = SERVICES["slipstream"]["build"]["args"]["PYTHON_IMAGE"]
+    defaults = {}
+    for name, image in images.items():
+        [(variable, defaults[name])] = re.findall(r"^\$\{(\w+):-(docker\.io/\S+:\S+)\}$", image)
+        assert variable == f"{name.upper()}_IMAGE"
+    assert f"ARG PYTHON_IMAGE={defaults['python']}\nFROM $PYTHON_IMAGE\n" in CONTAINERFILE
+
+
 def test_prometheus_scrapes_the_server() -> None:
     [job] = PROMETHEUS["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"slipstream:{DEFAULT_HTTP_PORT}"]}]
