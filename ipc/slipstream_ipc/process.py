@@ -102,7 +102,11 @@ class CoreEnded(msgspec.Struct, frozen=True, tag=True):
     suspects: tuple[bytes, ...] | None = None
 
 
-ChildCommand = Activate | Drain | Condition | CoreEnded | Statistics
+class Reload(msgspec.Struct, frozen=True, tag=True):
+    """Read keys and certificates anew, whether their files look changed or not."""
+
+
+ChildCommand = Activate | Drain | Reload | Condition | CoreEnded | Statistics
 
 
 class StopSignal:

@@ -12,7 +12,7 @@ from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.cli.serve import DEFAULT_HTTP_PORT
 from slipstream.client.endpoints import KEYS_VARIABLE, default_runtime_dir, server_endpoint
-from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys, open_host
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, has_api_keys, open_host
 from slipstream.stack.plan.process_plan import plan_fronts
 from slipstream.stack.role_statistics import SUPERVISOR
 from slipstream.stack.settings import HTTP, group_of, settings_from
@@ -87,7 +87,7 @@ def route(arguments: argparse.Namespace) -> int:
         arguments.option_names,
         command="route",
         key=key_hint(os.environ.get(API_KEY_VARIABLE), settings.api_key_file)
-        if api_keys(settings)
+        if has_api_keys(settings)
         else None,
         certificate=settings.ssl_certfile,
         open_host=open_host(settings),

@@ -18,7 +18,7 @@ from slipstream.demo_model import MODEL_NAME
 from slipstream.errors import wrong_option
 from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import plan_fleet
-from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, api_keys, open_host
+from slipstream.stack.plan.front_plan import API_KEY_VARIABLE, has_api_keys, open_host
 from slipstream.stack.plan.node_plan import plan_node
 from slipstream.stack.plan.nodes import local_ranks
 from slipstream.stack.plan.process_plan import plan_stack
@@ -98,7 +98,7 @@ def serve(arguments: argparse.Namespace) -> int:
         settings.model or MODEL_NAME,
         arguments.option_names,
         key=key_hint(os.environ.get(API_KEY_VARIABLE), settings.api_key_file)
-        if api_keys(settings)
+        if has_api_keys(settings)
         else None,
         certificate=settings.ssl_certfile,
         open_host=open_host(settings),

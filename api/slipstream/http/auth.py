@@ -15,7 +15,14 @@ class ApiKeys:
     """The accepted keys. With none, no request needs a key."""
 
     def __init__(self, keys: Sequence[str], priority_keys: Sequence[str] = ()) -> None:
-        """priority_keys: those whose priorities count among the requests of all tenants."""
+        """See `accept`."""
+        self.accept(keys, priority_keys)
+
+    def accept(self, keys: Sequence[str], priority_keys: Sequence[str] = ()) -> None:
+        """Accept these keys from now on, and no others.
+
+        priority_keys: those whose priorities count among the requests of all tenants.
+        """
         self._digests = tuple(_digest(key.encode()) for key in keys)
         self._with_priority = frozenset(_tenant(key.encode()) for key in priority_keys)
 

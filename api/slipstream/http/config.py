@@ -49,8 +49,9 @@ class FrontConfig(Struct, frozen=True, forbid_unknown_fields=True):
     model_name: str = ""
     host: str = "127.0.0.1"
     port: int = 8000
-    api_keys: tuple[str, ...] = ()  # none: no request needs a key
-    priority_keys: tuple[str, ...] = ()  # of these; see `ApiKeys`
+    api_keys: tuple[str, ...] = ()  # with none, and no file of them: no request needs a key
+    api_key_file: str | None = None  # of more keys
+    priority_key_file: str | None = None  # of those of them whose priority counts; see `ApiKeys`
     timeout_s: float = 10.0
     hang_timeout_s: float = 10.0
     limits: Limits = Limits()

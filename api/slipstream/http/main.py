@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import ssl
 import time
 from functools import partial
 from typing import Any
@@ -31,9 +30,9 @@ from slipstream.client.endpoints import (
 from slipstream.errors import ConnectionLostError, SlipstreamError
 from slipstream.fleet.members import names_fleet
 from slipstream.http.app import App
-from slipstream.http.auth import ApiKeys
 from slipstream.http.config import FrontConfig
 from slipstream.http.counters import with_router
+from slipstream.http.credentials import Credentials
 from slipstream.http.endpoints.served_model import tokenizer_of
 from slipstream.http.openai.vocabulary import TextsByModel
 from slipstream.http.server.access_log import AccessLog, access_logger
@@ -42,7 +41,6 @@ from slipstream.http.server.hosts import hosts_of
 from slipstream.http.server.server import Server
 from slipstream.loopback import is_loopback
 from slipstream.stack.children.listeners import Listeners
-from slipstream.tls import tls_context
 from slipstream.trusted_proxies import TrustedProxies
 from slipstream_ipc.messages import Status
 from slipstream_ipc.process import (
@@ -51,6 +49,7 @@ from slipstream_ipc.process import (
     Condition,
     Drain,
     ParentCommands,
+    Reload,
     StopSignal,
     freeze_gc,
     next_multiple,
@@ -90,19 +89,20 @@ def main() -> int:
             report(Status(error=f"cannot listen at {where}: {error} ({option} sets another)"))
             return 1
     try:
-        tls = None
-        if config.ssl_certfile is not None:
-            tls = tls_context(config.ssl_certfile, config.ssl_keyfile)
+        credentials = Credentials(config)
     except OSError as error:
         why = f"ssl_certfile: {config.ssl_certfile}: {error}"
         report(Status(error=why, is_misconfigured=True))
+        return 1
+    except SlipstreamError as error:
+        report(Status(error=str(error), is_misconfigured=True))
         return 1
     try:
         endpoint = _endpoint(config)
     except SlipstreamError as error:
         report(Status(error=str(error), is_misconfigured=True))
         return 1
-    return uvloop.run(_serve(config, endpoint, listeners, tls, stop, commands, beats))
+    return uvloop.run(_serve(config, endpoint, listeners, credentials, stop, commands, beats))
 
 
 def _endpoint(config: FrontConfig) -> ServerEndpoint:
@@ -116,7 +116,7 @@ async def _serve(
     config: FrontConfig,
     endpoint: ServerEndpoint,
     listeners: Listeners,
-    tls: ssl.SSLContext | None,
+    credentials: Credentials,
     stop: StopSignal,
     commands: ParentCommands,
     beats: Beats,
@@ -131,6 +131,8 @@ async def _serve(
                 drain_requested.set()
             elif isinstance(command, Condition):
                 app.health.processes = command.processes
+            elif isinstance(command, Reload):
+                credentials.look(is_asked=True)
             elif isinstance(command, Statistics):
                 app.statistics = command
                 app.live.add(command)
@@ -140,6 +142,7 @@ async def _serve(
 
     def beat() -> None:
         beats.beat(time.monotonic(), numbers)
+        credentials.look()
         loop.call_at(next_multiple(loop.time(), BEAT_S), beat)
 
     io = LoopIO(
@@ -149,16 +152,17 @@ async def _serve(
         access=endpoint.access,
         outlives_server=config.is_router,
     )
+    has_keys = bool(config.api_keys) or config.api_key_file is not None
     cors = Cors(config.allowed_origins)
     hosts = hosts_of(
         config.host if config.uds is None else "",  # no browser reaches a unix socket
-        has_keys=bool(config.api_keys),
+        has_keys=has_keys,
         allowed=config.allowed_hosts,
         origins=config.allowed_origins,
     )
     app = App(
         io,
-        ApiKeys(config.api_keys, config.priority_keys),
+        credentials.keys,
         TextsByModel(partial(tokenizer_of, io, config.tokenizer)),
         config.limits,
         cors,
@@ -176,17 +180,18 @@ async def _serve(
         options["access_log"] = access_logger(_NAME, config.access_log)
         options["access_log_class"] = partial(AccessLog, trusted=trusted)
         options["access_log_format"] = config.access_log
-    server = Server(app, config.limits, tls, **options)
+    server = Server(app, config.limits, credentials.tls, **options)
+    credentials.on_certificate(server.use_tls)
     loop.add_reader(stop.fileno(), stopped.set)
     loop.add_reader(commands.fileno(), on_command)
     on_command()  # commands that came with the activation
     beat()
     try:
         port = listeners.port or config.port  # None for a unix socket, or once closed
-        where = http_address(config.host, port, uds=config.uds, has_tls=tls is not None)
+        where = http_address(config.host, port, uds=config.uds, has_tls=credentials.tls is not None)
         server.listen(listeners)
         is_local = config.uds is not None or is_loopback(config.host)
-        if not config.api_keys and not is_local:
+        if not has_keys and not is_local:
             _logger.warning(
                 "listening on %s without an API key: every client that reaches it is served",
                 config.host,

@@ -287,7 +287,11 @@ class FleetSupervisor:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if number == signal.SIGHUP and not self._has_terminal:
-            _logger.info("SIGHUP: there is nothing to reload or reopen; serving goes on")
+            _logger.info("SIGHUP: keys and certificates are read anew; serving goes on")
+            for stack in self._stacks:
+                if stack.process is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(stack.process.pid, number)
             return
         if not self._is_ending:
             _logger.info("stopping (%s)", number.name)

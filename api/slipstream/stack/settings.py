@@ -189,7 +189,9 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = ()
     api_key_file: Annotated[
         str | None,
-        _about(HTTP, "file with more such keys, one on each line, read at the start", "FILE"),
+        _about(
+            HTTP, "file with more such keys, one on each line, read again as it changes", "FILE"
+        ),
     ] = None
     priority_key_file: Annotated[
         str | None,

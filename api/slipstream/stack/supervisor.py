@@ -19,8 +19,8 @@ the line on the stack's throughput.
 - On a signal the stack drains: running requests continue for `drain_s`, restarts included. Then
   children whose loop runs get SIGTERM and the others SIGKILL; after STOP_S all get SIGKILL. Each
   further signal skips to the next stage, except for one that repeats the last within REPEAT_S:
-  wrappers signal a process and its group. SIGHUP counts only as the hang-up of a terminal; without
-  one it is a request to reopen logs or reload, and nothing is to be done. No process, socket or
+  wrappers signal a process and its group. SIGHUP ends it only as the hang-up of a terminal; without
+  one the fronts read their keys and certificate anew. No process, socket or
   folder made here is left behind.
 - Children that a fork server imports for (`ChildSpec.forks`) wait for that while the stack starts.
   They are forked then, or started as programs where the server has failed.
@@ -411,7 +411,8 @@ class Supervisor:
             if number == signal.SIGCHLD:
                 self._on_exits()
             elif number == signal.SIGHUP and not self._has_terminal:
-                _logger.info("SIGHUP: there is nothing to reload or reopen; serving goes on")
+                _logger.info("SIGHUP: keys and certificates are read anew; serving goes on")
+                self._reload()
             elif self._is_repeated(number):
                 _logger.info("%s came again within %g s: it counts once", number.name, REPEAT_S)
             elif self._is_ending:
@@ -420,6 +421,15 @@ class Supervisor:
                 self._drain(number.name)
             else:
                 self._stop(number.name)
+
+    def _reload(self) -> None:
+        """Have the fronts read their keys and certificate anew. The gates of tcp:// read theirs at
+        each handshake.
+        """
+        for role in self._roles.values():
+            for child in self._children:
+                if child.name == role.spec.name and role.spec.front_index is not None:
+                    child.reload()
 
     def _is_repeated(self, number: signal.Signals) -> bool:
         """Whether this signal repeats the last one that counted; if not, it is the last one now."""

@@ -155,6 +155,15 @@ def keys_for(keys: ClientKeys, address: str) -> ClientKeys:
     return replace(keys, server=_read_public(own))
 
 
+def current_keys(keys: ClientKeys, address: str) -> ClientKeys:
+    """As `keys_for`, of what the files say now; the keys as they are where that cannot be read."""
+    try:
+        return keys_for(keys, address)
+    except (BadRequest, OSError) as error:
+        logger.warning("the server's key stays as it was read before: %s", error)
+        return keys
+
+
 def secure_server(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
     """Addresses that the socket binds from now on require CURVE and the gate's admission.
 

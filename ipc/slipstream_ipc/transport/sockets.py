@@ -38,6 +38,7 @@ from slipstream_ipc.transport.connections import HANDSHAKE_S, Connections
 from slipstream_ipc.transport.curve import (
     Access,
     ServerKeys,
+    current_keys,
     open_gate,
     secure_client,
     secure_server,
@@ -261,7 +262,7 @@ def new_dealer(
     socket.setsockopt(zmq.RECONNECT_IVL, 20)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
     if access.keys is not None:
-        secure_client(socket, access.keys)
+        secure_client(socket, current_keys(access.keys, address))  # a server's key may change
     socket.setsockopt(zmq.IPV6, int(is_ipv6(address)))
     if connects:
         socket.connect(address)

@@ -18,6 +18,7 @@ from slipstream.cli.keys import make_folder
 from slipstream.cli.options.stack_options import add_settings, given_settings
 from slipstream.demo_model import MODEL_NAME, MODEL_PATH
 from slipstream.http.config import FrontConfig
+from slipstream.http.credentials import Credentials
 from slipstream.stack.plan.front_plan import open_host
 from slipstream.stack.plan.model_source import model_and_tokenizer
 from slipstream.stack.plan.process_plan import plan_stack
@@ -323,7 +324,8 @@ def test_keys_come_from_a_file_too(tmp_path, monkeypatch):
     file.write_text("one\n\ntwo\r\n")
     file.chmod(0o600)
     given = front(tmp_path, http_port=0, api_key="zero", api_key_file=str(file))
-    assert given.api_keys == ("zero", "one", "two", "three")
+    assert (given.api_keys, given.api_key_file) == (("zero", "three"), str(file))
+    assert Credentials(given).keys.check({b"x-api-key": b"two"}) is None
     command = plan_stack(settings_from({"http_port": 0, "api_key_file": str(file)}), tmp_path)
     assert not any("two" in word for child in command.children for word in child.argv)
 

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -20,6 +22,7 @@ import pytest
 from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.stack.children.process import ChildSpec
+from slipstream.stack.supervisor import Supervisor
 from slipstream.stack.supervisor_events import (
     ProcessEnded,
     ProcessReady,
@@ -314,6 +317,26 @@ def test_a_hang_up_without_a_terminal_ends_nothing(start):
     assert "SIGHUP" in running.log()
     running.process.send_signal(signal.SIGTERM)
     assert running.end() == 0
+
+
+def test_a_hang_up_has_the_fronts_read_their_keys_anew(tmp_path):
+    specs = [
+        ChildSpec("core", (), msgspec.Raw(b"{}")),
+        *[
+            ChildSpec(f"http-{number}", (), msgspec.Raw(b"{}"), front_index=number)
+            for number in range(2)
+        ],
+    ]
+    supervisor = Supervisor(SupervisorConfig(tuple(specs), "ipc://a", str(tmp_path)), print)
+    told = []
+    supervisor._children = [
+        SimpleNamespace(name=name, reload=partial(told.append, name))
+        for name in ("core", "http-0", "http-1", "http-1")  # and a spare of it
+    ]
+    supervisor._has_terminal = False
+    supervisor._on_signals(SimpleNamespace(drain=lambda: [signal.SIGHUP]))
+    assert told == ["http-0", "http-1", "http-1"]
+    assert supervisor._phase == "starting"
 
 
 def test_a_signal_before_it_is_ready_ends_it_too(start):

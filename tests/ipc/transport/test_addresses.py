@@ -6,6 +6,7 @@ import os
 import socket as sockets
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +417,31 @@ def test_an_identity_that_another_key_knows_is_not_its_own(
     assert [it.public_key for it in sessions] == [client.pair.public, bob.public]
     assert [it.is_open for it in sessions] == [True, True]
     assert sessions[0].identity != sessions[1].identity
+
+
+@pytest.mark.parametrize("is_own", [False, True], ids=["", "of its own"])
+def test_a_servers_key_that_changes_in_the_folder_is_taken_up(
+    context: zmq.Context[zmq.Socket[bytes]], address: str, folder: Path, is_own: bool
+) -> None:
+    """By each attach, without the client being started again."""
+    tcp = free_tcp()
+    file = folder / "server.key"
+    if is_own:
+        file = folder / "servers" / f"{tcp.removeprefix('tcp://')}.key"
+        file.parent.mkdir(mode=0o700)
+        write_key(file, pair().public)
+    client = keys_for(load_client_keys(folder), tcp)
+    new = pair()
+    write_key(folder / "server.key_secret", new.public, new.secret)
+    router = bind_router(context, address, Listener(tcp, load_server_keys(folder)))
+    write_key(file, new.public)
+    dealer = new_dealer(context, tcp, os.urandom(16), Access(client))
+    dealer.send(b"hello")
+    assert router.poll(POLL_MS)
+    file.write_text("half written")
+    again = new_dealer(context, tcp, os.urandom(16), Access(replace(client, server=new.public)))
+    again.send(b"hello")
+    assert router.poll(POLL_MS)
 
 
 def strangers(server: ServerKeys, client: ClientKeys) -> dict[str, Access]:

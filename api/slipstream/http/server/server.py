@@ -115,6 +115,12 @@ class Server:
         handshake_s = self.limits.header_s
         self._acceptor = Acceptor(listeners, new, most, self._evict_idlest, self._tls, handshake_s)
 
+    def use_tls(self, tls: ssl.SSLContext) -> None:
+        """Use another context, for the connections to come. It serves TLS already."""
+        self._tls = tls
+        if self._acceptor is not None:
+            self._acceptor.tls = tls
+
     def connected(self, connection: Connection) -> None:
         """A connection has been made."""
         self._connections.add(connection)

@@ -275,7 +275,7 @@ class Acceptor:
         self._new_protocol = new_protocol
         self._most = most
         self._make_room = make_room
-        self._tls, self._handshake_s = tls, None if tls is None else handshake_s
+        self.tls, self._handshake_s = tls, None if tls is None else handshake_s
         self._num_held = 0  # connections, including those being opened
         self._num_failed_handshakes = 0
         self._is_closed = False
@@ -332,7 +332,7 @@ class Acceptor:
             opening = self._loop.connect_accepted_socket(
                 self._new_protocol,
                 connection,
-                ssl=self._tls,
+                ssl=self.tls,
                 ssl_handshake_timeout=self._handshake_s,
             )
             task: asyncio.Task[object] = self._loop.create_task(opening)

@@ -58,6 +58,7 @@ from slipstream_ipc.process import (
     Condition,
     CoreEnded,
     Drain,
+    Reload,
     installed_version,
 )
 from slipstream_ipc.telemetry.statistics import CoreNumbers, Numbers
@@ -171,6 +172,10 @@ class Child:
     def drain(self, within_s: float) -> None:
         """Tell it to take no new requests, and to end those that still run after `within_s`."""
         self._send(Drain(within_s))
+
+    def reload(self) -> None:
+        """Tell it to read keys and certificates anew."""
+        self._send(Reload())
 
     def tell_core_ended(
         self, *, died_within: bool, suspects: tuple[bytes, ...] | None = None

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from slipstream.api_key_file import ALLOWED, KeyFiles, is_key
 from slipstream.errors import wrong_option
 from slipstream.loopback import is_loopback
 from slipstream.stack.children.process import ChildSpec
@@ -15,11 +16,10 @@ from slipstream.stack.settings import StackSettings
 from slipstream.tls import tls_context
 from slipstream.trusted_proxies import TrustedProxies, is_ip_address
 from slipstream_ipc.process import process_name, role_of
-from slipstream_ipc.secret_files import check_secret, read_secret
+from slipstream_ipc.secret_files import check_secret
 
 API_KEY_VARIABLE = "SLIPSTREAM_API_KEY"
 FRONT = "http"  # the role of the HTTP fronts
-_KEYS = "printable ASCII without spaces, not empty"
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9][\w.-]*", re.ASCII)
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.\[\]:-]+")
 
@@ -43,8 +43,8 @@ def front_specs(settings: StackSettings, front: dict[str, Any]) -> list[ChildSpe
         **front,
         "host": settings.host,
         "port": settings.http_port or 0,
-        "api_keys": api_keys(settings),
-        "priority_keys": priority_keys(settings),
+        "api_keys": _listed_keys(settings),
+        **_key_files(settings),
         "hang_timeout_s": settings.hang_timeout_s,
         "allowed_origins": allowed_origins(settings),
         "allowed_hosts": allowed_hosts(settings),
@@ -116,36 +116,34 @@ def is_front(name: str) -> bool:
     return role_of(name) == FRONT
 
 
-def api_keys(settings: StackSettings) -> tuple[str, ...]:
-    """All valid API keys: the given ones, those in the file, and $SLIPSTREAM_API_KEY.
+def has_api_keys(settings: StackSettings) -> bool:
+    """Whether HTTP requests need a key. Raises: BadRequestError, without a key."""
+    return bool(_listed_keys(settings)) or settings.api_key_file is not None
+
+
+def _listed_keys(settings: StackSettings) -> tuple[str, ...]:
+    """The given keys and $SLIPSTREAM_API_KEY. Raises: BadRequestError, without a key."""
+    given = (settings.api_key,) if isinstance(settings.api_key, str) else tuple(settings.api_key)
+    if not all(map(is_key, given)):
+        raise wrong_option("api_key", given, ALLOWED)
+    from_environment = os.environ.get(API_KEY_VARIABLE)
+    if from_environment is None:
+        return given
+    if not is_key(from_environment):
+        shown = "(not shown)" if from_environment else ""
+        allowed = f"{ALLOWED}; unset it where there is to be no key"
+        raise wrong_option(f"${API_KEY_VARIABLE}", shown, allowed)
+    return (*given, from_environment)
+
+
+def _key_files(settings: StackSettings) -> dict[str, str | None]:
+    """The files of more keys, which the fronts read again as they change; read once as a check.
 
     Raises: BadRequestError, without a key.
     """
-    given = (settings.api_key,) if isinstance(settings.api_key, str) else settings.api_key
-    if not all(map(_is_key, given)):
-        raise wrong_option("api_key", given, _KEYS)
-    in_file = (
-        () if settings.api_key_file is None else _keys_in("api_key_file", settings.api_key_file)
-    )
-    from_environment = os.environ.get(API_KEY_VARIABLE)
-    if from_environment is None:
-        return (*given, *in_file)
-    if not _is_key(from_environment):
-        given_text = "(not shown)" if from_environment else ""
-        allowed = f"{_KEYS}; unset it where there is to be no key"
-        raise wrong_option(f"${API_KEY_VARIABLE}", given_text, allowed)
-    return (*given, *in_file, from_environment)
-
-
-def priority_keys(settings: StackSettings) -> tuple[str, ...]:
-    """Those of the API keys whose priorities count among all. Raises: BadRequestError."""
-    path = settings.priority_key_file
-    if path is None:
-        return ()
-    found = _keys_in("priority_key_file", path)
-    if not set(found).issubset(api_keys(settings)):
-        raise wrong_option("priority_key_file", path, "keys that are API keys of this server too")
-    return found
+    files = KeyFiles(settings.api_key_file, settings.priority_key_file)
+    files.read(_listed_keys(settings))
+    return {"api_key_file": files.api_keys, "priority_key_file": files.priority_keys}
 
 
 def open_host(settings: StackSettings) -> str | None:
@@ -154,28 +152,7 @@ def open_host(settings: StackSettings) -> str | None:
     Raises: BadRequestError.
     """
     is_local = settings.http_port is None or is_loopback(settings.host)
-    return None if is_local or api_keys(settings) else settings.host
-
-
-def _keys_in(option: str, path: str) -> tuple[str, ...]:
-    """The keys in a file, which has one on each line. Raises: BadRequestError."""
-    try:
-        content = read_secret(Path(path))
-    except OSError as error:
-        allowed = f"a file that can be read ({error.strerror or error})"
-        raise wrong_option(option, path, allowed) from None
-    lines = content.decode("ascii", "replace").splitlines()
-    for number, line in enumerate(lines, start=1):
-        if line.strip() and not _is_key(line):
-            raise wrong_option(option, path, f"a key on each line: {_KEYS} (line {number})")
-    keys = tuple(line for line in lines if line.strip())
-    if not keys:
-        raise wrong_option(option, path, "a file with at least one key")
-    return keys
-
-
-def _is_key(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+    return None if is_local or has_api_keys(settings) else settings.host
 
 
 def allowed_origins(settings: StackSettings) -> tuple[str, ...]:

@@ -6,9 +6,11 @@ import json
 import re
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,7 +18,7 @@ import pytest
 from tests.helpers.certificates import Certificate
 from tests.helpers.fake_worker import Entry, FakeWorker, deltas
 from tests.helpers.http_front import Front, Raw
-from tests.helpers.patience import PATIENCE_S
+from tests.helpers.patience import PATIENCE_S, Patience
 
 from slipstream.errors import BadRequestError
 from slipstream.http.config import Limits
@@ -61,6 +63,44 @@ class SecureRaw(Raw):
     def __init__(self, port: int, certificate: Certificate) -> None:
         super().__init__(port)
         self.socket = certificate.context().wrap_socket(self.socket, server_hostname="localhost")
+
+
+def test_a_running_front_takes_up_new_keys_and_a_new_certificate(
+    played: FakeWorker, tmp_path: Path
+) -> None:
+    """A connection that is open stays."""
+    keys = tmp_path / "keys"
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = Certificate(tmp_path / "old"), Certificate(tmp_path / "new")
+    keys.touch(0o600)
+    keys.write_text("one\n")
+    files = {"ssl_certfile": str(old.cert), "ssl_keyfile": str(old.key), "api_key_file": str(keys)}
+    front = Front(played.address, **files)
+
+    def status(certificate: Certificate, key: str) -> int:
+        with SecureRaw(front.port, certificate) as raw:
+            return raw.get("/v1/models", f"X-Api-Key: {key}").status
+
+    try:
+        assert (status(old, "one"), status(old, "two")) == (200, 401)
+        with SecureRaw(front.port, old) as before:
+            keys.write_text("two\n")
+            patience = Patience()
+            while status(old, "two") != 200:
+                patience.wait("the keys are not read")
+            assert status(old, "one") == 401
+            old.cert.write_bytes(new.cert.read_bytes())
+            old.key.write_bytes(new.key.read_bytes())
+            while True:
+                try:
+                    assert status(new, "two") == 200
+                    break
+                except ssl.SSLCertVerificationError:
+                    patience.wait("the certificate is not read")
+            assert before.get("/v1/models", "X-Api-Key: two").status == 200
+    finally:
+        front.stop()
 
 
 def curl(*arguments: str) -> str:
