@@ -21,7 +21,7 @@ def script(seed: int | None) -> list[str]:
         return [each.text for output in outputs for each in output.outputs]
 
 
-@pytest.mark.slow  # starts three stacks
+@pytest.mark.process  # starts three stacks
 def test_a_script_with_a_seed_repeats_itself() -> None:
     first, again, other = script(5), script(5), script(6)
     assert first == again
