@@ -30,13 +30,16 @@ def end_token_ids(
 ) -> tuple[int, ...]:
     """The ids that end an answer: the tokenizer's end-of-sequence token, those that its files name
     as such or as the end of a turn, and the special tokens that its template writes behind an
-    assistant's last turn. delimiters: of the answers' format, which say themselves what they end.
+    assistant's last turn. delimiters: of the answers' format, which says itself what they end; the
+    `<|end|>` of harmony is a tokenizer's end of sequence and stands between messages of one answer.
     """
     found: list[int] = []
-    if tokenizer.eos_token_id is not None:
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token not in delimiters:
         found.append(tokenizer.eos_token_id)
     known = tokenizer.get_added_vocab()
-    for text in (*_named(tokenizer), *_behind_a_turn(tokenizer, dialect, known, delimiters)):
+    for text in (*_named(tokenizer), *_behind_a_turn(tokenizer, dialect, known)):
+        if text in delimiters:
+            continue
         token_id = known.get(text, tokenizer.convert_tokens_to_ids(text))
         # an unknown text is the unknown token
         if token_id is not None and tokenizer.convert_ids_to_tokens(token_id) == text:
@@ -68,7 +71,6 @@ def _behind_a_turn(
     tokenizer: Any,
     dialect: TemplateDialect,
     added_tokens: Collection[str],
-    delimiters: Collection[str],
 ) -> Iterator[str]:
     if not tokenizer.chat_template:
         return
@@ -86,6 +88,5 @@ def _behind_a_turn(
         token = next((each for each in longest_first if tail.startswith(each)), None)
         if token is None:
             return
-        if token not in delimiters:
-            yield token
+        yield token
         tail = tail[len(token) :]

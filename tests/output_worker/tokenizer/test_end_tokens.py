@@ -48,6 +48,8 @@ def test_what_a_template_writes_behind_a_turn(template: str | None, ends: list[s
 def test_a_delimiter_of_the_answers_format_is_no_end() -> None:
     tokenizer = with_tokens(ENDS_CHATS, "<|end|>", "<|endoftext|>")
     assert texts(tokenizer, "<|end|>") == ["<|endoftext|>"]
+    named = with_tokens(None, "<|end|>", "<|endoftext|>", eos="<|end|>")
+    assert texts(named, "<|end|>") == []
     assert "<|end|>" in CHANNELS  # which is between messages of one answer
 
 
