@@ -30,7 +30,7 @@ Body = TypeVar("Body")
 _SMALL_BYTES = 2**16  # smaller bodies decode fast, whatever they contain
 _MAX_VALUES = 2**20  # a batch of 1,024 prompts of 1,024 token ids
 _MAX_CONTAINERS = 2**15  # lists and objects: a chat of 16,384 messages with a part each
-_MAX_COLONS = 2**15  # of a body with unknown fields: objects of Python are made of all its fields
+_MAX_FIELDS = 2**15  # of a body with unknown fields: objects of Python are made of all of them
 _PIECE_BYTES = 2**20  # of a body, looked at at once
 # msgspec's words of half a character; a body that ends soon after one is "truncated"
 _HALF_AT = re.compile(r"surrogate pair \(byte (\d+)\)")
@@ -53,7 +53,7 @@ class BodyDecoder(Generic[Body]):
 
     def decode(self, body: bytes, ignored: IgnoredFields | None = None) -> Body:
         """The body, without unknown fields, which are added to `ignored`; None refuses them, and so
-        does a body with more than `_MAX_COLONS`.
+        does a body with more than `_MAX_FIELDS` fields.
 
         Raises ApiError for malformed JSON, wrong types and unknown fields that are not ignored.
         """
@@ -62,7 +62,7 @@ class BodyDecoder(Generic[Body]):
         except msgspec.ValidationError as error:
             is_unknown = ignored is not None and str(error).startswith(_UNKNOWN)
             is_curable = is_unknown or self._readable is not None
-            if not is_curable or body.count(b":") > _MAX_COLONS:
+            if not is_curable or _num_of(b":", body, _MAX_FIELDS) > _MAX_FIELDS:
                 raise _wrong_field(field_error(error, self._type, _quotable(body))) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise _not_json(error, body) from None
@@ -135,18 +135,22 @@ def check_num_values(body: bytes, max_model_len: int) -> None:
     if (num := body.count(b",")) > most:
         what = f"the request's body: got {num} times ',', allowed: {most}"
         raise ApiError(413, what, code="request_too_large")
-    num = body.count(b"{") + body.count(b"[")
-    if num > _MAX_CONTAINERS:  # a text may have as many
-        num = _num_containers(body)
+    num = _num_of(b"{[", body, _MAX_CONTAINERS)
     if num > _MAX_CONTAINERS:
         what = f"the request's body: got {num} lists and objects, allowed: {_MAX_CONTAINERS}"
         raise ApiError(413, what, code="request_too_large")
 
 
-def _num_containers(body: bytes) -> int:
-    """The lists and objects of a JSON text, without the brackets inside strings."""
+def _num_of(signs: bytes, body: bytes, most: int) -> int:
+    """How often these signs stand in a JSON text outside of its strings.
+
+    Where they are no more than `most` with those inside, it is that number.
+    """
+    num = sum(body.count(bytes([sign])) for sign in signs)
+    if num <= most:
+        return num
     num, is_in_string = 0, 0
-    # neither of the two stands for a quote or a bracket, and both keep the places of all others
+    # neither of the two stands for a quote or a sign, and both keep the places of all others
     plain = np.frombuffer(body.replace(rb"\\", b"__").replace(rb"\"", b"__"), np.uint8)
     for begin in range(0, len(plain), _PIECE_BYTES):
         piece = plain[begin : begin + _PIECE_BYTES]
@@ -154,8 +158,8 @@ def _num_containers(body: bytes) -> int:
         in_string += np.uint8(is_in_string)
         in_string &= 1
         is_in_string = int(in_string[-1])
-        # `[` and `{` differ in one bit
-        num += int(np.count_nonzero((piece | 0x20 == ord("{")) & (in_string == 0)))
+        is_outside = in_string == 0
+        num += sum(int(np.count_nonzero((piece == sign) & is_outside)) for sign in signs)
     return num
 
 

@@ -107,7 +107,7 @@ def test_lists_and_objects_are_counted_but_for_what_is_text(parts: list[str], pi
     num = count(text)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_decoder, "_PIECE_BYTES", pieces)
-        assert body_decoder._num_containers(body) == num
+        assert body_decoder._num_of(b"{[", body, 0) == num
 
 
 def test_defaults_are_openais():
