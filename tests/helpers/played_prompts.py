@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from slipstream_ipc import run_delay
 from slipstream_worker.tokenizer.client import TokenizerClient
 
 
@@ -42,6 +43,8 @@ class PlayedPrompts:
     ) -> None:
         self.children: list[Child] = []
         self.now = 0.0
+        self.run_delay_s = 0.0  # of the processes' loops
+        patch.setattr(run_delay, "loop_wait_s", lambda _: self.run_delay_s)
         patch.setattr(TokenizerClient, "_start", lambda _: self._start())
         self.prompts = TokenizerClient(context, f"ipc://{path}/p", {}, **options)
         self.socket = context.socket(zmq.PAIR)

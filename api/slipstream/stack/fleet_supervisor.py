@@ -33,7 +33,6 @@ from pathlib import Path
 import msgspec
 
 from slipstream.stack.children.line_pipe import LineReader
-from slipstream.stack.children.process_usage import loop_wait_s
 from slipstream.stack.children.restarts import RestartPolicy
 from slipstream.stack.children.roles import CORE
 from slipstream.stack.plan.fleet_plan import FleetPlan, PlannedStack
@@ -56,6 +55,7 @@ from slipstream.stack.supervisor_events import (
     SupervisorBeat,
 )
 from slipstream_ipc.process import BEAT_S, SILENT_S, go_on_after_parent
+from slipstream_ipc.run_delay import RunDelay
 from slipstream_ipc.telemetry.logs import LOG_FORMAT_VARIABLE, LOG_REPLICA_VARIABLE
 
 FIRST_BEAT_S = 60.0  # a supervisor imports for less than a second, on a busy machine for more
@@ -149,7 +149,7 @@ class FleetSupervisor:
                 continue
             if was_stopped:
                 stack.silent_until = max(stack.silent_until, now + stack.timeout_s)
-            elif now >= stack.silent_until + stack.lacked_s():
+            elif now >= stack.silent_until + stack.run_delay.lacked_s():
                 stack.silent_until = None
                 stack.error = f"hung: no heartbeat for {stack.timeout_s:g} s"
                 self._kill(stack)
@@ -349,7 +349,7 @@ class _SupervisedStack:
         self.ready_at: float | None = None
         self.timeout_s = 0.0  # of the next beat
         self.silent_until: float | None = None  # when it counts as hung; None: it does not run
-        self._waited_s = 0.0  # its run delay at the last `expect_beat`
+        self.run_delay = RunDelay()  # its supervisor's since the last `expect_beat`
         self.due_at: float | None = None  # when it is started again
         self.error = ""  # as it reported
         self.detail = ""  # of its core
@@ -360,13 +360,8 @@ class _SupervisedStack:
         """Allow it `hang_timeout_s` for its next beat, and no less than `at_least_s`."""
         self.timeout_s = max(self.plan.config.hang_timeout_s, at_least_s)
         self.silent_until = now + self.timeout_s
-        self._waited_s = 0.0 if self.process is None else loop_wait_s(self.process.pid)
-
-    def lacked_s(self) -> float:
-        """How long its supervisor has lacked a CPU since `expect_beat`, in seconds."""
-        if self.process is None:
-            return 0.0
-        return max(0.0, loop_wait_s(self.process.pid) - self._waited_s)
+        if self.process is not None:
+            self.run_delay.begin(self.process.pid)
 
     @property
     def is_wanted(self) -> bool:

@@ -6,7 +6,8 @@
   may be rendered at once (`long_prompts`), the long one is refused only if no such short one was.
 - A child that sends no beats for `hang_timeout_s` is killed. A restarted one that is loading may be
   silent for half of `wait_s`, which leaves its successor the other half, and may take LOAD_S. The
-  first child may take as long as its tokenizer needs.
+  first child may take as long as its tokenizer needs. Time in which the child's loop was ready to
+  run and had no CPU does not count (`run_delay`).
 - A long prompt that takes too long is refused, and its child killed, as the thread that renders it
   cannot be ended otherwise; no other prompt is charged. The time is counted in beats that the child
   notes meanwhile, so the time of a stopped process or machine does not count.
@@ -42,6 +43,7 @@ from slipstream_ipc.messages import (
 )
 from slipstream_ipc.own_process import StartedProcess
 from slipstream_ipc.process import BEAT_S, SILENT_S
+from slipstream_ipc.run_delay import RunDelay
 from slipstream_ipc.transport.poller import EVENTS, POLLIN, Poller
 from slipstream_worker.tokenizer.child import start_tokenizer_process
 from slipstream_worker.tokenizer.fair_order import TenantOrder
@@ -142,7 +144,9 @@ class TokenizerClient:
         self._is_ready = False
         self._has_spoken = False  # since the last beat
         self._heard_at: float | None = None  # None: not checked since its start
+        self._silent_delay = RunDelay()  # the child's since `_heard_at`
         self._started_at = 0.0
+        self._load_delay = RunDelay()  # the child's since `_started_at`
         self._ready_at: float | None = None
         self._lost_at: float | None = None  # since when no child is ready, after one was
         self._start_at = 0.0  # when to start a child, if there is none
@@ -233,10 +237,13 @@ class TokenizerClient:
             )
         elif self._heard_at is None:
             self._heard_at = self._started_at = now
+            self._silent_delay.begin(self._child.pid)
+            self._load_delay.begin(self._child.pid)
         else:
             self._is_drained = False
             if self._has_spoken or self._has_input():  # unread messages are signs of life, too
                 self._heard_at = now
+                self._silent_delay.begin(self._child.pid)
             if why := self._why_hung(now):
                 logger.error("the tokenizer process hangs: %s", why)
                 self._kill()
@@ -306,9 +313,11 @@ class TokenizerClient:
             return ""
         assert self._heard_at is not None
         most_s = self._hang_timeout_s if self._is_ready else self._wait_s / 2
-        if now >= self._heard_at + most_s:
+        if now >= self._heard_at + most_s + self._silent_delay.lacked_s():
             return f"no sign of life for {most_s:g} s"
-        if not self._is_ready and now >= self._started_at + LOAD_S:
+        if self._is_ready:
+            return ""
+        if now >= self._started_at + LOAD_S + self._load_delay.lacked_s():
             return f"it is not ready after {LOAD_S:g} s"
         return ""
 

@@ -20,6 +20,7 @@ from slipstream.stack.fleet_supervisor import FleetSupervisor
 from slipstream.stack.plan.fleet_plan import FleetPlan, plan_fleet
 from slipstream.stack.settings import settings_from
 from slipstream.stack.supervisor_events import StackEvent, StackFailed
+from slipstream_ipc import run_delay
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_silence_counts_only_while_both_supervisors_could_turn(
 ) -> None:
     """A whole machine that was stopped is no replica that hangs, nor is one that has no CPU."""
     waited_s = 0.0
-    monkeypatch.setattr(fleet_supervisor, "loop_wait_s", lambda _: waited_s)
+    monkeypatch.setattr(run_delay, "loop_wait_s", lambda _: waited_s)
     fleet = FleetSupervisor(plan, lambda _: None)
     silent, heard, *_ = fleet._stacks
     fleet._check_beats(100.0)

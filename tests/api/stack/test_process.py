@@ -18,10 +18,11 @@ from slipstream.stack.children.process import Child, ChildExit, ChildSpec
 from slipstream.stack.children.process_usage import (
     ProcessUsage,
     cpu_wait_s,
-    loop_wait_s,
     num_oom_kills,
     usage_of,
 )
+from slipstream_ipc import run_delay
+from slipstream_ipc.run_delay import loop_wait_s
 
 BEATS = """
 import os, signal
@@ -131,7 +132,7 @@ def test_a_child_that_lacks_a_cpu_has_as_much_longer_for_its_beat(
     child = Child(ChildSpec("core", (sys.executable, "-c", BEATS), msgspec.Raw(b"{}")))
     try:
         waited = 7.0
-        monkeypatch.setattr(process, "loop_wait_s", lambda _: waited)
+        monkeypatch.setattr(run_delay, "loop_wait_s", lambda _: waited)
         child.last_beat_at = 100.0
         assert child.hangs_at(3.0) == 103.0
         child.measure_cpu(101.5)

@@ -134,6 +134,39 @@ def test_the_first_may_load_for_as_long_as_it_takes_and_a_successor_while_it_bea
     assert len(played.children) == 3
 
 
+def test_a_child_that_lacks_a_cpu_has_as_much_longer_for_its_beat(played: Played) -> None:
+    played.say(READY)
+    played.pass_time(1)
+    played.beat()
+    played.pass_time(0.25)  # heard now
+    played.pass_time(HANG_TIMEOUT_S / 2)
+    played.run_delay_s += 7.0
+    played.pass_time(HANG_TIMEOUT_S / 2 + 6.75)
+    assert len(played.children) == 1
+    played.beat()  # what it lacked before a beat is no credit
+    played.pass_time(0.25 + HANG_TIMEOUT_S - 0.25)
+    assert len(played.children) == 1
+    played.pass_time(0.5)
+    assert len(played.children) == 2
+
+
+def test_a_successor_that_lacks_a_cpu_has_as_much_longer_to_load(played: Played) -> None:
+    played.say(READY)
+    played.pass_time(STEADY_S + 1)
+    played.children[-1].kill()
+    played.pass_time(0.5)
+    assert len(played.children) == 2
+    played.run_delay_s += 50.0
+    for _ in range(int(LOAD_S + 49.0)):
+        played.beat()
+        played.pass_time(1.0)
+    assert len(played.children) == 2
+    for _ in range(2):
+        played.beat()
+        played.pass_time(1.0)
+    assert len(played.children) == 3
+
+
 def test_prompts_outwait_a_successor_that_hangs_while_it_loads(played: Played) -> None:
     played.say(READY)
     played.pass_time(STEADY_S + 1)

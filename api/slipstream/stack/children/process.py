@@ -39,7 +39,6 @@ from slipstream.stack.children.parent_death import die_with
 from slipstream.stack.children.process_usage import (
     cpu_wait_s,
     is_stopped,
-    loop_wait_s,
     num_oom_kills,
     num_oom_kills_lately,
     usage_of,
@@ -61,6 +60,7 @@ from slipstream_ipc.process import (
     Reload,
     installed_version,
 )
+from slipstream_ipc.run_delay import RunDelay
 from slipstream_ipc.telemetry.statistics import CoreNumbers, Numbers
 
 _STANDARD_ERROR = 2
@@ -141,7 +141,7 @@ class Child:
         self._is_kill_own_fault = False  # whether it caused the reason it was killed for
         # at `measure_cpu`: time, CPU time, and time spent waiting for a CPU
         self._cpu_start: tuple[float, float, float] | None = None
-        self._loop_wait_s = 0.0  # at that moment
+        self._run_delay = RunDelay()  # since that moment
         self._num_oom_kills = num_oom_kills()  # at its last heartbeat
         started = None
         if fork_server is not None and spec.forks is not None:
@@ -263,17 +263,14 @@ class Child:
         """Start measuring the CPU time of a silent child, for `is_busy` and `hangs_at`."""
         use = usage_of(self.pid, with_children=False)
         self._cpu_start = now, 0.0 if use is None else use.cpu_s, cpu_wait_s(self.pid)
-        self._loop_wait_s = loop_wait_s(self.pid)
+        self._run_delay.begin(self.pid)
 
     def hangs_at(self, timeout_s: float) -> float:
         """When a silent child counts as hung: `timeout_s` behind its last heartbeat, and as much
         later as its loop has lacked a CPU since `measure_cpu`.
         """
         assert self.last_beat_at is not None
-        lacked_s = 0.0
-        if self._cpu_start is not None:
-            lacked_s = max(0.0, loop_wait_s(self.pid) - self._loop_wait_s)
-        return self.last_beat_at + timeout_s + lacked_s
+        return self.last_beat_at + timeout_s + self._run_delay.lacked_s()
 
     def is_busy(self, now: float) -> bool:
         """Whether it has used the CPU time that it could have since `measure_cpu`, and is not

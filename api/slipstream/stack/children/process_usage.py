@@ -49,16 +49,6 @@ def usage_of(pid: int, *, with_children: bool = True) -> ProcessUsage | None:
     return ProcessUsage(ticks / _TICKS_PER_S, rss_bytes)
 
 
-def loop_wait_s(pid: int) -> float:
-    """How long the first thread of a process, which runs its loop, has been ready to run while
-    others had the CPUs, in seconds; 0 where the kernel does not tell, or the process is gone.
-    """
-    try:
-        return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def cpu_wait_s(pid: int) -> float:
     """How long the threads of a process have been ready to run while others had the CPUs, in
     seconds; 0 where the kernel does not tell.
