@@ -1,0 +1,105 @@
+"""How each coding agent is installed, pointed at a server, asked, and asked again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+MODEL = "played"
+QUESTION = "Which fruits does {agent} see in the two files?"
+AGAIN = "And once more?"
+FILES = {"one.txt": "apples-inside", "two.txt": "pears-inside"}
+ANSWER = "Apples and pears."
+ANSWER_AGAIN = "Apples again."
+# Nothing but the server is asked for anything.
+OFFLINE = {
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+}
+
+
+@dataclass(frozen=True)
+class Agent:
+    """package: of npm. program: in node_modules. ask, go_on: its arguments for a first question and
+    for one that continues the session. files: by path in its home, or in its folder of work if the
+    path begins with `work/`. `{server}` is the server's address in these and in the environment,
+    `{agent}` the agent's name in arguments.
+    tool: reads a file. arguments: of its call. ignored: what the server names of its requests.
+    """
+
+    package: str
+    program: str
+    ask: tuple[str, ...]
+    go_on: tuple[str, ...]
+    tool: str
+    arguments: Callable[[str], dict[str, Any]]
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+
+
+def _command(file: str) -> dict[str, Any]:
+    return {"command": f"cat {file}"}
+
+
+CODEX = Agent(
+    package="@openai/codex",
+    program=".bin/codex",
+    ask=("exec", "--skip-git-repo-check", QUESTION),
+    go_on=("exec", "resume", "--last", "--skip-git-repo-check", AGAIN),
+    tool="exec_command",
+    arguments=lambda file: {"cmd": f"cat {file}"},
+    files={
+        ".codex/config.toml": f"""\
+model = "{MODEL}"
+model_provider = "slipstream"
+approval_policy = "never"
+sandbox_mode = "danger-full-access"
+check_for_update_on_startup = false
+
+[model_providers.slipstream]
+name = "Slipstream"
+base_url = "{{server}}/v1"
+wire_api = "responses"
+
+[analytics]
+enabled = false
+"""
+    },
+    ignored=frozenset({"tools.web_search"}),
+)
+PI = Agent(
+    package="@mariozechner/pi-coding-agent",
+    program=".bin/pi",
+    ask=("-p", "--provider", "slipstream", "--model", MODEL, QUESTION),
+    go_on=("-p", "--continue", "--provider", "slipstream", "--model", MODEL, AGAIN),
+    tool="bash",
+    arguments=_command,
+    environment={"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"},
+    files={
+        ".pi/agent/models.json": json.dumps(
+            {
+                "providers": {
+                    "slipstream": {
+                        "baseUrl": "{server}/v1",
+                        "api": "openai-completions",
+                        "apiKey": "none",
+                        "models": [
+                            {
+                                "id": MODEL,
+                                "reasoning": True,
+                                "contextWindow": 200_000,
+                                "maxTokens": 4096,
+                            }
+                        ],
+                    }
+                }
+            },
+            indent=2,
+        )
+    },
+)
+AGENTS = {"codex": CODEX, "pi": PI}
