@@ -401,12 +401,15 @@ def test_an_id_of_an_earlier_version_is_refused_and_says_so(stack):
 
 
 def wait_until_another_answers(stack: Stack, before: int) -> None:
+    """Until it takes requests, which it does once it knows the model: while the core is stopped,
+    /ready is 503 as soon as the core counts as silent.
+    """
     patience = Patience()
     while True:
         patience.wait("no front came")
         try:
-            ready = f"{stack.http_address}/ready"
-            with urllib.request.urlopen(ready, timeout=PATIENCE_S) as answer:
+            models = f"{stack.http_address}/v1/models"
+            with urllib.request.urlopen(models, timeout=PATIENCE_S) as answer:
                 if answer.status == 200 and stack.pids.get("http") != before:
                     return
         except OSError:
