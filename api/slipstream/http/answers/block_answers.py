@@ -3,7 +3,8 @@
 - A delta is one write: all events that it gives, each with its `id:` line if the client may resume.
   What continues the open block is written from constant parts, and where events have no ids by the
   broadcast itself.
-- Log-probabilities of an answer that is sent as one response are written in time slices.
+- Log-probabilities of an answer that is sent as one response are written in time slices, as are the
+  events that end a streamed answer with log-probabilities: several of them have all of these.
 - A streamed answer begins once its request is accepted, with the events that precede its text: a
   client knows its id while it waits for a place.
 - A resumed answer is read from its beginning and printed from the client's number on
@@ -117,11 +118,26 @@ class StreamedBlocks:
         found += self._begin()
         end = self._state.end
         assert end is not None
-        found += self._writer.finish(end, self._live.usage())
+        if self._logged is None:
+            found += self._writer.finish(end, self._live.usage())
         if not self._exchange.has_begun:  # the client has all of it
             self._live.begin_stream()
         self._send(found)
-        self._exchange.finish()
+        if self._logged is None:
+            self._exchange.finish()
+        else:
+            parts = self._finish(end)
+            self._live.context.slices.add(partial(_go_on, self._live, parts), self._live.tenant)
+
+    def _finish(self, end: End) -> Parts[None]:
+        """Write the events that end the answer, one in each part."""
+        try:
+            for event in self._writer.finish_in_parts(end, self._live.usage()):
+                self._send((event,))
+                yield
+            self._exchange.finish()
+        except Exception:
+            self._live.handle_exception()
 
     def _take(self, deltas: Sequence[Delta]) -> list[NumberedEvent]:
         """What is to be written of consecutive deltas."""
@@ -231,12 +247,9 @@ class UnaryBlocks:
             return
         parts = self._write(state)
         if live.plan.has_logprobs:
-            live.context.slices.add(partial(self._go_on, parts), live.tenant)
+            live.context.slices.add(partial(_go_on, live, parts), live.tenant)
         else:
             run_all(parts)
-
-    def _go_on(self, parts: Parts[None]) -> bool:
-        return self._live.exchange.is_open and next(parts, self) is not self
 
     def _write(self, state: StreamState) -> Parts[None]:
         live = self._live
@@ -262,6 +275,10 @@ class UnaryBlocks:
         yield from logged.take_in_parts(whole)
         reader.close(is_complete=end.reason == "stop")
         return reader.blocks
+
+
+def _go_on(live: LiveAnswer, parts: Parts[None]) -> bool:
+    return live.exchange.is_open and next(parts, live) is not live
 
 
 def _logged(

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -73,13 +73,15 @@ class BlockPrinter(Protocol):
     def text_frame(self, block: Block) -> TextFrame:
         """The constant parts of the events that contain the text of a block."""
 
-    def end_block(self, block: Block, number: int) -> Sequence[bytes]:
-        """The events with which a block ends."""
+    def end_block(self, block: Block, number: int) -> Iterable[bytes]:
+        """The events with which a block ends, each encoded when it is asked for: with
+        log-probabilities they are large.
+        """
 
     def finish(
         self, blocks: Sequence[Block], end: End, usage: Usage, number: int
-    ) -> Sequence[bytes]:
-        """The events after all blocks."""
+    ) -> Iterable[bytes]:
+        """The events after all blocks, each encoded when it is asked for."""
 
     def fail(self, blocks: Sequence[Block], error: ApiError, number: int) -> bytes:
         """The last event of an answer that fails. blocks: those so far."""
@@ -140,11 +142,11 @@ class BlockWriter:
     def begin(self, usage: Usage) -> list[NumberedEvent]:
         """The answer begins. usage: with the tokens of the prompt alone."""
         self.has_begun = True
-        return self._numbered(self._printer.begin(usage, self.number + 1))
+        return list(self._numbered(self._printer.begin(usage, self.number + 1)))
 
     def write(self, events: Iterable[AnswerEvent]) -> list[NumberedEvent]:
         """The events that follow those before."""
-        return self._print(self._reader.read(joined_events(events)))
+        return list(self._print(self._reader.read(joined_events(events))))
 
     def grow(self, text: str) -> int:
         """The open block grows by `text`, while nothing is left out; the number of its event, which
@@ -157,16 +159,19 @@ class BlockWriter:
 
     def finish(self, end: End, usage: Usage) -> list[NumberedEvent]:
         """The answer has ended, without a failure."""
-        found = self._print(self._reader.close(is_complete=end.reason == "stop"))
-        last = self._printer.finish(self._reader.blocks, end, usage, self.number + 1)
-        return found + self._numbered(last)
+        return list(self.finish_in_parts(end, usage))
+
+    def finish_in_parts(self, end: End, usage: Usage) -> Iterator[NumberedEvent]:
+        """`finish`, each event encoded when it is asked for."""
+        yield from self._print(self._reader.close(is_complete=end.reason == "stop"))
+        blocks = self._reader.blocks
+        yield from self._numbered(self._printer.finish(blocks, end, usage, self.number + 1))
 
     def fail(self, error: ApiError) -> bytes:
         """The event that ends a failed answer."""
         return self._printer.fail(self._reader.blocks, error, self.number + 1)
 
-    def _print(self, parts: Sequence[BlockPart]) -> list[NumberedEvent]:
-        found: list[NumberedEvent] = []
+    def _print(self, parts: Sequence[BlockPart]) -> Iterator[NumberedEvent]:
         printer = self._printer
         for part in parts:
             if isinstance(part, BlockText):
@@ -175,17 +180,17 @@ class BlockWriter:
                 if num_new > 0:
                     text = part.text[-num_new:]
                     data = self.frame(part.block).event(self.number, json_part(text))
-                    found.append(NumberedEvent(self.number, data))
-                continue
-            is_begin = isinstance(part, BlockBegins)
-            printed = printer.begin_block if is_begin else printer.end_block
-            found += self._numbered(printed(part.block, self.number + 1))
-        return found
+                    yield NumberedEvent(self.number, data)
+            elif isinstance(part, BlockBegins):
+                yield from self._numbered(printer.begin_block(part.block, self.number + 1))
+            else:
+                yield from self._numbered(printer.end_block(part.block, self.number + 1))
 
-    def _numbered(self, printed: Sequence[bytes]) -> list[NumberedEvent]:
-        found = [NumberedEvent(self.number + 1 + at, data) for at, data in enumerate(printed)]
-        self.number += len(found)
-        return [event for event in found if event.number > self._after]
+    def _numbered(self, printed: Iterable[bytes]) -> Iterator[NumberedEvent]:
+        for data in printed:
+            self.number += 1
+            if self.number > self._after:
+                yield NumberedEvent(self.number, data)
 
 
 def blocks_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from http import HTTPStatus
 
 from msgspec import UNSET
@@ -94,7 +94,7 @@ class ResponsePrinter:
         between, after = rest.split(_HOLE.encode(), 1)
         return TextFrame(before, after, between)
 
-    def end_block(self, block: Block, number: int) -> Sequence[bytes]:
+    def end_block(self, block: Block, number: int) -> Iterator[bytes]:
         item = self._item(block, _status(block))
         place = item.id, block.index, 0
         done: list[events.StreamEvent]
@@ -111,14 +111,14 @@ class ResponsePrinter:
         if block.kind != BlockKind.CALL:
             done.append(events.ContentPartDone(number + 1, *place, _part(block, block.text)))
         done.append(events.OutputItemDone(number + len(done), block.index, item))
-        return [events.named_event(each) for each in done]
+        return map(events.named_event, done)
 
     def finish(
         self, blocks: Sequence[Block], end: End, usage: Usage, number: int
-    ) -> Sequence[bytes]:
+    ) -> Iterator[bytes]:
         response = self.whole(blocks, end, usage)
         kind = _LAST.get(response.status, events.ResponseIncomplete)
-        return [events.named_event(kind(number, response))]
+        yield events.named_event(kind(number, response))
 
     def fail(self, blocks: Sequence[Block], error: ApiError, number: int) -> bytes:
         given = error.body.error

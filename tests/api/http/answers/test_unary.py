@@ -54,8 +54,9 @@ ASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def asked(kind: str) -> AnswerPlan:
-    if kind == "response":
+    if kind.startswith("response"):
         given = {"input": "x", "top_logprobs": K, "max_output_tokens": 2 * NUM, "store": False}
+        given["stream"] = "streamed" in kind
         return new_response(read_response_request(json.dumps(given).encode()), CARD)[0]
     which, body = ASKS[kind]
     content = json.dumps(body).encode()
@@ -179,6 +180,31 @@ def test_a_response_is_the_same_however_it_is_divided(monkeypatch):
     assert many >= NUM > few
     [item] = json.loads(whole)["output"]
     assert len(item["content"][0]["logprobs"]) == NUM
+
+
+def test_the_events_that_end_a_streamed_response_are_written_one_in_a_turn(monkeypatch):
+    """Three of them have all log-probabilities; they were written at once."""
+
+    async def ended(asked: Asked) -> tuple[list[str], int]:
+        asked.say(0)
+        assert asked.exchange.is_open
+        assert b"done" not in b"".join(asked.wire.writes)
+        most, patience = 0, Patience()
+        while asked.exchange.is_open:
+            patience.check()
+            before = b"".join(asked.wire.writes).count(b'"logprobs":[{')
+            await asyncio.sleep(0)
+            most = max(most, b"".join(asked.wire.writes).count(b'"logprobs":[{') - before)
+        said = b"".join(asked.wire.writes)
+        return [line.split()[1].decode() for line in said.splitlines() if b"event: " in line], most
+
+    monkeypatch.setattr(time_slice, "SLICE_S", 1000.0)
+    names, at_once = run(ended, "response, streamed")
+    monkeypatch.setattr(time_slice, "SLICE_S", 0.0)
+    same, in_turns = run(ended, "response, streamed")
+    assert names == same
+    assert [name.rpartition(".")[2] for name in names[-4:]] == [*3 * ["done"], "completed"]
+    assert (at_once, in_turns) == (3, 1)
 
 
 def test_choices_are_written_while_other_prompts_run(monkeypatch):
