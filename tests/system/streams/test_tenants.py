@@ -9,8 +9,10 @@ from msgspec import structs
 from tests.helpers.ports import free_port
 
 from slipstream.cli.keys import add_client, add_front, make_folder
+from slipstream_core.scheduler.waiting_queue import WaitingQueue
 from slipstream_ipc.messages import Cancel, Locate, Submit, Tokenize
 from slipstream_ipc.transport.curve import Access, load_client_keys
+from slipstream_ipc.validation.sampling_params import MAX_PRIORITY
 
 
 @pytest.mark.parametrize("dies", ["nobody", "worker", "core", "both"])
@@ -207,3 +209,46 @@ def test_a_client_that_lives_and_acknowledges_nothing_is_dismissed(make_stack) -
     stack.until(lambda: later.is_over)
     assert later.end.reason == "length"
     stack.until(lambda: not any(stack.worker.streams.get(it.stream_id) for it in streams))
+
+
+NUM_TURNS = 12  # requests of either key
+PRIORITIES = {
+    "none": [0] * NUM_TURNS,
+    "first of all": [-MAX_PRIORITY] * NUM_TURNS,
+    "each before the last": [-number for number in range(NUM_TURNS)],
+    "both ends": [(-MAX_PRIORITY, MAX_PRIORITY)[number % 2] for number in range(NUM_TURNS)],
+}
+
+
+@pytest.mark.parametrize("priorities", PRIORITIES.values(), ids=PRIORITIES)
+def test_whatever_a_keys_priorities_another_waits_for_twice_its_own_turns(
+    make_stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, priorities: list[int]
+) -> None:
+    """With priorities that counted among all, every one of k2's ran before k1's first."""
+    make_folder(tmp_path / "keys")
+    _, secret = add_client(tmp_path / "keys", "other")
+    k1, k2 = load_client_keys(tmp_path / "keys"), load_client_keys(secret)
+    address = f"tcp://127.0.0.1:{free_port()}"
+    stack = make_stack(listen=address, keys=str(tmp_path / "keys"), max_num_seqs=1)
+    ahead = stack.client().submit("it has the only place", max_tokens=400)
+    stack.until(lambda: stack.core.scheduler.num_running == 1)
+    first, second = (stack.client(address, Access(key)) for key in (k1, k2))
+    mine = [first.submit("the same length", max_tokens=2) for _ in range(NUM_TURNS)]
+    others = []
+    for priority in priorities:
+        others.append(second.submit("the same length", max_tokens=2))
+        second._waiting[-1] = structs.replace(second._waiting[-1], priority=priority)
+    stack.until(lambda: stack.core.scheduler.num_waiting == 2 * NUM_TURNS)
+    assert not ahead.is_over
+    served: list[bytes] = []  # whose requests began, in turn
+    begin = WaitingQueue.begin
+    monkeypatch.setattr(
+        WaitingQueue,
+        "begin",
+        lambda queue, row: served.append(queue._requests.tenants[row]) or begin(queue, row),
+    )
+    stack.until(lambda: all(it.is_over for it in [ahead, *mine, *others]))
+    assert served.count(k2.pair.public) == NUM_TURNS
+    turns = [turn for turn, tenant in enumerate(served, 1) if tenant == k1.pair.public]
+    assert len(turns) == NUM_TURNS
+    assert all(turn <= 2 * alone for alone, turn in enumerate(turns, 1))
