@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream.errors import BadRequestError
+from slipstream.request import prompts
 from slipstream.request import requests as module
 from slipstream.request.parallel_sampling import can_join, joined, params_of_answers
 from slipstream.request.requests import checked_params, new_submit, new_submits
 from slipstream_ipc.columns import pack_u32
-from slipstream_ipc.messages import ChatMessage, ModelCard, SamplingParams, Submit
+from slipstream_ipc.errors import BadRequest
+from slipstream_ipc.messages import (
+    ChatMessage,
+    ChatToolCall,
+    FunctionCall,
+    ModelCard,
+    SamplingParams,
+    Submit,
+)
 from slipstream_ipc.messages.budgets import MAX_MESSAGE_BYTES
 from slipstream_ipc.transport.codec import decode_params
 from slipstream_worker.streams.registration import Submission
@@ -252,3 +264,28 @@ def test_a_prompt_is_measured_once_for_all_its_answers(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", all_of_them - 1)  # what would not fit
     with pytest.raises(BadRequestError, match=r"a request of \d+ bytes"):
         new_submits("a prompt", answers, stream_ids=ids, label="l", priority=3)
+
+
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=3)
+CALLS = st.builds(ChatToolCall, st.builds(FunctionCall, TEXTS, TEXTS), TEXTS)
+MESSAGES = st.builds(
+    ChatMessage,
+    st.one_of(st.sampled_from(["user", "assistant"]), TEXTS),
+    st.one_of(TEXTS, st.just(5)),
+    st.none() | TEXTS,
+    st.none() | st.tuples(CALLS),
+    st.none() | TEXTS,
+    st.none() | TEXTS,
+)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=4))
+def test_messages_are_checked_at_once_as_they_are_one_by_one(messages: list[ChatMessage]) -> None:
+    def outcome(check: Callable[[], object]) -> object:
+        try:
+            return check()
+        except BadRequest as error:
+            return error.field, str(error)
+
+    one_by_one = outcome(lambda: tuple(map(prompts._message, range(len(messages)), messages)))
+    assert outcome(lambda: prompts.checked_prompt(messages)[2]) == one_by_one
