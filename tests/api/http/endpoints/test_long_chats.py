@@ -39,7 +39,7 @@ def num_calls(num: int) -> int:
 
 
 def test_a_message_costs_few_calls() -> None:
-    """16,000 messages took 0.43 s of a busy front at once: 17 calls for each."""
+    """16,000 messages took 0.43 s of a busy front at once, and 17 calls for each."""
     begin(1, "x")  # what is looked up once
     few, many = num_calls(100), num_calls(1100)
     assert 0 < many - few <= 1000 * MOST_CALLS
