@@ -19,6 +19,7 @@ _NAMES = frozenset(
     {
         *("type", "role", "name", "model", "status", "tool_choice", "effort", "summary", "mode"),
         *("namespace", "required", "enum", "include", "reasoning_effort", "format"),
+        *("keep", "display"),
     }
 )
 _IDS = frozenset({"id", "call_id", "tool_call_id", "tool_use_id", "prompt_cache_key"})

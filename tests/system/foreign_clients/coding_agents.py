@@ -102,4 +102,20 @@ PI = Agent(
         )
     },
 )
-AGENTS = {"codex": CODEX, "pi": PI}
+# Its wrapper `claude` is put in place by a script at installation; the program lies in the platform's
+# package.
+CLAUDE_CODE = Agent(
+    package="@anthropic-ai/claude-code",
+    program="@anthropic-ai/claude-code-linux-x64/claude",
+    ask=("-p", "--allowedTools", "Bash", "--", QUESTION),
+    go_on=("-p", "--continue", "--", AGAIN),
+    tool="Bash",
+    arguments=_command,
+    environment={
+        "ANTHROPIC_BASE_URL": "{server}",
+        "ANTHROPIC_AUTH_TOKEN": "none",
+        "ANTHROPIC_MODEL": MODEL,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    },
+)
+AGENTS = {"codex": CODEX, "pi": PI, "claude-code": CLAUDE_CODE}
