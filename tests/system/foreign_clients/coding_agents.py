@@ -102,8 +102,7 @@ PI = Agent(
         )
     },
 )
-# Its wrapper `claude` is put in place by a script at installation; the program lies in the platform's
-# package.
+# `claude` is put in place by a script at installation; the program lies in the platform's package.
 CLAUDE_CODE = Agent(
     package="@anthropic-ai/claude-code",
     program="@anthropic-ai/claude-code-linux-x64/claude",
