@@ -48,8 +48,7 @@ def test_an_agents_requests_are_read_whole(agent: str) -> None:
         answered = [str(turn.tool_call_id) for turn in last.messages if turn.role == "tool"]
         pairs.append((called, answered))
     assert {each for each in str(ignored).split(", ") if each} == AGENTS[agent].ignored
-    # results come in the order in which the tools ended
-    assert all(sorted(called) == sorted(answered) for called, answered in pairs)
+    assert all(called == answered for called, answered in pairs)
     assert max(len(called) for called, _ in pairs) == len(FILES)
     texts = "".join([turn.content for turn in last.messages])
     assert all(each in texts for each in (AGAIN, ANSWER, *FILES.values()))

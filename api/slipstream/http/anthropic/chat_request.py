@@ -1,6 +1,8 @@
 """Turns a body of the Messages API into that of a chat, which everything else is made of.
 
 - Each `tool_result` becomes a turn of its own. One with `is_error` begins with "Error: ".
+  Those that follow one another are in the order of their calls: clients send them as their tools
+  end, and many templates show no ids.
 - A last turn of the assistant is continued, not repeated; it cannot have a call.
 - Search results and documents of text are text, with title and source before it.
 - Images, other documents, and tools that run on Anthropic's servers are refused.
@@ -8,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, assert_never
 
 from msgspec import ValidationError, convert, to_builtins
@@ -86,7 +89,7 @@ def chat_request(body: PromptFields) -> ChatRequest:
         }
     return ChatRequest(
         model=body.model,
-        messages=tuple(_messages(body)),
+        messages=tuple(_results_in_order(_messages(body))),
         tools=None if body.tools is None else tuple(_tools(body.tools)),
         tool_choice=None if choice is None else _tool_choice(choice),
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
@@ -109,6 +112,18 @@ def _messages(body: PromptFields) -> Iterator[Message]:
         yield Message(role=_SYSTEM, content=tuple(texts))
     for index, turn in enumerate(body.messages):
         yield from _turn(turn, f"messages[{index}].content")
+
+
+def _results_in_order(messages: Iterable[Message]) -> Iterator[Message]:
+    places: dict[str | None, int] = {}
+    for role, run in groupby(messages, key=lambda each: each.role):
+        turns = list(run)
+        if role == _TOOL:
+            turns.sort(key=lambda each: places.get(each.tool_call_id, len(places)))
+        elif role == _ASSISTANT:
+            calls = [call for each in turns for call in each.tool_calls or ()]
+            places = {call.id: at for at, call in enumerate(calls)}
+        yield from turns
 
 
 def _turn(turn: Turn, field: str) -> Iterator[Message]:

@@ -97,6 +97,18 @@ def test_a_tool_loop() -> None:
     ]
 
 
+@given(st.permutations(range(4)), st.integers(0, 4))
+def test_results_are_in_the_order_of_their_calls(order: list[int], num_known: int) -> None:
+    """Results of calls that are not there stay behind them, as they came."""
+    calls = [{"type": "tool_use", "id": f"c{at}", "name": "f", "input": {}} for at in range(4)]
+    results = [{"type": "tool_result", "tool_use_id": f"c{at}", "content": str(at)} for at in order]
+    asked = {"role": "assistant", "content": [{"type": "text", "text": "t"}, *calls[:num_known]]}
+    turns = turns_of(asked, {"role": "user", "content": results})
+    unknown = [at for at in order if at >= num_known]
+    expected = [*range(num_known), *unknown]
+    assert [(turn[1], turn[4]) for turn in turns[1:]] == [(str(at), f"c{at}") for at in expected]
+
+
 def test_a_last_turn_of_the_assistant_is_continued() -> None:
     chat = chat_of(messages=[*BODY["messages"], {"role": "assistant", "content": "It is"}])
     assert (chat.continue_final_message, chat.add_generation_prompt) == (True, False)
