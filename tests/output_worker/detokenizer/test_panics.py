@@ -69,7 +69,7 @@ def test_it_has_no_table(panicky, monkeypatch):
     ("tokenizer_json", "why"),
     [
         (None, "tokenizer.json"),
-        ("", "JSONDecodeError"),
+        ("", "tokenizer.json is empty"),
         ('{"version": "1.0", "model": {"type": "Nope"}}', "KeyError: 'added_tokens'"),
     ],
 )

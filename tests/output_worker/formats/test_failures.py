@@ -227,16 +227,19 @@ def test_what_is_decided_is_given_at_once() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        ('{"id": "\\ud800", "name": "f", "arguments": {}}', call(0, "f", "{}")),
+        (
+            '{"id": "\\ud800", "name": "f", "arguments": {}}',
+            call(0, "f", "{}", "\N{REPLACEMENT CHARACTER}"),
+        ),
         ('{"\\ud800": 1, "name": "f", "arguments": {}}', call(0, "f", "{}")),
         (
             '{"name": "f", "arguments": "{\\"a\\": \\"\\ud800x\\"}"}',
-            call(0, "f", '{"a": "\\ud800x"}'),
+            call(0, "f", '{"a": "\N{REPLACEMENT CHARACTER}x"}'),
         ),
-        ('{"name": "f", "arguments": {"a": "\\ud800"}}', call(0, "f", '{"a": "\\ud800"}')),
+        ('{"name": "f", "arguments": {"a": "\\ud800"}}', call(0, "f", '{"a": "\\ufffd"}')),
         (
             '{"name": "f\\udfff", "arguments": {}}',
-            [content('<tool_call>{"name": "f\\udfff", "arguments": {}}</tool_call>')],
+            call(0, "f\N{REPLACEMENT CHARACTER}", "{}"),
         ),
         ('{"name": "f\\ud83d\\ude00", "arguments": {}}', call(0, "f😀", "{}")),
     ],
