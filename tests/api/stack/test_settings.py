@@ -173,7 +173,7 @@ def test_every_option_reaches_a_process(tmp_path):
     of_the_front = {"http_port", "http_workers", "host", "api_key", "allowed_origins"}
     of_the_front |= {"allowed_hosts", "uds", "ssl_certfile", "ssl_keyfile", "access_log"}
     of_the_front |= {"forwarded_allow_ips", "api_key_file", "strict_fields", "openai_strict_finish"}
-    of_the_front.add("priority_key_file")
+    of_the_front |= {"priority_key_file", "metrics_prefix"}
     elsewhere = {"model", "tokenizer", *of_the_front, *OF_THE_SUPERVISOR}
     elsewhere |= {"revision", "download_dir"}  # in names of models, and the environment
     elsewhere.add("log_format")  # in the environment of all processes
@@ -252,6 +252,7 @@ def test_a_front_is_there_where_it_has_a_port(tmp_path, monkeypatch):
     default = front(tmp_path, http_port=0)
     assert default == FrontConfig(f"ipc://{tmp_path}/client.sock", DEMO, MODEL_NAME, port=0)
     assert front(tmp_path, http_port=0, served_model_name="mine").model_name == "mine"
+    assert front(tmp_path, http_port=0, metrics_prefix="vllm").metrics_prefix == "vllm"
     trace = str(tmp_path / "t.json")
     given = front(tmp_path, http_port=81, host="::1", api_key=["one", "two"], trace=trace)
     assert (given.port, given.host, given.api_keys) == (81, "::1", ("one", "two"))

@@ -10,7 +10,6 @@ import msgspec
 from slipstream.errors import wrong_option
 from slipstream.stack.settings import StackSettings
 from slipstream_ipc.messages import SamplingDefaults
-from slipstream_ipc.validation.chat_template import RESERVED
 
 _MAX_TEMPLATE_BYTES = 2**20
 _NO_FOLDERS = ("auto", "vllm")
@@ -30,8 +29,12 @@ def worker_model_options(settings: StackSettings) -> dict[str, Any]:
     """What the output workers are told. Raises: BadRequestError."""
     name = "default_chat_template_kwargs"
     kwargs = _json_object(name, settings.default_chat_template_kwargs)
-    if reserved := sorted(RESERVED.intersection(kwargs)):
-        raise wrong_option(name, reserved[0], "variables that are not the renderer's own")
+    if kwargs:
+        # with numpy, which a supervisor does without
+        from slipstream_ipc.validation.chat_template import RESERVED
+
+        if reserved := sorted(RESERVED.intersection(kwargs)):
+            raise wrong_option(name, reserved[0], "variables that are not the renderer's own")
     return {"chat_template": _chat_template(settings.chat_template), name: kwargs}
 
 
