@@ -67,8 +67,7 @@ def add_chat(parser: Parser) -> None:
         "second",
         nargs="?",
         metavar="QUESTION",
-        help="answer this and end; alone, a text is the question unless it is a path, has a / or a "
-        ":, or names a model that is served, or that was downloaded",
+        help="answer this and end; alone it is no path or known model, and has no / or :",
     )
     parser.add_argument("-q", "--quick", metavar="QUESTION", help="QUESTION as an option")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")

@@ -38,7 +38,6 @@ def add_keys(parser: Parser) -> None:
         (
             "slipstream keys server-keys",
             "slipstream keys server-keys --client ana",
-            "slipstream keys server-keys --front route",
             "slipstream keys server-keys --rank machine-1",
         ),
     )
@@ -53,8 +52,7 @@ def add_keys(parser: Parser) -> None:
     parser.add_argument(
         "--front",
         metavar="NAME",
-        help="the same for a `slipstream route`, whose API keys are tenants, as they are not of a "
-        "client: it is trusted to say whose requests it passes on",
+        help="the same for a `slipstream route`, which is trusted to say whose requests it passes on",
     )
     parser.add_argument(
         "--rank",

@@ -54,7 +54,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/responses/input_tokens", {"input": 7}, "input"),
     ("/v1/responses", {"input": 7}, "input"),
     ("/v1/responses", {"input": [{"role": "user"}]}, "input[0].content"),
-    ("/v1/responses", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ("/v1/responses", {"tools": [{"type": 7}]}, "tools[0].type"),
     ("/v1/responses", {"conversation": "conv_1"}, "conversation"),
     ("/v1/chat/completions", {"messages": []}, "messages"),
     ("/v1/chat/completions", {"messages": "x"}, "messages"),

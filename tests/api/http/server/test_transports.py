@@ -66,7 +66,7 @@ class SecureRaw(Raw):
 
 
 def test_a_running_front_takes_up_new_keys_and_a_new_certificate(
-    played: FakeWorker, tmp_path: Path
+    worker: FakeWorker, tmp_path: Path
 ) -> None:
     """A connection that is open stays."""
     keys = tmp_path / "keys"
@@ -76,7 +76,7 @@ def test_a_running_front_takes_up_new_keys_and_a_new_certificate(
     keys.touch(0o600)
     keys.write_text("one\n")
     files = {"ssl_certfile": str(old.cert), "ssl_keyfile": str(old.key), "api_key_file": str(keys)}
-    front = Front(played.address, **files)
+    front = Front(worker.address, **files)
 
     def status(certificate: Certificate, key: str) -> int:
         with SecureRaw(front.port, certificate) as raw:

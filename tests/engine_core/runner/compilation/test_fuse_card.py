@@ -77,7 +77,10 @@ LAUNCHES = {
     "Apertus": (68, 10, 8),
     "Helium": (44, 10, 7),
 }
-SERVED = [each for each in ARCHITECTURES if each.refused is None]
+# the layers of a multimodal model's language part are its text type's
+SERVED = [
+    each for each in ARCHITECTURES if each.refused is None and not each.name.endswith(", as text")
+]
 
 
 OPS = ForwardOps()
