@@ -52,7 +52,7 @@ def add_keys(parser: Parser) -> None:
     parser.add_argument(
         "--front",
         metavar="NAME",
-        help="the same for a `slipstream route`, which is trusted to say whose requests it passes on",
+        help="the same for a `slipstream route`, trusted to say whose requests it passes on",
     )
     parser.add_argument(
         "--rank",
