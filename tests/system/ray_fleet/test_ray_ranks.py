@@ -99,6 +99,6 @@ def test_nothing_is_left_of_it(cluster: RayCluster, fleet: str) -> None:
 def test_fewer_nodes_than_machines_wait_for_room(cluster: RayCluster) -> None:
     sizes = ["--tensor-parallel-size", "3", "--nnodes", "3", "--num-cpus", "0.1"]
     with pytest.raises(AssertionError, match="Ray has no room for it yet"):
-        ray_command("up", "--name", "wide", "--insecure", "--within", "3", *sizes)
+        ray_command("up", "--name", "wide", "--insecure", "--within", "10", *sizes)
     assert "wide has ended" in ray_command("down", "--name", "wide", "--now")
     assert groups_and_actors() == (0, 0)
