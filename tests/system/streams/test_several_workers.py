@@ -58,7 +58,7 @@ def test_answers_to_one_prompt_share_a_worker_that_renders_it_once(make_stack) -
     asked: list[int] = []
     for source in stack.sources:
         ask = source.ask
-        source.ask = lambda request, ask=ask: asked.append(1) or ask(request)
+        source.ask = lambda *given, ask=ask: asked.append(1) or ask(*given)
     streams = client.submit_together(PROMPTS[0], 3, max_tokens=20)
     finish(stack, streams)
     assert sorted(nums_of(stack)) == [0, 3]

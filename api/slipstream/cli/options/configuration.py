@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream.cli.options.foreign_options import here, hint_for
+from slipstream.cli.options.option_values import Several, switch
 from slipstream.cli.options.parser import Parser, one_line
-from slipstream.cli.options.stack_options import Several, switch
 from slipstream.errors import BadRequestError, wrong_option
 from slipstream.spelling import did_you_mean
 from slipstream.stack.settings import DIAGNOSIS, HTTP, NETWORK, StackSettings, group_of

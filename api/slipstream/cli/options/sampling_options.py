@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from slipstream.cli.options.stack_options import Several
+from slipstream.cli.options.option_values import Several
 from slipstream.errors import wrong_option
 from slipstream.request.requests import checked_params
 from slipstream_ipc.messages import SamplingParams

@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
+from slipstream.cli.options.option_values import Several, switch
 from slipstream.cli.options.parser import Parser, one_line
+from slipstream.cli.options.vllm_options import translate
 from slipstream.errors import BadRequestError, wrong_option
 from slipstream.stack.settings import (
     GROUPS,
@@ -22,10 +24,6 @@ from slipstream.stack.settings import (
 )
 
 _ALIASES = {"http_port": ("--port", "--http-port")}  # vLLM's name first
-_SWITCHES = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
-}
 
 
 def add_settings(
@@ -71,8 +69,6 @@ def add_settings(
 
 
 def _translated(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    from slipstream.cli.options.vllm_options import translate  # which needs this module
-
     arguments = [each.dest for each in parser._actions if not each.option_strings]
     try:
         return translate(words, parser._option_string_actions, arguments)
@@ -95,26 +91,6 @@ def take_model(arguments: argparse.Namespace, model: str) -> None:
         raise wrong_option("model", model, f"one model; --model has {first!r}")
     arguments.model = arguments.model_given = model
     arguments.option_names["model"] = "MODEL"
-
-
-class Several(argparse.Action):
-    """Collects the values of an option that may be given several times.
-
-    Values on the command line replace those from elsewhere, instead of adding to them.
-    """
-
-    def __call__(
-        self,
-        _parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        value: Any,
-        _option: str | None = None,
-    ) -> None:
-        """Add one value."""
-        marker = f"{self.dest}_so_far"
-        values = [*getattr(namespace, marker, ()), value]
-        setattr(namespace, marker, values)
-        setattr(namespace, self.dest, values)
 
 
 class _ModelOnce(argparse.Action):
@@ -193,8 +169,3 @@ def _details(name: str, default: Any) -> str:
     has_bounds = bounds.startswith(">= 1 and")
     value = f"{default:g}" if isinstance(default, float) else default
     return f"{shown if has_bounds else ''}default: {value}"
-
-
-def switch(text: str) -> bool | str:
-    """The value of an option that is true or false; other text as it is, to be refused later."""
-    return _SWITCHES.get(text.lower(), text)

@@ -14,7 +14,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slipstream.cli.options.stack_options import Several, switch
+from slipstream.cli.options.option_values import Several, switch
 from slipstream.errors import missing_option
 from slipstream.vllm_flags import Flag, Spelling, meaning, spelled
 
