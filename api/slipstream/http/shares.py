@@ -66,6 +66,8 @@ class Shares:
         self._taken[share.tenant] -= num_bytes
         if not self._taken[share.tenant]:
             del self._taken[share.tenant]
+        if waiting := self._waiting.pop(share.tenant, None):
+            self._waiting[share.tenant] = waiting  # it has had its turn: behind the others
         self._give()
 
     def _give(self) -> None:
