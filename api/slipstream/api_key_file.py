@@ -22,7 +22,7 @@ class KeyFiles:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those that there are."""
+        """The paths that are given."""
         return tuple(path for path in (self.api_keys, self.priority_keys) if path is not None)
 
     def read(self, listed: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -61,5 +61,5 @@ def _keys_in(option: str, path: str) -> tuple[str, ...]:
 
 
 def is_key(text: str) -> bool:
-    """Whether this can be a key."""
+    """Return True if the text can be a key."""
     return bool(text) and text.isascii() and text.isprintable() and " " not in text

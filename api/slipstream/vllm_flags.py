@@ -45,7 +45,7 @@ class Spelling(NamedTuple):
 
 
 class Meaning(NamedTuple):
-    """What an option of vLLM's means here. name: the option here, None where it has no effect.
+    """The meaning of a vLLM option here. name: the option here, None where it has no effect.
     note: a line for the log, empty where there is nothing to tell.
     """
 
@@ -423,7 +423,7 @@ def spelled(option: str) -> Spelling | None:
 def meaning(
     spelling: Spelling, value: Any, known: Container[str], *, named: Callable[[str], str] = str
 ) -> Meaning:
-    """What an option of vLLM's means for a command or an interface with these options.
+    """Return the meaning of a vLLM option for a command or an interface with these options.
 
     value: as it was given: text, or any value in Python. named: how options are written there.
 

@@ -108,7 +108,7 @@ def _question_of(arguments: argparse.Namespace) -> str | None:
 
 
 def _is_model(text: str, arguments: argparse.Namespace) -> bool:
-    """Whether an argument alone is a model, not a question."""
+    """Return True if an argument alone is a model, not a question."""
     if not text or os.path.exists(text):
         return bool(text)
     if " " in text:

@@ -99,7 +99,7 @@ class BaseStream:
 
     @property
     def changed_turns(self) -> TurnChanges:
-        """What was done to a chat's turns so that the model's template takes them; known with
+        """The changes to a chat's turns that let the model's template take them; known with
         `prompt_token_ids`.
         """
         return self._state.changed_turns

@@ -45,7 +45,7 @@ class ApiKeys:
         return b"" if given is None else _tenant(given)
 
     def has_priority(self, tenant: bytes) -> bool:
-        """Whether this tenant's priorities count among all; else among its own requests."""
+        """Return True if the tenant's priorities count among all, not among its own requests."""
         return not self._digests or tenant in self._with_priority
 
 

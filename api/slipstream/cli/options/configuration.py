@@ -147,7 +147,7 @@ def _preset(parser: Parser, environment: frozenset[str], words: Sequence[str]) -
 
 
 def _of_vllm(given: _Given, options: Container[str]) -> Meaning | None:
-    """What an option of vLLM's means here; None where it is none. Raises: BadRequestError."""
+    """Return the meaning of a vLLM option, None for any other key. Raises: BadRequestError."""
     spelling = spelled(f"--{given.key.replace('_', '-')}")
     if spelling is None:
         return None
