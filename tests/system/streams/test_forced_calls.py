@@ -273,7 +273,10 @@ def test_the_native_client_forces_calls(stack: Stack) -> None:
         (
             {
                 "tools": [
-                    {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/no"}}}
+                    {
+                        "type": "function",
+                        "function": {"name": "f", "strict": True, "parameters": {"$ref": "#/no"}},
+                    }
                 ]
             },
             "tools",

@@ -340,13 +340,13 @@ def test_a_choice_beside_tools_is_the_whole_content(client: OpenAI) -> None:
 
 def test_what_cannot_be_kept_to_is_named(client: OpenAI) -> None:
     """The tools, or the form of the answer."""
-    wrong = {"type": "object", "properties": {"at": {"type": "string", "format": "no such"}}}
+    wrong = {"type": "object", "properties": {"at": {"type": "array", "uniqueItems": True}}}
     strict = {"name": "now", "strict": True, "parameters": wrong}
-    given = {"type": "json_schema", "json_schema": {"name": "x", "schema": wrong}}
+    given = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": wrong}}
     for options, field in (
         ({"tools": [{"type": "function", "function": strict}], "response_format": FORMAT}, "tools"),
         ({"tools": TOOLS, "response_format": given}, "response_format"),
     ):
-        with pytest.raises(openai.BadRequestError, match="no such") as caught:
+        with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
             ask(client, "call", **options)
         assert caught.value.param == field
