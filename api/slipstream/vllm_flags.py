@@ -332,7 +332,7 @@ _FORMATS_OF_VLLM = {
 }
 _AUTO = "auto"
 _BACKENDS = {
-    "FLASHINFER": "flashinfer",
+    "FLASHINFER": _AUTO,
     "TRITON_ATTN": "triton",
     "TORCH_SDPA": "torch",
     "CPU_ATTN": _AUTO,
@@ -342,12 +342,19 @@ _BACKENDS = {
 VALUES: dict[str, Mapping[Any, Any]] = {
     "attention_backend": {
         spelling: ours for name, ours in _BACKENDS.items() for spelling in (name, name.lower())
-    }
-    | {"flashinfer": "flashinfer"},
+    },
     "dtype": {"half": "float16", "float": "float32"},
     "max_model_len": {_AUTO: None, -1: None, "-1": None},
 }
 """Values of options of the same name that are written otherwise here; None is the default."""
+GONE: dict[tuple[str, Any], str] = {
+    (
+        "attention_backend",
+        "flashinfer",
+    ): "auto, triton or torch: FlashInfer's back end is gone, as no card has shown it faster than "
+    "Triton's kernels",
+}
+"""What is allowed in place of values that were taken by the release before, and why."""
 
 
 @cache
@@ -492,7 +499,10 @@ def translated(
 
 
 def as_written_here(name: str, value: Any) -> Any:
-    """A value of an option of the same name as it is written here; None for the default."""
+    """A value of an option of the same name as it is written here; None for the default.
+
+    Raises: BadRequestError for a value that is not taken any more.
+    """
     values = VALUES.get(name)
     if name == "allowed_origins" and not isinstance(value, str) and isinstance(value, Sequence):
         return tuple(one for each in value for one in _listed(each))
@@ -500,6 +510,8 @@ def as_written_here(name: str, value: Any) -> Any:
         value = str(value).removeprefix("torch.")
     if values is None or not isinstance(value, str | int) or isinstance(value, bool):
         return value
+    if (allowed := GONE.get((name, value))) is not None:
+        raise wrong_option(name, value, allowed)
     return values.get(value, value)
 
 

@@ -38,8 +38,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     `touches_cache` takes the memory of a CPU's cache, and of prompts, before the first request.
     `card_defaults` names those of `max_num_seqs` and `max_num_batched_tokens` that are not set: a
     large card replaces them (runner/card_defaults).
-    `attention_backend` is what attends: Triton's kernels, which need a card, torch's operators, or
-    FlashInfer, which has to be installed; auto takes the first where they can serve.
+    `attention_backend` is what attends: Triton's kernels, which need a card, or torch's operators;
+    auto takes the first where they can serve.
     `enforce_eager` disables CUDA graphs; `cuda_graph_sizes` are the batch sizes to capture (empty:
     see `batch_sizes` in runner/cuda/graph_capture). Steps of several ranks are captured only with
     `cuda_graphs_over_ranks`; with `enable_torch_symm_mem` their small sums are made in memory that
@@ -106,7 +106,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu_memory_utilization: Annotated[float, Meta(gt=0, lt=1)] = 0.9
     enable_prefix_caching: bool = True
     card_defaults: tuple[Literal["max_num_seqs", "max_num_batched_tokens"], ...] = ()
-    attention_backend: Literal["auto", "triton", "torch", "flashinfer"] = "auto"
+    attention_backend: Literal["auto", "triton", "torch"] = "auto"
     enforce_eager: bool = False
     cuda_graph_sizes: Annotated[tuple[Positive, ...], Meta(max_length=1024)] = ()
     cuda_graphs_over_ranks: bool = False

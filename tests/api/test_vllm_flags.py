@@ -12,6 +12,7 @@ import slipstream
 from slipstream.cli.options.parser import Parser
 from slipstream.cli.options.stack_options import given_settings
 from slipstream.cli.serve import add_serve
+from slipstream.errors import BadRequestError
 from slipstream.stack.settings import settings_from
 from slipstream.vllm_flags import (
     RENAMED,
@@ -321,3 +322,9 @@ def test_files_and_variables_hold_them_too(
 
 def test_values_written_otherwise_are_of_options_of_the_same_name() -> None:
     assert set(VALUES) <= set(flags()) - set(treatments())
+
+
+def test_a_value_that_is_gone_says_why() -> None:
+    with pytest.raises(BadRequestError, match="FlashInfer's back end is gone"):
+        settings_from({"attention_backend": "flashinfer"})
+    assert settings_from({"attention_backend": "FLASHINFER"}).attention_backend == "auto"

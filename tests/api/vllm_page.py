@@ -18,7 +18,7 @@ BEGIN, END = "<!-- options: made of the table -->\n", "<!-- end of options -->\n
 _NOTES = {
     "allowed_origins": "none unless given; names, or a list in JSON",
     "api_key": "`$SLIPSTREAM_API_KEY` for `$VLLM_API_KEY`",
-    "attention_backend": "`auto`, `triton`, `torch`, `flashinfer`; vLLM's others are `auto`",
+    "attention_backend": "`auto`, `triton`, `torch`; vLLM's others are `auto`",
     "chat_template": "a file, or the template itself",
     "download_dir": "`$HF_HUB_CACHE` unless given",
     "dtype": "`half` and `float` too",

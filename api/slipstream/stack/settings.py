@@ -400,11 +400,11 @@ class StackSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ),
     ] = True
     attention_backend: Annotated[
-        Literal["auto", "triton", "torch", "flashinfer"],
+        Literal["auto", "triton", "torch"],
         _about(
             COMPUTATION,
-            "what attends: Triton's kernels, which need a GPU, torch's operators, or FlashInfer, "
-            "where it is installed; auto takes Triton's where they can serve",
+            "what attends: Triton's kernels, which need a GPU, or torch's operators; auto takes "
+            "Triton's where they can serve",
         ),
     ] = "auto"
     enforce_eager: Annotated[
@@ -600,7 +600,7 @@ class StackOptions(TypedDict, total=False):
     response_store_mib: float
     kv_cache_gib: float | None
     gpu_memory_utilization: float
-    attention_backend: Literal["auto", "triton", "torch", "flashinfer"]
+    attention_backend: Literal["auto", "triton", "torch"]
     enforce_eager: bool
     cuda_graph_sizes: Sequence[int]
     cuda_graphs_over_ranks: bool

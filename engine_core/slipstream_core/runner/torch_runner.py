@@ -33,7 +33,6 @@ import torch
 from slipstream_core.runner.attention import kv_cache
 from slipstream_core.runner.attention.backend_choice import (
     AttentionBackend,
-    flashinfer_attention,
     triton_attention,
 )
 from slipstream_core.runner.attention.block_tables import BlockTables, table_width
@@ -154,17 +153,8 @@ class TorchRunner:
         self._copies = copies
         widest = max(layer.key_blocks[0].nbytes for layer in self._layers)
         is_plain = model.device.type == "cpu" and model.dtype == torch.float32
-        self._triton = self._flashinfer = None
-        if attention_backend == "flashinfer":
-            self._flashinfer = flashinfer_attention(
-                model.geometry,
-                self._layers,
-                block_size=block_size,
-                dtype=model.dtype,
-                device=model.device,
-                model=model.name,
-            )
-        elif native or attention_backend == "triton":
+        self._triton = None
+        if native or attention_backend == "triton":
             self._triton = triton_attention(
                 model.geometry,
                 self._layers,
@@ -182,7 +172,7 @@ class TorchRunner:
         self._is_recorded = False
         self._model = self._forward_of(model) if packs else eager(model.module)
         self._blocks_per_bucket = scratch_bytes(model.device) // widest
-        # torch's operators and FlashInfer are told by the host which blocks to read
+        # torch's operators are told by the host which blocks to read
         on_host = model.device.type == "cuda" and self._triton is None
         self._tables = BlockTables(
             max_num_seqs,
@@ -276,7 +266,7 @@ class TorchRunner:
         """Stop the device's thread and free the cache. Idempotent."""
         self._masks.put(None)  # unblocks a step that waits for masks
         self._thread.close()
-        self._graphs = self._triton = self._flashinfer = None  # all of them reference the cache
+        self._graphs = self._triton = None  # both reference the cache
         self._layers = []
         if self._tracer is not None:
             self._tracer.close()
@@ -371,8 +361,6 @@ class TorchRunner:
 
     def _fixed_shape_backend(self) -> FixedShapeBackend | None:
         """Attention for recorded steps; None where they cannot be, or it does not pay."""
-        if self._flashinfer is not None:
-            return None
         if self._triton is not None:
             return FixedShapeBackend(self._triton.of_decode, self._triton.of_mixed)
         return FIXED_SHAPE if self._device.type == "cpu" else None
@@ -494,7 +482,7 @@ class TorchRunner:
 
         The logits of the plan's `prompt` positions, if any, are appended.
         """
-        if self._kernels is None and self._triton is None and self._flashinfer is None:
+        if self._kernels is None and self._triton is None:
             rows, tokens, last = by_length(plan)
         else:
             rows, tokens, last = plan_order(plan)
@@ -517,8 +505,6 @@ class TorchRunner:
         """The attention context of this step, with rows and tokens in the model's order."""
         if self._triton is not None:
             return self._triton.of_plan(plan, self._tables.tensor)
-        if self._flashinfer is not None:
-            return self._flashinfer.of_plan(plan, self._tables.array)
         if self._kernels is not None:
             return CpuContext(
                 self._kernels,

@@ -1,4 +1,4 @@
-"""Decides whether a model's attention runs on Triton's kernels, or by FlashInfer where asked for.
+"""Decides whether a model's attention runs on Triton's kernels.
 
 Triton is imported only where it may be used: not on a machine without a card, unless
 TRITON_INTERPRET=1 selects its interpreter (tests).
@@ -17,10 +17,6 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from slipstream_core.runner.attention.flashinfer_backend import (
-    FlashInferAttention,
-    why_no_flashinfer,
-)
 from slipstream_core.runner.attention.geometry import LayerGeometry
 from slipstream_core.runner.attention.kv_cache import LayerCache
 from slipstream_core.runner.attention.tiles import MAX_DIM, MAX_GROUP, Heads, supports
@@ -37,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AttentionBackend = Literal["auto", "triton", "torch", "flashinfer"]
+AttentionBackend = Literal["auto", "triton", "torch"]
 
 
 def triton_attention(
@@ -56,7 +52,7 @@ def triton_attention(
     card's shared memory. Raises ModelLoadError if the kernels cannot be compiled, or if `wanted` is
     triton and they cannot serve.
     """
-    if wanted in ("torch", "flashinfer"):
+    if wanted == "torch":
         return None
     why = _why_not(geometry, dtype, device)
     if why is not None and wanted == "triton":
@@ -78,26 +74,6 @@ def triton_attention(
         attention = TritonAttention(layers, block_size=block_size, device=device)
         attention.compile(geometry, dtype)
     return attention
-
-
-def flashinfer_attention(
-    geometry: Sequence[LayerGeometry],
-    layers: Sequence[LayerCache],
-    *,
-    block_size: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    model: str,
-) -> FlashInferAttention:
-    """Attention by FlashInfer, which is loaded here. Raises ModelLoadError if it cannot serve."""
-    why = why_no_flashinfer(geometry, dtype, device)
-    if why is not None:
-        raise ModelLoadError(
-            model,
-            f"attention_backend is 'flashinfer', but {why}; allowed here are 'auto', 'triton' and "
-            "'torch'",
-        )
-    return FlashInferAttention(layers, block_size=block_size, dtype=dtype, device=device)
 
 
 def _why_not(
