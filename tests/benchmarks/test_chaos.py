@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from itertools import combinations
@@ -19,6 +20,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import structs
 from tests.helpers.patience import PATIENCE_S, Patience
 from tests.helpers.processes import started
@@ -40,6 +43,7 @@ from slipstream_bench.chaos import chaos_series
 from slipstream_bench.chaos.chaos_report import ChaosResult, gaps_by_kind
 from slipstream_bench.chaos.chaos_series import ChaosRow, ChaosSeries, row_of
 from slipstream_bench.chaos.client_process import Follower, ReadSoFar, read_before
+from slipstream_bench.chaos.clients import ChaosClient, num_allowed
 from slipstream_bench.chaos.compare import (
     AssembledStream,
     ChaosAnswer,
@@ -580,6 +584,68 @@ def test_what_a_grammar_forbids_is_wrong():
 # ---- faults -----------------------------------------------------------------------------------
 
 
+@given(st.integers(1, 500), st.integers(0, 40))
+def test_requests_are_held_back_for_each_round_and_the_last_until_none_is_left(num, num_rounds):
+    allowed = [num_allowed(num, over, num_rounds) for over in range(num_rounds + 1)]
+    assert allowed == sorted(allowed)
+    assert allowed[-1] == num
+    assert allowed[0] >= num / 2
+    if num_rounds:
+        shares = np.diff(allowed)
+        assert shares.max() - shares.min() <= 1
+        assert allowed[0] <= num / 2 + 1
+        assert allowed[-2] < num or num == 1  # so the run goes on until the last round is over
+
+
+def client_with(has_ended: Any) -> Any:
+    """A client that reads, with no request that waits for a round."""
+    return SimpleNamespace(has_begun=lambda: True, has_ended=has_ended, allow=lambda num_over: None)
+
+
+def test_a_client_begins_its_last_requests_when_the_last_round_is_over():
+    """So it cannot end before, however fast its requests are."""
+    fault = PlannedFault("disk", "fill")  # misses, as there is no volume
+    injector: FaultInjector
+    allowed: list[tuple[int, int]] = []
+    stack: Any = SimpleNamespace(pids={}, next_event=lambda timeout_s: None, is_running=True)
+    client = client_with(lambda: bool(allowed) and allowed[-1][0] == 3)
+    client.allow = lambda num_over: allowed.append((num_over, injector.num_missed))
+    injector = FaultInjector(stack, [Round(0.0, False, (fault,))] * 3, set())
+    injector.run([client], within_s=PATIENCE_S)
+    assert allowed == [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+def test_a_client_process_begins_no_more_than_it_may(tmp_path):
+    """It asks an address where nobody answers."""
+    requests = [one for one in make_requests(0, SHAPE) if one.via == "http"][:4]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(PATIENCE_S)
+        client = ChaosClient(
+            "http",
+            0,
+            requests,
+            address=f"http://127.0.0.1:{server.getsockname()[1]}",
+            folder=tmp_path,
+            concurrency=8,
+            timeout_s=PATIENCE_S,
+            num_rounds=1,
+        )
+        try:
+            taken = [server.accept()[0] for _ in range(2)]
+            server.settimeout(0)
+            with pytest.raises(BlockingIOError):
+                server.accept()
+            server.settimeout(PATIENCE_S)
+            client.allow(1)
+            taken += [server.accept()[0] for _ in range(2)]
+            client.kill()  # its successor may begin them all
+            taken += [server.accept()[0] for _ in range(4)]
+        finally:
+            client.end()
+            for each in taken:
+                each.close()
+
+
 def test_a_process_that_ended_before_its_fault_is_missed():
     """Its end has not been reported yet when it is hit twice in a moment."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
@@ -589,9 +655,7 @@ def test_a_process_that_ended_before_its_fault_is_missed():
     )
     rounds = [Round(pause_s=0.0, awaits_spares=False, faults=(PlannedFault("worker", "kill"),))]
     injector = FaultInjector(stack, rounds, set())
-    client: Any = SimpleNamespace(
-        has_begun=lambda: True, has_ended=lambda: bool(injector.num_missed or injector.injected)
-    )
+    client = client_with(lambda: bool(injector.num_missed or injector.injected))
     injector.run([client], within_s=60.0)
     assert (injector.num_missed, injector.injected) == (1, [])
 
@@ -614,7 +678,7 @@ def injected_into(fleet: Any, fault: PlannedFault) -> FaultInjector:
     def has_ended() -> bool:
         return bool(injector.injected) and injector.injected[0].recovered_s is not None
 
-    client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=has_ended)
+    client = client_with(has_ended)
     injector.run([client], within_s=PATIENCE_S)
     return injector
 
@@ -665,7 +729,7 @@ def test_what_is_missing_of_a_replica_that_ends_is_back_with_it():
         injector.injected.append(
             InjectedFault(-1, PlannedFault("replica", "kill"), 1, 0.0, name="replica-0")
         )
-        client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=lambda: not events)
+        client = client_with(lambda: not events)
         injector.run([client], within_s=PATIENCE_S)
     assert all(one.recovered_s is not None for one in injector.injected)
 
@@ -694,7 +758,7 @@ def test_a_file_limit_is_taken_back():
             Round(pause_s=0.0, awaits_spares=False, faults=(PlannedFault("worker", "limit"),))
         ]
         injector = FaultInjector(stack, rounds, set())
-        client: Any = SimpleNamespace(has_begun=lambda: True, has_ended=has_ended)
+        client = client_with(has_ended)
         injector.run([client], within_s=60.0)
         process.send_signal(signal.SIGKILL)
     assert min(soft for soft, _ in limits) < 16

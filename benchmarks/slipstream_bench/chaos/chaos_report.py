@@ -151,8 +151,6 @@ def lines_of(result: ChaosResult) -> list[str]:
             f"and core together; without one: {result.unexplained_again}"
         )
     lines += [f"not injected     {what}" for what in result.left_out]
-    if result.rounds < result.planned_rounds:
-        lines.append(f"all requests had ended before {result.planned_rounds} rounds were done")
     lines += ["", *table(_gap_rows(result), _GAP_COLUMNS)] if result.gaps else []
     lines += ["", *table(_memory_rows(result))]
     for index in list(result.different)[:_SHOWN]:

@@ -55,7 +55,7 @@ SERVER_EXITS = (  # kinds of rounds whose gaps are reported for the run
     "burst",
 )
 _SIMULATED = f"simulated:step_ms={{}},prefill_us=20,mode=chain,tokenizer={MODEL_PATH}"
-_STEP_MS = 25.0  # so 500 requests, 64 at a time, last until 20 rounds are over
+_STEP_MS = 25.0  # with 500 requests, 64 at a time, most of 20 rounds find all places taken
 _MOST_STEP_MS = 250.0
 _DRAIN_S = 4.0  # of a replica
 _LONGER_WITH_REPLICAS = 2.0  # a round, as a replica takes long to start and stays silent for long
@@ -320,7 +320,7 @@ def _run_under_faults(
         injector = FaultInjector(stack, schedule, spares, volume)
         injector.wait_until_recovered()
         memory_start = _memory(stack, injector)
-        clients = _clients(stack, requests, options, folder)
+        clients = _clients(stack, requests, options, folder, len(schedule))
         begin_s = time.monotonic()
         stopped = None
         try:
@@ -351,7 +351,7 @@ def _started(model: str, options: Options, settings: Mapping[str, Any]) -> Stack
 
 
 def _step_ms(options: Options) -> float:
-    """A step time long enough for the requests to outlast the rounds."""
+    """A step time with which most rounds find many requests that run."""
     if options.is_quick:
         return _STEP_MS
     load = options.num_requests / options.concurrency / (500 / 64)
@@ -412,12 +412,16 @@ def _clients(
     requests: Sequence[ChaosRequest],
     options: Options,
     folder: Path,
+    num_rounds: int = 0,
 ) -> list[ChaosClient]:
-    """One client per share of the requests; the one over HTTP is the last."""
+    """One client per share of the requests; the one over HTTP is the last. num_rounds: of faults,
+    all of which the requests outlast.
+    """
     shared: dict[str, Any] = {
         "folder": folder,
         "concurrency": max(1, options.concurrency // options.num_clients),
         "timeout_s": _CLIENT_TIMEOUT_S,
+        "num_rounds": num_rounds,
     }
     clients: list[ChaosClient] = []
     for number in range(options.num_clients):

@@ -6,6 +6,7 @@ writes what it reads into a journal; where earlier lives left journals, it conti
 
 - Sync and asyncio clients alternate, over clients and over the lives of each.
 - A slow reader pauses only its own reading; the process's other streams continue.
+- Further lines say how many of the requests may have begun by now, in their order.
 - A stream of which nothing was read is submitted under its own id, which is harmless if it was
   submitted before. Any other stream is resumed after the last position read.
 - A stream that the server no longer has (worker and core died, and so did the client that could
@@ -20,7 +21,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -70,8 +71,12 @@ class ReadSoFar(Struct):
 class Follower:
     """Reads one request's stream to its end."""
 
-    def __init__(self, request: ChaosRequest, read: ReadSoFar, journal: JournalWriter) -> None:
+    def __init__(
+        self, request: ChaosRequest, read: ReadSoFar, journal: JournalWriter, place: int = 0
+    ) -> None:
+        """place: among the client's requests."""
         self.request = request
+        self.place = place
         self._read = read
         self._journal = journal
         self._pauses = [p for p in request.pauses if p.num_tokens >= len(read.token_ids)]
@@ -240,51 +245,80 @@ class ClientConfig(Struct, frozen=True):
     """What a client reads, and where it writes.
 
     address: of the stack, or of its HTTP front. earlier: journals of its former lives, oldest
-    first.
+    first. num_allowed: how many of the requests may begin at once.
     """
 
     address: str
     requests: tuple[ChaosRequest, ...]
     journal: str
     earlier: tuple[str, ...]
+    num_allowed: int
     concurrency: int
     timeout_s: float
     is_async: bool
 
 
+class Allowance:
+    """How many of a client's requests may have begun."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._raised = threading.Condition()
+
+    def raise_to(self, num: int) -> None:
+        """Allow so many."""
+        with self._raised:
+            self._num = num
+            self._raised.notify_all()
+
+    def wait(self, place: int) -> None:
+        """Wait until the request at this place, counted from 0, may begin."""
+        with self._raised:
+            self._raised.wait_for(lambda: place < self._num)
+
+
 def main() -> int:
     """Read all streams to their ends; exit code 0."""
-    config = read_config()
+    config, allowance = read_config()
     before = read_before(config.earlier)
     journal = JournalWriter(config.journal)
     followers = [
-        Follower(request, read, journal)
-        for request in config.requests
+        Follower(request, read, journal, place)
+        for place, request in enumerate(config.requests)
         if not (read := before.get(request.index, ReadSoFar())).is_over
     ]
     # running streams first: they have no other reader, and their time is limited
     followers.sort(key=lambda follower: follower.request.index not in before)
     if config.is_async:
-        asyncio.run(_follow_all_async(config, followers))
+        asyncio.run(_follow_all_async(config, followers, allowance))
     else:
-        _follow_all(config, followers)
+        _follow_all(config, followers, allowance)
     return 0
 
 
-def read_config() -> ClientConfig:
+def read_config() -> tuple[ClientConfig, Allowance]:
     """Read the config; from now on the process ends with its standard input."""
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=ClientConfig)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    return config
+    lines = _lines()
+    config = msgspec.json.decode(next(lines), type=ClientConfig)
+    allowance = Allowance(config.num_allowed)
+    threading.Thread(target=_obey_parent, args=(lines, allowance), daemon=True).start()
+    return config, allowance
 
 
-def _end_with_parent() -> None:
-    while os.read(_STANDARD_INPUT, 4096):  # unbuffered: an exit would wait for the buffer's lock
-        pass
+def _lines() -> Iterator[bytes]:
+    rest = b""
+    while chunk := os.read(_STANDARD_INPUT, 65536):  # no buffer, whose lock an exit would wait for
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+
+
+def _obey_parent(lines: Iterator[bytes], allowance: Allowance) -> None:
+    for line in lines:
+        allowance.raise_to(int(line))
     os._exit(3)
 
 
-def _follow_all(config: ClientConfig, followers: list[Follower]) -> None:
+def _follow_all(config: ClientConfig, followers: list[Follower], allowance: Allowance) -> None:
     nothing = threading.Event()  # never set; slow readers wait on it with a timeout
 
     def follow(client: Client, follower: Follower) -> None:
@@ -303,11 +337,17 @@ def _follow_all(config: ClientConfig, followers: list[Follower]) -> None:
         Client(config.address, timeout_s=config.timeout_s) as client,
         ThreadPoolExecutor(config.concurrency) as threads,
     ):
-        for done in [threads.submit(follow, client, follower) for follower in followers]:
+        begun = []
+        for follower in followers:
+            allowance.wait(follower.place)
+            begun.append(threads.submit(follow, client, follower))
+        for done in begun:
             done.result()
 
 
-async def _follow_all_async(config: ClientConfig, followers: list[Follower]) -> None:
+async def _follow_all_async(
+    config: ClientConfig, followers: list[Follower], allowance: Allowance
+) -> None:
     places = asyncio.Semaphore(config.concurrency)
 
     async def follow(client: AsyncClient, follower: Follower) -> None:
@@ -323,8 +363,13 @@ async def _follow_all_async(config: ClientConfig, followers: list[Follower]) -> 
                     if not follower.is_asked_again(error):
                         return
 
-    async with AsyncClient(config.address, timeout_s=config.timeout_s) as client:
-        await asyncio.gather(*(follow(client, follower) for follower in followers))
+    async with (
+        AsyncClient(config.address, timeout_s=config.timeout_s) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        for follower in followers:
+            await asyncio.to_thread(allowance.wait, follower.place)
+            tasks.create_task(follow(client, follower))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 - Each has its own requests. A killed process is replaced at once by one with the same requests and
   the journals of all earlier lives.
+- Half of the requests begin at once. The others are held back for the rounds of faults: each round
+  has its share, and the last begin when no round is left. So the requests outlast the rounds.
 - They end with this process: each reads its standard input, which this process holds open.
 """
 
@@ -41,7 +43,9 @@ class ChaosClient:
         folder: Path,
         concurrency: int,
         timeout_s: float,
+        num_rounds: int = 0,
     ) -> None:
+        """num_rounds: of faults, which requests are held back for."""
         self.kind = kind
         self.number = number
         self.requests = tuple(requests)
@@ -49,6 +53,8 @@ class ChaosClient:
         self._folder = folder
         self._concurrency = concurrency
         self._timeout_s = timeout_s
+        self._num_rounds = num_rounds
+        self._num_allowed = num_allowed(len(self.requests), 0, num_rounds)
         self._journals: list[str] = []
         self._process = self._start()
 
@@ -69,6 +75,17 @@ class ChaosClient:
         if code not in (None, 0):
             raise RuntimeError(f"{self.kind} {self.number} ended by itself with code {code}")
         return code == 0
+
+    def allow(self, num_over: int) -> None:
+        """Let it begin the requests that are due when so many rounds are over."""
+        num = num_allowed(len(self.requests), num_over, self._num_rounds)
+        if num == self._num_allowed:
+            return
+        self._num_allowed = num
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # `has_ended` tells
+            self._process.stdin.write(b"%d\n" % num)
+            self._process.stdin.flush()
 
     def kill(self) -> None:
         """Kill the process and start its successor, which continues from the journals."""
@@ -105,6 +122,7 @@ class ChaosClient:
             self.requests,
             journal,
             tuple(earlier),
+            self._num_allowed,
             self._concurrency,
             self._timeout_s,
             is_async=(self.number + len(self._journals)) % 2 == 0,
@@ -119,3 +137,11 @@ class ChaosClient:
         process.stdin.write(msgspec.json.encode(config) + b"\n")
         process.stdin.flush()
         return process
+
+
+def num_allowed(num: int, num_over: int, num_rounds: int) -> int:
+    """How many of `num` requests may have begun when so many rounds are over."""
+    if num_rounds == 0:
+        return num
+    num_free = (num + 1) // 2
+    return num_free + (num - num_free) * num_over // num_rounds

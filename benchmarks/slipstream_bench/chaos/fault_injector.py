@@ -1,6 +1,8 @@
 """Injects the faults of a schedule into a stack, or a fleet of them, and its clients until all
 requests have ended.
 
+- Before each round the clients begin requests that were held back for it, the last ones after the
+  last round: so no request is needed to outlast the rounds.
 - The first round begins when all clients read; every later one when all processes hit by the last
   round are replaced (as the supervisor reports) and the round's pause has passed.
 - A stopped server process is never continued: the supervisor has to notice. A stopped client is
@@ -238,6 +240,13 @@ class FaultInjector:
             following = self._schedule[self._round]
             if self._have_spares or not following.awaits_spares:
                 self._next_round_s = now + following.pause_s
+                self._allow()
+        else:
+            self._allow()
+
+    def _allow(self) -> None:
+        for client in self._clients:
+            client.allow(self._round)
 
     def _inject(self, fault: PlannedFault) -> None:
         if fault.target == "client":

@@ -23,7 +23,13 @@ import msgspec
 from msgspec import Raw, Struct, structs
 
 from slipstream.answers.tool_calls import call_id
-from slipstream_bench.chaos.client_process import ClientConfig, ReadSoFar, read_before, read_config
+from slipstream_bench.chaos.client_process import (
+    Allowance,
+    ClientConfig,
+    ReadSoFar,
+    read_before,
+    read_config,
+)
 from slipstream_bench.chaos.journal import AskedAgain, Failed, JournalWriter, ReceivedDelta
 from slipstream_bench.chaos.workload.chaos_workload import ChaosRequest
 from slipstream_bench.common.load.http_client import EventSplitter, HttpClient, RequestFailedError
@@ -238,7 +244,7 @@ async def _follow(
             await asyncio.sleep(_PAUSE_S)
 
 
-async def _follow_all(config: ClientConfig) -> None:
+async def _follow_all(config: ClientConfig, allowance: Allowance) -> None:
     places = asyncio.Semaphore(config.concurrency)
     before = read_before(config.earlier)
     journal = JournalWriter(config.journal)
@@ -248,15 +254,22 @@ async def _follow_all(config: ClientConfig) -> None:
         async with places:
             await _follow(http, request, read, journal)
 
-    asked = [(request, before.get(request.index, ReadSoFar())) for request in config.requests]
-    asked.sort(key=lambda each: each[0].index not in before)  # running streams first
-    await asyncio.gather(*(one(request, read) for request, read in asked if not read.is_over))
+    asked = [
+        (place, request, before.get(request.index, ReadSoFar()))
+        for place, request in enumerate(config.requests)
+    ]
+    asked.sort(key=lambda each: each[1].index not in before)  # running streams first
+    async with asyncio.TaskGroup() as tasks:
+        for place, request, read in asked:
+            if not read.is_over:
+                await asyncio.to_thread(allowance.wait, place)
+                tasks.create_task(one(request, read))
     http.close()
 
 
 def main() -> int:
     """Read all streams to their ends; exit code 0."""
-    asyncio.run(_follow_all(read_config()))
+    asyncio.run(_follow_all(*read_config()))
     return 0
 
 
