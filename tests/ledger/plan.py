@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from tests.ledger.durations import ROOT, Entry, Ledger, elapsed_s
 from tests.ledger.inputs import Inputs
+from tests.ledger.left import names_by_folder
 from tests.ledger.tools import TOOLS, tool_of
 
 _UNMEASURED = Entry(wall=10.0, cpu=10.0, quick=1.0)
@@ -146,12 +147,7 @@ def _files(units: list[Unit]) -> str:
 
 
 def _names(units: list[Unit]) -> list[str]:
-    """A line a folder: the names of its files without what all have."""
-    by_folder: dict[str, list[str]] = {}
-    for file in sorted(file for unit in units for file in unit.files):
-        folder, _, name = file.rpartition("/")
-        by_folder.setdefault(folder, []).append(name.removeprefix("test_").removesuffix(".py"))
-    return [f"  {folder}: {' '.join(names)}" for folder, names in by_folder.items()]
+    return names_by_folder(file for unit in units for file in unit.files)
 
 
 def _git(*arguments: str) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 from tests.ledger.durations import PATH, Ledger, file_of, test_of
+from tests.ledger.left import TIME_IS_UP, Left
 from tests.ledger.tools import tool_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ MARKS = {
 # Quick tests take up to 15 s. The first of a file has the start of its stack besides, which
 # takes minutes where thirty others want the same two CPUs.
 _QUICK_TIMEOUT_S = 400.0
+_LEFT = pytest.StashKey[Left]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -48,6 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     is_worker = hasattr(config, "workerinput")
+    if config.option.in_full:
+        config.stash[_LEFT] = Left(config)
+        config.pluginmanager.register(config.stash[_LEFT])
     if config.option.seconds is not None:
         config.pluginmanager.register(_Deadline(config.option.seconds))
     if config.option.write_durations:
@@ -69,15 +74,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         _mark(item, ledger)
     in_full: set[str] = set()
+    collected = list(items)
     if config.option.in_full:
         in_full = set(config.option.in_full.read_text().splitlines())
         _keep(config, items, [each for each in items if is_quick(each) or _file(each) in in_full])
+    planned = set(items)
     if config.option.cases:
         fewer = [each for each in items if is_quick(each) and _file(each) not in in_full]
         kept = set(_some_cases(fewer, config.option.cases))
         others = set(items) - set(fewer)
         _keep(config, items, [each for each in items if each in kept or each in others])
         _try_fewer_examples([each for each in items if _file(each) not in in_full])
+    if config.option.in_full:
+        unplanned = (each.nodeid for each in collected if each not in planned)
+        left: Left = config.stash[_LEFT]
+        left.note(unplanned, num_cases=len(planned) - len(items))
     expected = ledger.seconds(item.nodeid for item in items)
     per_file: Counter[str] = Counter()
     for nodeid, seconds in expected.items():
@@ -97,7 +108,7 @@ class _Deadline:
     @pytest.hookimpl(tryfirst=True)  # before the test's fixtures
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         if time.monotonic() > self._end_s and not is_quick(item):
-            pytest.skip("the time is up: left to scripts/test --all")
+            pytest.skip(TIME_IS_UP)
 
 
 def is_quick(item: pytest.Item) -> bool:

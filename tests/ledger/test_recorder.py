@@ -83,6 +83,19 @@ def test_in_full_are_the_files_that_are_named_and_the_rest_where_it_is_quick(fol
     (folder / "ledger").write_text(Ledger(entries).dump())
     (folder / "plan").write_text("test_failing.py\n")
     options = ["--cases", "2", "--in-full", str(folder / "plan")]
-    assert "1 failed, 4 passed, 3 deselected" in run(folder, *options)
+    said = run(folder, *options)
+    assert "1 failed, 4 passed, 3 deselected" in said
+    unplanned = "left to scripts/test --all: 3 tests of 1 file not planned"
+    assert f"{unplanned}\nnot planned:\n  : starting\n" in said
     # and what is not quick is left where it would begin too late
-    assert "4 passed, 1 skipped, 3 deselected" in run(folder, *options, "--seconds", "0")
+    options += ["--seconds", "0"]
+    said = run(folder, *options)
+    assert "4 passed, 1 skipped, 3 deselected" in said
+    late = "for want of time:\n  : failing\n"
+    assert f"{unplanned}, 1 test of 1 file for want of time\n" in said
+    assert late in said
+    # the same, and cases that quick tests have more, where several processes ran them
+    (folder / "ledger").write_text(Ledger({}).dump())
+    (folder / "test_failing.py").write_text(FAILING.replace("False", "True"))
+    assert f"{unplanned}" not in (said := run(folder, "-n", "2", "--dist", "loadfile", *options))
+    assert "left to scripts/test --all: 1 more case of quick tests\n" in said
